@@ -1,5 +1,6 @@
 """Settings and fixtures of all tests: no network, the Hypothesis profiles, one shared vLLM engine, Redis."""
 
+import asyncio
 import logging
 import os
 import signal
@@ -20,8 +21,13 @@ from tests.support.vllm import asynchronous_scheduling, make_vllm_engine
 if TYPE_CHECKING:
     from completion_server.engine.vllm.engine import VllmEngine
 
+pytest_plugins = ["tests.support.limits"]
+
 # Tests load models from folders. Without this, each file that a folder lacks is requested from the hub, with retries.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+START_TIMEOUT_S = 240.0
+"""For a real engine, on machines that are busy with other things."""
 
 # A shell starts background commands with SIGINT ignored, and a test could not interrupt a command of its own then.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -48,9 +54,11 @@ async def vllm_engine() -> "AsyncIterator[VllmEngine]":
     """Yield a vLLM engine with a draft model and asynchronous scheduling. A test must leave it idle."""
     engine = make_vllm_engine()
     with asynchronous_scheduling():
-        await engine.start()
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await engine.start()
     yield engine
-    await engine.stop()
+    async with asyncio.timeout(START_TIMEOUT_S):
+        await engine.stop()
 
 
 @pytest.fixture

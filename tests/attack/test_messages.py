@@ -13,7 +13,6 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
 from completion.v1 import completion_pb2 as pb
-from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.settings import LimitSettings
 from loadtest.bench.attacks.http2 import Http2Connection, framed
@@ -23,8 +22,8 @@ MIB = 1024 * 1024
 EMPTY_SNIPPET = b"\x3a\x00"
 GZIP = (("grpc-encoding", "gzip"),)
 OK, INVALID, DEADLINE, EXHAUSTED, UNAVAILABLE = 0, 3, 4, 8, 14
-SHORT_BUDGET = ("admission.refused_bytes_per_s=16384", "admission.refused_burst_bytes=1")
-"""One refusal takes a second of it."""
+SHORT_BUDGET = ("admission.refused_bytes_per_s=4096", "admission.refused_burst_bytes=1")
+"""One refusal takes four seconds of it."""
 
 
 def engine() -> ScriptedEngine:
@@ -132,7 +131,7 @@ async def test_a_budget_says_when_to_ask_again_and_fills_again() -> None:
         assert status.details[0].Unpack(info)
         assert status.details[1].Unpack(retry)
         assert info.reason == "TOO_MANY_REFUSALS"
-        assert 0 < retry.retry_delay.ToMilliseconds() <= 1000
+        assert 0 < retry.retry_delay.ToMilliseconds() <= 4000
         async with asyncio.timeout(20):
             while (await ask(server.stub, request())).code is not grpc.StatusCode.OK:
                 pass
@@ -212,20 +211,6 @@ async def test_connections_are_bounded() -> None:
         async with await connect(server), await connect(server):
             with pytest.raises(OSError, match="hung up"):
                 await connect(server)
-
-
-REPORT = pb.ReportFeedbackRequest(session_id="s", sequence=1, kind=pb.FEEDBACK_KIND_SHOWN)
-
-
-async def test_a_library_client_needs_no_change(server: RunningServer) -> None:
-    def ask_in_turn() -> list[str]:
-        with grpc.insecure_channel(server.ready.address) as channel:
-            stub = CompletionServiceStub(channel)
-            answers = [event.WhichOneof("event") for event in stub.Complete(request(), timeout=10)]
-            stub.ReportFeedback(REPORT, timeout=10)
-            return answers
-
-    assert (await asyncio.to_thread(ask_in_turn))[-1] == "end"
 
 
 @pytest.mark.parametrize("num", [400, pytest.param(20_000, marks=pytest.mark.large)])

@@ -13,7 +13,7 @@ from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from loadtest.bench.attacks.http2 import Http2Connection, Stream, framed
-from loadtest.bench.common.server import ServerProcess
+from loadtest.bench.runner.server import ServerProcess
 from tests.support.server import (
     ENDLESS,
     RunningServer,
@@ -86,25 +86,6 @@ async def test_a_stream_that_is_old_answers_and_ends_before_its_connection_is_cu
         again = server.stub.Session()  # over a new connection
         await again.initial_metadata()
         again.cancel()
-
-
-async def test_the_ninth_request_is_refused_and_a_cancel_behind_it_is_read() -> None:
-    endless = endless_engine(lambda _request: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
-    async with run_server(endless_config("scheduling.supersede=false"), lambda: endless) as server:
-        call = server.stub.Session()
-        for sequence in range(1, 10):
-            await call.write(pb.SessionRequest(complete=request(sequence=sequence, max_tokens=ENDLESS)))
-        await call.write(pb.SessionRequest(cancel=pb.Cancel(sequence=1)))
-        ends: dict[int, pb.End] = {}
-        async with asyncio.timeout(20):
-            while len(ends) < 2:
-                response = await call.read()
-                if response.HasField("end"):
-                    ends[response.sequence] = response.end
-        assert ends[1].finish_reason == pb.FINISH_REASON_CANCELLED
-        assert ends[9].error.code == EXHAUSTED
-        assert ends[9].error.message == "8 requests of this stream are live (limits.max_requests_per_session)"
-        call.cancel()
 
 
 async def test_a_flood_on_one_stream_is_answered_or_ended_and_others_are_served() -> None:

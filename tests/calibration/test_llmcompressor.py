@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from target_model.__main__ import main
-from target_model.core.errors import QuantiseError
+from target_model.core import QuantiseError
 from target_model.quantisation.calibrate import Calibration, quantise_calibrated
 from target_model.quantisation.quantise import quantise_folder
 from tests.support.models import TARGET_BF16

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from loadtest.bench.common.server import ServerProcess
 from loadtest.bench.replicas.envoy import Envoy, adapted, load_shipped
 from loadtest.bench.replicas.servers import scripted_replicas
+from loadtest.bench.runner.server import ServerProcess
 from tests.support.envoy import require_envoy
 from tests.support.models import ROOT
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from loadtest.cli import main
+from loadtest.__main__ import main
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
 

@@ -14,6 +14,7 @@ from completion_client.channel_pool import open_channel
 from completion_client.endpoint import Endpoint
 from completion_client.regions.availability import Health
 from completion_client.regions.connections import Connection
+from tests.support.cancels import cancel_and_wait
 from tests.support.server import eventually
 
 LONG_S = 30.0
@@ -89,8 +90,7 @@ async def test_the_late_answer_to_a_check_that_no_caller_waits_for_counts_as_hea
         server.answers.clear()
         waiting = asyncio.create_task(connection.check(LONG_S))
         await eventually(lambda: server.num_asked == 2)
-        waiting.cancel()
-        await asyncio.wait({waiting})
+        await cancel_and_wait(waiting)
         heard_at_s = connection.heard_at_s
         server.answers.set()
         await eventually(lambda: connection.heard_at_s > heard_at_s)

@@ -31,5 +31,6 @@ def background_loop() -> Iterator[Background]:
         yield Background(loop)
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+        thread.join(_TIMEOUT_S)
+        assert not thread.is_alive(), f"the event loop did not stop within {_TIMEOUT_S} s"
         loop.close()

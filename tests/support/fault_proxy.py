@@ -4,7 +4,6 @@ A TLS connection passes, too, but its pub/sub messages can't be told from other 
 """
 
 import asyncio
-import math
 import random
 import re
 import socket
@@ -41,8 +40,6 @@ class Faults:
     """From clients to Redis."""
     reply_delay: Delay = Delay()
     """From Redis to clients."""
-    bytes_per_s: float = math.inf
-    """Of each connection in each direction."""
     black_hole: bool = False
     """Connections are accepted, what they send is swallowed, and nothing is answered. A connection that lost bytes
     answers nothing afterwards, either, until its client closes it."""
@@ -200,7 +197,6 @@ class _End(asyncio.Protocol):
         self._waiting: deque[bytes] = deque()
         """Received, and not yet due at the peer; b"" closes it."""
         self._due = 0.0
-        self._transmitted = 0.0
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -260,9 +256,8 @@ class _End(asyncio.Protocol):
     def _pass_on(self, data: bytes) -> None:
         faults, now = self._proxy.faults, self._loop.time()
         delay = faults.reply_delay if self.is_upstream else faults.request_delay
-        self._transmitted = max(self._transmitted, now) + len(data) / faults.bytes_per_s
         waits_s = delay.fixed_s + (self._proxy.random.uniform(0, delay.random_s) if delay.random_s else 0.0)
-        self._due = max(self._due, self._transmitted + waits_s)
+        self._due = max(self._due, now + waits_s)
         self._waiting.append(data)
         if self._due <= now and len(self._waiting) == 1:
             self._write_next()

@@ -155,11 +155,6 @@ class RedisServer:
             self._process.wait(START_TIMEOUT_S)
             self._process = None
 
-    def restart(self) -> "RedisServer":
-        """Start it anew on the same port, empty; kill it before if it runs."""
-        self.kill()
-        return self.start()
-
     def freeze(self) -> None:
         """Stop the process with SIGSTOP. The system goes on to accept connections; nothing is answered."""
         os.kill(self.pid, signal.SIGSTOP)

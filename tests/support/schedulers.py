@@ -5,7 +5,7 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from completion_server.engine.vllm import schedulers
+from completion_server.engine.vllm.drafts import schedulers
 
 
 class _Renamed(Scheduler):

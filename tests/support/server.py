@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ UNHURRIED = (
 """Settings without limits that depend on the speed of the machine or on the load of other tests. Every request is
 computed."""
 UNCOMPILED = "engine.enforce_eager=true"
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S, STOP_TIMEOUT_S = 90.0, 30.0
 
 
 ENDLESS = 1_000_000
@@ -89,13 +90,18 @@ async def run_server(config: Config, make_engine: Callable[[], Engine]) -> Async
     try:
         await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED, timeout=START_TIMEOUT_S)
         if not ready.done():
+            assert task.done(), f"the server was not ready within {START_TIMEOUT_S} s"
             await task
             raise AssertionError("the server ended before it was ready")
         async with grpc.aio.insecure_channel(ready.result().address) as channel:
             yield RunningServer(app, ready.result(), channel, registry, task)
     finally:
         app.drain(0.0)
-        await asyncio.wait_for(task, 30)
+        _, late = await asyncio.wait([task], timeout=STOP_TIMEOUT_S)
+        for each in late:
+            each.cancel()
+        assert not late, f"the server did not end within {STOP_TIMEOUT_S} s after its drain"
+        task.result()
 
 
 @dataclass
@@ -147,11 +153,12 @@ async def ask(
     return answer
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait until a condition holds; fail after `timeout_s`."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
+async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Wait until a condition holds; fail after `timeout_s`, which is for machines that are busy with other things."""
+    ends_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < ends_s, f"{condition} did not hold within {timeout_s} s"
+        await asyncio.sleep(0.01)
 
 
 def replaced(config: Config, section: str, **values: Any) -> Config:

@@ -1,11 +1,22 @@
-"""deploy/monitoring as the cluster gets it: alerts whose runbooks open, and a ConfigMap for each dashboard."""
+"""Metrics, alerts and dashboards as the cluster gets them, and what Prometheus reaches of the real Envoy."""
 
+import http.client
 import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.monitoring.dashboards.generate import DASHBOARDS
+from loadtest.bench.replicas.envoy import ADMIN, Envoy, adapted, cluster_of, load_shipped
+from tests.deploy.manifests.network import allowed
 from tests.deploy.manifests.targets import rendered
 from tests.support.dashboards import load
-from tests.support.kustomize import one
+from tests.support.envoy import require_envoy
+from tests.support.kustomize import DEPLOY, Object, one
+from tests.support.redis_servers import free_port
 from tests.support.rules import load_rules
 
 KUBECTL_ANNOTATION_BYTES = 262_144
@@ -31,3 +42,123 @@ def test_each_dashboard_is_in_a_config_map_that_grafana_s_sidecar_takes() -> Non
         assert found["metadata"]["labels"] == {"grafana_dashboard": "1"}
         assert json.loads(found["data"][f"{name}.json"]) == load(name)
         assert len(json.dumps(found)) < KUBECTL_ANNOTATION_BYTES
+
+
+ENVOY_FILE = DEPLOY / "envoy" / "envoy.yaml"
+OBJECTS = "regions/us-east"
+
+
+def endpoint_of(monitor: str) -> Object:
+    """Return the one endpoint that a PodMonitor scrapes in each pod."""
+    (found,) = one(rendered(OBJECTS), "PodMonitor", monitor)["spec"]["podMetricsEndpoints"]
+    endpoint: Object = found
+    return endpoint
+
+
+@pytest.mark.parametrize("name", ["completion-server", "completion-edge"])
+def test_prometheus_may_reach_the_port_that_each_pod_declares(name: str) -> None:
+    objects = rendered(OBJECTS)
+    template = one(objects, "Deployment", name)["spec"]["template"]
+    selector = one(objects, "PodMonitor", name)["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= template["metadata"]["labels"].items()
+    ports = {each["name"]: each["containerPort"] for each in template["spec"]["containers"][0]["ports"]}
+    port = ports[endpoint_of(name)["port"]]
+    reached = {connection for connection in allowed(objects) if connection[1:] == (f"completion/{name}", port)}
+    assert reached == {("monitoring/prometheus", f"completion/{name}", port)}
+
+
+def test_the_proxies_of_the_gateway_are_scraped_where_envoy_gateway_runs_them() -> None:
+    objects = rendered(OBJECTS)
+    gateway = one(objects, "Gateway", "completion")["metadata"]
+    spec = one(objects, "PodMonitor", "completion-gateway")["spec"]
+    assert spec["selector"]["matchLabels"] == {
+        "gateway.envoyproxy.io/owning-gateway-name": gateway["name"],
+        "gateway.envoyproxy.io/owning-gateway-namespace": gateway["namespace"],
+    }
+    (source,) = (
+        peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        for rule in one(objects, "NetworkPolicy", "completion-edge")["spec"]["ingress"]
+        for peer in rule["from"]
+        if peer["podSelector"]["matchLabels"].get("app.kubernetes.io/component") == "proxy"
+    )
+    assert spec["namespaceSelector"] == {"matchNames": [source]}
+
+
+@contextmanager
+def running_envoy(max_connections: int | None = None) -> Iterator[Envoy]:
+    """Run the shipped Envoy, its admin listener on a known free port."""
+    require_envoy()
+    shipped = load_shipped(ENVOY_FILE)
+    (group,) = cluster_of(shipped, ADMIN)["load_assignment"]["endpoints"]
+    assert [each["endpoint"] for each in group["lb_endpoints"]] == [shipped["admin"]]
+    document = adapted(shipped, [])
+    document["admin"]["address"]["socket_address"]["port_value"] = free_port()
+    cluster_of(document, ADMIN)["load_assignment"]["endpoints"] = [{"lb_endpoints": [{"endpoint": document["admin"]}]}]
+    if max_connections is not None:
+        (monitor,) = document["overload_manager"]["resource_monitors"]
+        monitor["typed_config"]["max_active_downstream_connections"] = max_connections
+    with Envoy.running(document, 0) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def envoy() -> Iterator[Envoy]:
+    with running_envoy() as running:
+        yield running
+
+
+def ask(envoy: Envoy, method: str, path: str) -> tuple[int, str]:
+    """Return the status and the body that the listener of the metrics answers; the path is sent as it is."""
+    connection = http.client.HTTPConnection(envoy.metrics_address, timeout=10)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_the_real_envoy_shows_its_metrics_to_prometheus(envoy: Envoy) -> None:
+    status, page = ask(envoy, "GET", endpoint_of("completion-edge")["path"])
+    assert status == 200
+    metrics = {family.name: family.samples for family in text_string_to_metric_families(page)}
+    healthy = metrics["envoy_cluster_membership_healthy"]
+    assert {sample.labels["envoy_cluster_name"]: sample.value for sample in healthy}["replicas"] == 0
+    assert "envoy_server_live" in metrics
+
+
+def is_admitted(connection: socket.socket) -> bool:
+    """Whether Envoy keeps a connection: it sends its HTTP/2 settings, or closes it."""
+    connection.settimeout(10)
+    try:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+        return connection.recv(64) != b""
+    except ConnectionError:
+        return False
+
+
+def test_an_envoy_that_has_all_its_connections_still_shows_its_metrics() -> None:
+    with running_envoy(max_connections=3) as full, ExitStack() as stack:
+        host, _, port = full.address.rpartition(":")
+        editors = [stack.enter_context(socket.create_connection((host, int(port)), timeout=10)) for _ in range(6)]
+        assert sum(is_admitted(each) for each in editors) == 3
+        assert ask(full, "GET", endpoint_of("completion-edge")["path"])[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/stats"),
+        ("GET", "/config_dump"),
+        ("POST", "/quitquitquit"),
+        ("POST", "/drain_listeners"),
+        ("POST", "/stats/prometheus"),
+        ("GET", "/stats/prometheus/"),
+        ("POST", "/stats/prometheus/../../quitquitquit"),
+        ("GET", "/stats/prometheus/../../config_dump"),
+    ],
+)
+def test_the_real_envoy_shows_prometheus_nothing_else(envoy: Envoy, method: str, path: str) -> None:
+    assert ask(envoy, method, path) == (404, "")
+    assert ask(envoy, "GET", endpoint_of("completion-edge")["path"])[0] == 200

@@ -135,9 +135,8 @@ def phase(metric: dict[str, Any], result: list[float]) -> str:
     return "failed" if is_bad else "successful" if is_good else "inconclusive"
 
 
-@pytest.mark.parametrize("name", analysis())
-def test_a_query_without_an_answer_is_no_success(name: str) -> None:
-    assert phase(analysis()[name], []) == "inconclusive"
+def test_a_query_without_an_answer_is_no_success() -> None:
+    assert {phase(metric, []) for metric in analysis().values()} == {"inconclusive"}
 
 
 ALERT_RESULTS: dict[str, tuple[Load, Collection[str], float | None]] = {

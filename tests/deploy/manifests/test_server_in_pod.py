@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from loadtest.bench.common.server import ServerProcess
 from loadtest.bench.replicas.servers import SCRIPTED
+from loadtest.bench.runner.server import ServerProcess
 from tests.deploy.manifests.targets import rendered
 from tests.support.kustomize import one
 from tests.support.models import TARGET

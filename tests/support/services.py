@@ -1,4 +1,4 @@
-"""A real pipeline with an engine of the test; the prompt of every request is the same three tokens."""
+"""A real service with an engine of the test; the prompt of every request is the same three tokens."""
 
 import asyncio
 import dataclasses
@@ -15,19 +15,20 @@ from completion_server.core import events
 from completion_server.core.clock import Clock
 from completion_server.core.errors import Code
 from completion_server.core.events import Marks
-from completion_server.core.outcome import Delta, End, FinishReason
+from completion_server.core.outcome import AnswerPart, Delta, End, FinishReason
 from completion_server.core.request import Caller, Mode, Request
 from completion_server.engine.interface import Engine, GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import CacheScope, EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.pipeline.assembly import PipelineSettings, assemble
-from completion_server.pipeline.completion import ActiveCompletion
-from completion_server.pipeline.pipeline import CompletionCache, Pipeline
 from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
+from completion_server.serving.assembly import ServingSettings, assemble
+from completion_server.serving.completion import Completion
+from completion_server.serving.service import CompletionCache, Service
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
+from tests.support.cancels import cancel_and_wait
 
 UNLIMITED = AdmissionSettings(user_requests_per_s=0, user_tokens_per_s=0)
 FOUR_SLOTS = SchedulingSettings(max_slots=4, max_queued=4, step_tolerance=0)
@@ -36,6 +37,8 @@ REQUEST = Request("r", Caller("u", "s"), 0, "", "", "x = ", "", 8, 0.0, mode=Mod
 TIMES = ServiceTimes(prefill_base_s=0.02, decode_base_s=0.01)
 """The first token comes 20 ms after the start, the others 10 ms apart."""
 WORDS = ("alp", "ha", " be", "ta")
+ENDS_WITHIN_S = 100_000.0
+"""How long the requests of a scenario may last, in its time: the deadlines of some are far away."""
 
 
 class Script:
@@ -75,7 +78,7 @@ class Prompts:
 
 @dataclass
 class EventRecorder:
-    """Records the events of a pipeline."""
+    """Records the events of a service."""
 
     ends: dict[str, End] = field(default_factory=dict)
     marks: dict[str, Marks] = field(default_factory=dict)
@@ -105,57 +108,56 @@ class EventRecorder:
 
 
 @dataclass
-class RunningPipeline:
-    """A running pipeline, its engine, and a recorder of its events."""
+class RunningService:
+    """A running service, its engine, and a recorder of its events."""
 
-    pipeline: Pipeline
+    service: Service
     recorder: EventRecorder
     prompts: Prompts
     engine: Engine
     sequences: Iterator[int] = field(default_factory=itertools.count)
 
-    def open(self, request_id: str, prefix: str, **fields: Any) -> ActiveCompletion:
+    def open(self, request_id: str, prefix: str, **fields: Any) -> Completion:
         """Open a request. Each request of the session is newer than those before it."""
-        fields = {"received_at": self.pipeline.now(), "sequence": next(self.sequences)} | fields
-        return self.pipeline.open(dataclasses.replace(REQUEST, id=request_id, prefix=prefix, **fields))
+        fields = {"received_at": self.service.now(), "sequence": next(self.sequences)} | fields
+        return self.service.open(dataclasses.replace(REQUEST, id=request_id, prefix=prefix, **fields))
 
     @property
     def load(self) -> tuple[int, int, int]:
         """Live requests, taken slots and waiting requests."""
-        load = self.pipeline.load()
+        load = self.service.load()
         return load.num_live, load.num_occupied, load.num_queued
 
 
 @asynccontextmanager
-async def running_pipeline(
+async def running_service(
     make_engine: Callable[[], Engine],
     clock: Clock,
     *,
     prompts: Prompts | None = None,
     scheduling: SchedulingSettings = FOUR_SLOTS,
     admission: AdmissionSettings = UNLIMITED,
+    shed: ShedSettings = NO_SHEDDING,
     loop_lag: LoopLagMonitor | None = None,
     cache: CompletionCache | None = None,
     recorder: EventRecorder | None = None,
     cache_scope: CacheScope = "user",
-) -> AsyncIterator[RunningPipeline]:
-    """Run a pipeline, by default with four slots and without shedding, and check that it is empty at the end."""
+) -> AsyncIterator[RunningService]:
+    """Run a service, by default with four slots and without shedding, and check that it is empty at the end."""
     recorder, prompts = recorder or EventRecorder(), prompts or Prompts()
     engine = SupervisedEngine(make_engine, EngineSettings(warm_up=False), clock)
-    settings = PipelineSettings(admission, scheduling, NO_SHEDDING, cache_scope=cache_scope)
-    pipeline = assemble(settings, engine, prompts, clock, recorder.handle, loop_lag=loop_lag, cache=cache)
+    settings = ServingSettings(admission, scheduling, shed, cache_scope=cache_scope)
+    service = assemble(settings, engine, prompts, clock, recorder.handle, loop_lag=loop_lag, cache=cache)
     await engine.start()
-    tasks = [asyncio.create_task(pipeline.run()), asyncio.create_task(engine.run())]
+    tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]
     await asyncio.sleep(0)
-    pipeline.set_engine_ready(True)
-    running = RunningPipeline(pipeline, recorder, prompts, engine.current)
+    service.gate.set_engine_ready(True)
+    running = RunningService(service, recorder, prompts, engine.current)
     yield running
-    await pipeline.wait_idle()
+    await asyncio.wait_for(service.runner.wait_idle(), ENDS_WITHIN_S)
     assert running.load == (0, 0, 0)
-    assert pipeline.load().num_held == 0
     for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
+        await cancel_and_wait(task)
     await engine.stop()
 
 
@@ -171,11 +173,26 @@ class Answer:
         return self.end.outcome.reason
 
 
-async def read(completion: ActiveCompletion) -> Answer:
+async def parts(completion: Completion) -> AsyncIterator[AnswerPart]:
+    """Yield deltas as they come, then the end."""
+    ready = asyncio.Event()
+    completion.listen(ready.set)
+    while True:
+        await ready.wait()
+        ready.clear()
+        part = completion.take_nowait()
+        if part is not None:
+            yield part
+        if isinstance(part, End):
+            completion.note_end_written()
+            return
+
+
+async def read(completion: Completion) -> Answer:
     """Read an answer to its end."""
     text = ""
     end: End | None = None
-    async for part in completion.parts():
+    async for part in parts(completion):
         assert end is None, "something came after the end"
         if isinstance(part, Delta):
             text += part.text
@@ -187,12 +204,12 @@ async def read(completion: ActiveCompletion) -> Answer:
 
 
 def in_virtual_time(
-    scenario: Callable[[RunningPipeline], Coroutine[Any, Any, None]], make_engine: Callable[[], Engine], **options: Any
+    scenario: Callable[[RunningService], Coroutine[Any, Any, None]], make_engine: Callable[[], Engine], **options: Any
 ) -> None:
-    """Run a scenario on a pipeline in virtual time."""
+    """Run a scenario on a service in virtual time."""
 
     async def main() -> None:
-        async with running_pipeline(make_engine, LoopClock(), **options) as running:
+        async with running_service(make_engine, LoopClock(), **options) as running:
             await scenario(running)
 
     virtual_time.run(main())
