@@ -1,4 +1,4 @@
-"""Writes the tables of configuration.md: each key with its default, the values that it takes and what it does.
+"""Writes the lists of configuration.md: each key with its default, the values that it takes and what it does.
 
 `make docs` runs it. What stands above the marker is written by hand and kept.
 """
@@ -16,32 +16,31 @@ from completion_server.core.checks import bounds_of
 
 PAGE = Path(__file__).with_name("configuration.md")
 MARKER = "<!-- From here on `make docs` writes this page. -->\n"
-_TABLE_HEAD = "| key | default | values | what it does |\n| --- | --- | --- | --- |\n"
 
 
 def generate(page: str) -> str:
-    """Return the page with its tables written anew."""
+    """Return the page with its lists written anew."""
     intro, marker, _ = page.partition(MARKER)
     if not marker:
         msg = f"the page lacks the line {MARKER.strip()}"
         raise ValueError(msg)
-    return intro + marker + "".join(_tables(Config(), ""))
+    return intro + marker + "".join(_lists(Config(), ""))
 
 
-def _tables(section: Any, prefix: str) -> Iterator[str]:  # noqa: ANN401 - any dataclass
-    """Yield a section's own table, then those of the sections in it."""
+def _lists(section: Any, prefix: str) -> Iterator[str]:  # noqa: ANN401 - any dataclass
+    """Yield a section's own list, then those of the sections in it."""
     texts, allowed = _texts(type(section)), _allowed(type(section))
     values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     rows = [
-        f"| `{name}` | `{_shown(value)}` | {allowed.get(name, '')} | {texts[name]} |\n"
+        f"- `{name}{_shown(value)}`{allowed.get(name, '')}: {texts[name]}\n"
         for name, value in values.items()
         if not dataclasses.is_dataclass(value)
     ]
     if rows:
-        yield f"\n## `[{prefix.removesuffix('.')}]`\n\n{_TABLE_HEAD}{''.join(rows)}"
+        yield f"\n## `[{prefix.removesuffix('.')}]`\n\n{''.join(rows)}"
     for name, value in values.items():
         if dataclasses.is_dataclass(value):
-            yield from _tables(value, f"{prefix}{name}.")
+            yield from _lists(value, f"{prefix}{name}.")
 
 
 def _texts(section: type) -> dict[str, str]:
@@ -57,19 +56,21 @@ def _texts(section: type) -> dict[str, str]:
 
 
 def _allowed(section: type) -> dict[str, str]:
-    """Return the range or the choices of each key that has such."""
-    found = {name: str(bounds) for name, bounds in bounds_of(section).items()}
+    """Return the range or the choices of each key that has such, in brackets."""
+    found = {name: f" ({bounds})" for name, bounds in bounds_of(section).items()}
     for name, hint in get_type_hints(section).items():
         if get_origin(hint) is Literal:
-            found[name] = ", ".join(f"`{_shown(choice)}`" for choice in get_args(hint))
+            found[name] = " (" + ", ".join(_toml(choice) for choice in get_args(hint)) + ")"
     return found
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401
-    """Return a default as TOML has it."""
+    """Return a default as a TOML file sets it, nothing for a key that is not set."""
+    return "" if value is None else f" = {_toml(value)}"
+
+
+def _toml(value: Any) -> str:  # noqa: ANN401
     match value:
-        case None:
-            return "unset"
         case bool():
             return str(value).lower()
         case str():
