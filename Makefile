@@ -9,10 +9,10 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-full check image proto dashboards docs lock lock-cuda deploy-tools models \
-	calibration test-calibration clean bench-models bench-overhead bench-engine bench-prompt bench-scheduler \
-	bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
-	bench-regions bench-gpu llama-server
+.PHONY: help install serve test test-parallel test-serial test-repeat test-full check image proto proto-baseline dashboards \
+	docs lock lock-cuda deploy-tools models calibration test-calibration test-cuda clean bench-models bench-overhead \
+	bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
+	bench-regions bench-gpu bench-trial llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -25,27 +25,37 @@ PYTEST := $(BIN)/python -m pytest
 PARALLEL := --numprocesses 2 --dist loadfile
 QUICK := not full and not large
 
-test: $(VENV)/installed-dev ## Run the tests, with real engines; about 15 minutes on two cores.
-	@echo "Tests in parallel:"
-	@$(PYTEST) $(PARALLEL) -m "not serial and $(QUICK)"
-	@echo "Tests one after another, with real engines:"
-	@$(PYTEST) -m "serial and $(QUICK)"
+test: test-parallel test-serial ## Run the tests, with real engines; about ten minutes on two cores.
 	@echo "All tests passed."
 
-test-full: $(VENV)/installed-dev ## Run every test, also the slow ones, with more examples; before a release.
+test-parallel: $(VENV)/installed-dev
+	@echo "Tests in parallel:"
+	@$(PYTEST) $(PARALLEL) -m "not serial and $(QUICK)"
+
+test-serial: $(VENV)/installed-dev
+	@echo "Tests one after another, with real engines:"
+	@$(PYTEST) -m "serial and $(QUICK)"
+
+# Both parts run, also after a failure in the first.
+N ?= 10
+test-repeat: $(VENV)/installed-dev ## Run the tests N times, 10 by default, and list those that failed in any run.
+	@$(BIN)/python -m tests.support.repeat $(N) $(MAKE) --no-print-directory --keep-going test
+
+test-full: $(VENV)/installed-dev .venv-cuda-check/installed ## Run every test, also the slow ones, with more examples; before a release.
 	@echo "Tests in parallel:"
 	@$(PYTEST) $(PARALLEL) --hypothesis-profile full -m "not serial"
 	@echo "Tests one after another, with real engines:"
 	@$(PYTEST) --hypothesis-profile full -m serial
 	@echo "All tests passed."
 
-check: $(VENV)/installed-dev ## Lint, types, import rules, the image's recipe, the contract and its stubs.
+check: $(VENV)/installed-dev ## Lint, types, import rules, the image's recipe, the contract, its compatibility and stubs.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/hadolint --config deploy/image/hadolint.yaml deploy/image/Dockerfile
 	@cd proto && ../$(BIN)/buf lint
+	@cd proto && ../$(BIN)/buf breaking --path completion --against baseline.binpb
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/check_fresh.sh
 
 # Into the local image store; deploy/image/README.md has the command for a registry, with SBOM and provenance.
@@ -57,12 +67,15 @@ image: ## Build the container image for ENGINE (cpu or cuda) with docker buildx.
 proto: $(VENV)/installed-dev ## Generate the stubs from the contract.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/generate.sh
 
+proto-baseline: $(VENV)/installed-dev ## At a release: keep the contract that later ones must be compatible with.
+	@cd proto && ../$(BIN)/buf build --path completion --exclude-source-info -o baseline.binpb
+
 install: $(VENV)/installed ## Set up .venv with the locked requirements and the commands, and do no more.
 
 dashboards: $(VENV)/installed-dev ## Write the JSON of the Grafana dashboards from deploy/monitoring/dashboards/*.py.
 	@$(BIN)/python -m deploy.monitoring.dashboards.generate
 
-docs: $(VENV)/installed ## Write the tables of docs/configuration.md from the configuration itself.
+docs: $(VENV)/installed ## Write the keys of docs/configuration.md from the configuration itself.
 	@$(BIN)/python docs/generate_configuration.py
 
 lock: $(VENV)/installed-dev ## Renew the locked requirement lists, those for a CPU, calibration and development.
@@ -71,7 +84,7 @@ lock: $(VENV)/installed-dev ## Renew the locked requirement lists, those for a C
 lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; works on any machine.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh cuda
 
-deploy-tools: ## Install kustomize and the types of custom resources into .tools/, for the tests of deploy/.
+deploy-tools: ## Install into .tools/ what tests need beside Python: kustomize, types of custom resources, gRPC in Node.
 	@sh requirements/deploy-tools.sh
 
 models: $(VENV)/installed ## Train the embedded models anew, from corpus to model card (hours on two cores).
@@ -81,53 +94,58 @@ models: $(VENV)/installed ## Train the embedded models anew, from corpus to mode
 	@rm -rf target_model/embedded && mv work/embedded/int8 target_model/embedded
 
 bench-models: $(VENV)/installed ## Loss, single-line infilling, acceptance, what INT8 costs: the models that come along.
-	@$(BIN)/python -m loadtest.bench.models
+	@$(BIN)/python -m loadtest.bench.models --record benchmarks/models.json
 
 calibration: .venv-calibration/installed ## Set up the environment that `target-model quantize --calibration` needs.
 
 test-calibration: calibration $(VENV)/installed-dev ## The calibrated path with the real llmcompressor, its copy in vLLM.
 	@$(BIN)/python -m pytest tests/calibration
 
+test-cuda: .venv-cuda-check/installed $(VENV)/installed-dev ## All shipped configurations on the locked CUDA versions, without a GPU.
+	@$(PYTEST) -m full tests/package/test_cuda_without_gpu.py
+
 bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, and vLLM's own server beside it.
-	@$(BIN)/python -m loadtest.bench.overhead
+	@$(BIN)/python -m loadtest.bench.overhead --record benchmarks/overhead.json
 
 bench-engine: $(VENV)/installed ## Compilation, speculation, INT8 and the prefix cache, each on and off, in one interleaved run.
 	@$(BIN)/python -m loadtest.bench.engine --set engine.model=target_model/embedded-bf16 \
-		--int8-model target_model/embedded
+		--int8-model target_model/embedded --record benchmarks/engine.json
 
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
-	@$(BIN)/python -m loadtest.bench.prompt
+	@$(BIN)/python -m loadtest.bench.prompt --record benchmarks/prompt.json
 
 # Speculation gains little on two cores (make bench-speculation) and varies, so this benchmark runs without it.
 BENCH_SCHEDULER := --set engine.num_speculative_tokens=0
 
 bench-scheduler: $(VENV)/installed ## Completions seen by typing users at 0.5 to 4 times the capacity of the engine.
-	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER)
+	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --record benchmarks/scheduler.json
 
 bench-steps: $(VENV)/installed ## Duration of the engine's steps; writes the constants of `loadtest simulate --engine measured`.
-	@$(BIN)/python -m loadtest.bench.steps --out loadtest/simulation/step_times.json
+	@$(BIN)/python -m loadtest.bench.steps --out loadtest/simulation/step_times.json --record benchmarks/steps.json
 
 bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end, beside a bare gRPC server.
-	@$(BIN)/python -m loadtest.bench.sessions
+	@$(BIN)/python -m loadtest.bench.sessions --record benchmarks/sessions.json
 
+# h2load is in Debian's nghttp2-client; without it its figures are left out.
 bench-cpu: $(VENV)/installed ## CPU time of a request: the front end's, a bare gRPC server's, and that of the parts.
-	@$(BIN)/python -m loadtest.bench.requests
+	@$(BIN)/python -m loadtest.bench.requests --record benchmarks/cpu.json
 
 bench-attacks: $(VENV)/installed ## What honest users get while the server is attacked, and the server's memory.
-	@$(BIN)/python -m loadtest.bench.attacks
+	@$(BIN)/python -m loadtest.bench.attacks --record benchmarks/attacks.json
 
 # The real Envoy comes with the development packages; redis-server is a package of the system.
 bench-replicas: $(VENV)/installed-dev ## Several replicas as one: routing, newest-wins, the cache, life without Redis, its cost.
-	@$(BIN)/python -m loadtest.bench.replicas
+	@$(BIN)/python -m loadtest.bench.replicas --record benchmarks/replicas.json
 
 bench-regions: $(VENV)/installed ## The nearest of three regions is lost under 1,000 editors; draws docs/images/region-loss.svg.
-	@$(BIN)/python -m loadtest.bench.regions --picture docs/images/region-loss.svg
+	@$(BIN)/python -m loadtest.bench.regions --picture docs/images/region-loss.svg --record benchmarks/regions.json
 
 bench-peers: $(VENV)/installed ## The scheduler benchmark again, drawn: docs/images/peers.svg.
-	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --picture docs/images/peers.svg
+	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --picture docs/images/peers.svg \
+		--record benchmarks/peers.json
 
 bench-capacity: $(VENV)/installed ## How many editors each server can promise an answer to; draws docs/images/capacity.svg.
-	@$(BIN)/python -m loadtest.bench.capacity --picture docs/images/capacity.svg
+	@$(BIN)/python -m loadtest.bench.capacity --picture docs/images/capacity.svg --record benchmarks/capacity.json
 
 llama-server: .venv-llama/bin/llama-server ## Build llama.cpp's server as a contestant of bench-capacity (C++, CMake and Ninja).
 
@@ -148,15 +166,22 @@ LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_
 	@cp .venv-llama/build/bin/llama-server $@
 
 bench-speculation: $(VENV)/installed ## Every K at 1 to 64 at once, a table tuned from it, and how fast K changes.
-	@$(BIN)/python -m loadtest.bench.speculation
+	@$(BIN)/python -m loadtest.bench.speculation --record benchmarks/speculation.json
 
-# BENCH_GPU has its options, such as --part ttft; see python -m loadtest.bench.gpu --help.
+# BENCH_TRIAL has its options: --setting ngram, draft or scripted; --starts; --seconds.
+bench-trial: $(VENV)/installed ## How many of 20 starts choose a K that is within 3% of the best one.
+	@$(BIN)/python -m loadtest.bench.speculation.trial $(BENCH_TRIAL) --record benchmarks/trial.json
+
+# BENCH_GPU has its options, such as --part ttft; see python -m loadtest.bench.gpu --help. BENCH_GPU_PYTHON is an
+# interpreter that has vLLM and the other requirements: nothing is installed then, so it may be any version, offline.
 bench-gpu: ## Whether the server works on this machine's GPU, how fast, and for how many editors; four parts.
-	@$(MAKE) --no-print-directory ENGINE=cuda .venv-cuda/installed
-	@.venv-cuda/bin/python -m loadtest.bench.gpu $(BENCH_GPU)
+	@[ -n "$(BENCH_GPU_PYTHON)" ] || $(MAKE) --no-print-directory ENGINE=cuda .venv-cuda/installed
+	@PYTHONPATH="$(CURDIR):$(CURDIR)/proto$${PYTHONPATH:+:$$PYTHONPATH}" \
+		$(or $(BENCH_GPU_PYTHON),.venv-cuda/bin/python) -m loadtest.bench.gpu \
+		--record benchmarks/gpu.json $(BENCH_GPU)
 
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
-	rm -rf .venv .venv-cuda .venv-calibration .venv-llama .tools build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cuda .venv-cuda-check .venv-calibration .venv-llama .tools build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # Install torch's CPU build with a given pip.
 define install_torch
@@ -171,7 +196,8 @@ $(BIN)/python:
 		|| { echo "Python 3.11 or later is needed; name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@[ "$(ENGINE)" != cuda ] || $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 		|| { echo "requirements/cuda.txt is locked for Python 3.11; name one with make ENGINE=cuda" \
-		     "PYTHON=/path/to/python3.11" >&2; exit 1; }
+		     "PYTHON=/path/to/python3.11. An environment of your own, of any version, that has vLLM 0.33 and the rest:" \
+		     "make bench-gpu BENCH_GPU_PYTHON=/path/to/python, or pip install --no-deps --editable . in it" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) \
 		|| { echo "The venv module is missing; on Debian: apt-get install python3-venv" >&2; exit 1; }
 
@@ -193,4 +219,18 @@ $(VENV)/installed-dev: requirements/dev.txt $(VENV)/installed
 	@$(call install_torch,.venv-calibration/bin/python -m pip --disable-pip-version-check)
 	@.venv-calibration/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes \
 		-r requirements/calibration.txt
+	@touch $@
+
+# What is needed to import the engine and to resolve its configuration; no compilers, no kernels for special models.
+CUDA_CHECK_WITHOUT := ^(cuda-(core|tile|toolkit)|fastsafetensors|flashinfer|humming|nccl|nvidia-(cuda-(cccl|crt|nvcc)|cudnn-frontend|cutlass|nvvm)|opencv|pyarrow|pandas|datasets|pynvvideo|quack|tensorboard|tilelang|tokenspeed|torch(audio|codec|vision|-c-)|z3)
+.venv-cuda-check/installed: requirements/cuda.txt pyproject.toml
+	@echo "Installing the locked CUDA versions into .venv-cuda-check, 3 GB to download, 7 GB on the disk ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
+		|| { echo "requirements/cuda.txt is locked for Python 3.11; name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear .venv-cuda-check
+	@awk -v without='$(CUDA_CHECK_WITHOUT)' '/^[a-z]/ { kept = $$0 !~ without } kept' requirements/cuda.txt \
+		>.venv-cuda-check/requirements.txt
+	@.venv-cuda-check/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes \
+		-r .venv-cuda-check/requirements.txt
+	@.venv-cuda-check/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Install what the tests of deploy/ need beside Python into .tools/: kustomize from Debian, by apt with a source list of
-# its own, and the types of custom resources from npm. The machine's packages and sources stay as they are.
+# Install what tests need beside Python into .tools/: kustomize from Debian, by apt with a source list of its own, and from
+# npm the types of custom resources and a gRPC client. The machine's packages and sources stay as they are.
 set -eu
 cd "$(dirname "$0")/.."
 tools="$PWD/.tools"
@@ -40,18 +40,21 @@ EOF
     "$tools/kustomize/usr/bin/kustomize" version
 }
 
-install_crd_schemas() {
+# install_npm_packages NAME: those of requirements/NAME.
+install_npm_packages() {
     for tool in node npm; do
         command -v "$tool" >/dev/null || { echo "$tool not found; on Debian: apt-get install nodejs npm" >&2; return 1; }
     done
-    rm -rf "$tools/crd-schemas"
-    mkdir -p "$tools/crd-schemas"
-    cp requirements/crd-schemas/package.json requirements/crd-schemas/package-lock.json "$tools/crd-schemas"
-    # The packages ask for a newer Node, and work with 20; none has a script to run.
-    npm ci --prefix "$tools/crd-schemas" --ignore-scripts --no-audit --no-fund --loglevel error
-    date >"$tools/crd-schemas/installed"
+    rm -rf "$tools/$1"
+    mkdir -p "$tools/$1"
+    cp "requirements/$1/package.json" "requirements/$1/package-lock.json" "$tools/$1"
+    # Some packages ask for a newer Node, and work with 20; none has a script to run.
+    npm ci --prefix "$tools/$1" --ignore-scripts --no-audit --no-fund --loglevel error
+    date >"$tools/$1/installed"
 }
 
 [ -x "$tools/kustomize/usr/bin/kustomize" ] || install_kustomize
-cmp -s requirements/crd-schemas/package-lock.json "$tools/crd-schemas/package-lock.json" \
-    && [ -e "$tools/crd-schemas/installed" ] || install_crd_schemas
+for name in crd-schemas contract-node; do
+    cmp -s "requirements/$name/package-lock.json" "$tools/$name/package-lock.json" \
+        && [ -e "$tools/$name/installed" ] || install_npm_packages "$name"
+done
