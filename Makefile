@@ -75,8 +75,9 @@ install: $(VENV)/installed ## Set up .venv with the locked requirements and the 
 dashboards: $(VENV)/installed-dev ## Write the JSON of the Grafana dashboards from deploy/monitoring/dashboards/*.py.
 	@$(BIN)/python -m deploy.monitoring.dashboards.generate
 
-docs: $(VENV)/installed ## Write the keys of docs/configuration.md from the configuration itself.
+docs: $(VENV)/installed ## Write the keys of docs/configuration.md, and the tables of figures from benchmarks/.
 	@$(BIN)/python docs/generate_configuration.py
+	@$(BIN)/python docs/generate_tables.py
 
 lock: $(VENV)/installed-dev ## Renew the locked requirement lists, those for a CPU, calibration and development.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh cpu
