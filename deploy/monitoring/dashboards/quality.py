@@ -12,6 +12,7 @@ from deploy.monitoring.dashboards.panels import (
     lines,
     new_dashboard,
     rate,
+    rates,
     ratio,
     section,
 )
@@ -70,7 +71,6 @@ def _acceptance(made: dashboard.Dashboard) -> dashboard.Dashboard:
 
 
 def _over_time(made: dashboard.Dashboard) -> dashboard.Dashboard:
-    by = ("event",)
     return section(
         made,
         "Seen",
@@ -78,22 +78,19 @@ def _over_time(made: dashboard.Dashboard) -> dashboard.Dashboard:
             "Shown, accepted, survived",
             "Completions a second, as editors report them.",
             PER_SECOND,
-            Query(rate(_QUALITY, by=by), "{{event}}"),
-            width=8,
+            rates(_QUALITY, by=("event",)),
         ),
         lines(
             "Reports",
             "Feedback of editors by kind; refused reports name no known completion.",
             PER_SECOND,
-            Query(rate("completion_feedback_total", by=("kind",)), "{{kind}}"),
-            width=8,
+            rates("completion_feedback_total", by=("kind",)),
         ),
         lines(
             "Accepted characters",
             "Characters a second of completions that users accepted.",
             "suffix: characters/s",
             Query(rate("completion_accepted_characters_total"), "characters"),
-            width=8,
         ),
     )
 
@@ -109,16 +106,14 @@ def _wasted(made: dashboard.Dashboard) -> dashboard.Dashboard:
             "Of the generated tokens, those for requests that nobody waited for, and those after an abort.",
             SHARE,
             Query(ratio(f"({wasted} + {aborted})", generated), "wasted"),
-            width=8,
         ),
         lines(
             "Wasted tokens",
             "By the outcome of their requests; diverged: the user typed something else.",
             TOKENS_PER_SECOND,
-            Query(rate("completion_wasted_tokens_total", by=("outcome",)), "{{outcome}}"),
+            rates("completion_wasted_tokens_total", by=("outcome",)),
             Query(aborted, "after an abort"),
             stacked=True,
-            width=8,
         ),
         lines(
             "Saved tokens",
@@ -126,7 +121,6 @@ def _wasted(made: dashboard.Dashboard) -> dashboard.Dashboard:
             TOKENS_PER_SECOND,
             Query(rate("completion_reattached_tokens_total"), "reattached"),
             Query(rate("completion_cache_saved_tokens_total", 'kind="completion"'), "cached"),
-            width=8,
         ),
         lines(
             "Generations kept",

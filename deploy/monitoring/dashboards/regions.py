@@ -60,10 +60,8 @@ def _table():  # noqa: ANN202
         "completions accepted": (SHARE, ratio(accepted, shown)),
         "draft tokens accepted": (SHARE, ratio(kept, drafted)),
     }
-    queries = {name: (unit, Query(expression)) for name, (unit, expression) in columns.items()}
-    return grid(
-        "Regions", "Over the time range; servers, sessions and requests are those of now.", queries, by="region"
-    )
+    text = "Over the time range; servers, sessions and requests are those of now."
+    return grid("Regions", text, columns, by="region")
 
 
 def _quantile(share: str, *, over_range: bool = False) -> str:
@@ -78,25 +76,18 @@ def _over_time():  # noqa: ANN202
     ended = rate(_REQUESTS, by=_REGION, scope=_SCOPE)
     usage = f"max by (region) (completion_engine_kv_usage_ratio{{{_SCOPE}}})"
     return (
-        lines(
-            "In time",
-            "Of the requests that somebody waited for.",
-            SHARE,
-            Query(ratio(in_time, waited), legend),
-            width=8,
-        ),
-        lines("TTFT p95", "Without prefetches.", SECONDS, Query(_quantile("0.95"), legend), width=8, limit=0.2),
-        lines("Requests", "Ended requests.", PER_SECOND, Query(ended, legend), width=8, stacked=True),
-        lines("Shed", "For lack of capacity, as in the alerts.", SHARE, Query(ratio(shed, waited), legend), width=8),
+        lines("In time", "Of the requests that somebody waited for.", SHARE, Query(ratio(in_time, waited), legend)),
+        lines("TTFT p95", "Without prefetches.", SECONDS, Query(_quantile("0.95"), legend), limit=0.2),
+        lines("Requests", "Ended requests.", PER_SECOND, Query(ended, legend), stacked=True),
+        lines("Shed", "For lack of capacity, as in the alerts.", SHARE, Query(ratio(shed, waited), legend)),
         lines(
             "Sessions",
             "Open session streams.",
             COUNT,
             Query(total("completion_live_sessions", by=_REGION, scope=_SCOPE), legend),
-            width=8,
             stacked=True,
         ),
-        lines("KV cache", "The fullest server of each region.", SHARE, Query(usage, legend), width=8),
+        lines("KV cache", "The fullest server of each region.", SHARE, Query(usage, legend)),
     )
 
 
