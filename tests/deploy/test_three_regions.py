@@ -1,5 +1,6 @@
 """Three regions on loopback: real server processes behind a real Envoy each, at three distances from the users."""
 
+import asyncio
 import os
 import signal
 import urllib.error
@@ -22,7 +23,8 @@ from tests.support.server import eventually, request
 
 HOME = "us-east"
 ONE_WAY_S = {HOME: 0.002, "us-west": 0.01, "eu-west": 0.02}
-USERS = [f"user-{number}" for number in range(8)]
+USERS = [f"user-{number}" for number in range(40)]
+"""So many that each of two replicas has some, whatever its share of the hash ring."""
 NUM_REPLICAS = {HOME: 2, "us-west": 1, "eu-west": 1}
 SERVICE = "completion.v1.CompletionService"
 
@@ -79,12 +81,12 @@ async def near_users(sites: dict[str, Site]) -> AsyncIterator[dict[str, Region]]
 
 async def replicas_of_users(region: Region) -> dict[str, set[str]]:
     """Return the replicas that answer each user of a region, over two connections."""
-    found: dict[str, set[str]] = {user: set() for user in USERS}
+    rounds = []
     for sequence in (1, 2):
         async with NamedUsers(region.proxy.address) as callers:
-            for user in USERS:
-                found[user].add(await callers.complete(names_of(user), sequence=sequence))
-    return found
+            calls = (callers.complete(names_of(user), sequence=sequence) for user in USERS)
+            rounds.append(await asyncio.gather(*calls))
+    return {user: set(replicas) for user, *replicas in zip(USERS, *rounds, strict=True)}
 
 
 async def check_health_over_grpc(region: Region) -> grpc.StatusCode:

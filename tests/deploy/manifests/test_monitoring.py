@@ -9,11 +9,10 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.monitoring.dashboards.generate import DASHBOARDS
+from deploy.monitoring.dashboards.generate import DASHBOARDS, FOLDER
 from loadtest.bench.replicas.envoy import ADMIN, Envoy, adapted, cluster_of, load_shipped
 from tests.deploy.manifests.network import allowed
 from tests.deploy.manifests.targets import rendered
-from tests.support.dashboards import load
 from tests.support.envoy import require_envoy
 from tests.support.kustomize import DEPLOY, Object, one
 from tests.support.redis_servers import free_port
@@ -40,7 +39,7 @@ def test_each_dashboard_is_in_a_config_map_that_grafana_s_sidecar_takes() -> Non
     for name in DASHBOARDS:
         found = one(objects, "ConfigMap", f"completion-dashboard-{name}")
         assert found["metadata"]["labels"] == {"grafana_dashboard": "1"}
-        assert json.loads(found["data"][f"{name}.json"]) == load(name)
+        assert found["data"][f"{name}.json"] == (FOLDER / f"{name}.json").read_text("utf-8")
         assert len(json.dumps(found)) < KUBECTL_ANNOTATION_BYTES
 
 
