@@ -109,8 +109,9 @@ class Builder:
     def build(self, target: str, **build_args: str) -> Image:
         """Build a stage with those that it needs. An instruction that fails raises AssertionError with its output."""
         given = [f"--build-arg={name}={value}" for name, value in {"DEBIAN": _BASE, **build_args}.items()]
-        options = ["--pull-never", f"--file={self._dockerfile}", f"--target={target}", f"--tag={target}"]
-        self._buildah("bud", *options, *given, *self._mounts, str(ROOT))
+        options = [f"--file={self._dockerfile}", f"--target={target}", f"--tag={target}"]
+        # OCI's format has no SHELL.
+        self._buildah("bud", "--pull-never", "--format=docker", *options, *given, *self._mounts, str(ROOT))
         described = json.loads(self._buildah("inspect", "--type=image", target))
         container = self._buildah("from", "--pull-never", target)
         return Image(Path(self._buildah("mount", container)), described["OCIv1"]["config"])
@@ -160,19 +161,20 @@ def _mirror() -> str:
 
 def _lend_pip(folder: Path) -> list[str]:
     """Write the indexes of this machine's pip as settings of the build's root; return the options that mount them."""
-    mounts, lines = {folder: _PIP_HOME}, ["[global]", "retries = 1"]
+    mounts, settings = {folder: _PIP_HOME}, {"retries": "1"}
     for line in _run([sys.executable, "-m", "pip", "config", "list"]).splitlines():
         key, _, text = line.partition("=")
         name, value = key.rpartition(".")[2], ast.literal_eval(text)
         if name == "cert":
             shutil.copy(value, folder / "ca.crt")
-            lines.append(f"cert = {_PIP_HOME}/ca.crt")
+            settings[name] = f"{_PIP_HOME}/ca.crt"
         elif name in _PIP_SETTINGS:
-            lines.append(f"{name} = {' '.join(value.split())}")
+            settings[name] = " ".join(value.split())
             for word in value.split():
                 path = Path(word.removeprefix("file://"))
                 if path.is_absolute():  # the files of an index lie beside it
                     found = path.parent if word.startswith("file://") else path
                     mounts[found] = str(found)
-    (folder / "pip.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines = "".join(f"{name} = {value}\n" for name, value in settings.items())
+    (folder / "pip.conf").write_text(f"[global]\n{lines}", encoding="utf-8")
     return [f"--volume={source}:{target}:ro" for source, target in mounts.items()]

@@ -94,7 +94,7 @@ class Expression:
     query: str
     value: float | None
     """The only value, without labels; None for no answer."""
-    files: Sequence[str] = RULE_FILES
+    files: Sequence[str] = ()
     """The rule files that are loaded."""
 
 

@@ -1,10 +1,13 @@
 """What kustomize makes of deploy/ is valid for Kubernetes, keeps the policies, and each check catches a fault."""
 
 import json
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate.utils
 import pytest
 import yaml
 from kubernetes_validate import ValidationError, validate
@@ -13,23 +16,25 @@ from completion_server.rpc.server import COMPLETION_SERVICE
 from tests.deploy.manifests import policies
 from tests.deploy.manifests.network import allowed
 from tests.deploy.manifests.policies import POLICIES, Policy
-from tests.deploy.manifests.targets import TARGETS, rendered
+from tests.deploy.manifests.targets import TARGETS, rendered, server_config
 from tests.support import custom_resources
 from tests.support.kustomize import DEPLOY, Object, name_of, one
 
+CUSTOM_KINDS = {
+    *("Rollout", "AnalysisTemplate", "ScaledObject", "Certificate", "Issuer", "PodMonitor", "PrometheusRule"),
+    *("Gateway", "GatewayClass", "GRPCRoute", "HTTPRoute", "EnvoyProxy"),
+    *("SecurityPolicy", "ClientTrafficPolicy", "BackendTrafficPolicy"),
+}
 VERSIONS = ("1.35", "1.36", "1.37")
 """The three that Kubernetes maintained when this was written."""
+NOT_SERVING = ("global", "loadtest", "monitoring")
 EXCEPTIONS = {policies.rollouts: "no-spare-gpu"}
 """Components that exist to break a policy."""
 
 
-def distinct_objects() -> dict[str, Object]:
+def distinct_objects() -> Iterable[Object]:
     """Return the objects of all targets, each once."""
-    found = {}
-    for target in TARGETS:
-        for each in rendered(target):
-            found.setdefault(json.dumps(each, sort_keys=True), each)
-    return found
+    return {json.dumps(each, sort_keys=True): each for target in TARGETS for each in rendered(target)}.values()
 
 
 def broken(target: str, path: str, value: Any) -> list[Object]:
@@ -68,12 +73,17 @@ def test_the_gateway_is_of_the_class_that_the_readme_makes() -> None:
     assert "kubectl apply -f deploy/components/edge/gateway-class.yaml" in (DEPLOY / "README.md").read_text("utf-8")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _schemas_are_read_once() -> Iterator[None]:
+    """kubernetes-validate reads a schema and all definitions for each object."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents))
+        yield
+
+
 def test_every_object_is_strictly_valid_in_three_versions() -> None:
-    objects = [
-        each
-        for each in distinct_objects().values()
-        if not custom_resources.is_known(each) and each["kind"] != "DNSEndpoint"
-    ]
+    known = (each for each in distinct_objects() if not custom_resources.is_known(each))
+    objects = [each for each in known if each["kind"] != "DNSEndpoint"]
     assert {"Deployment", "StatefulSet", "NetworkPolicy", "Job"} <= {each["kind"] for each in objects}
     for version in VERSIONS:
         for each in objects:
@@ -93,37 +103,24 @@ def test_an_invalid_object_is_found(path: str, value: Any) -> None:
             validate(found, version, strict=True)
 
 
-def test_custom_resources_are_valid_by_the_types_of_their_projects(tmp_path: Path) -> None:
-    objects = [each for each in distinct_objects().values() if custom_resources.is_known(each)] + [gateway_class()]
-    kinds = {"Rollout", "AnalysisTemplate", "ScaledObject", "Certificate", "Issuer", "Gateway"}
-    kinds |= {"PodMonitor", "PrometheusRule"}
-    routes = {
-        "GRPCRoute",
-        "HTTPRoute",
-        "EnvoyProxy",
-        "GatewayClass",
-        "SecurityPolicy",
-        "ClientTrafficPolicy",
-        "BackendTrafficPolicy",
-    }
-    assert {each["kind"] for each in objects} == kinds | routes
-    assert custom_resources.faults(objects, tmp_path) == []
+INVALID: dict[str, Any] = {
+    "Rollout/completion-server spec strategy canary maxSurg": 1,
+    "ScaledObject/completion-server spec triggers 0 metadata threshold": 30,
+    "Certificate/redis spec secretName": None,
+    "GRPCRoute/completion spec rules 0 matches 0 method servic": "x",
+}
 
 
-def test_invalid_custom_resources_are_found(tmp_path: Path) -> None:
-    objects = deepcopy([each for each in rendered("canary+keda-canary") if custom_resources.is_known(each)])
-    one(objects, "Rollout", "completion-server")["spec"]["strategy"]["canary"]["maxSurg"] = 1
-    one(objects, "ScaledObject", "completion-server")["spec"]["triggers"][0]["metadata"]["threshold"] = 30
-    one(objects, "Certificate", "redis")["spec"].pop("secretName")
-    one(objects, "GRPCRoute", "completion")["spec"]["rules"][0]["matches"][0]["method"]["servic"] = "x"
-    found = custom_resources.faults(objects, tmp_path)
-    named = {each.partition(":")[0] for each in found}
-    assert named == {
-        "Rollout/completion-server",
-        "ScaledObject/completion-server",
-        "Certificate/redis",
-        "GRPCRoute/completion",
-    }, found
+def test_custom_resources_are_valid_by_the_types_of_their_projects_and_invalid_ones_are_found(tmp_path: Path) -> None:
+    objects = [each for each in distinct_objects() if custom_resources.is_known(each)] + [gateway_class()]
+    assert {each["kind"] for each in objects} == CUSTOM_KINDS
+    wrong = []
+    for path, value in INVALID.items():
+        kind, _, name = path.split()[0].partition("/")
+        wrong.append(one(broken("canary+keda-canary", path, value), kind, name))
+        wrong[-1]["metadata"]["name"] = "wrong"
+    found = {each.partition(":")[0] for each in custom_resources.faults([*objects, *wrong], tmp_path)}
+    assert found == {name_of(each) for each in wrong}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -132,6 +129,20 @@ def test_policies_are_kept(target: str) -> None:
         violations = list(policy(list(rendered(target))))
         is_exception = EXCEPTIONS.get(policy, "none") in target.split("+")
         assert bool(violations) == is_exception, violations
+
+
+@pytest.mark.parametrize("target", [each for each in TARGETS if each not in NOT_SERVING])
+def test_the_servers_file_loads_in_its_own_model(target: str) -> None:
+    config = server_config(list(rendered(target)))
+    assert config.redis.addresses
+    assert config.redis.secret_file
+    assert config.redis.tls.enabled
+    assert config.admission.trust_user_names
+    assert config.admission.require_user
+    if "redis-external" not in target:
+        assert config.redis.topology == "sentinel"
+        names = {each.partition(":")[0] for each in config.redis.addresses}
+        assert names == set(one(rendered(target), "Certificate", "redis")["spec"]["dnsNames"])
 
 
 POD = "Deployment/completion-server spec template spec"

@@ -10,13 +10,12 @@ import pytest
 import yaml
 
 from loadtest.bench.replicas.envoy import Envoy, adapted, cluster_of, load_shipped
-from tests.deploy.manifests.targets import REGIONS, TARGETS, rendered, server_config
+from tests.deploy.manifests.targets import REGIONS, rendered, server_config
 from tests.support.envoy import require_envoy
 from tests.support.kustomize import DEPLOY, Object, name_of, one
 from tests.support.redis_servers import wait_until
 
 ENVOY_FILE = DEPLOY / "envoy" / "envoy.yaml"
-SERVING = [each for each in TARGETS if each not in {"global", "loadtest", "monitoring"}]
 
 MAY_DIFFER = {
     "Deployment/completion-server spec.replicas",
@@ -109,20 +108,6 @@ def test_no_record_is_at_the_apex_of_its_zone() -> None:
 
 
 ROUTES = (("GRPCRoute", "completion"), ("HTTPRoute", "completion-region-health"))
-
-
-@pytest.mark.parametrize("target", SERVING)
-def test_the_servers_file_loads_in_its_own_model(target: str) -> None:
-    config = server_config(list(rendered(target)))
-    assert config.redis.addresses
-    assert config.redis.secret_file
-    assert config.redis.tls.enabled
-    assert config.admission.trust_user_names
-    assert config.admission.require_user
-    if "redis-external" not in target:
-        assert config.redis.topology == "sentinel"
-        names = {each.partition(":")[0] for each in config.redis.addresses}
-        assert names == set(one(rendered(target), "Certificate", "redis")["spec"]["dnsNames"])
 
 
 def test_users_of_two_lost_regions_fit() -> None:

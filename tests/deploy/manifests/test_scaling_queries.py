@@ -127,13 +127,14 @@ def scaling() -> Iterator[Expression]:
     """Yield what KEDA sees: waiting, shedding, and no requests apart from no figures."""
     queries = keda_queries()
     queue, shed = queries["queue-wait"][0], queries["shed-share"][0]
-    yield Expression("requests wait", queue_series(100), f"round({queue})", 30)
-    yield Expression("requests are shed", slo_series({"in_time": 96, "shed": 4}), f"round({shed}, 0.001)", 4)
+    recorded = ("recording-rules.yaml",)
+    yield Expression("requests wait", queue_series(100), f"round({queue})", 30, recorded)
+    yield Expression("requests are shed", slo_series({"in_time": 96, "shed": 4}), f"round({shed}, 0.001)", 4, recorded)
     quiet = queue_series(0) | slo_series({"in_time": 0, "shed": 0})
     for query in (queue, shed):
-        yield Expression("no requests", quiet, query, 0)
-        yield Expression("no figures", {}, query, None)
-        yield Expression("no rules", quiet, query, None, ())
+        yield Expression("no requests", quiet, query, 0, recorded)
+        yield Expression("no figures", {}, query, None, recorded)
+        yield Expression("no rules", quiet, query, None)
 
 
 @pytest.mark.parametrize("expressions", [burn_rates, burn_rate_alerts, engine_restarts, scaling])
