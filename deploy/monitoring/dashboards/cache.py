@@ -11,6 +11,7 @@ from deploy.monitoring.dashboards.panels import (
     SHARE,
     TOKENS_PER_SECOND,
     Query,
+    Section,
     each_instance,
     lines,
     new_dashboard,
@@ -18,7 +19,6 @@ from deploy.monitoring.dashboards.panels import (
     rate,
     rates,
     ratio,
-    section,
     select,
     total,
 )
@@ -31,8 +31,8 @@ _AGE = "completion_cache_hit_age_seconds"
 def build() -> dashboard.Dashboard:
     """Return the dashboard."""
     text = "Completions and prompts that were not computed again, and what replicas share in Redis."
-    made = new_dashboard("cache", "Completions: caches and replicas", text)
-    return _replicas(section(made, "Caches", *_hits(), *_costs_and_savings()))
+    caches = ("Caches", *_hits(), *_costs_and_savings())
+    return new_dashboard("cache", "Completions: caches and replicas", text, caches, _replicas())
 
 
 def _hits() -> list[Panel]:
@@ -104,10 +104,9 @@ def _costs_and_savings() -> list[Panel]:
     ]
 
 
-def _replicas(made: dashboard.Dashboard) -> dashboard.Dashboard:
+def _replicas() -> Section:
     lane = "completion_lane"
-    return section(
-        made,
+    return (
         "Redis and replicas",
         each_instance(
             "Redis", "1: available, the breaker is closed. 0: this server goes on alone.", "completion_redis_available"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from grafana_foundation_sdk.builders import bargauge, common, dashboard, heatmap, prometheus, stat, table, timeseries
 from grafana_foundation_sdk.models import common as common_model
@@ -12,6 +13,10 @@ from grafana_foundation_sdk.models import prometheus as prometheus_model
 JOB = 'job="completion-server"'
 SCOPE = f'{JOB}, region=~"$region", instance=~"$instance"'
 """Selects the servers that a dashboard's variables choose."""
+INSTANCE = ("instance", "Instance", f'completion_build_info{{{JOB}, region=~"$region"}}')
+"""The variable that chooses servers."""
+Section = Sequence[Any]
+"""A row's title and its panels, whose widths add up to whole lines."""
 TAG = "completion-server"
 _WIDTH = 24
 """Of a dashboard, in Grafana's columns."""
@@ -172,8 +177,13 @@ def _thresholds(*steps: tuple[str, float | None]) -> dashboard.ThresholdsConfig:
     return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(found)
 
 
-def new_dashboard(name: str, title: str, text: str, *, has_instances: bool = True) -> dashboard.Dashboard:
-    """Return an empty dashboard with the variables datasource, region and, unless regions are compared, instance."""
+def new_dashboard(
+    name: str, title: str, text: str, *sections: Section, variables: Sequence[tuple[str, str, str]] = (INSTANCE,)
+) -> dashboard.Dashboard:
+    """Return a dashboard with a row for each section, and the variables datasource, region and `variables`.
+
+    A variable has a label, a title and a selector.
+    """
     made = dashboard.Dashboard(title).uid(f"completion-{name}").description(text).tags([TAG]).readonly()
     made = made.refresh("30s").time("now-1h", "now").timezone("browser")
     made = made.tooltip(model.DashboardCursorSync.CROSSHAIR)
@@ -182,25 +192,19 @@ def new_dashboard(name: str, title: str, text: str, *, has_instances: bool = Tru
     made = made.link(links).with_variable(
         dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
     )
-    made = made.with_variable(label_variable("region", "Region", f"completion_build_info{{{JOB}}}"))
-    if has_instances:
-        known = f'completion_build_info{{{JOB}, region=~"$region"}}'
-        made = made.with_variable(label_variable("instance", "Instance", known))
+    for each in (("region", "Region", f"completion_build_info{{{JOB}}}"), *variables):
+        made = made.with_variable(_label_variable(*each))
+    for title_of_row, *panels in sections:
+        made = made.with_row(dashboard.Row(title_of_row))
+        for panel in panels:
+            made = made.with_panel(panel)
     return made
 
 
-def label_variable(label: str, title: str, selector: str) -> dashboard.QueryVariable:
+def _label_variable(label: str, title: str, selector: str) -> dashboard.QueryVariable:
     """Return a variable with the values of a label; at first all of them, also those of series without the label."""
     variable = dashboard.QueryVariable(label).label(title).query(f"label_values({selector}, {label})")
     variable = variable.datasource(_DATASOURCE).multi(True).include_all(True).all_value(".*")
     variable = variable.current(model.VariableOption(selected=True, text=["All"], value=["$__all"]))
     variable = variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
     return variable.sort(model.VariableSort.ALPHABETICAL_ASC)
-
-
-def section(made: dashboard.Dashboard, title: str, *panels) -> dashboard.Dashboard:  # noqa: ANN002
-    """Add a row with panels, whose widths add up to whole lines."""
-    made = made.with_row(dashboard.Row(title))
-    for panel in panels:
-        made = made.with_panel(panel)
-    return made

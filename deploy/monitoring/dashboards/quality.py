@@ -7,6 +7,7 @@ from deploy.monitoring.dashboards.panels import (
     SHARE,
     TOKENS_PER_SECOND,
     Query,
+    Section,
     bars,
     increase,
     lines,
@@ -14,7 +15,6 @@ from deploy.monitoring.dashboards.panels import (
     rate,
     rates,
     ratio,
-    section,
 )
 
 _QUALITY = "completion_quality_total"
@@ -24,17 +24,17 @@ _SHOWN, _ACCEPTED, _SURVIVED = (f'event="{event}"' for event in ("shown", "accep
 def build() -> dashboard.Dashboard:
     """Return the dashboard."""
     text = "Acceptance by latency, K, model and region; tokens wasted and saved."
-    return _wasted(_over_time(_acceptance(new_dashboard("quality", "Completions: seen and wasted", text))))
+    sections = (_acceptance(), _over_time(), _wasted())
+    return new_dashboard("quality", "Completions: seen and wasted", text, *sections)
 
 
 def _accepted(*by: str) -> str:
     return ratio(increase(_QUALITY, _ACCEPTED, by=by), increase(_QUALITY, _SHOWN, by=by))
 
 
-def _acceptance(made: dashboard.Dashboard) -> dashboard.Dashboard:
+def _acceptance() -> Section:
     survived = ratio(increase(_QUALITY, _SURVIVED, by=("ttft",)), increase(_QUALITY, _ACCEPTED, by=("ttft",)))
-    return section(
-        made,
+    return (
         "Latency against acceptance",
         bars(
             "Accepted, by TTFT in seconds",
@@ -70,9 +70,8 @@ def _acceptance(made: dashboard.Dashboard) -> dashboard.Dashboard:
     )
 
 
-def _over_time(made: dashboard.Dashboard) -> dashboard.Dashboard:
-    return section(
-        made,
+def _over_time() -> Section:
+    return (
         "Seen",
         lines(
             "Shown, accepted, survived",
@@ -95,11 +94,10 @@ def _over_time(made: dashboard.Dashboard) -> dashboard.Dashboard:
     )
 
 
-def _wasted(made: dashboard.Dashboard) -> dashboard.Dashboard:
+def _wasted() -> Section:
     wasted, generated = rate("completion_wasted_tokens_total"), rate("completion_engine_generated_tokens_total")
     aborted = rate("completion_engine_aborted_tokens_total")
-    return section(
-        made,
+    return (
         "Wasted and saved",
         lines(
             "Wasted share",

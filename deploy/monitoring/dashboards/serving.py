@@ -11,6 +11,7 @@ from deploy.monitoring.dashboards.panels import (
     STAGES,
     WAITED_FOR,
     Query,
+    Section,
     bars,
     each_instance,
     half_lines,
@@ -23,7 +24,6 @@ from deploy.monitoring.dashboards.panels import (
     rate,
     rates,
     ratio,
-    section,
     select,
     total,
 )
@@ -34,19 +34,16 @@ _IN_TIME = 'result="in_time"'
 
 def build() -> dashboard.Dashboard:
     """Return the dashboard."""
-    made = new_dashboard(
-        "serving", "Completions: serving", "Latency by stage and percentile, outcomes, queue and engine."
-    )
-    made = _objective(made)
-    made = section(made, "Waterfall by percentile", *map(_waterfall, PERCENTILES), *map(_stages, PERCENTILES))
-    return _queue(_outcomes(_ttft(made)))
+    text = "Latency by stage and percentile, outcomes, queue and engine."
+    waterfall = ("Waterfall by percentile", *map(_waterfall, PERCENTILES), *map(_stages, PERCENTILES))
+    sections = (_objective(), waterfall, _ttft(), _outcomes(), _queue())
+    return new_dashboard("serving", "Completions: serving", text, *sections)
 
 
-def _objective(made: dashboard.Dashboard) -> dashboard.Dashboard:
+def _objective() -> Section:
     in_time = Query(ratio(increase(_SLO, _IN_TIME), increase(_SLO)))
     waited = "Of the requests that somebody waited for, those with their first token within the budget."
-    return section(
-        made,
+    return (
         "Objective: 95% in time",
         number("In time", waited, SHARE, in_time, ("red", None), ("yellow", 0.95), ("green", 0.99)),
         number(
@@ -76,12 +73,11 @@ def _stages(share: str):  # noqa: ANN202
     return lines(f"Stages over time, {PERCENTILES[share]}", text, SECONDS, *queries, stacked=True)
 
 
-def _ttft(made: dashboard.Dashboard) -> dashboard.Dashboard:
+def _ttft() -> Section:
     queries = [Query(quantile(s, _TTFT, WAITED_FOR), name, has_exemplars=True) for s, name in PERCENTILES.items()]
     budget = Query(f"max({select('completion_ttft_budget_seconds')})", "budget")
     buckets = Query(rate(f"{_TTFT}_bucket", WAITED_FOR, by=("le",)), "{{le}}")
-    return section(
-        made,
+    return (
         "Time to first token",
         half_lines(
             "TTFT",
@@ -99,11 +95,10 @@ def _ttft(made: dashboard.Dashboard) -> dashboard.Dashboard:
     )
 
 
-def _outcomes(made: dashboard.Dashboard) -> dashboard.Dashboard:
+def _outcomes() -> Section:
     requests = "completion_requests_total"
     shed = rate(requests, 'outcome="shed"', 'shed_reason!=""', by=("shed_reason",))
-    return section(
-        made,
+    return (
         "Outcomes",
         half_lines(
             "Outcomes",
@@ -136,9 +131,8 @@ def _outcomes(made: dashboard.Dashboard) -> dashboard.Dashboard:
     )
 
 
-def _queue(made: dashboard.Dashboard) -> dashboard.Dashboard:
-    return section(
-        made,
+def _queue() -> Section:
+    return (
         "Queue and engine",
         lines(
             "Slots and queue",

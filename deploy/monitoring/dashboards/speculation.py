@@ -6,6 +6,7 @@ from deploy.monitoring.dashboards.panels import (
     SHARE,
     TOKENS_PER_SECOND,
     Query,
+    Section,
     bars,
     each_instance,
     half_lines,
@@ -16,7 +17,6 @@ from deploy.monitoring.dashboards.panels import (
     rate,
     rates,
     ratio,
-    section,
 )
 
 _DRAFTED, _ACCEPTED = (f"completion_speculation_{kind}_tokens_total" for kind in ("drafted", "accepted"))
@@ -26,13 +26,12 @@ _FIRST = 'position="1"'
 
 def build() -> dashboard.Dashboard:
     """Return the dashboard."""
-    made = new_dashboard("speculation", "Completions: speculation", "Acceptance by position and K, and what it gains.")
-    return _speed(_acceptance(made))
+    text = "Acceptance by position and K, and what it gains."
+    return new_dashboard("speculation", "Completions: speculation", text, _acceptance(), _speed())
 
 
-def _acceptance(made: dashboard.Dashboard) -> dashboard.Dashboard:
-    return section(
-        made,
+def _acceptance() -> Section:
+    return (
         "By position and K",
         bars(
             "Accepted, by position",
@@ -67,9 +66,8 @@ def _acceptance(made: dashboard.Dashboard) -> dashboard.Dashboard:
     )
 
 
-def _speed(made: dashboard.Dashboard) -> dashboard.Dashboard:
-    return section(
-        made,
+def _speed() -> Section:
+    return (
         "K and speed",
         each_instance(
             "K", "Draft tokens of a step with as many generations as run now.", "completion_num_speculative_tokens"

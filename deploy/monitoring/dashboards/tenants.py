@@ -4,6 +4,7 @@ from grafana_foundation_sdk.builders import dashboard
 
 from deploy.monitoring.dashboards.panels import (
     COUNT,
+    INSTANCE,
     PER_SECOND,
     SCOPE,
     SECONDS,
@@ -13,13 +14,11 @@ from deploy.monitoring.dashboards.panels import (
     grid,
     half_lines,
     increase,
-    label_variable,
     new_dashboard,
     quantile,
     rate,
     rates,
     ratio,
-    section,
 )
 
 _REQUESTS, _TTFT, _TOKENS = (f"completion_tenant_{name}" for name in ("requests_total", "ttft_seconds", "tokens_total"))
@@ -31,10 +30,9 @@ _LEGEND = "{{tenant}}"
 def build() -> dashboard.Dashboard:
     """Return the dashboard."""
     text = "Needs metrics.tenants in the configuration. Tenants that are not there count as other."
-    made = new_dashboard("tenants", "Completions: tenants", text)
-    made = made.with_variable(label_variable("tenant", "Tenant", f"{_REQUESTS}{{{SCOPE}}}"))
-    made = section(made, "All tenants", _table())
-    return section(made, "Over time", *_over_time())
+    sections = (("All tenants", _table()), ("Over time", *_over_time()))
+    variables = (INSTANCE, ("tenant", "Tenant", f"{_REQUESTS}{{{SCOPE}}}"))
+    return new_dashboard("tenants", "Completions: tenants", text, *sections, variables=variables)
 
 
 def _table():  # noqa: ANN202
