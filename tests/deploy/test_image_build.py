@@ -186,6 +186,7 @@ def test_the_sbom_has_what_is_installed(image: Image) -> None:
 
 def test_nothing_of_the_build_is_left(image: Image) -> None:
     assert image.config["Labels"]["org.opencontainers.image.revision"] == "0123abc"
+    assert image.config["User"] == f"{UID}:{UID}", "runAsNonRoot can't be checked by a kubelet with a name"
     paths = [Path(folder, name) for folder, *names in os.walk(image.root) for name in (*names[0], *names[1])]
     assert [str(each) for each in paths if each.lstat().st_uid == UID] == [str(image.root / "cache")]
     # Empty ones are where buildah mounts the settings of the build's pip.

@@ -36,11 +36,6 @@ def test_each_variant_is_made_of_its_own_stages_and_one_image_with_a_digest(vari
     assert set(re.findall(r"\bfrom=([^\s,]+)", recipe().content)) <= set(stages)
 
 
-def test_the_user_is_a_number_and_not_root() -> None:
-    (user,) = values("USER")
-    assert re.fullmatch(r"[1-9]\d{3,}:[1-9]\d{3,}", user)  # else runAsNonRoot can't be checked by a kubelet
-
-
 def test_the_ports_are_the_servers_defaults() -> None:
     server = load_config(None, (), {}).server
     (exposed,) = values("EXPOSE")

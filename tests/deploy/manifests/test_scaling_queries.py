@@ -148,14 +148,6 @@ def test_kedas_thresholds_are_between_the_figures_of_quiet_and_of_trouble() -> N
     assert {each["metadata"]["ignoreNullValues"] for each in triggers} == {"false"}, "no figure is an error, not a 0"
 
 
-def test_a_burn_rate_takes_the_canary_back() -> None:
-    metric = analysis()["burn-rate-5m"]
-    phases = {load: phase(metric, [burn]) for load, (_, burn) in BURNS.items()}
-    assert phases == {load: "failed" if burn >= 10 else "successful" for load, (_, burn) in BURNS.items()}
-    assert [phase(metric, [value]) for value in (5.99, 6, math.nan)] == ["successful", "failed", "inconclusive"]
-    assert metric["failureLimit"] == 1
-
-
 def phase(metric: dict[str, Any], result: list[float]) -> str:
     """Return what Argo Rollouts makes of a measurement with the answer `result` (its utils/evaluate)."""
 
@@ -170,13 +162,31 @@ def phase(metric: dict[str, Any], result: list[float]) -> str:
     return "failed" if is_bad else "successful" if is_good else "inconclusive"
 
 
-def test_a_query_without_an_answer_is_no_success() -> None:
-    assert {phase(metric, []) for metric in analysis().values()} == {"inconclusive"}
-
-
-def test_both_metrics_of_requests_allow_equal_time_without_any() -> None:
-    limits = {name: metric["inconclusiveLimit"] for name, metric in analysis().items()}
+@pytest.mark.parametrize(
+    ("name", "phases", "failure_limit"),
+    [
+        ("burn-rate-5m", {5.99: "successful", 6: "failed", math.nan: "inconclusive"}, 1),
+        ("burn-rate-alert", {0: "successful", 1: "failed", 2: "failed"}, 0),
+        ("engine-restarts", {1: "successful", 2: "failed"}, 0),
+    ],
+)
+def test_a_measurement_takes_the_canary_back(name: str, phases: dict[float, str], failure_limit: int) -> None:
+    metric = analysis()[name]
+    assert {value: phase(metric, [value]) for value in phases} == phases
+    assert phase(metric, []) == "inconclusive", "a query without an answer is no success"
+    assert metric.get("failureLimit", 0) == failure_limit
+    # The metrics of requests allow equal time without any.
+    limits = {each: found["inconclusiveLimit"] for each, found in analysis().items()}
     assert limits["burn-rate-alert"] == limits["burn-rate-5m"] > limits["engine-restarts"]
+
+
+def test_the_alert_of_the_canary_is_of_pods_with_its_label() -> None:
+    (group,) = (each for each in load_groups() if any(RECORDED in rule.values() for rule in each["rules"]))
+    assert "CompletionCanaryBurn" in {rule.get("alert") for rule in group["rules"]}
+    assert RECORDED in query_of(analysis()["burn-rate-alert"])
+    canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
+    assert canary["canaryMetadata"]["labels"] == {"track": "canary"}
+    assert one(rendered("canary"), "PodMonitor", "completion-server")["spec"]["podTargetLabels"] == ["track"]
 
 
 def test_prometheus_may_be_away_for_less_than_a_step() -> None:
@@ -186,30 +196,6 @@ def test_prometheus_may_be_away_for_less_than_a_step() -> None:
     assert {metric["interval"] for metric in analysis().values()} == {"1m"}
     (limit,) = {metric["consecutiveErrorLimit"] for metric in analysis().values()}
     assert DEFAULT_ERROR_LIMIT < limit < shortest - 1
-
-
-def test_the_burn_rate_alert_takes_the_canary_back() -> None:
-    metric = analysis()["burn-rate-alert"]
-    assert [phase(metric, [value]) for value in (0, 1, 2)] == ["successful", "failed", "failed"]
-    assert metric["failureLimit"] == 0
-    (group,) = (each for each in load_groups() if any(RECORDED in rule.values() for rule in each["rules"]))
-    assert "CompletionCanaryBurn" in {rule.get("alert") for rule in group["rules"]}
-    assert RECORDED in query_of(metric)
-    canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
-    assert canary["canaryMetadata"]["labels"] == {"track": "canary"}
-    assert one(rendered("canary"), "PodMonitor", "completion-server")["spec"]["podTargetLabels"] == ["track"]
-
-
-def test_engine_restarts_take_the_canary_back() -> None:
-    metric = analysis()["engine-restarts"]
-    assert [phase(metric, [value]) for value in (1, 2)] == ["successful", "failed"]
-
-
-def test_the_rollout_waits_for_the_analysis() -> None:
-    canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
-    assert canary["steps"][0]["setWeight"] == 25, "one pod of four, a quarter of the users"
-    assert canary["analysis"]["startingStep"] == 1, "after the canary is ready"
-    assert canary["steps"][1]["pause"]["duration"] == "45m"
 
 
 def test_the_queries_name_metrics_that_the_server_has() -> None:
