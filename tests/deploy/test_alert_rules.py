@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from functools import partial
 from pathlib import Path
 
 from tests.support.rules import MONITORING, Scenario, check_scenarios, load_groups, load_rules, selectors
@@ -12,11 +13,15 @@ POD = {"region": "us-east", "instance": "pod-1", "job": "completion-server"}
 UP, UP_2 = (f'up{{job="completion-server",region="us-east",instance="{pod}"}}' for pod in ("pod-1", "pod-2"))
 
 
-def slo(*, track: str = "", **values: str) -> dict[str, str]:
-    """Return the series of completion_slo_requests_total, by result."""
-    more = f',track="{track}"' if track else ""
-    name = "completion_slo_requests_total"
-    return {f'{name}{{region="us-east",result="{result}"{more}}}': each for result, each in values.items()}
+def counted(name: str, label: str, /, *, track: str = "", ttft: str = "", **values: str) -> dict[str, str]:
+    """Return the series of a metric by the values of a label, all with the further labels."""
+    more = "".join(f',{key}="{value}"' for key, value in (("track", track), ("ttft", ttft)) if value)
+    return {f'{name}{{region="us-east",{label}="{key}"{more}}}': each for key, each in values.items()}
+
+
+slo = partial(counted, "completion_slo_requests_total", "result")
+tokens = partial(counted, "completion_tokens_total", "kind")
+quality = partial(counted, "completion_quality_total", "event", ttft="0.05-0.10")
 
 
 def of_pod(name: str, values: str, **labels: str) -> dict[str, str]:
@@ -29,18 +34,6 @@ def engines(*values: str) -> dict[str, str]:
     """Return completion_engine_ready of one server for each argument."""
     name = "completion_engine_ready"
     return {f'{name}{{region="us-east",instance="pod-{pod}"}}': each for pod, each in enumerate(values)}
-
-
-def tokens(**values: str) -> dict[str, str]:
-    """Return the series of completion_tokens_total, by kind."""
-    name = "completion_tokens_total"
-    return {f'{name}{{region="us-east",kind="{kind}"}}': each for kind, each in values.items()}
-
-
-def quality(**values: str) -> dict[str, str]:
-    """Return the series of completion_quality_total, by event; all with a TTFT of 50 to 100 ms."""
-    name = "completion_quality_total"
-    return {f'{name}{{region="us-east",ttft="0.05-0.10",event="{event}"}}': each for event, each in values.items()}
 
 
 def cache(hits: str, misses: str) -> dict[str, str]:
