@@ -58,6 +58,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
     require_builder()
     builder = Builder(ROOT / "deploy" / "image" / "Dockerfile", tmp_path_factory.mktemp("images"))
     try:
+        builder.make_base()
         yield builder
     finally:
         builder.close()

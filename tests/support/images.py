@@ -93,7 +93,7 @@ class Image:
 
 
 class Builder:
-    """Builds images from a Dockerfile. All that it writes is below one folder, which `close` empties."""
+    """Builds images from a Dockerfile. All that it writes is below one folder, which `close` removes."""
 
     def __init__(self, dockerfile: Path, folder: Path) -> None:
         """Take a Dockerfile, whose context is the repository, and an empty folder."""
@@ -104,7 +104,6 @@ class Builder:
         for name in ("tmp", "pip"):
             (folder / name).mkdir()
         self._mounts = _lend_pip(folder / "pip")
-        self._make_base()
 
     def build(self, target: str, **build_args: str) -> Image:
         """Build a stage with those that it needs. An instruction that fails raises AssertionError with its output."""
@@ -122,7 +121,8 @@ class Builder:
         self._buildah("rm", "--all")
         shutil.rmtree(self._folder)
 
-    def _make_base(self) -> None:
+    def make_base(self) -> None:
+        """Make the image that stands in for the only one from outside."""
         container = self._buildah("from", "scratch")
         root, mirror = Path(self._buildah("mount", container)), _mirror()
         # It mounts /proc and /sys below the folder.
