@@ -1,7 +1,15 @@
-"""The committed dashboards: made by the generator, valid for Grafana's types, and complete."""
+"""The committed dashboards: made by the generator, valid for Grafana's types, and complete.
+
+Every panel shows something: its queries have data in a real Prometheus that scraped real servers under load.
+"""
 
 import json
+import math
+import re
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,12 +17,81 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from completion_server.client.top.histogram import BucketHistogram
 from deploy.monitoring.dashboards.generate import DASHBOARDS, FOLDER, render
-from tests.support.dashboards import load, panels, queries
+from tests.support.dashboard_load import SETTINGS, TENANTS, dashboard_load
+from tests.support.models import DRAFT
+from tests.support.prometheus import Prometheus, Target, require_prometheus, running_prometheus
+from tests.support.redis_servers import RedisServer, running
+from tests.support.replicas import Replica
 
 register_default_plugins()
 
 GRID_COLUMNS = 24
+REGIONS = ("us-east", "eu-west")
+VARIABLES = {
+    "region": "(us-east|eu-west)",
+    "instance": ".*",
+    "tenant": "(acme|globex|other)",
+    "__rate_interval": "20s",
+    "__range": "60s",
+}
+TIMEOUT_S = 120.0
+
+
+def load(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the panels of a dashboard without the rows."""
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+@dataclass(frozen=True)
+class PanelQuery:
+    """A query of a panel."""
+
+    place: str
+    """The dashboard, the panel and the query's letter."""
+    template: str
+    """With Grafana's variables."""
+    legend: str
+    is_instant: bool
+
+    def label_sets(self, prometheus: Prometheus) -> list[set[str]]:
+        """Return the labels of each series that has a number."""
+        text = self.template
+        for name, value in sorted(VARIABLES.items(), key=lambda item: -len(item[0])):
+            text = text.replace(f"${name}", value)
+        assert "$" not in text, f"{self.place}: a variable is not known: {text}"
+        if self.is_instant:
+            return [set(each.labels) for each in prometheus.query(text) if not math.isnan(each.value)]
+        found = prometheus.query_range(text, 30.0)
+        return [set(labels) for labels, values in found if not all(map(math.isnan, values))]
+
+    def is_shown(self, prometheus: Prometheus) -> bool:
+        """Return whether it has data, with the labels that name its series."""
+        found, named = self.label_sets(prometheus), set(re.findall(r"{{\s*(\w+)\s*}}", self.legend))
+        return bool(found) and all(named <= labels for labels in found)
+
+
+def queries() -> Iterator[PanelQuery]:
+    """Yield the queries of all panels, and of the variables' values."""
+    for name in DASHBOARDS:
+        dashboard = load(name)
+        for variable in dashboard["templating"]["list"]:
+            if variable["type"] == "query":
+                found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
+                assert found is not None, variable["query"]
+                selector, label = found.groups()
+                template = f"count by ({label}) ({selector})"
+                yield PanelQuery(f"{name}: ${variable['name']}", template, f"{{{{{label}}}}}", is_instant=True)
+        for panel in panels(dashboard):
+            for target in panel["targets"]:
+                place = f"{name}: {panel['title']}, {target['refId']}"
+                yield PanelQuery(place, target["expr"], target["legendFormat"], target.get("instant", False))
 
 
 @pytest.fixture(params=DASHBOARDS)
@@ -22,14 +99,12 @@ def dashboard(request: pytest.FixtureRequest) -> dict[str, Any]:
     return load(request.param)
 
 
-@pytest.mark.parametrize("name", DASHBOARDS)
-def test_the_files_are_what_the_generator_writes(name: str) -> None:
-    is_fresh = (FOLDER / f"{name}.json").read_text("utf-8") == render(name)
+def test_the_files_are_what_the_generator_writes() -> None:
+    files = {path.stem: path.read_text("utf-8") for path in FOLDER.glob("*.json")}
+    is_fresh = files == {name: render(name) for name in DASHBOARDS}
     assert is_fresh, "run: make dashboards"
-
-
-def test_there_are_no_other_files() -> None:
-    assert {path.stem for path in FOLDER.glob("*.json")} == set(DASHBOARDS)
+    made = [load(name) for name in DASHBOARDS]
+    assert len({each["uid"] for each in made}) == len({each["title"] for each in made}) == len(made)
 
 
 def test_nothing_is_lost_in_the_types_of_grafana(dashboard: dict[str, Any]) -> None:
@@ -50,29 +125,22 @@ def lost(given: Any, kept: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {given!r} became {kept!r}"
 
 
-def test_dashboards_have_identities_of_their_own() -> None:
-    made = [load(name) for name in DASHBOARDS]
-    assert len({each["uid"] for each in made}) == len({each["title"] for each in made}) == len(made)
-
-
-def test_panels_have_texts_units_and_the_data_source_of_the_variable(dashboard: dict[str, Any]) -> None:
+def test_panels_have_texts_units_and_queries_of_the_chosen_servers(dashboard: dict[str, Any]) -> None:
+    """Each variable is used in each query, but for the one that names the data source."""
+    first, *variables = [each["name"] for each in dashboard["templating"]["list"]]
+    assert first == "datasource"
     for panel in panels(dashboard):
-        assert panel["title"].strip(), panel
         assert panel["description"].strip(), panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
-        for owner in (panel, *panel["targets"]):
-            assert owner["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, panel["title"]
-    assert all(panel["title"].strip() for panel in dashboard["panels"] if panel["type"] == "row")
-
-
-def test_ids_are_unique(dashboard: dict[str, Any]) -> None:
-    ids = [panel["id"] for panel in dashboard["panels"]]
-    assert len(set(ids)) == len(ids)
-    for panel in panels(dashboard):
         refs = [target["refId"] for target in panel["targets"]]
         assert len(set(refs)) == len(refs) > 0, panel["title"]
+        for owner in (panel, *panel["targets"]):
+            assert owner["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, panel["title"]
+        for target in panel["targets"]:
+            assert all(f"${name}" in target["expr"] for name in variables), target["expr"]
     titles = [panel["title"] for panel in panels(dashboard)]
     assert len(set(titles)) == len(titles)
+    assert all(panel["title"].strip() for panel in dashboard["panels"])
 
 
 def test_panels_do_not_overlap_and_fill_their_lines(dashboard: dict[str, Any]) -> None:
@@ -89,15 +157,6 @@ def test_panels_do_not_overlap_and_fill_their_lines(dashboard: dict[str, Any]) -
     assert lines == set(range(len(lines)))
 
 
-def test_every_query_is_of_the_chosen_servers(dashboard: dict[str, Any]) -> None:
-    """Each variable is used in each query, but for the one that names the data source."""
-    chosen = [each["name"] for each in dashboard["templating"]["list"] if each["name"] != "datasource"]
-    assert dashboard["templating"]["list"][0]["name"] == "datasource"
-    for panel in panels(dashboard):
-        for target in panel["targets"]:
-            assert all(f"${name}" in target["expr"] for name in chosen), target["expr"]
-
-
 def test_times_to_the_first_token_are_those_of_the_objective() -> None:
     """Prefetches are in the histogram and not in the objective: a panel with them would contradict the alerts."""
     read = [query for query in queries() if "completion_ttft_seconds_bucket" in query.template]
@@ -112,3 +171,64 @@ def test_panels_of_latency_over_time_link_to_traces() -> None:
         if panel["type"] == "timeseries" and any(target.get("exemplar") for target in panel["targets"])
     }
     assert linked == {"TTFT", *(f"Stages over time, {share}" for share in ("p50", "p95", "p99"))}
+
+
+@pytest.fixture(scope="module")
+def prometheus() -> Iterator[Prometheus]:
+    """Yield the Prometheus that scrapes two regions of one server each under load, which share a Redis."""
+    require_prometheus()
+    redis = RedisServer()
+    with ExitStack() as stack:
+        stack.enter_context(running(redis))
+        replicas = []
+        for region in REGIONS:
+            settings = (
+                f"server.region={region}",
+                f"engine.draft_model={DRAFT}",
+                "limits.max_tokens=512",
+                "engine.warm_up=false",
+                *SETTINGS,
+            )
+            replicas.append(Replica(region, redis.address, settings))
+            stack.callback(replicas[-1].child.stop)
+        for replica in replicas:
+            replica.wait()
+        prometheus = stack.enter_context(running_prometheus(*(Target(each.metrics_address) for each in replicas)))
+        stack.enter_context(dashboard_load([replica.address for replica in replicas]))
+        prometheus.wait_scraped()
+        yield prometheus
+
+
+def test_every_query_has_data_with_the_labels_of_its_legend(prometheus: Prometheus) -> None:
+    left = list(queries())
+    assert len(left) > 100
+    deadline = time.monotonic() + TIMEOUT_S
+    while left:
+        left = [query for query in left if not query.is_shown(prometheus)]
+        if left and time.monotonic() > deadline:
+            missing = "\n".join(f"{query.place}: {query.template}" for query in left)
+            pytest.fail(f"no data, or not the labels of the legend:\n{missing}")
+
+
+def test_regions_and_tenants_are_told_apart(prometheus: Prometheus) -> None:
+    by_region = prometheus.query("sum by (region) (completion_requests_total)")
+    assert {each.labels["region"] for each in by_region} == set(REGIONS)
+    # Which tenant asks next, the load decides.
+    prometheus.wait_for(f"count(sum by (tenant) (completion_tenant_requests_total) > 0) == {len(TENANTS) + 1}")
+    by_tenant = prometheus.query("sum by (tenant) (completion_tenant_requests_total) > 0")
+    assert {each.labels["tenant"] for each in by_tenant} == {*TENANTS, "other"}
+
+
+def test_percentiles_of_top_are_those_of_prometheus(prometheus: Prometheus) -> None:
+    for stage in ("queue", "tokenise", "prefill", "decode_token"):
+        labels = f'{{region="{REGIONS[0]}", stage="{stage}"}}'
+        prometheus.wait_for(f"completion_stage_seconds_count{labels} > 0")
+        for share in (0.5, 0.95, 0.99):
+            buckets = f"completion_stage_seconds_bucket{labels}"
+            # One query, so that the percentile is that of these very buckets.
+            quantile = f'label_replace(histogram_quantile({share}, {buckets}), "le", "quantile", "", "")'
+            found = {each.labels["le"]: each.value for each in prometheus.query(f"{quantile} or {buckets}")}
+            theirs = found.pop("quantile")
+            counts = sorted((float(bound), count) for bound, count in found.items())
+            ours = BucketHistogram(*(tuple(each) for each in zip(*counts, strict=True))).quantile(share)
+            assert ours == pytest.approx(theirs)

@@ -1,60 +1,36 @@
-"""Three regions on loopback: real server processes behind a real Envoy each, at three distances from the users."""
+"""Three regions on loopback: real server processes behind a real Envoy each."""
 
+import asyncio
 import os
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Completion, ReplicaSet
+from completion_client import ReplicaSet
 from loadtest.bench.replicas.users import NamedUsers, names_of
 from tests.deploy.conftest import Site, run_site
-from tests.support.fault_proxy import Delay, FaultProxy, Faults
 from tests.support.server import eventually, request
 
 HOME = "us-east"
-ONE_WAY_S = {HOME: 0.002, "us-west": 0.01, "eu-west": 0.02}
-USERS = [f"user-{number}" for number in range(8)]
 NUM_REPLICAS = {HOME: 2, "us-west": 1, "eu-west": 1}
+USERS = [f"user-{number}" for number in range(40)]
+"""So many that each of two replicas has some, whatever its share of the hash ring."""
 SERVICE = "completion.v1.CompletionService"
 
 
-@dataclass(frozen=True)
-class Region:
-    """A region as users reach it."""
-
-    name: str
-    site: Site
-    proxy: FaultProxy
-
-    def health(self) -> int:
-        """Return the HTTP status that a health check of the global DNS gets."""
-        return http_status(f"http://{self.site.envoy.health_address}/healthz")
-
-
-def http_status(url: str) -> int:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=5) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code
-
-
 @pytest.fixture
-def sites(envoy_binary: str) -> Iterator[dict[str, Site]]:
+def regions(envoy_binary: str) -> Iterator[dict[str, Site]]:
     """Yield the sites of the regions, which start at once."""
-    with ExitStack() as stack, ThreadPoolExecutor(len(ONE_WAY_S)) as starters:
-        started = {name: starters.submit(_enter, stack, name) for name in ONE_WAY_S}
+    with ExitStack() as stack, ThreadPoolExecutor(len(NUM_REPLICAS)) as starters:
+        started = {name: starters.submit(_enter, stack, name) for name in NUM_REPLICAS}
         yield {name: each.result() for name, each in started.items()}
 
 
@@ -65,30 +41,19 @@ def _enter(stack: ExitStack, region: str) -> Site:
     return site
 
 
-@asynccontextmanager
-async def near_users(sites: dict[str, Site]) -> AsyncIterator[dict[str, Region]]:
-    """Put each region at its distance."""
-    async with AsyncExitStack() as stack:
-        found = {}
-        for name, site in sites.items():
-            proxy = await stack.enter_async_context(FaultProxy(site.envoy.address))
-            proxy.faults = Faults(Delay(ONE_WAY_S[name]), Delay(ONE_WAY_S[name]))
-            found[name] = Region(name, site, proxy)
-        yield found
+def health_over_http(region: Site) -> int:
+    """Return the HTTP status that a health check of the global DNS gets."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://{region.envoy.health_address}/healthz", timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
 
 
-async def replicas_of_users(region: Region) -> dict[str, set[str]]:
-    """Return the replicas that answer each user of a region, over two connections."""
-    found: dict[str, set[str]] = {user: set() for user in USERS}
-    for sequence in (1, 2):
-        async with NamedUsers(region.proxy.address) as callers:
-            for user in USERS:
-                found[user].add(await callers.complete(names_of(user), sequence=sequence))
-    return found
-
-
-async def check_health_over_grpc(region: Region) -> grpc.StatusCode:
-    async with grpc.aio.insecure_channel(region.proxy.address) as channel:
+async def health_over_grpc(region: Site) -> grpc.StatusCode:
+    async with grpc.aio.insecure_channel(region.envoy.address) as channel:
         try:
             check = health_pb2.HealthCheckRequest(service=SERVICE)
             await health_pb2_grpc.HealthStub(channel).Check(check, timeout=5)
@@ -97,63 +62,64 @@ async def check_health_over_grpc(region: Region) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-async def ask(client: ReplicaSet, number: int) -> Completion:
-    completion = await client.complete(request(f"n = {number} + ", max_tokens=4), timeout_s=10)
-    assert completion.end is not None
-    assert completion.end.finish_reason in {pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH}
-    assert completion.text
-    return completion
+async def replicas_of_users(region: Site) -> dict[str, set[str]]:
+    """Return the replicas that answer each user of a region, over two connections."""
+    rounds = []
+    for sequence in (1, 2):
+        async with NamedUsers(region.envoy.address) as callers:
+            calls = (callers.complete(names_of(user), sequence=sequence) for user in USERS)
+            rounds.append(await asyncio.gather(*calls))
+    return {user: set(replicas) for user, *replicas in zip(USERS, *rounds, strict=True)}
 
 
-async def test_users_stay_in_their_region_until_it_is_lost(sites: dict[str, Site]) -> None:
-    async with near_users(sites) as regions:
-        for region in regions.values():
-            replicas = await replicas_of_users(region)
-            own = {each.ready["address"] for each in region.site.replicas}
-            assert all(len(each) == 1 for each in replicas.values())
-            assert set.union(*replicas.values()) == own
-            assert region.health() == 200
-            assert await check_health_over_grpc(region) is grpc.StatusCode.OK
-
-        home = regions[HOME]
-        others = [each for each in regions.values() if each is not home]
-        async with await client_at_home(regions) as client:
-            # One replica is lost: the region goes on, and none of the users leaves it.
-            lost = home.site.replicas[0]
-            os.kill(lost.pid, signal.SIGKILL)
-            replicas = await replicas_of_users(home)
-            assert lost.ready["address"] not in set.union(*replicas.values())
-            assert await region_that_answers(client, [*regions.values()], 2) is home
-            assert home.health() == 200
-
-            # The other one, too: the region's edge answers as one that is down, to users and to health checks.
-            os.kill(home.site.replicas[1].pid, signal.SIGKILL)
-            second = await region_that_answers(client, [*regions.values()], 3)
-            assert second in others
-            await eventually(lambda: home.health() == 503)
-            assert await check_health_over_grpc(home) is grpc.StatusCode.UNAVAILABLE
-            assert [each.health() for each in others] == [200, 200]
-
-            # A region without even an edge: its address refuses.
-            os.kill(second.site.envoy.pid, signal.SIGKILL)
-            third = await region_that_answers(client, [each for each in others if each is not second], 4)
-            assert third in others
-
-
-async def client_at_home(regions: Mapping[str, Region]) -> ReplicaSet:
+async def client_at_home(regions: Mapping[str, Site]) -> ReplicaSet:
     """Return the client of a user whose first region is HOME; today the user's name decides."""
-    addresses = ",".join(each.proxy.address for each in regions.values())
+    addresses = ",".join(each.envoy.address for each in regions.values())
     for number in range(32):
         client = ReplicaSet(addresses, user=f"user-{number}")
-        if await region_that_answers(client, [*regions.values()], 1) is regions[HOME]:
+        if await region_that_answers(client, regions, 1) == HOME:
             return client
         await client.aclose()
     raise AssertionError("no user's first region is HOME")
 
 
-async def region_that_answers(client: ReplicaSet, regions: Sequence[Region], number: int) -> Region:
+async def region_that_answers(client: ReplicaSet, regions: Mapping[str, Site], number: int) -> str:
     """Ask a few times, each answered; return the region that answered last."""
     for turn in range(4):
-        completion = await ask(client, 10 * number + turn)
-    (found,) = (each for each in regions if each.proxy.address == completion.address)
+        completion = await client.complete(request(f"n = {number}{turn} + ", max_tokens=4), timeout_s=10)
+        assert completion.end is not None
+        assert completion.end.finish_reason in {pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH}
+        assert completion.text
+    (found,) = (name for name, each in regions.items() if each.envoy.address == completion.address)
     return found
+
+
+async def test_users_stay_in_their_region_until_it_is_lost(regions: dict[str, Site]) -> None:
+    for region in regions.values():
+        replicas = await replicas_of_users(region)
+        assert all(len(each) == 1 for each in replicas.values())
+        assert set.union(*replicas.values()) == {each.ready["address"] for each in region.replicas}
+        assert health_over_http(region) == 200
+        assert await health_over_grpc(region) is grpc.StatusCode.OK
+
+    home, others = regions[HOME], {name: each for name, each in regions.items() if name != HOME}
+    async with await client_at_home(regions) as client:
+        # One replica is lost: the region goes on, and none of the users leaves it.
+        lost = home.replicas[0]
+        os.kill(lost.pid, signal.SIGKILL)
+        replicas = await replicas_of_users(home)
+        assert lost.ready["address"] not in set.union(*replicas.values())
+        assert await region_that_answers(client, regions, 2) == HOME
+        assert health_over_http(home) == 200
+
+        # The other one, too: the region's edge answers as one that is down, to users and to health checks.
+        os.kill(home.replicas[1].pid, signal.SIGKILL)
+        second = await region_that_answers(client, regions, 3)
+        assert second != HOME
+        await eventually(lambda: health_over_http(home) == 503)
+        assert await health_over_grpc(home) is grpc.StatusCode.UNAVAILABLE
+        assert [health_over_http(each) for each in others.values()] == [200, 200]
+
+        # A region without even an edge: its address refuses.
+        os.kill(regions[second].envoy.pid, signal.SIGKILL)
+        assert await region_that_answers(client, regions, 4) in others.keys() - {second}

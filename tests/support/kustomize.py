@@ -5,8 +5,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import yaml
@@ -22,40 +23,26 @@ _OLDEST = (5, 4)
 _TIMEOUT_S = 60
 
 
-def find_kustomize() -> Path | None:
-    """Return the binary of `make deploy-tools`, else the one on PATH."""
-    installed = TOOLS / "kustomize" / "usr" / "bin" / "kustomize"
-    if installed.exists():
-        return installed
-    on_path = shutil.which("kustomize")
-    return Path(on_path) if on_path else None
-
-
+@cache
 def require_kustomize() -> Path:
-    """Return the binary. Without a usable one a laptop skips the test; a build server fails."""
-    found = find_kustomize()
-    problem = "kustomize not found" if found is None else _fault_of(found)
-    if found is not None and problem is None:
-        return found
-    report(f"{problem}; make deploy-tools installs it")
-    raise AssertionError
+    """Return the binary of `make deploy-tools`, else the one on PATH; skip the test without a usable one (`report`)."""
+    installed, on_path = TOOLS / "kustomize" / "usr" / "bin" / "kustomize", shutil.which("kustomize")
+    if not installed.exists() and not on_path:
+        report("kustomize not found; make deploy-tools installs it")
+    found = installed if installed.exists() else Path(str(on_path))
+    # Debian's does not know its version; `make deploy-tools` pins that one.
+    version = re.match(r"v(\d+)\.(\d+)", _run(found, "version").stdout.strip())
+    if version and (int(version[1]), int(version[2])) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        report(f"{found} is {version[0]}, and deploy/ needs kustomize {oldest} or later; make deploy-tools installs it")
+    return found
 
 
-def report(missing: str) -> None:
+def report(missing: str) -> NoReturn:
     """Skip the test because of what is missing, and fail it if CI is set."""
     if os.environ.get("CI"):
         pytest.fail(missing)
     pytest.skip(missing)
-
-
-def _fault_of(binary: Path) -> str | None:
-    """Return what is wrong with a binary. Debian's does not know its version; `make deploy-tools` pins that one."""
-    said = _run(binary, "version").stdout.strip()
-    version = re.match(r"v(\d+)\.(\d+)", said)
-    if version and (int(version[1]), int(version[2])) < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
-        return f"{binary} is {said}, and deploy/ needs kustomize {oldest} or later"
-    return None
 
 
 def render(folder: Path) -> list[Object]:
@@ -93,10 +80,15 @@ def one(objects: Sequence[Object], kind: str, name: str) -> Object:
     return found[0]
 
 
+def of_kind(objects: Sequence[Object], *kinds: str) -> list[Object]:
+    """Return the objects of some kinds."""
+    return [each for each in objects if each["kind"] in kinds]
+
+
 def pod_specs(objects: Sequence[Object]) -> Iterator[tuple[str, Object]]:
     """Yield the pod specification of each workload with its "Kind/name". A Rollout may have none."""
-    for each in objects:
-        if each["kind"] in {"Deployment", "StatefulSet", "DaemonSet", "Job", "Rollout"} and "template" in each["spec"]:
+    for each in of_kind(objects, "Deployment", "StatefulSet", "DaemonSet", "Job", "Rollout"):
+        if "template" in each["spec"]:
             yield name_of(each), each["spec"]["template"]["spec"]
 
 

@@ -1,13 +1,16 @@
-"""The rules of deploy/monitoring, and a run of promtool's unit tests on them."""
+"""The rules of deploy/monitoring, and runs of promtool's unit tests on them."""
 
+import json
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.support.prometheus import require_prometheus
 
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 RULE_FILES = ("recording-rules.yaml", "alerts.yaml")
@@ -82,30 +85,64 @@ class Scenario:
         return text
 
 
-def run_promtool(scenarios: Sequence[Scenario], folder: Path) -> str:
-    """Run the scenarios; return promtool's output, "" if all are right.
+@dataclass(frozen=True)
+class Expression:
+    """A query, and what it answers after an hour with some series."""
+
+    about: str
+    series: Mapping[str, str]
+    query: str
+    value: float | None
+    """The only value, without labels; None for no answer."""
+    files: Sequence[str] = ()
+    """The rule files that are loaded."""
+
+
+def check_scenarios(scenarios: Sequence[Scenario], folder: Path) -> str:
+    """Let promtool run scenarios; return its output, "" if all are right.
 
     Scenarios of one step share a test, each in regions of its own: a test for each would take a minute.
     """
-    rules = load_rules()
-    severities = {rule["alert"]: rule["labels"]["severity"] for rule in rules if "alert" in rule}
+    severities = {rule["alert"]: rule["labels"]["severity"] for rule in load_rules() if "alert" in rule}
     # An alert must be evaluated after the series that it reads.
     order = [group["name"] for group in load_groups()]
-    files = {"rule_files": [str(path) for path in write_plain_rules(folder)], "group_eval_order": order}
-    paths = []
+    documents = []
     for step in sorted({each.step for each in scenarios}):
         chosen = [each for each in scenarios if each.step == step]
         tests = [[each for each in chosen if not each.is_alone], *([each] for each in chosen if each.is_alone)]
-        document = {
-            **files,
-            "evaluation_interval": step,
-            "tests": [_as_test(each, step, severities) for each in tests if each],
+        made = [_as_test(each, step, severities) for each in tests if each]
+        documents.append(
+            {"rule_files": RULE_FILES, "group_eval_order": order, "evaluation_interval": step, "tests": made}
+        )
+    return _run_promtool(documents, folder)
+
+
+def check_expressions(expressions: Sequence[Expression], folder: Path) -> str:
+    """Let promtool evaluate expressions; return its output, "" if all answer as they should."""
+    documents: dict[tuple[str, ...], dict[str, Any]] = {}
+    for each in expressions:
+        samples = [] if each.value is None else [{"labels": "{}", "value": each.value}]
+        test = {
+            "name": each.about,
+            "interval": "1m",
+            "input_series": [{"series": name, "values": values} for name, values in each.series.items()],
+            "promql_expr_test": [{"expr": each.query, "eval_time": "1h", "exp_samples": samples}],
         }
-        paths.append(folder / f"test-{step}.yaml")
-        paths[-1].write_text(yaml.safe_dump(document, sort_keys=False))
+        files = tuple(each.files)
+        documents.setdefault(files, {"rule_files": list(files), "tests": []})["tests"].append(test)
+    return _run_promtool(documents.values(), folder)
+
+
+def _run_promtool(documents: Iterable[Mapping[str, Any]], folder: Path) -> str:
+    require_prometheus()
+    write_plain_rules(folder)
+    paths = []
+    for number, document in enumerate(documents):
+        paths.append(folder / f"test-{number}.json")
+        paths[-1].write_text(json.dumps(document))
     command = ["promtool", "test", "rules", *map(str, paths)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=_PROMTOOL_S, check=False)
-    return "" if result.returncode == 0 else f"{result.stdout}\n{result.stderr}"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_PROMTOOL_S, check=False)
+    return "" if done.returncode == 0 else f"{done.stdout}\n{done.stderr}"
 
 
 def _as_test(scenarios: Sequence[Scenario], step: str, severities: Mapping[str, str]) -> dict[str, Any]:

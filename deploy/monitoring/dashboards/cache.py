@@ -11,13 +11,14 @@ from deploy.monitoring.dashboards.panels import (
     SHARE,
     TOKENS_PER_SECOND,
     Query,
+    Section,
     each_instance,
     lines,
     new_dashboard,
     quantile,
     rate,
+    rates,
     ratio,
-    section,
     select,
     total,
 )
@@ -30,8 +31,8 @@ _AGE = "completion_cache_hit_age_seconds"
 def build() -> dashboard.Dashboard:
     """Return the dashboard."""
     text = "Completions and prompts that were not computed again, and what replicas share in Redis."
-    made = new_dashboard("cache", "Completions: caches and replicas", text)
-    return _replicas(section(made, "Caches", *_hits(), *_costs_and_savings()))
+    caches = ("Caches", *_hits(), *_costs_and_savings())
+    return new_dashboard("cache", "Completions: caches and replicas", text, caches, _replicas())
 
 
 def _hits() -> list[Panel]:
@@ -44,29 +45,25 @@ def _hits() -> list[Panel]:
             SHARE,
             Query(ratio(rate(_HITS), looked_up), "completions"),
             Query(ratio(cached, prompt), "prompt tokens"),
-            width=8,
         ),
         lines(
             "Hits",
             "Requests answered from the completion cache.",
             PER_SECOND,
-            Query(rate(_HITS, by=("level",)), "{{level}}"),
+            rates(_HITS, by=("level",)),
             stacked=True,
-            width=8,
         ),
         lines(
             "Misses",
             "Lookups without an answer, by level and reason.",
             PER_SECOND,
-            Query(rate(_MISSES, by=("level", "reason")), "{{level}} {{reason}}"),
-            width=8,
+            rates(_MISSES, by=("level", "reason")),
         ),
         lines(
             "Age of hits",
             "Median age of the completions that answered.",
             SECONDS,
             Query(quantile("0.5", _AGE, by=("level",)), "{{level}}"),
-            width=8,
         ),
     ]
 
@@ -78,21 +75,18 @@ def _costs_and_savings() -> list[Panel]:
             "Memory of the completions in the processes.",
             BYTES,
             Query(total("completion_cache_bytes", by=("instance",)), "{{instance}}"),
-            width=8,
         ),
         lines(
             "Saved engine time",
             "Seconds of prefill and decode a second that hits did not need.",
             "suffix: s/s",
             Query(rate("completion_cache_saved_engine_seconds_total"), "saved"),
-            width=8,
         ),
         lines(
             "Saved tokens",
             "Tokens that cached completions had cost.",
             TOKENS_PER_SECOND,
-            Query(rate("completion_cache_saved_tokens_total", by=("kind",)), "{{kind}}"),
-            width=8,
+            rates("completion_cache_saved_tokens_total", by=("kind",)),
         ),
         lines(
             "Lookups in Redis",
@@ -100,22 +94,19 @@ def _costs_and_savings() -> list[Panel]:
             SECONDS,
             Query(quantile("0.5", "completion_cache_lookup_seconds"), "p50"),
             Query(quantile("0.99", "completion_cache_lookup_seconds"), "p99"),
-            width=8,
         ),
         lines(
             "Completions kept",
             "In the processes.",
             COUNT,
             Query(total("completion_cache_entries", by=("instance",)), "{{instance}}"),
-            width=8,
         ),
     ]
 
 
-def _replicas(made: dashboard.Dashboard) -> dashboard.Dashboard:
+def _replicas() -> Section:
     lane = "completion_lane"
-    return section(
-        made,
+    return (
         "Redis and replicas",
         each_instance(
             "Redis", "1: available, the breaker is closed. 0: this server goes on alone.", "completion_redis_available"
@@ -126,13 +117,7 @@ def _replicas(made: dashboard.Dashboard) -> dashboard.Dashboard:
             "How often the breaker has opened since the start of each server.",
             "completion_redis_outages_total",
         ),
-        lines(
-            "Commands",
-            "Commands to Redis.",
-            PER_SECOND,
-            Query(rate("completion_redis_commands_total", by=("instance",)), "{{instance}}"),
-            width=8,
-        ),
+        lines("Commands", "Commands to Redis.", PER_SECOND, rates("completion_redis_commands_total", by=("instance",))),
         lines(
             "Lanes",
             "Requests announced to other replicas, messages of others, and those announced too late.",
@@ -140,7 +125,6 @@ def _replicas(made: dashboard.Dashboard) -> dashboard.Dashboard:
             Query(rate(f"{lane}_announcements_total"), "announced"),
             Query(rate(f"{lane}_messages_received_total"), "received"),
             Query(rate(f"{lane}_announcements_overtaken_total"), "too late"),
-            width=8,
         ),
         lines(
             "Leases and clocks",
@@ -148,6 +132,5 @@ def _replicas(made: dashboard.Dashboard) -> dashboard.Dashboard:
             COUNT,
             Query(select("completion_leases"), "leases {{instance}}"),
             Query(f"1000 * {select('completion_replica_clock_error_seconds')}", "clock ms {{instance}}"),
-            width=8,
         ),
     )

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from grafana_foundation_sdk.builders import bargauge, common, dashboard, heatmap, prometheus, stat, table, timeseries
 from grafana_foundation_sdk.models import common as common_model
@@ -11,8 +13,13 @@ from grafana_foundation_sdk.models import prometheus as prometheus_model
 JOB = 'job="completion-server"'
 SCOPE = f'{JOB}, region=~"$region", instance=~"$instance"'
 """Selects the servers that a dashboard's variables choose."""
+INSTANCE = ("instance", "Instance", f'completion_build_info{{{JOB}, region=~"$region"}}')
+"""The variable that chooses servers."""
+Section = Sequence[Any]
+"""A row's title and its panels, whose widths add up to whole lines."""
 TAG = "completion-server"
-WIDTH = 24
+_WIDTH = 24
+"""Of a dashboard, in Grafana's columns."""
 PERCENTILES = {"0.5": "p50", "0.95": "p95", "0.99": "p99"}
 WAITED_FOR = 'trigger!="prefetch"'
 """Requests that somebody waits for, as in the recording rules and the objective."""
@@ -52,6 +59,11 @@ def increase(metric: str, *matchers: str, by: Sequence[str] = (), scope: str = S
     return _sum(f"increase({select(metric, *matchers, scope=scope)}[$__range])", by)
 
 
+def rates(metric: str, *matchers: str, by: Sequence[str]) -> Query:
+    """Return a query of a counter's rates a second by labels, which name the series."""
+    return Query(rate(metric, *matchers, by=by), " ".join(f"{{{{{label}}}}}" for label in by))
+
+
 def total(metric: str, *matchers: str, by: Sequence[str] = (), scope: str = SCOPE) -> str:
     """Return the sum of a gauge."""
     return _sum(select(metric, *matchers, scope=scope), by)
@@ -73,13 +85,7 @@ def _sum(expression: str, by: Sequence[str]) -> str:
 
 
 def lines(
-    title: str,
-    text: str,
-    unit: str,
-    *queries: Query,
-    width: int = 12,
-    stacked: bool = False,
-    limit: float | None = None,
+    title: str, text: str, unit: str, *queries: Query, width: int = 8, stacked: bool = False, limit: float | None = None
 ) -> timeseries.Panel:
     """Return lines over time. `limit` is drawn as a red line."""
     panel = timeseries.Panel().line_width(_LINE_WIDTH).fill_opacity(_FILL)
@@ -96,46 +102,48 @@ def lines(
     return _finish(panel.tooltip(tooltip.sort(common_model.SortOrder.DESCENDING)), title, text, unit, queries, width)
 
 
+half_lines = partial(lines, width=12)
+"""Returns lines over half of the width."""
+
+
 def each_instance(title: str, text: str, metric: str, unit: str = COUNT) -> timeseries.Panel:
     """Return lines over a third of the width: the values of a metric at each server."""
-    return lines(title, text, unit, Query(select(metric), "{{instance}}"), width=8)
+    return lines(title, text, unit, Query(select(metric), "{{instance}}"))
 
 
-def bars(title: str, text: str, unit: str, *queries: Query, width: int = 8, height: int = 8) -> bargauge.Panel:
+def bars(title: str, text: str, unit: str, *queries: Query, width: int = 8) -> bargauge.Panel:
     """Return horizontal bars, one for each series, over the time range."""
     panel = bargauge.Panel().orientation(common_model.VizOrientation.HORIZONTAL).min(0.0)
     panel = panel.display_mode(common_model.BarGaugeDisplayMode.BASIC).show_unfilled(True)
     panel = panel.value_mode(common_model.BarGaugeValueMode.TEXT).reduce_options(_last())
     panel = panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC))
-    return _finish(panel, title, text, unit, queries, width, is_instant=True).height(height)
+    return _finish(panel, title, text, unit, queries, width, is_instant=True)
 
 
-def number(
-    title: str, text: str, unit: str, query: Query, *steps: tuple[str, float | None], width: int = 6
-) -> stat.Panel:
+def number(title: str, text: str, unit: str, query: Query, *steps: tuple[str, float | None]) -> stat.Panel:
     """Return one number over the time range, coloured from each step's value on."""
     panel = stat.Panel().reduce_options(_last()).graph_mode(common_model.BigValueGraphMode.NONE)
     panel = panel.thresholds(_thresholds(*(steps or (("text", None),))))
-    return _finish(panel, title, text, unit, (query,), width, is_instant=True).height(4)
+    return _finish(panel, title, text, unit, (query,), 6, is_instant=True).height(4)
 
 
-def heat(title: str, text: str, query: Query, *, width: int = 12) -> heatmap.Panel:
+def heat(title: str, text: str, query: Query) -> heatmap.Panel:
     """Return a heat map of a histogram over time; the query is its buckets by `le`."""
     panel = heatmap.Panel().y_axis(heatmap.YAxisConfig().unit(SECONDS))
     panel = panel.filter_values(heatmap.FilterValueRange().le(_NEARLY_0))
-    return _finish(panel, title, text, SECONDS, (query,), width, format_=prometheus_model.PromQueryFormat.HEATMAP)
+    return _finish(panel, title, text, SECONDS, (query,), 12, format_=prometheus_model.PromQueryFormat.HEATMAP)
 
 
-def grid(title: str, text: str, columns: dict[str, tuple[str, Query]], *, by: str, width: int = WIDTH) -> table.Panel:
-    """Return a table: a row for each value of the label `by`, and columns by title with a unit and a query each."""
+def grid(title: str, text: str, columns: dict[str, tuple[str, str]], *, by: str) -> table.Panel:
+    """Return a table: a row for each value of the label `by`, and columns by title: a unit and an expression each."""
     panel = table.Panel().show_header(True)
-    for ref, (name, (unit, _query)) in zip(_refs(), columns.items(), strict=False):
+    for ref, (name, (unit, _expression)) in zip(_refs(), columns.items(), strict=False):
         matcher = model.MatcherConfig(id_val="byName", options=f"Value #{ref}")
         shown = [model.DynamicConfigValue("displayName", name), model.DynamicConfigValue("unit", unit)]
         panel = panel.with_override(matcher, shown)
-    queries = [query for _unit, query in columns.values()]
+    queries = [Query(expression) for _unit, expression in columns.values()]
     format_ = prometheus_model.PromQueryFormat.TABLE
-    panel = _finish(panel, title, text, COUNT, queries, width, is_instant=True, format_=format_)
+    panel = _finish(panel, title, text, COUNT, queries, _WIDTH, is_instant=True, format_=format_)
     panel = panel.with_transformation(
         model.DataTransformerConfig("joinByField", options={"byField": by, "mode": "outer"})
     )
@@ -169,8 +177,13 @@ def _thresholds(*steps: tuple[str, float | None]) -> dashboard.ThresholdsConfig:
     return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(found)
 
 
-def new_dashboard(name: str, title: str, text: str, *, has_instances: bool = True) -> dashboard.Dashboard:
-    """Return an empty dashboard with the variables datasource, region and, unless regions are compared, instance."""
+def new_dashboard(
+    name: str, title: str, text: str, *sections: Section, variables: Sequence[tuple[str, str, str]] = (INSTANCE,)
+) -> dashboard.Dashboard:
+    """Return a dashboard with a row for each section, and the variables datasource, region and `variables`.
+
+    A variable has a label, a title and a selector.
+    """
     made = dashboard.Dashboard(title).uid(f"completion-{name}").description(text).tags([TAG]).readonly()
     made = made.refresh("30s").time("now-1h", "now").timezone("browser")
     made = made.tooltip(model.DashboardCursorSync.CROSSHAIR)
@@ -179,25 +192,19 @@ def new_dashboard(name: str, title: str, text: str, *, has_instances: bool = Tru
     made = made.link(links).with_variable(
         dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
     )
-    made = made.with_variable(label_variable("region", "Region", f"completion_build_info{{{JOB}}}"))
-    if has_instances:
-        known = f'completion_build_info{{{JOB}, region=~"$region"}}'
-        made = made.with_variable(label_variable("instance", "Instance", known))
+    for each in (("region", "Region", f"completion_build_info{{{JOB}}}"), *variables):
+        made = made.with_variable(_label_variable(*each))
+    for title_of_row, *panels in sections:
+        made = made.with_row(dashboard.Row(title_of_row))
+        for panel in panels:
+            made = made.with_panel(panel)
     return made
 
 
-def label_variable(label: str, title: str, selector: str) -> dashboard.QueryVariable:
+def _label_variable(label: str, title: str, selector: str) -> dashboard.QueryVariable:
     """Return a variable with the values of a label; at first all of them, also those of series without the label."""
     variable = dashboard.QueryVariable(label).label(title).query(f"label_values({selector}, {label})")
     variable = variable.datasource(_DATASOURCE).multi(True).include_all(True).all_value(".*")
     variable = variable.current(model.VariableOption(selected=True, text=["All"], value=["$__all"]))
     variable = variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
     return variable.sort(model.VariableSort.ALPHABETICAL_ASC)
-
-
-def section(made: dashboard.Dashboard, title: str, *panels) -> dashboard.Dashboard:  # noqa: ANN002
-    """Add a row with panels, whose widths add up to whole lines."""
-    made = made.with_row(dashboard.Row(title))
-    for panel in panels:
-        made = made.with_panel(panel)
-    return made

@@ -7,13 +7,14 @@ from deploy.monitoring.dashboards.panels import (
     SHARE,
     TOKENS_PER_SECOND,
     Query,
+    Section,
     bars,
     increase,
     lines,
     new_dashboard,
     rate,
+    rates,
     ratio,
-    section,
 )
 
 _QUALITY = "completion_quality_total"
@@ -23,17 +24,17 @@ _SHOWN, _ACCEPTED, _SURVIVED = (f'event="{event}"' for event in ("shown", "accep
 def build() -> dashboard.Dashboard:
     """Return the dashboard."""
     text = "Acceptance by latency, K, model and region; tokens wasted and saved."
-    return _wasted(_over_time(_acceptance(new_dashboard("quality", "Completions: seen and wasted", text))))
+    sections = (_acceptance(), _over_time(), _wasted())
+    return new_dashboard("quality", "Completions: seen and wasted", text, *sections)
 
 
 def _accepted(*by: str) -> str:
     return ratio(increase(_QUALITY, _ACCEPTED, by=by), increase(_QUALITY, _SHOWN, by=by))
 
 
-def _acceptance(made: dashboard.Dashboard) -> dashboard.Dashboard:
+def _acceptance() -> Section:
     survived = ratio(increase(_QUALITY, _SURVIVED, by=("ttft",)), increase(_QUALITY, _ACCEPTED, by=("ttft",)))
-    return section(
-        made,
+    return (
         "Latency against acceptance",
         bars(
             "Accepted, by TTFT in seconds",
@@ -69,56 +70,48 @@ def _acceptance(made: dashboard.Dashboard) -> dashboard.Dashboard:
     )
 
 
-def _over_time(made: dashboard.Dashboard) -> dashboard.Dashboard:
-    by = ("event",)
-    return section(
-        made,
+def _over_time() -> Section:
+    return (
         "Seen",
         lines(
             "Shown, accepted, survived",
             "Completions a second, as editors report them.",
             PER_SECOND,
-            Query(rate(_QUALITY, by=by), "{{event}}"),
-            width=8,
+            rates(_QUALITY, by=("event",)),
         ),
         lines(
             "Reports",
             "Feedback of editors by kind; refused reports name no known completion.",
             PER_SECOND,
-            Query(rate("completion_feedback_total", by=("kind",)), "{{kind}}"),
-            width=8,
+            rates("completion_feedback_total", by=("kind",)),
         ),
         lines(
             "Accepted characters",
             "Characters a second of completions that users accepted.",
             "suffix: characters/s",
             Query(rate("completion_accepted_characters_total"), "characters"),
-            width=8,
         ),
     )
 
 
-def _wasted(made: dashboard.Dashboard) -> dashboard.Dashboard:
+def _wasted() -> Section:
     wasted, generated = rate("completion_wasted_tokens_total"), rate("completion_engine_generated_tokens_total")
     aborted = rate("completion_engine_aborted_tokens_total")
-    return section(
-        made,
+    return (
         "Wasted and saved",
         lines(
             "Wasted share",
             "Of the generated tokens, those for requests that nobody waited for, and those after an abort.",
             SHARE,
             Query(ratio(f"({wasted} + {aborted})", generated), "wasted"),
-            width=8,
         ),
         lines(
             "Wasted tokens",
             "By the outcome of their requests; diverged: the user typed something else.",
             TOKENS_PER_SECOND,
-            Query(rate("completion_wasted_tokens_total", by=("outcome",)), "{{outcome}}"),
+            rates("completion_wasted_tokens_total", by=("outcome",)),
             Query(aborted, "after an abort"),
             stacked=True,
-            width=8,
         ),
         lines(
             "Saved tokens",
@@ -126,7 +119,6 @@ def _wasted(made: dashboard.Dashboard) -> dashboard.Dashboard:
             TOKENS_PER_SECOND,
             Query(rate("completion_reattached_tokens_total"), "reattached"),
             Query(rate("completion_cache_saved_tokens_total", 'kind="completion"'), "cached"),
-            width=8,
         ),
         lines(
             "Generations kept",

@@ -11,8 +11,10 @@ from deploy.monitoring.dashboards.panels import (
     STAGES,
     WAITED_FOR,
     Query,
+    Section,
     bars,
     each_instance,
+    half_lines,
     heat,
     increase,
     lines,
@@ -20,8 +22,8 @@ from deploy.monitoring.dashboards.panels import (
     number,
     quantile,
     rate,
+    rates,
     ratio,
-    section,
     select,
     total,
 )
@@ -32,19 +34,16 @@ _IN_TIME = 'result="in_time"'
 
 def build() -> dashboard.Dashboard:
     """Return the dashboard."""
-    made = new_dashboard(
-        "serving", "Completions: serving", "Latency by stage and percentile, outcomes, queue and engine."
-    )
-    made = _objective(made)
-    made = section(made, "Waterfall by percentile", *map(_waterfall, PERCENTILES), *map(_stages, PERCENTILES))
-    return _queue(_outcomes(_ttft(made)))
+    text = "Latency by stage and percentile, outcomes, queue and engine."
+    waterfall = ("Waterfall by percentile", *map(_waterfall, PERCENTILES), *map(_stages, PERCENTILES))
+    sections = (_objective(), waterfall, _ttft(), _outcomes(), _queue())
+    return new_dashboard("serving", "Completions: serving", text, *sections)
 
 
-def _objective(made: dashboard.Dashboard) -> dashboard.Dashboard:
+def _objective() -> Section:
     in_time = Query(ratio(increase(_SLO, _IN_TIME), increase(_SLO)))
     waited = "Of the requests that somebody waited for, those with their first token within the budget."
-    return section(
-        made,
+    return (
         "Objective: 95% in time",
         number("In time", waited, SHARE, in_time, ("red", None), ("yellow", 0.95), ("green", 0.99)),
         number(
@@ -71,17 +70,16 @@ def _waterfall(share: str):  # noqa: ANN202
 def _stages(share: str):  # noqa: ANN202
     queries = [Query(quantile(share, _STAGE, f'stage="{stage}"'), stage, has_exemplars=True) for stage in STAGES]
     text = "Which stage grew. Percentiles of stages do not add up to the percentile of the whole."
-    return lines(f"Stages over time, {PERCENTILES[share]}", text, SECONDS, *queries, width=8, stacked=True)
+    return lines(f"Stages over time, {PERCENTILES[share]}", text, SECONDS, *queries, stacked=True)
 
 
-def _ttft(made: dashboard.Dashboard) -> dashboard.Dashboard:
+def _ttft() -> Section:
     queries = [Query(quantile(s, _TTFT, WAITED_FOR), name, has_exemplars=True) for s, name in PERCENTILES.items()]
     budget = Query(f"max({select('completion_ttft_budget_seconds')})", "budget")
     buckets = Query(rate(f"{_TTFT}_bucket", WAITED_FOR, by=("le",)), "{{le}}")
-    return section(
-        made,
+    return (
         "Time to first token",
-        lines(
+        half_lines(
             "TTFT",
             "By percentile, with the budget, without prefetches; the dots are traces.",
             SECONDS,
@@ -97,25 +95,23 @@ def _ttft(made: dashboard.Dashboard) -> dashboard.Dashboard:
     )
 
 
-def _outcomes(made: dashboard.Dashboard) -> dashboard.Dashboard:
-    outcome = ("outcome",)
+def _outcomes() -> Section:
     requests = "completion_requests_total"
     shed = rate(requests, 'outcome="shed"', 'shed_reason!=""', by=("shed_reason",))
-    return section(
-        made,
+    return (
         "Outcomes",
-        lines(
+        half_lines(
             "Outcomes",
             "Ended requests by outcome: answered (stop, length), superseded, cancelled, shed, failed.",
             PER_SECOND,
-            Query(rate(requests, by=outcome), "{{outcome}}"),
+            rates(requests, by=("outcome",)),
             stacked=True,
         ),
-        lines(
+        half_lines(
             "The objective",
             "Requests that somebody waited for, by result. All but in_time count against it.",
             PER_SECOND,
-            Query(rate(_SLO, by=("result",)), "{{result}}"),
+            rates(_SLO, by=("result",)),
             stacked=True,
         ),
         lines(
@@ -124,28 +120,19 @@ def _outcomes(made: dashboard.Dashboard) -> dashboard.Dashboard:
             SHARE,
             Query(f"{shed} / on () group_left () ({rate(requests)} > 0)", "{{shed_reason}}"),
             stacked=True,
-            width=8,
         ),
         lines(
             "Refused",
             "Requests that were not admitted, by status code.",
             PER_SECOND,
-            Query(rate("completion_refused_requests_total", by=("code",)), "{{code}}"),
-            width=8,
+            rates("completion_refused_requests_total", by=("code",)),
         ),
-        lines(
-            "By trigger",
-            "Ended requests by what caused them.",
-            PER_SECOND,
-            Query(rate(requests, by=("trigger",)), "{{trigger}}"),
-            width=8,
-        ),
+        lines("By trigger", "Ended requests by what caused them.", PER_SECOND, rates(requests, by=("trigger",))),
     )
 
 
-def _queue(made: dashboard.Dashboard) -> dashboard.Dashboard:
-    return section(
-        made,
+def _queue() -> Section:
+    return (
         "Queue and engine",
         lines(
             "Slots and queue",
@@ -154,7 +141,6 @@ def _queue(made: dashboard.Dashboard) -> dashboard.Dashboard:
             Query(total("completion_queued_requests"), "waiting"),
             Query(total("completion_running_requests"), "in use"),
             Query(total("completion_slots"), "slots"),
-            width=8,
         ),
         lines(
             "Engine",
@@ -162,27 +148,21 @@ def _queue(made: dashboard.Dashboard) -> dashboard.Dashboard:
             COUNT,
             Query(total("completion_engine_running_requests"), "running"),
             Query(total("completion_engine_waiting_requests"), "waiting in the engine"),
-            width=8,
         ),
         each_instance(
-            "KV cache",
-            "Share of the KV cache in use by live generations.",
-            "completion_engine_kv_usage_ratio",
-            SHARE,
+            "KV cache", "Share of the KV cache in use by live generations.", "completion_engine_kv_usage_ratio", SHARE
         ),
         lines(
             "Event loop",
             "Lateness of the event loop. All work in it waits as long.",
             SECONDS,
             Query(quantile("0.99", "completion_loop_lag_seconds", by=("instance",)), "p99 {{instance}}"),
-            width=8,
         ),
         lines(
             "Aborts",
             "From the abort of a running request until its slot is free.",
             SECONDS,
             Query(quantile("0.95", "completion_abort_seconds"), "p95"),
-            width=8,
         ),
         each_instance("Restarts of the engine", "Since the start of each server.", "completion_engine_restarts_total"),
     )

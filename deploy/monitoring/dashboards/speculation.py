@@ -3,19 +3,20 @@
 from grafana_foundation_sdk.builders import dashboard
 
 from deploy.monitoring.dashboards.panels import (
-    COUNT,
     SHARE,
     TOKENS_PER_SECOND,
     Query,
+    Section,
     bars,
+    each_instance,
+    half_lines,
     increase,
     lines,
     new_dashboard,
     quantile,
     rate,
+    rates,
     ratio,
-    section,
-    select,
 )
 
 _DRAFTED, _ACCEPTED = (f"completion_speculation_{kind}_tokens_total" for kind in ("drafted", "accepted"))
@@ -25,13 +26,12 @@ _FIRST = 'position="1"'
 
 def build() -> dashboard.Dashboard:
     """Return the dashboard."""
-    made = new_dashboard("speculation", "Completions: speculation", "Acceptance by position and K, and what it gains.")
-    return _speed(_acceptance(made))
+    text = "Acceptance by position and K, and what it gains."
+    return new_dashboard("speculation", "Completions: speculation", text, _acceptance(), _speed())
 
 
-def _acceptance(made: dashboard.Dashboard) -> dashboard.Dashboard:
-    return section(
-        made,
+def _acceptance() -> Section:
+    return (
         "By position and K",
         bars(
             "Accepted, by position",
@@ -51,13 +51,13 @@ def _acceptance(made: dashboard.Dashboard) -> dashboard.Dashboard:
             "suffix: tokens",
             Query(f"1 + {increase(_ACCEPTED, by=('k',))} / ({increase(_DRAFTED, _FIRST, by=('k',))} > 0)", "K={{k}}"),
         ),
-        lines(
+        half_lines(
             "Accepted over time, by position",
             "A fall at all positions is a change of the text or the model.",
             SHARE,
             Query(ratio(rate(_ACCEPTED, by=("position",)), rate(_DRAFTED, by=("position",))), "{{position}}"),
         ),
-        lines(
+        half_lines(
             "Accepted over time, by K",
             "Acceptance falls with K; judge K by tokens per second.",
             SHARE,
@@ -66,16 +66,11 @@ def _acceptance(made: dashboard.Dashboard) -> dashboard.Dashboard:
     )
 
 
-def _speed(made: dashboard.Dashboard) -> dashboard.Dashboard:
-    return section(
-        made,
+def _speed() -> Section:
+    return (
         "K and speed",
-        lines(
-            "K",
-            "Draft tokens of a step with as many generations as run now.",
-            COUNT,
-            Query(select("completion_num_speculative_tokens"), "{{instance}}"),
-            width=8,
+        each_instance(
+            "K", "Draft tokens of a step with as many generations as run now.", "completion_num_speculative_tokens"
         ),
         lines(
             "Steps by K",
@@ -83,7 +78,6 @@ def _speed(made: dashboard.Dashboard) -> dashboard.Dashboard:
             "suffix: steps/s",
             Query(rate(_STEPS, by=("k",)), "K={{k}}"),
             stacked=True,
-            width=8,
         ),
         lines(
             "Drafted and accepted",
@@ -91,16 +85,15 @@ def _speed(made: dashboard.Dashboard) -> dashboard.Dashboard:
             TOKENS_PER_SECOND,
             Query(rate("completion_tokens_total", 'kind="drafted"'), "drafted"),
             Query(rate("completion_tokens_total", 'kind="accepted_draft"'), "accepted"),
-            width=8,
         ),
-        lines(
+        half_lines(
             "Generated tokens",
             "All that the engine computed.",
             TOKENS_PER_SECOND,
-            Query(rate("completion_engine_generated_tokens_total", by=("instance",)), "{{instance}}"),
+            rates("completion_engine_generated_tokens_total", by=("instance",)),
             stacked=True,
         ),
-        lines(
+        half_lines(
             "Time of a token",
             "Decode time of one token of one request.",
             "s",

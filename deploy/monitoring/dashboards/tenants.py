@@ -4,6 +4,7 @@ from grafana_foundation_sdk.builders import dashboard
 
 from deploy.monitoring.dashboards.panels import (
     COUNT,
+    INSTANCE,
     PER_SECOND,
     SCOPE,
     SECONDS,
@@ -11,14 +12,13 @@ from deploy.monitoring.dashboards.panels import (
     TOKENS_PER_SECOND,
     Query,
     grid,
+    half_lines,
     increase,
-    label_variable,
-    lines,
     new_dashboard,
     quantile,
     rate,
+    rates,
     ratio,
-    section,
 )
 
 _REQUESTS, _TTFT, _TOKENS = (f"completion_tenant_{name}" for name in ("requests_total", "ttft_seconds", "tokens_total"))
@@ -30,10 +30,9 @@ _LEGEND = "{{tenant}}"
 def build() -> dashboard.Dashboard:
     """Return the dashboard."""
     text = "Needs metrics.tenants in the configuration. Tenants that are not there count as other."
-    made = new_dashboard("tenants", "Completions: tenants", text)
-    made = made.with_variable(label_variable("tenant", "Tenant", f"{_REQUESTS}{{{SCOPE}}}"))
-    made = section(made, "All tenants", _table())
-    return section(made, "Over time", *_over_time())
+    sections = (("All tenants", _table()), ("Over time", *_over_time()))
+    variables = (INSTANCE, ("tenant", "Tenant", f"{_REQUESTS}{{{SCOPE}}}"))
+    return new_dashboard("tenants", "Completions: tenants", text, *sections, variables=variables)
 
 
 def _table():  # noqa: ANN202
@@ -46,36 +45,35 @@ def _table():  # noqa: ANN202
         "tokens computed": (COUNT, increase(_TOKENS, _CHOSEN, 'kind="completion"', by=_TENANT)),
         "prompt tokens": (COUNT, increase(_TOKENS, _CHOSEN, 'kind="prompt"', by=_TENANT)),
     }
-    queries = {name: (unit, Query(expression)) for name, (unit, expression) in columns.items()}
-    return grid("Tenants", "Over the time range.", queries, by="tenant")
+    return grid("Tenants", "Over the time range.", columns, by="tenant")
 
 
 def _over_time():  # noqa: ANN202
     outcomes = rate(_REQUESTS, _CHOSEN, by=("tenant", "outcome"))
     return (
-        lines(
-            "Requests",
-            "Ended requests by tenant.",
-            PER_SECOND,
-            Query(rate(_REQUESTS, _CHOSEN, by=_TENANT), _LEGEND),
-            stacked=True,
+        half_lines(
+            "Requests", "Ended requests by tenant.", PER_SECOND, rates(_REQUESTS, _CHOSEN, by=_TENANT), stacked=True
         ),
-        lines("First token within 200 ms", "Of the requests with a first token.", SHARE, Query(_within(rate), _LEGEND)),
-        lines(
+        half_lines(
+            "First token within 200 ms", "Of the requests with a first token.", SHARE, Query(_within(rate), _LEGEND)
+        ),
+        half_lines(
             "TTFT p95", "By tenant.", SECONDS, Query(quantile("0.95", _TTFT, _CHOSEN, by=_TENANT), _LEGEND), limit=0.2
         ),
-        lines(
+        half_lines(
             "Shed",
             "Share of the ended requests, over the tenant's own limits or for the server's load.",
             SHARE,
             Query(_share(rate, 'outcome="shed"'), _LEGEND),
         ),
-        lines("Outcomes", "By tenant.", PER_SECOND, Query(f"{outcomes} > 0", "{{tenant}} {{outcome}}"), stacked=True),
-        lines(
+        half_lines(
+            "Outcomes", "By tenant.", PER_SECOND, Query(f"{outcomes} > 0", "{{tenant}} {{outcome}}"), stacked=True
+        ),
+        half_lines(
             "Tokens",
             "Computed for each tenant, by kind; cached prompt tokens are a part of the prompt's.",
             TOKENS_PER_SECOND,
-            Query(rate(_TOKENS, _CHOSEN, by=("tenant", "kind")), "{{tenant}} {{kind}}"),
+            rates(_TOKENS, _CHOSEN, by=("tenant", "kind")),
         ),
     )
 

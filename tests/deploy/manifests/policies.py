@@ -5,14 +5,13 @@ They take plain objects, so that a test can break one and see that the policy sa
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import yaml
 
 from completion_server.rpc.server import ADMIN_SERVICE, COMPLETION_SERVICE
 from loadtest.bench.replicas.envoy import cluster_of
 from tests.deploy.manifests.targets import server_config
-from tests.support.kustomize import Object, containers, name_of, one, pod_specs
+from tests.support.kustomize import Object, containers, name_of, of_kind, one, pod_specs
 
 Policy = Callable[[list[Object]], Iterator[str]]
 
@@ -29,8 +28,11 @@ _GIVEN_SECRETS = {"completion-redis", "completion-secret", "completion-clients"}
 def probes(objects: list[Object]) -> Iterator[str]:
     """Every container that serves has all three; the server's ask its gRPC health for services that it has."""
     for name, container, _ in containers(objects):
-        if not name.startswith("Job/"):
-            yield from (f"{name}: no {each}" for each in _PROBES if each not in container and _needs(name, each))
+        needed = () if name.startswith("Job/") else _PROBES
+        for each in needed:
+            listens_at_once = (name, each) == ("StatefulSet/redis/redis", "startupProbe")
+            if each not in container and not listens_at_once:
+                yield f"{name}: no {each}"
         if container["name"] != "server":
             continue
         config = server_config(objects)
@@ -38,8 +40,7 @@ def probes(objects: list[Object]) -> Iterator[str]:
         for each, service in zip(_PROBES, (COMPLETION_SERVICE, COMPLETION_SERVICE, ADMIN_SERVICE), strict=True):
             if container.get(each, {}).get("grpc") != {"port": port, "service": service}:
                 yield f"{name}: {each} does not ask {service} on port {port}"
-        startup = container.get("startupProbe", {})
-        allowed_s = startup.get("periodSeconds", 10) * startup.get("failureThreshold", 3)
+        allowed_s = _startup_s(container)
         if allowed_s < config.engine.start_timeout_s + WARM_UP_S:
             yield f"{name}: startupProbe allows {allowed_s} s, less than engine.start_timeout_s and a warm-up"
 
@@ -47,9 +48,10 @@ def probes(objects: list[Object]) -> Iterator[str]:
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
-def _needs(name: str, probe: str) -> bool:
-    """Redis listens at once."""
-    return (name, probe) != ("StatefulSet/redis/redis", "startupProbe")
+def _startup_s(container: Object) -> float:
+    """Return how long a container may take to start, by Kubernetes' defaults unless its probe says otherwise."""
+    probe = container.get("startupProbe", {})
+    return float(probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3))
 
 
 def resources(objects: list[Object]) -> Iterator[str]:
@@ -107,14 +109,10 @@ def tokens(objects: list[Object]) -> Iterator[str]:
 
 def images(objects: list[Object]) -> Iterator[str]:
     """Every image, also of a volume, is named by its digest."""
-    for name, container, _ in containers(objects):
-        if not _DIGEST.fullmatch(container["image"]):
-            yield f"{name}: {container['image']} has no digest"
+    named = [(name, container["image"]) for name, container, _ in containers(objects)]
     for owner, pod in pod_specs(objects):
-        for volume in pod.get("volumes", ()):
-            reference = volume.get("image", {}).get("reference")
-            if reference is not None and not _DIGEST.fullmatch(reference):
-                yield f"{owner}: {reference} has no digest"
+        named += [(owner, each["image"]["reference"]) for each in pod.get("volumes", ()) if "image" in each]
+    yield from (f"{name}: {image} has no digest" for name, image in named if not _DIGEST.fullmatch(image))
 
 
 def ports(objects: list[Object]) -> Iterator[str]:
@@ -123,7 +121,7 @@ def ports(objects: list[Object]) -> Iterator[str]:
     for name, container, _ in containers(objects):
         owner = declared.setdefault(name.split("/")[1], {})
         owner |= {port["name"]: port["containerPort"] for port in container.get("ports", ())}
-    for service in (each for each in objects if each["kind"] == "Service"):
+    for service in of_kind(objects, "Service"):
         found = declared.get(service["spec"]["selector"]["app.kubernetes.io/name"], {})
         for port in service["spec"]["ports"]:
             if found.get(port["targetPort"]) != port["port"]:
@@ -161,10 +159,8 @@ def _hook_s(hook: Object | None) -> float:
 
 def disruptions(objects: list[Object]) -> Iterator[str]:
     """Replicated pods are spread over nodes, and a drain of nodes takes one at a time."""
-    budgets = [each["spec"] for each in objects if each["kind"] == "PodDisruptionBudget"]
-    for each in objects:
-        if each["kind"] not in {"Deployment", "StatefulSet"}:
-            continue
+    budgets = [each["spec"] for each in of_kind(objects, "PodDisruptionBudget")]
+    for each in of_kind(objects, "Deployment", "StatefulSet"):
         labels = each["spec"]["template"]["metadata"]["labels"]
         found = [budget for budget in budgets if budget["selector"]["matchLabels"].items() <= labels.items()]
         if [budget.get("maxUnavailable") for budget in found] != [1]:
@@ -179,18 +175,17 @@ def disruptions(objects: list[Object]) -> Iterator[str]:
 
 def references(objects: list[Object]) -> Iterator[str]:
     """What a pod mounts or names is there, or is made from what the README has an operator create."""
-    made = {each["spec"]["secretName"] for each in objects if each["kind"] == "Certificate"}
+    made = {each["spec"]["secretName"] for each in of_kind(objects, "Certificate")}
     names = {(each["kind"], each["metadata"]["name"]) for each in objects}
     names |= {("Secret", name) for name in made | _GIVEN_SECRETS}
     for owner, pod in pod_specs(objects):
         for kind, name in _named(pod):
             if (kind, name) not in names:
                 yield f"{owner}: there is no {kind}/{name}"
-    for each in objects:
-        if each["kind"] == "Gateway":
-            for listener in each["spec"]["listeners"]:
-                found = {found["name"] for found in listener.get("tls", {}).get("certificateRefs", ())}
-                yield from (f"{name_of(each)}: nobody makes the Secret {name}" for name in found - made)
+    for each in of_kind(objects, "Gateway"):
+        for listener in each["spec"]["listeners"]:
+            found = {found["name"] for found in listener.get("tls", {}).get("certificateRefs", ())}
+            yield from (f"{name_of(each)}: nobody makes the Secret {name}" for name in found - made)
 
 
 def _named(pod: Object) -> Iterator[tuple[str, str]]:
@@ -198,10 +193,9 @@ def _named(pod: Object) -> Iterator[tuple[str, str]]:
         for key, kind, field in _SOURCES:
             if key in volume:
                 yield kind, volume[key][field]
-    if "serviceAccountName" in pod:
-        yield "ServiceAccount", pod["serviceAccountName"]
-    if "priorityClassName" in pod:
-        yield "PriorityClass", pod["priorityClassName"]
+    for kind, key in (("ServiceAccount", "serviceAccountName"), ("PriorityClass", "priorityClassName")):
+        if key in pod:
+            yield kind, pod[key]
 
 
 _SOURCES = (
@@ -213,10 +207,10 @@ _SOURCES = (
 
 def admission(objects: list[Object]) -> Iterator[str]:
     """The gateway asks for client certificates, or takes the names of users from tokens alone."""
-    for policy in (each for each in objects if each["kind"] == "ClientTrafficPolicy"):
+    for policy in of_kind(objects, "ClientTrafficPolicy"):
         spec = policy["spec"]
         validation = spec.get("tls", {}).get("clientValidation", {})
-        has_tokens = any(each["kind"] == "SecurityPolicy" and "jwt" in each["spec"] for each in objects)
+        has_tokens = any("jwt" in each["spec"] for each in of_kind(objects, "SecurityPolicy"))
         removed = set(spec.get("headers", {}).get("earlyRequestHeaders", {}).get("remove", ()))
         if has_tokens and not removed >= {"x-user-id", "x-tenant-id"}:
             yield f"{name_of(policy)}: passes on names that no token proves"
@@ -230,9 +224,9 @@ def admission(objects: list[Object]) -> Iterator[str]:
 
 def proxies(objects: list[Object]) -> Iterator[str]:
     """The gateway has more than one proxy, spread over nodes, and a drain of nodes takes one at a time."""
-    for gateway in (each for each in objects if each["kind"] == "Gateway"):
+    for gateway in of_kind(objects, "Gateway"):
         named = gateway["spec"].get("infrastructure", {}).get("parametersRef", {}).get("name")
-        found = [each for each in objects if each["kind"] == "EnvoyProxy" and each["metadata"]["name"] == named]
+        found = [each for each in of_kind(objects, "EnvoyProxy") if each["metadata"]["name"] == named]
         if not found:
             yield f"{name_of(gateway)}: names no EnvoyProxy"
             continue
@@ -254,11 +248,11 @@ def quota(objects: list[Object]) -> Iterator[str]:
     workload = workloads.get("Rollout") or workloads.get("Deployment")
     if workload is None:
         return
-    strategy: dict[str, Any] = workload["strategy"]
+    strategy = workload["strategy"]
     surge = (strategy.get("rollingUpdate") or strategy["canary"])["maxSurge"]
     scaled = workloads.get("ScaledObject", {})
     needed = scaled.get("maxReplicaCount", workload.get("replicas", 1)) + surge
-    for each in (found for found in objects if found["kind"] == "ResourceQuota"):
+    for each in of_kind(objects, "ResourceQuota"):
         allowed = int(each["spec"]["hard"]["requests.nvidia.com/gpu"])
         if allowed < needed:
             yield f"{name_of(each)}: {allowed} GPUs are fewer than the {needed} of a rollout"
@@ -266,7 +260,7 @@ def quota(objects: list[Object]) -> Iterator[str]:
 
 def secrets(objects: list[Object]) -> Iterator[str]:
     """No secret is in the repository, neither as an object nor in a variable."""
-    yield from (f"{name_of(each)}: a Secret in the manifests" for each in objects if each["kind"] == "Secret")
+    yield from (f"{name_of(each)}: a Secret in the manifests" for each in of_kind(objects, "Secret"))
     for name, container, _ in containers(objects):
         for variable in container.get("env", ()):
             is_secret = re.search(r"PASSWORD|SECRET|TOKEN", variable["name"]) and not variable["name"].endswith("_FILE")
@@ -277,29 +271,22 @@ def secrets(objects: list[Object]) -> Iterator[str]:
 
 def rollouts(objects: list[Object]) -> Iterator[str]:
     """A new server warms up before an old one goes, and has the time for it."""
-    for kind in ("Deployment", "Rollout"):
-        for each in (found for found in objects if found["kind"] == kind):
-            if each["metadata"]["name"] != "completion-server":
-                continue
-            yield from _rollout(each, objects)
-
-
-def _rollout(workload: Object, objects: list[Object]) -> Iterator[str]:
-    spec = workload["spec"]
-    strategy: dict[str, Any] = spec["strategy"]
-    found = strategy.get("rollingUpdate") or strategy.get("canary") or {}
-    if (found.get("maxUnavailable"), found.get("maxSurge")) != (0, 1):
-        yield f"{name_of(workload)}: an old pod may go before a new one is warm"
-    pod = one(objects, "Deployment", "completion-server")["spec"]["template"]["spec"]
-    startup = pod["containers"][0].get("startupProbe", {})
-    start_s = startup.get("periodSeconds", 10) * startup.get("failureThreshold", 3)
-    if spec.get("progressDeadlineSeconds", 600) <= start_s + spec.get("minReadySeconds", 0):
-        yield f"{name_of(workload)}: given up before a start may have ended"
+    for each in of_kind(objects, "Deployment", "Rollout"):
+        if each["metadata"]["name"] != "completion-server":
+            continue
+        spec = each["spec"]
+        strategy = spec["strategy"].get("rollingUpdate") or spec["strategy"].get("canary") or {}
+        if (strategy.get("maxUnavailable"), strategy.get("maxSurge")) != (0, 1):
+            yield f"{name_of(each)}: an old pod may go before a new one is warm"
+        pod = one(objects, "Deployment", "completion-server")["spec"]["template"]["spec"]
+        start_s = _startup_s(pod["containers"][0])
+        if spec.get("progressDeadlineSeconds", 600) <= start_s + spec.get("minReadySeconds", 0):
+            yield f"{name_of(each)}: given up before a start may have ended"
 
 
 def gateway_limits(objects: list[Object]) -> Iterator[str]:
     """The gateway admits at least what each Envoy behind it admits; Envoy Gateway's default is 1,024 of each."""
-    for each in (found for found in objects if found["kind"] == "Gateway"):
+    for each in of_kind(objects, "Gateway"):
         envoy = yaml.safe_load(one(objects, "ConfigMap", "completion-edge")["data"]["envoy.yaml"])
         (monitor,) = envoy["overload_manager"]["resource_monitors"]
         (threshold,) = cluster_of(envoy)["circuit_breakers"]["thresholds"]

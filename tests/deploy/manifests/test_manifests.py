@@ -1,63 +1,65 @@
 """What kustomize makes of deploy/ is valid for Kubernetes, keeps the policies, and each check catches a fault."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import kubernetes_validate.utils
 import pytest
 import yaml
 from kubernetes_validate import ValidationError, validate
 
+from completion_server.rpc.server import COMPLETION_SERVICE
 from tests.deploy.manifests import policies
 from tests.deploy.manifests.network import allowed
 from tests.deploy.manifests.policies import POLICIES, Policy
-from tests.deploy.manifests.targets import TARGETS, rendered
+from tests.deploy.manifests.targets import TARGETS, rendered, server_config
 from tests.support import custom_resources
-from tests.support.dns_endpoints import faults_of_dns_endpoint
 from tests.support.kustomize import DEPLOY, Object, name_of, one
 
+CUSTOM_KINDS = {
+    *("Rollout", "AnalysisTemplate", "ScaledObject", "Certificate", "Issuer", "PodMonitor", "PrometheusRule"),
+    *("Gateway", "GatewayClass", "GRPCRoute", "HTTPRoute", "EnvoyProxy"),
+    *("SecurityPolicy", "ClientTrafficPolicy", "BackendTrafficPolicy"),
+}
 VERSIONS = ("1.35", "1.36", "1.37")
 """The three that Kubernetes maintained when this was written."""
+NOT_SERVING = ("global", "loadtest", "monitoring")
 EXCEPTIONS = {policies.rollouts: "no-spare-gpu"}
 """Components that exist to break a policy."""
 
-Change = Callable[[list[Object]], None]
 
-
-def distinct_objects() -> dict[str, Object]:
+def distinct_objects() -> Iterable[Object]:
     """Return the objects of all targets, each once."""
-    found = {}
-    for target in TARGETS:
-        for each in rendered(target):
-            found.setdefault(json.dumps(each, sort_keys=True), each)
-    return found
+    return {json.dumps(each, sort_keys=True): each for target in TARGETS for each in rendered(target)}.values()
 
 
-def broken(target: str, change: Change) -> list[Object]:
-    """Return a copy of a target's objects after a change."""
+def broken(target: str, path: str, value: Any) -> list[Object]:
+    """Return a copy of a target's objects with another value at "Kind/name key key ...", or without it for None.
+
+    The key "+" appends to a list.
+    """
     objects = deepcopy(list(rendered(target)))
-    change(objects)
+    owner, *keys = path.split()
+    if owner == "+":
+        return [*objects, value]
+    place: Any = one(objects, *owner.split("/"))
+    if not keys:
+        objects.remove(place)
+        return objects
+    *way, last = [int(key) if key.isdecimal() else key for key in keys]
+    for key in way:
+        place = place[key]
+    if last == "+":
+        place.append(value)
+    elif value is None:
+        del place[last]
+    else:
+        place[last] = value
     return objects
-
-
-def pod_of(objects: list[Object], name: str = "completion-server", kind: str = "Deployment") -> Object:
-    found: Object = one(objects, kind, name)["spec"]["template"]["spec"]
-    return found
-
-
-def server_of(objects: list[Object]) -> Object:
-    found: Object = pod_of(objects)["containers"][0]
-    return found
-
-
-def kubernetes_of(objects: list[Object]) -> Object:
-    found: Object = one(objects, "EnvoyProxy", "completion")["spec"]["provider"]["kubernetes"]
-    return found
-
-
-def is_custom(found: Object) -> bool:
-    return custom_resources.is_known(found) or found["kind"] == "DNSEndpoint"
 
 
 def gateway_class() -> Object:
@@ -71,8 +73,17 @@ def test_the_gateway_is_of_the_class_that_the_readme_makes() -> None:
     assert "kubectl apply -f deploy/components/edge/gateway-class.yaml" in (DEPLOY / "README.md").read_text("utf-8")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _schemas_are_read_once() -> Iterator[None]:
+    """kubernetes-validate reads a schema and all definitions for each object."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents))
+        yield
+
+
 def test_every_object_is_strictly_valid_in_three_versions() -> None:
-    objects = [each for each in distinct_objects().values() if not is_custom(each)]
+    known = (each for each in distinct_objects() if not custom_resources.is_known(each))
+    objects = [each for each in known if each["kind"] != "DNSEndpoint"]
     assert {"Deployment", "StatefulSet", "NetworkPolicy", "Job"} <= {each["kind"] for each in objects}
     for version in VERSIONS:
         for each in objects:
@@ -80,62 +91,36 @@ def test_every_object_is_strictly_valid_in_three_versions() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda found: found["spec"].update(minReadySecond=3),
-        lambda found: found["spec"]["template"]["spec"]["containers"][0].update(image=3),
-        lambda found: found["spec"].pop("selector"),
-    ],
+    ("path", "value"),
+    [("minReadySecond", 3), ("template spec containers 0 image", 3), ("selector", None)],
     ids=["unknown field", "wrong type", "missing field"],
 )
-def test_an_invalid_object_is_found(change: Callable[[Object], object]) -> None:
-    found = deepcopy(one(rendered("regions/us-east"), "Deployment", "completion-server"))
-    change(found)
+def test_an_invalid_object_is_found(path: str, value: Any) -> None:
+    objects = broken("regions/us-east", f"Deployment/completion-server spec {path}", value)
+    found = one(objects, "Deployment", "completion-server")
     for version in VERSIONS:
         with pytest.raises(ValidationError):
             validate(found, version, strict=True)
 
 
-def test_custom_resources_are_valid_by_the_types_of_their_projects(tmp_path: Path) -> None:
-    objects = [each for each in distinct_objects().values() if custom_resources.is_known(each)] + [gateway_class()]
-    kinds = {"Rollout", "AnalysisTemplate", "ScaledObject", "Certificate", "Issuer", "Gateway"}
-    kinds |= {"PodMonitor", "PrometheusRule"}
-    routes = {
-        "GRPCRoute",
-        "HTTPRoute",
-        "EnvoyProxy",
-        "GatewayClass",
-        "SecurityPolicy",
-        "ClientTrafficPolicy",
-        "BackendTrafficPolicy",
-    }
-    assert {each["kind"] for each in objects} == kinds | routes
-    assert custom_resources.faults(objects, tmp_path) == []
+INVALID: dict[str, Any] = {
+    "Rollout/completion-server spec strategy canary maxSurg": 1,
+    "ScaledObject/completion-server spec triggers 0 metadata threshold": 30,
+    "Certificate/redis spec secretName": None,
+    "GRPCRoute/completion spec rules 0 matches 0 method servic": "x",
+}
 
 
-def test_invalid_custom_resources_are_found(tmp_path: Path) -> None:
-    objects = deepcopy([each for each in rendered("canary+keda-canary") if custom_resources.is_known(each)])
-    one(objects, "Rollout", "completion-server")["spec"]["strategy"]["canary"]["maxSurg"] = 1
-    one(objects, "ScaledObject", "completion-server")["spec"]["triggers"][0]["metadata"]["threshold"] = 30
-    one(objects, "Certificate", "redis")["spec"].pop("secretName")
-    one(objects, "GRPCRoute", "completion")["spec"]["rules"][0]["matches"][0]["method"]["servic"] = "x"
-    found = custom_resources.faults(objects, tmp_path)
-    named = {each.partition(":")[0] for each in found}
-    assert named == {
-        "Rollout/completion-server",
-        "ScaledObject/completion-server",
-        "Certificate/redis",
-        "GRPCRoute/completion",
-    }, found
-
-
-def test_the_global_records_are_valid() -> None:
-    records = [each for each in rendered("global") if each["kind"] == "DNSEndpoint"]
-    assert len(records) == len(rendered("global")) == 3
-    assert [faults_of_dns_endpoint(each) for each in records] == [[], [], []]
-    wrong = deepcopy(records[0])
-    wrong["spec"]["endpoints"][0]["setIdentifer"] = wrong["spec"]["endpoints"][0].pop("setIdentifier")
-    assert faults_of_dns_endpoint(wrong) != []
+def test_custom_resources_are_valid_by_the_types_of_their_projects_and_invalid_ones_are_found(tmp_path: Path) -> None:
+    objects = [each for each in distinct_objects() if custom_resources.is_known(each)] + [gateway_class()]
+    assert {each["kind"] for each in objects} == CUSTOM_KINDS
+    wrong = []
+    for path, value in INVALID.items():
+        kind, _, name = path.split()[0].partition("/")
+        wrong.append(one(broken("canary+keda-canary", path, value), kind, name))
+        wrong[-1]["metadata"]["name"] = "wrong"
+    found = {each.partition(":")[0] for each in custom_resources.faults([*objects, *wrong], tmp_path)}
+    assert found == {name_of(each) for each in wrong}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -146,137 +131,108 @@ def test_policies_are_kept(target: str) -> None:
         assert bool(violations) == is_exception, violations
 
 
-FAULTS: dict[str, tuple[Policy, Change]] = {
-    "no liveness": (policies.probes, lambda all_: server_of(all_).pop("livenessProbe")),
-    "a service that the server lacks": (
-        policies.probes,
-        lambda all_: server_of(all_)["readinessProbe"]["grpc"].update(service="completion"),
-    ),
-    "liveness by readiness": (
-        policies.probes,
-        lambda all_: server_of(all_)["livenessProbe"]["grpc"].update(service="completion.v1.CompletionService"),
-    ),
-    "too little time to start": (policies.probes, lambda all_: server_of(all_)["startupProbe"].update(periodSeconds=3)),
-    "no limit of memory": (policies.resources, lambda all_: server_of(all_)["resources"]["limits"].pop("memory")),
+@pytest.mark.parametrize("target", [each for each in TARGETS if each not in NOT_SERVING])
+def test_the_servers_file_loads_in_its_own_model(target: str) -> None:
+    config = server_config(list(rendered(target)))
+    assert config.redis.addresses
+    assert config.redis.secret_file
+    assert config.redis.tls.enabled
+    assert config.admission.trust_user_names
+    assert config.admission.require_user
+    if "redis-external" not in target:
+        assert config.redis.topology == "sentinel"
+        names = {each.partition(":")[0] for each in config.redis.addresses}
+        assert names == set(one(rendered(target), "Certificate", "redis")["spec"]["dnsNames"])
+
+
+POD = "Deployment/completion-server spec template spec"
+SERVER = f"{POD} containers 0"
+STRATEGY = "Deployment/completion-server spec strategy rollingUpdate"
+EDGE = "Deployment/completion-edge spec template spec"
+PROXIES = "EnvoyProxy/completion spec provider kubernetes"
+GATEWAY = "ClientTrafficPolicy/completion spec"
+FAULTS: dict[str, tuple[Policy, str, Any]] = {
+    "no liveness": (policies.probes, f"{SERVER} livenessProbe", None),
+    "a service that the server lacks": (policies.probes, f"{SERVER} readinessProbe grpc service", "completion"),
+    "liveness by readiness": (policies.probes, f"{SERVER} livenessProbe grpc service", COMPLETION_SERVICE),
+    "too little time to start": (policies.probes, f"{SERVER} startupProbe periodSeconds", 3),
+    "no limit of memory": (policies.resources, f"{SERVER} resources limits memory", None),
     "no request of cpu": (
         policies.resources,
-        lambda all_: pod_of(all_, "redis", "StatefulSet")["containers"][1]["resources"]["requests"].pop("cpu"),
+        "StatefulSet/redis spec template spec containers 1 resources requests cpu",
+        None,
     ),
-    "half a GPU": (policies.resources, lambda all_: server_of(all_)["resources"]["requests"].pop("nvidia.com/gpu")),
-    "privileged": (policies.privileges, lambda all_: server_of(all_)["securityContext"].update(privileged=True)),
-    "root": (policies.privileges, lambda all_: pod_of(all_)["securityContext"].update(runAsUser=0)),
-    "a writable root": (
-        policies.privileges,
-        lambda all_: server_of(all_)["securityContext"].pop("readOnlyRootFilesystem"),
-    ),
-    "a capability": (
-        policies.privileges,
-        lambda all_: server_of(all_)["securityContext"]["capabilities"].update(add=["NET_RAW"]),
-    ),
-    "no seccomp": (
-        policies.privileges,
-        lambda all_: pod_of(all_, "completion-edge")["securityContext"].pop("seccompProfile"),
-    ),
-    "the node's network": (policies.privileges, lambda all_: pod_of(all_).update(hostNetwork=True)),
-    "the node's files": (
-        policies.privileges,
-        lambda all_: pod_of(all_)["volumes"].append({"name": "host", "hostPath": {"path": "/"}}),
-    ),
-    "a token": (policies.tokens, lambda all_: pod_of(all_).pop("automountServiceAccountToken")),
-    "a tag": (policies.images, lambda all_: server_of(all_).update(image="redis:7.4")),
-    "a short digest": (policies.images, lambda all_: server_of(all_).update(image="redis@sha256:abc")),
-    "another port of the server": (policies.ports, lambda all_: server_of(all_)["ports"][0].update(containerPort=1)),
-    "another port of a service": (
-        policies.ports,
-        lambda all_: one(all_, "Service", "completion-edge")["spec"]["ports"][0].update(port=50051),
-    ),
-    "killed while it drains": (policies.grace, lambda all_: pod_of(all_).update(terminationGracePeriodSeconds=25)),
-    "no preStop": (policies.grace, lambda all_: server_of(all_).pop("lifecycle")),
-    "an edge killed while it drains": (
-        policies.grace,
-        lambda all_: pod_of(all_, "completion-edge").update(terminationGracePeriodSeconds=60),
-    ),
-    "no disruption budget": (
-        policies.disruptions,
-        lambda all_: all_.remove(one(all_, "PodDisruptionBudget", "redis")),
-    ),
-    "a budget of two": (
-        policies.disruptions,
-        lambda all_: one(all_, "PodDisruptionBudget", "redis")["spec"].update(maxUnavailable=2),
-    ),
-    "not spread": (policies.disruptions, lambda all_: pod_of(all_)["topologySpreadConstraints"].clear()),
-    "another file of the server": (
-        policies.references,
-        lambda all_: one(all_, "ConfigMap", "completion-server")["metadata"].update(name="other"),
-    ),
-    "no certificate for the gateway": (
-        policies.references,
-        lambda all_: all_.remove(one(all_, "Certificate", "completion-edge")),
-    ),
-    "a Secret": (policies.secrets, lambda all_: all_.append({"kind": "Secret", "metadata": {"name": "x"}})),
-    "a password in a variable": (
-        policies.secrets,
-        lambda all_: server_of(all_)["env"].append({"name": "REDIS_PASSWORD", "value": "x"}),
-    ),
-    "old pods go first": (
-        policies.rollouts,
-        lambda all_: one(all_, "Deployment", "completion-server")["spec"]["strategy"]["rollingUpdate"].update(
-            maxUnavailable=1
-        ),
-    ),
-    "given up too early": (
-        policies.rollouts,
-        lambda all_: one(all_, "Deployment", "completion-server")["spec"].update(progressDeadlineSeconds=1200),
-    ),
-    "no GPU to roll out with": (
-        policies.quota,
-        lambda all_: one(all_, "ResourceQuota", "gpus")["spec"]["hard"].update({"requests.nvidia.com/gpu": "4"}),
-    ),
-    "one proxy": (
-        policies.proxies,
-        lambda all_: kubernetes_of(all_)["envoyDeployment"].update(replicas=1),
-    ),
-    "proxies without a disruption budget": (policies.proxies, lambda all_: kubernetes_of(all_).pop("envoyPDB")),
-    "proxies that the gateway does not name": (
-        policies.proxies,
-        lambda all_: one(all_, "Gateway", "completion")["spec"].pop("infrastructure"),
-    ),
-    "a gateway that admits anybody": (
-        policies.admission,
-        lambda all_: one(all_, "ClientTrafficPolicy", "completion")["spec"].pop("tls"),
-    ),
-    "a gateway that asks DNS for a certificate": (
-        policies.admission,
-        lambda all_: one(all_, "ClientTrafficPolicy", "completion")["spec"]["targetRefs"][0].pop("sectionName"),
-    ),
+    "half a GPU": (policies.resources, f"{SERVER} resources requests nvidia.com/gpu", None),
+    "privileged": (policies.privileges, f"{SERVER} securityContext privileged", True),
+    "root": (policies.privileges, f"{POD} securityContext runAsUser", 0),
+    "a writable root": (policies.privileges, f"{SERVER} securityContext readOnlyRootFilesystem", None),
+    "a capability": (policies.privileges, f"{SERVER} securityContext capabilities add", ["NET_RAW"]),
+    "no seccomp": (policies.privileges, f"{EDGE} securityContext seccompProfile", None),
+    "the node's network": (policies.privileges, f"{POD} hostNetwork", True),
+    "the node's files": (policies.privileges, f"{POD} volumes +", {"name": "host", "hostPath": {"path": "/"}}),
+    "a token": (policies.tokens, f"{POD} automountServiceAccountToken", None),
+    "a tag": (policies.images, f"{SERVER} image", "redis:7.4"),
+    "a short digest": (policies.images, f"{SERVER} image", "redis@sha256:abc"),
+    "another port of the server": (policies.ports, f"{SERVER} ports 0 containerPort", 1),
+    "another port of a service": (policies.ports, "Service/completion-edge spec ports 0 port", 50051),
+    "killed while it drains": (policies.grace, f"{POD} terminationGracePeriodSeconds", 25),
+    "no preStop": (policies.grace, f"{SERVER} lifecycle", None),
+    "an edge killed while it drains": (policies.grace, f"{EDGE} terminationGracePeriodSeconds", 60),
+    "no disruption budget": (policies.disruptions, "PodDisruptionBudget/redis", None),
+    "a budget of two": (policies.disruptions, "PodDisruptionBudget/redis spec maxUnavailable", 2),
+    "not spread": (policies.disruptions, f"{POD} topologySpreadConstraints", []),
+    "another file of the server": (policies.references, "ConfigMap/completion-server metadata name", "other"),
+    "no certificate for the gateway": (policies.references, "Certificate/completion-edge", None),
+    "a Secret": (policies.secrets, "+", {"kind": "Secret", "metadata": {"name": "x"}}),
+    "a password in a variable": (policies.secrets, f"{SERVER} env +", {"name": "REDIS_PASSWORD", "value": "x"}),
+    "old pods go first": (policies.rollouts, f"{STRATEGY} maxUnavailable", 1),
+    "given up too early": (policies.rollouts, "Deployment/completion-server spec progressDeadlineSeconds", 1200),
+    "no GPU to roll out with": (policies.quota, "ResourceQuota/gpus spec hard requests.nvidia.com/gpu", "4"),
+    "one proxy": (policies.proxies, f"{PROXIES} envoyDeployment replicas", 1),
+    "proxies without a disruption budget": (policies.proxies, f"{PROXIES} envoyPDB", None),
+    "proxies that the gateway does not name": (policies.proxies, "Gateway/completion spec infrastructure", None),
+    "a gateway that admits anybody": (policies.admission, f"{GATEWAY} tls", None),
+    "a gateway that asks DNS for a certificate": (policies.admission, f"{GATEWAY} targetRefs 0 sectionName", None),
     "a gateway with the default limits": (
         policies.gateway_limits,
-        lambda all_: one(all_, "BackendTrafficPolicy", "completion")["spec"].pop("circuitBreaker"),
+        "BackendTrafficPolicy/completion spec circuitBreaker",
+        None,
     ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_policy_catches(fault: str) -> None:
-    policy, change = FAULTS[fault]
-    assert list(policy(broken("regions/us-east", change))) != []
-
-
-def test_the_quota_leaves_a_gpu_to_roll_out_with_at_kedas_most() -> None:
-    objects = broken(
-        "canary+keda-canary",
-        lambda all_: one(all_, "ResourceQuota", "gpus")["spec"]["hard"].update({"requests.nvidia.com/gpu": "5"}),
-    )
-    assert list(policies.quota(objects)) == ["ResourceQuota/gpus: 5 GPUs are fewer than the 6 of a rollout"]
-
-
-def test_names_come_from_tokens_alone_with_jwt() -> None:
-    objects = broken("jwt", lambda all_: one(all_, "ClientTrafficPolicy", "completion")["spec"].pop("headers"))
-    assert list(policies.admission(objects)) == ["ClientTrafficPolicy/completion: passes on names that no token proves"]
+    policy, path, value = FAULTS[fault]
+    assert list(policy(broken("regions/us-east", path, value))) != []
 
 
 def test_every_policy_was_seen_to_catch_a_fault() -> None:
-    assert {policy for policy, _ in FAULTS.values()} == set(POLICIES)
+    assert {policy for policy, _, _ in FAULTS.values()} == set(POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("target", "policy", "path", "value", "violation"),
+    [
+        (
+            "canary+keda-canary",
+            policies.quota,
+            "ResourceQuota/gpus spec hard requests.nvidia.com/gpu",
+            "5",
+            "ResourceQuota/gpus: 5 GPUs are fewer than the 6 of a rollout",
+        ),
+        (
+            "jwt",
+            policies.admission,
+            f"{GATEWAY} headers",
+            None,
+            "ClientTrafficPolicy/completion: passes on names that no token proves",
+        ),
+    ],
+    ids=["a GPU to roll out with at KEDA's most", "names come from tokens alone with JWT"],
+)
+def test_a_policy_catches_in_a_combination(target: str, policy: Policy, path: str, value: Any, violation: str) -> None:
+    assert list(policy(broken(target, path, value))) == [violation]
 
 
 INTENDED = {
@@ -308,5 +264,5 @@ def test_only_the_intended_connections_are_allowed() -> None:
 
 @pytest.mark.parametrize("name", ["default-deny", "completion-server", "redis", "completion-edge"])
 def test_each_network_policy_matters(name: str) -> None:
-    without = broken("regions/us-east", lambda all_: all_.remove(one(all_, "NetworkPolicy", name)))
+    without = broken("regions/us-east", f"NetworkPolicy/{name}", None)
     assert beside_dns(without) != INTENDED

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import random
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,14 +10,12 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.monitoring.dashboards.generate import DASHBOARDS
+from deploy.monitoring.dashboards.generate import DASHBOARDS, FOLDER
 from loadtest.bench.replicas.envoy import ADMIN, Envoy, adapted, cluster_of, load_shipped
 from tests.deploy.manifests.network import allowed
 from tests.deploy.manifests.targets import rendered
-from tests.support.dashboards import load
 from tests.support.envoy import require_envoy
 from tests.support.kustomize import DEPLOY, Object, one
-from tests.support.redis_servers import free_port
 from tests.support.rules import load_rules
 
 KUBECTL_ANNOTATION_BYTES = 262_144
@@ -40,7 +39,7 @@ def test_each_dashboard_is_in_a_config_map_that_grafana_s_sidecar_takes() -> Non
     for name in DASHBOARDS:
         found = one(objects, "ConfigMap", f"completion-dashboard-{name}")
         assert found["metadata"]["labels"] == {"grafana_dashboard": "1"}
-        assert json.loads(found["data"][f"{name}.json"]) == load(name)
+        assert found["data"][f"{name}.json"] == (FOLDER / f"{name}.json").read_text("utf-8")
         assert len(json.dumps(found)) < KUBECTL_ANNOTATION_BYTES
 
 
@@ -86,13 +85,14 @@ def test_the_proxies_of_the_gateway_are_scraped_where_envoy_gateway_runs_them() 
 
 @contextmanager
 def running_envoy(max_connections: int | None = None) -> Iterator[Envoy]:
-    """Run the shipped Envoy, its admin listener on a known free port."""
+    """Run the shipped Envoy, its admin listener at an address of loopback that nothing else has."""
     require_envoy()
     shipped = load_shipped(ENVOY_FILE)
     (group,) = cluster_of(shipped, ADMIN)["load_assignment"]["endpoints"]
     assert [each["endpoint"] for each in group["lb_endpoints"]] == [shipped["admin"]]
     document = adapted(shipped, [])
-    document["admin"]["address"]["socket_address"]["port_value"] = free_port()
+    host = ".".join(map(str, (127, *random.SystemRandom().sample(range(1, 255), 3))))
+    document["admin"]["address"] = {"socket_address": {"address": host, "port_value": 9901}}
     cluster_of(document, ADMIN)["load_assignment"]["endpoints"] = [{"lb_endpoints": [{"endpoint": document["admin"]}]}]
     if max_connections is not None:
         (monitor,) = document["overload_manager"]["resource_monitors"]

@@ -6,7 +6,7 @@ They use the ports of the pods, which no other test uses.
 import os
 import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,12 +53,11 @@ class Pod:
                 )
             self._processes.append(process)
 
-    def run(self, command: str, text: str) -> str:
-        """Run another command of the script as `kubectl exec -i` does; return its output."""
-        done = subprocess.run(
-            ["sh", str(SCRIPT), command], env=self._environment, input=text, capture_output=True, text=True, check=True
-        )
-        return done.stdout
+    def add_password(self, password: str) -> str:
+        """Run the script's command as `kubectl exec -i` does; return its output."""
+        command = ["sh", str(SCRIPT), "add-password"]
+        options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+        return str(subprocess.run(command, env=self._environment, input=f"{password}\n", **options).stdout)
 
     def kill(self) -> None:
         for process in self._processes:
@@ -66,26 +65,22 @@ class Pod:
             process.wait()
         self._processes.clear()
 
-    def connect(self, port: int, password: str, username: str | None = None) -> "redis.Redis[str]":
-        return redis.Redis(self.name, port, username=username, password=PASSWORDS[password], **options(self._tls))
+    def connect(self, port: int, password: str | None = None, username: str | None = None) -> "redis.Redis[str]":
+        options: dict[str, Any] = {"decode_responses": True, "socket_timeout": 2}
+        if self._tls:
+            # The names of pods are addresses here, which the certificate does not have.
+            options |= {"ssl": True, "ssl_ca_certs": str(self._tls / "ca.crt"), "ssl_check_hostname": False}
+        return redis.Redis(self.name, port, username=username, password=password, **options)
 
-    def ask(self, section: str) -> dict[str, Any]:
-        with self.connect(6379, "admin-password") as client:
-            found: dict[str, Any] = client.info(section)
+    def replication(self) -> dict[str, Any]:
+        with self.connect(6379, PASSWORDS["admin-password"]) as client:
+            found: dict[str, Any] = client.info("replication")
             return found
 
     def sentinel_state(self) -> dict[str, Any]:
-        with self.connect(26379, "sentinel-password") as client:
+        with self.connect(26379, PASSWORDS["sentinel-password"]) as client:
             found: dict[str, Any] = client.sentinel_master("mymaster")
             return found
-
-
-def options(tls: Path | None) -> dict[str, Any]:
-    common: dict[str, Any] = {"decode_responses": True, "socket_timeout": 2}
-    if tls is None:
-        return common
-    # The names of pods are addresses here, which the certificate does not have.
-    return common | {"ssl": True, "ssl_ca_certs": str(tls / "ca.crt"), "ssl_check_hostname": False}
 
 
 @contextmanager
@@ -102,46 +97,44 @@ def running_pods(folder: Path, tls: Path | None = None) -> Iterator[list[Pod]]:
         for pod in pods:
             stack.callback(pod.kill)
             pod.start()
-        wait_until(lambda: all(answers(pod) for pod in pods), FAILOVER_S)
+        wait_until(lambda: all(holds(lambda pod: bool(pod.sentinel_state()), pod) for pod in pods), FAILOVER_S)
         yield pods
 
 
-def answers(pod: Pod) -> bool:
+def holds(check: Callable[[Pod], bool], pod: Pod) -> bool:
+    """Return whether a check holds of a pod; not of one that does not answer."""
     try:
-        return bool(pod.sentinel_state())
+        return check(pod)
     except redis.RedisError:
         return False
 
 
 def is_complete(pod: Pod) -> bool:
     """Return whether a Sentinel knows a master that is up, both replicas, and the two other Sentinels."""
-    try:
-        state = pod.sentinel_state()
-    except redis.RedisError:
-        return False
+    state = pod.sentinel_state()
     counts = (state["num-slaves"], state["num-other-sentinels"])
     return counts == (2, 2) and "down" not in str(state["flags"])
 
 
 def master_of(pods: list[Pod]) -> str:
     """Return the name of the one master that is up, or "" while there is none or more than one."""
-    found = []
-    for pod in pods:
-        try:
-            if pod.ask("replication")["role"] == "master":
-                found.append(pod.name)
-        except redis.RedisError:
-            continue
+    found = [pod.name for pod in pods if holds(lambda pod: bool(pod.replication()["role"] == "master"), pod)]
     return found[0] if len(found) == 1 else ""
 
 
-def has_joined(pod: Pod, master: str) -> bool:
-    try:
-        found = pod.ask("replication")
-    except redis.RedisError:
-        return False
-    state = (found["role"], found.get("master_host"), found.get("master_link_status"))
-    return state == ("slave", master, "up")
+def wait_joined(pods: list[Pod], master: str) -> None:
+    """Wait until pods are replicas of a master."""
+
+    def has_joined(pod: Pod) -> bool:
+        found = pod.replication()
+        state = (found["role"], found.get("master_host"), found.get("master_link_status"))
+        return state == ("slave", master, "up")
+
+    wait_until(lambda: all(holds(has_joined, pod) for pod in pods), FAILOVER_S)
+
+
+def wait_complete(pods: list[Pod]) -> None:
+    wait_until(lambda: all(holds(is_complete, pod) for pod in pods), FAILOVER_S)
 
 
 @pytest.mark.full
@@ -149,44 +142,57 @@ def has_joined(pod: Pod, master: str) -> bool:
 def test_a_lost_master_is_replaced_and_joins_as_a_replica(has_tls: bool, tmp_path: Path) -> None:
     with running_pods(tmp_path, make_tls(tmp_path) if has_tls else None) as pods:
         first, *others = pods
-        wait_until(lambda: all(is_complete(pod) for pod in pods), FAILOVER_S)
+        wait_complete(pods)
         assert master_of(pods) == first.name
-        wait_until(lambda: all(has_joined(each, first.name) for each in others), FAILOVER_S)
+        wait_joined(others, first.name)
         first.kill()
         wait_until(lambda: master_of(others) != "", FAILOVER_S)
         second = master_of(others)
         first.start()
-        wait_until(lambda: has_joined(first, second), FAILOVER_S)
-        wait_until(lambda: all(is_complete(pod) for pod in pods), FAILOVER_S)
+        wait_joined([first], second)
+        wait_complete(pods)
         assert master_of(pods) == second
 
 
-def test_the_servers_user_may_do_what_servers_do_and_no_more(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Pod]]:
+    """Yield three pods with TLS, as the regions run them."""
+    folder = tmp_path_factory.mktemp("pods")
+    with running_pods(folder, make_tls(folder)) as running:
+        yield running
+
+
+def test_the_servers_user_may_do_what_servers_do_and_no_more(pods: list[Pod]) -> None:
     settings = server_config(list(rendered("regions/us-east"))).redis
-    with running_pods(tmp_path) as pods:
-        with pods[0].connect(6379, "password", settings.username) as client:
-            key = f"{settings.key_prefix}:x"
-            assert client.set(key, "1", px=1000)
-            assert client.eval("return redis.call('GET', KEYS[1])", 1, key) == "1"
-            for command in ("CONFIG GET *", "KEYS *", "FLUSHALL", "GET other", "PUBLISH completion:x y"):
-                with pytest.raises(redis.exceptions.NoPermissionError):
-                    client.execute_command(*command.split())
-        with pytest.raises(redis.exceptions.AuthenticationError):
-            redis.Redis(pods[0].name, 6379, **options(None)).ping()
-        with pytest.raises(redis.exceptions.AuthenticationError):
-            redis.Redis(pods[0].name, 26379, **options(None)).ping()
-        config = pods[0].connect(6379, "admin-password").config_get("save", "appendonly", "maxmemory-policy")
-        assert config == {"save": "", "appendonly": "no", "maxmemory-policy": "allkeys-lru"}
+    with pods[0].connect(6379, PASSWORDS["password"], settings.username) as client:
+        key = f"{settings.key_prefix}:x"
+        assert client.set(key, "1", px=1000)
+        assert client.eval("return redis.call('GET', KEYS[1])", 1, key) == "1"
+        for command in ("CONFIG GET *", "KEYS *", "FLUSHALL", "GET other", "PUBLISH completion:x y"):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*command.split())
+    for port in (6379, 26379):
+        with pytest.raises(redis.exceptions.AuthenticationError), pods[0].connect(port) as client:
+            client.ping()
+    with pods[0].connect(6379, PASSWORDS["admin-password"]) as client:
+        config = client.config_get("save", "appendonly", "maxmemory-policy")
+    assert config == {"save": "", "appendonly": "no", "maxmemory-policy": "allkeys-lru"}
 
 
-def test_a_further_password_is_valid_beside_the_old_one(tmp_path: Path) -> None:
-    with running_pods(tmp_path) as pods:
-        for pod in pods:
-            assert pod.run("add-password", "newer\n") == "OK\n"
-            for password in (PASSWORDS["password"], "newer"):
-                client = redis.Redis(pod.name, 6379, username="completion", password=password, **options(None))
+def test_a_further_password_is_valid_beside_the_old_one(pods: list[Pod]) -> None:
+    for pod in pods:
+        assert pod.add_password("newer") == "OK\n"
+        for password in (PASSWORDS["password"], "newer"):
+            with pod.connect(6379, password, "completion") as client:
                 assert client.ping()
-                client.close()
+
+
+def test_with_tls_nothing_is_in_clear(pods: list[Pod]) -> None:
+    wait_joined(pods[1:], pods[0].name)
+    for port in (6379, 26379):
+        with pytest.raises(redis.RedisError) as refused, redis.Redis(pods[0].name, port, socket_timeout=2) as client:
+            client.ping()
+        assert not isinstance(refused.value, redis.AuthenticationError), "it asks for a password in clear"
 
 
 def make_tls(folder: Path) -> Path:
@@ -197,16 +203,8 @@ def make_tls(folder: Path) -> Path:
     tls.mkdir()
     files = {"ca.crt": authority.certificate, "tls.crt": identity.certificate, "tls.key": identity.key}
     for name, source in files.items():
-        (tls / name).write_bytes(Path(source).read_bytes())
+        (tls / name).write_bytes(source.read_bytes())
     return tls
-
-
-def test_with_tls_nothing_is_in_clear(tmp_path: Path) -> None:
-    with running_pods(tmp_path, make_tls(tmp_path)) as pods:
-        wait_until(lambda: all(has_joined(each, pods[0].name) for each in pods[1:]), FAILOVER_S)
-        for port in (6379, 26379):
-            with pytest.raises(redis.RedisError):
-                redis.Redis(pods[0].name, port, **options(None)).ping()
 
 
 def test_the_container_starts_the_script_with_what_it_needs() -> None:

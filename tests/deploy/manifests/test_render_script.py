@@ -4,19 +4,22 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.deploy.manifests.targets import FOLDERS, rendered
+from tests.deploy.manifests.targets import rendered
 from tests.support.kustomize import DEPLOY, require_kustomize
 
-FILLED = (
-    (r"example\.com", "completion.test"),
-    (r"0{64}", "5f" * 32),
-    (r"00000000-0000-0000-0000-000000000000", "7f1c0d3e-0000-4000-8000-000000000001"),
-)
+FOLDERS = ("regions/us-east", "global", "loadtest", "monitoring")
+"""The other regions have the same placeholders (test_regions.py)."""
+FILLED = {
+    r"example\.com": "completion.test",
+    r"0{64}": "5f" * 32,
+    r"00000000-0000-0000-0000-000000000000": "7f1c0d3e-0000-4000-8000-000000000001",
+}
 
 
 def run(deploy: Path, folder: str) -> "subprocess.CompletedProcess[str]":
@@ -25,10 +28,12 @@ def run(deploy: Path, folder: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
 
 
-def fill(deploy: Path, fillings: tuple[tuple[str, str], ...]) -> Path:
+def filled(folder: Path, fillings: Mapping[str, str]) -> Path:
+    """Return a copy of deploy/ with values in place of patterns."""
+    deploy = shutil.copytree(DEPLOY, folder / "deploy")
     for path in deploy.rglob("*.yaml"):
         text = path.read_text(encoding="utf-8")
-        for pattern, value in fillings:
+        for pattern, value in fillings.items():
             text = re.sub(pattern, value, text)
         path.write_text(text, encoding="utf-8")
     return deploy
@@ -41,21 +46,20 @@ def test_what_is_committed_is_refused(folder: str) -> None:
     assert "placeholders" in done.stderr
 
 
-@pytest.mark.parametrize("missing", FILLED)
-def test_each_placeholder_is_refused(missing: tuple[str, str], tmp_path: Path) -> None:
-    deploy = fill(shutil.copytree(DEPLOY, tmp_path / "deploy"), tuple(each for each in FILLED if each != missing))
-    results = {folder: run(deploy, folder).returncode for folder in ("regions/us-east", "global")}
-    assert 1 in results.values()
+@pytest.mark.parametrize(("missing", "folder"), [*zip(FILLED, ("global", "regions/us-east", "global"), strict=True)])
+def test_each_placeholder_is_refused(missing: str, folder: str, tmp_path: Path) -> None:
+    deploy = filled(tmp_path, {pattern: value for pattern, value in FILLED.items() if pattern != missing})
+    assert run(deploy, folder).returncode == 1
 
 
 def test_what_is_filled_in_is_printed(tmp_path: Path) -> None:
-    deploy = fill(shutil.copytree(DEPLOY, tmp_path / "deploy"), FILLED)
+    deploy = filled(tmp_path, FILLED)
     for folder in FOLDERS:
         done = run(deploy, folder)
         assert done.returncode == 0, done.stderr
         assert len(list(yaml.safe_load_all(done.stdout))) == len(rendered(folder))
 
 
-def test_a_folder_that_does_not_render_prints_nothing(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_render_prints_nothing() -> None:
     done = run(DEPLOY, "nowhere")
     assert (done.returncode != 0, done.stdout) == (True, "")

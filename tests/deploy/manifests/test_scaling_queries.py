@@ -1,12 +1,8 @@
 """The queries by which a canary is taken back and KEDA adds servers, evaluated by Prometheus's own promtool."""
 
-import json
 import math
-import os
 import re
-import shutil
-import subprocess
-from collections.abc import Collection
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +13,8 @@ from completion_server.core.outcome import FinishReason, ShedReason
 from completion_server.core.request import Trigger
 from completion_server.telemetry.metrics import Metrics
 from tests.deploy.manifests.targets import rendered
-from tests.support.kustomize import one, report
-from tests.support.rules import RULE_FILES, load_groups, load_rules, selectors, write_plain_rules
+from tests.support.kustomize import one
+from tests.support.rules import RULE_FILES, Expression, check_expressions, load_groups, load_rules, selectors
 
 HASH = "5d8f7c9b66"
 CANARY, STABLE = f"completion-server-{HASH}-abcde", "completion-server-77f9c9d5b4-fghij"
@@ -50,48 +46,34 @@ def keda_queries() -> dict[str, tuple[str, float]]:
     return {each["name"]: (each["metadata"]["query"], float(each["metadata"]["threshold"])) for each in triggers}
 
 
-def series_of(pod: str, load: Load, minutes: int = 60) -> list[dict[str, str]]:
+def series_of(pod: str, load: Load, minutes: int = 60) -> dict[str, str]:
     """Return the counters of a pod under a load that lasts from the beginning."""
     labels = f'namespace="completion", pod="{pod}", trigger="automatic"'
+    requests = f"completion_requests_total{{{labels}"
     in_time, late = load.get("in_time", 0), load.get("late", 0)
-    counters = {
+    rates = {
         f'completion_ttft_seconds_bucket{{{labels}, le="0.2"}}': in_time,
         f'completion_ttft_seconds_bucket{{{labels}, le="+Inf"}}': in_time + late,
         f"completion_ttft_seconds_count{{{labels}}}": in_time + late,
-        f'completion_requests_total{{{labels}, outcome="stop", shed_reason=""}}': in_time + late,
-        f'completion_requests_total{{{labels}, outcome="error", shed_reason=""}}': load.get("error", 0),
-        f'completion_requests_total{{{labels}, outcome="shed", shed_reason="overload"}}': load.get("shed", 0),
-        f'completion_requests_total{{{labels}, outcome="shed", shed_reason="rate_limited"}}': load.get(
-            "rate_limited", 0
-        ),
+        f'{requests}, outcome="stop", shed_reason=""}}': in_time + late,
+        f'{requests}, outcome="error", shed_reason=""}}': load.get("error", 0),
+        f'{requests}, outcome="shed", shed_reason="overload"}}': load.get("shed", 0),
+        f'{requests}, outcome="shed", shed_reason="rate_limited"}}': load.get("rate_limited", 0),
     }
-    return [{"series": name, "values": f"0+{60 * rate:g}x{minutes}"} for name, rate in counters.items()]
+    return {name: f"0+{60 * rate:g}x{minutes}" for name, rate in rates.items()}
 
 
-def check(
-    series: list[dict[str, str]], query: str, value: float | None, folder: Path, *, files: Collection[str] = RULE_FILES
-) -> None:
-    """Let promtool evaluate a query after an hour, with the shipped rule files, and compare. None is no answer."""
-    if shutil.which("promtool") is None:
-        report("promtool not found; on Debian: apt-get install prometheus")
-    expected = [] if value is None else [{"labels": "{}", "value": value}]
-    case = {
-        "interval": "1m",
-        "input_series": series,
-        "promql_expr_test": [{"expr": query, "eval_time": "1h", "exp_samples": expected}],
-    }
-    path = folder / "test.yaml"
-    rules = [str(each) for each in write_plain_rules(folder) if each.name in files]
-    path.write_text(json.dumps({"rule_files": rules, "tests": [case]}), encoding="utf-8")
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={"PATH": os.environ["PATH"]},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def slo_series(rates: Load, labels: str = "") -> dict[str, str]:
+    """Return the counters of the objective under a load by result, as a server exports them, with further labels."""
+    name = 'completion_slo_requests_total{region="us-east", result="%s"%s}'
+    return {name % (result, labels): f"0+{60 * rate:g}x60" for result, rate in rates.items()}
+
+
+def queue_series(num_per_s: float) -> dict[str, str]:
+    """Return the histogram of the wait for a slot: nine of ten within 20 ms, all within 40 ms."""
+    name = 'completion_stage_seconds_bucket{region="us-east", stage="queue", le="%s"}'
+    shares = {"0.02": 0.9, "0.04": 1.0, "+Inf": 1.0}
+    return {name % le: f"0+{60 * num_per_s * share:g}x60" for le, share in shares.items()}
 
 
 BURNS: dict[str, tuple[Load, float]] = {
@@ -103,22 +85,67 @@ BURNS: dict[str, tuple[Load, float]] = {
     "users above their limit": ({"in_time": 4, "rate_limited": 4}, 0),
     "nothing is answered": ({"shed": 4}, 20),
 }
+ALERT_RESULTS: dict[str, tuple[Load, Sequence[str], float | None]] = {
+    "the canary is late": ({"in_time": 4, "late": 4}, RULE_FILES, 1),
+    "the canary is in time": ({"in_time": 8}, RULE_FILES, 0),
+    "the alert is not loaded": ({"in_time": 4, "late": 4}, ("recording-rules.yaml",), None),
+    "no rule is loaded": ({"in_time": 4, "late": 4}, (), None),
+    "the canary is not scraped": ({}, RULE_FILES, None),
+    "the canary has no requests": ({"in_time": 0, "late": 0}, RULE_FILES, None),
+    "the canary has few requests": ({"in_time": 0.02}, RULE_FILES, 0),
+}
 
 
-@pytest.mark.parametrize("load", BURNS)
-def test_the_burn_rate_is_of_the_canary_alone(load: str, tmp_path: Path) -> None:
-    requests, burn = BURNS[load]
-    stable: Load = {"in_time": 1, "late": 50} if burn == 0 else {"in_time": 50}
-    series = series_of(CANARY, requests) + series_of(STABLE, stable)
-    check(series, f"round({query_of(analysis()['burn-rate-5m'])}, 0.001)", burn, tmp_path)
+def burn_rates() -> Iterator[Expression]:
+    """Yield the canary's own burn rates, beside stable pods that do otherwise."""
+    query = query_of(analysis()["burn-rate-5m"])
+    for about, (requests, burn) in BURNS.items():
+        stable: Load = {"in_time": 1, "late": 50} if burn == 0 else {"in_time": 50}
+        series = series_of(CANARY, requests) | series_of(STABLE, stable)
+        yield Expression(about, series, f"round({query}, 0.001)", burn)
+    series = series_of(CANARY, {}) | series_of(STABLE, {"in_time": 50})
+    yield Expression("a canary without requests proves nothing", series, f"({query} >= 6) or ({query} < 6)", None)
 
 
-def test_a_burn_rate_takes_the_canary_back() -> None:
-    metric = analysis()["burn-rate-5m"]
-    phases = {load: phase(metric, [burn]) for load, (_, burn) in BURNS.items()}
-    assert phases == {load: "failed" if burn >= 10 else "successful" for load, (_, burn) in BURNS.items()}
-    assert [phase(metric, [value]) for value in (5.99, 6, math.nan)] == ["successful", "failed", "inconclusive"]
-    assert metric["failureLimit"] == 1
+def burn_rate_alerts() -> Iterator[Expression]:
+    """Yield cases in which an alert that does not fire is evidence only with requests and rules."""
+    query = query_of(analysis()["burn-rate-alert"])
+    for about, (canary, files, value) in ALERT_RESULTS.items():
+        series = slo_series(canary, ', track="canary"') | slo_series({"in_time": 50, "late": 0}, ', track="stable"')
+        yield Expression(about, series, query, value, files)
+
+
+def engine_restarts() -> Iterator[Expression]:
+    query = query_of(analysis()["engine-restarts"])
+    counter = f'completion_engine_restarts_total{{namespace="completion", pod="{CANARY}"}}'
+    yield Expression("three restarts", {counter: "0x50 1 2 3 3x7"}, f"({query}) > bool 2", 1)
+    yield Expression("no restart", {counter: "0x60"}, query, 0)
+    yield Expression("no engine", {}, query, None)
+
+
+def scaling() -> Iterator[Expression]:
+    """Yield what KEDA sees: waiting, shedding, and no requests apart from no figures."""
+    queries = keda_queries()
+    queue, shed = queries["queue-wait"][0], queries["shed-share"][0]
+    recorded = ("recording-rules.yaml",)
+    yield Expression("requests wait", queue_series(100), f"round({queue})", 30, recorded)
+    yield Expression("requests are shed", slo_series({"in_time": 96, "shed": 4}), f"round({shed}, 0.001)", 4, recorded)
+    quiet = queue_series(0) | slo_series({"in_time": 0, "shed": 0})
+    for query in (queue, shed):
+        yield Expression("no requests", quiet, query, 0, recorded)
+        yield Expression("no figures", {}, query, None, recorded)
+        yield Expression("no rules", quiet, query, None)
+
+
+@pytest.mark.parametrize("expressions", [burn_rates, burn_rate_alerts, engine_restarts, scaling])
+def test_queries_answer(expressions: Callable[[], Iterator[Expression]], tmp_path: Path) -> None:
+    assert check_expressions(list(expressions()), tmp_path) == ""
+
+
+def test_kedas_thresholds_are_between_the_figures_of_quiet_and_of_trouble() -> None:
+    assert {name: threshold for name, (_, threshold) in keda_queries().items()} == {"queue-wait": 30, "shed-share": 2}
+    triggers = one(rendered("keda"), "ScaledObject", "completion-server")["spec"]["triggers"]
+    assert {each["metadata"]["ignoreNullValues"] for each in triggers} == {"false"}, "no figure is an error, not a 0"
 
 
 def phase(metric: dict[str, Any], result: list[float]) -> str:
@@ -135,31 +162,31 @@ def phase(metric: dict[str, Any], result: list[float]) -> str:
     return "failed" if is_bad else "successful" if is_good else "inconclusive"
 
 
-def test_a_query_without_an_answer_is_no_success() -> None:
-    assert {phase(metric, []) for metric in analysis().values()} == {"inconclusive"}
-
-
-ALERT_RESULTS: dict[str, tuple[Load, Collection[str], float | None]] = {
-    "the canary is late": ({"in_time": 4, "late": 4}, RULE_FILES, 1),
-    "the canary is in time": ({"in_time": 8}, RULE_FILES, 0),
-    "the alert is not loaded": ({"in_time": 4, "late": 4}, ("recording-rules.yaml",), None),
-    "no rule is loaded": ({"in_time": 4, "late": 4}, (), None),
-    "the canary is not scraped": ({}, RULE_FILES, None),
-    "the canary has no requests": ({"in_time": 0, "late": 0}, RULE_FILES, None),
-    "the canary has few requests": ({"in_time": 0.02}, RULE_FILES, 0),
-}
-
-
-@pytest.mark.parametrize("case", ALERT_RESULTS)
-def test_an_alert_that_does_not_fire_is_evidence_only_with_requests_and_rules(case: str, tmp_path: Path) -> None:
-    canary, files, value = ALERT_RESULTS[case]
-    series = slo_series(canary, ', track="canary"') + slo_series({"in_time": 50, "late": 0}, ', track="stable"')
-    check(series, query_of(analysis()["burn-rate-alert"]), value, tmp_path, files=files)
-
-
-def test_both_metrics_of_requests_allow_equal_time_without_any() -> None:
-    limits = {name: metric["inconclusiveLimit"] for name, metric in analysis().items()}
+@pytest.mark.parametrize(
+    ("name", "phases", "failure_limit"),
+    [
+        ("burn-rate-5m", {5.99: "successful", 6: "failed", math.nan: "inconclusive"}, 1),
+        ("burn-rate-alert", {0: "successful", 1: "failed", 2: "failed"}, 0),
+        ("engine-restarts", {1: "successful", 2: "failed"}, 0),
+    ],
+)
+def test_a_measurement_takes_the_canary_back(name: str, phases: dict[float, str], failure_limit: int) -> None:
+    metric = analysis()[name]
+    assert {value: phase(metric, [value]) for value in phases} == phases
+    assert phase(metric, []) == "inconclusive", "a query without an answer is no success"
+    assert metric.get("failureLimit", 0) == failure_limit
+    # The metrics of requests allow equal time without any.
+    limits = {each: found["inconclusiveLimit"] for each, found in analysis().items()}
     assert limits["burn-rate-alert"] == limits["burn-rate-5m"] > limits["engine-restarts"]
+
+
+def test_the_alert_of_the_canary_is_of_pods_with_its_label() -> None:
+    (group,) = (each for each in load_groups() if any(RECORDED in rule.values() for rule in each["rules"]))
+    assert "CompletionCanaryBurn" in {rule.get("alert") for rule in group["rules"]}
+    assert RECORDED in query_of(analysis()["burn-rate-alert"])
+    canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
+    assert canary["canaryMetadata"]["labels"] == {"track": "canary"}
+    assert one(rendered("canary"), "PodMonitor", "completion-server")["spec"]["podTargetLabels"] == ["track"]
 
 
 def test_prometheus_may_be_away_for_less_than_a_step() -> None:
@@ -169,73 +196,6 @@ def test_prometheus_may_be_away_for_less_than_a_step() -> None:
     assert {metric["interval"] for metric in analysis().values()} == {"1m"}
     (limit,) = {metric["consecutiveErrorLimit"] for metric in analysis().values()}
     assert DEFAULT_ERROR_LIMIT < limit < shortest - 1
-
-
-def test_the_burn_rate_alert_takes_the_canary_back() -> None:
-    metric = analysis()["burn-rate-alert"]
-    assert [phase(metric, [value]) for value in (0, 1, 2)] == ["successful", "failed", "failed"]
-    assert metric["failureLimit"] == 0
-    (group,) = (each for each in load_groups() if any(RECORDED in rule.values() for rule in each["rules"]))
-    assert "CompletionCanaryBurn" in {rule.get("alert") for rule in group["rules"]}
-    assert RECORDED in query_of(metric)
-    canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
-    assert canary["canaryMetadata"]["labels"] == {"track": "canary"}
-    assert one(rendered("canary"), "PodMonitor", "completion-server")["spec"]["podTargetLabels"] == ["track"]
-
-
-def test_a_canary_without_requests_proves_nothing(tmp_path: Path) -> None:
-    series = series_of(CANARY, {}) + series_of(STABLE, {"in_time": 50})
-    query = query_of(analysis()["burn-rate-5m"])
-    check(series, f"(({query}) >= 6) or (({query}) < 6)", None, tmp_path)
-
-
-def test_engine_restarts_are_counted(tmp_path: Path) -> None:
-    metric = analysis()["engine-restarts"]
-    counter = f'completion_engine_restarts_total{{namespace="completion", pod="{CANARY}"}}'
-    check([{"series": counter, "values": "0x50 1 2 3 3x7"}], f"({query_of(metric)}) > bool 2", 1, tmp_path)
-    check([{"series": counter, "values": "0x60"}], query_of(metric), 0, tmp_path)
-    check([], query_of(metric), None, tmp_path)
-    assert [phase(metric, [value]) for value in (1, 2)] == ["successful", "failed"]
-
-
-def test_the_rollout_waits_for_the_analysis() -> None:
-    canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
-    assert canary["steps"][0]["setWeight"] == 25, "one pod of four, a quarter of the users"
-    assert canary["analysis"]["startingStep"] == 1, "after the canary is ready"
-    assert canary["steps"][1]["pause"]["duration"] == "45m"
-
-
-def slo_series(rates: Load, labels: str = "") -> list[dict[str, str]]:
-    """Return the counters of the objective under a load by result, as a server exports them, with further labels."""
-    name = 'completion_slo_requests_total{region="us-east", result="%s"%s}'
-    return [{"series": name % (result, labels), "values": f"0+{60 * rate:g}x60"} for result, rate in rates.items()]
-
-
-def queue_series(num_per_s: float) -> list[dict[str, str]]:
-    """Return the histogram of the wait for a slot: nine of ten within 20 ms, all within 40 ms."""
-    name = 'completion_stage_seconds_bucket{region="us-east", stage="queue", le="%s"}'
-    shares = {"0.02": 0.9, "0.04": 1.0, "+Inf": 1.0}
-    return [{"series": name % le, "values": f"0+{60 * num_per_s * share:g}x60"} for le, share in shares.items()]
-
-
-def test_keda_sees_waiting_and_shedding(tmp_path: Path) -> None:
-    queue, threshold = keda_queries()["queue-wait"]
-    check(queue_series(100), f"round({queue})", 30, tmp_path)
-    assert threshold == 30
-    shed, threshold = keda_queries()["shed-share"]
-    check(slo_series({"in_time": 96, "shed": 4}), f"round({shed}, 0.001)", 4, tmp_path)
-    assert threshold == 2
-
-
-@pytest.mark.parametrize("trigger", ["queue-wait", "shed-share"])
-def test_keda_tells_no_requests_from_no_figures(trigger: str, tmp_path: Path) -> None:
-    query, _ = keda_queries()[trigger]
-    quiet = queue_series(0) + slo_series({"in_time": 0, "shed": 0})
-    check(quiet, query, 0, tmp_path)
-    check([], query, None, tmp_path)
-    check(quiet, query, None, tmp_path, files=())
-    found = one(rendered("keda"), "ScaledObject", "completion-server")["spec"]["triggers"]
-    assert {each["metadata"]["ignoreNullValues"] for each in found} == {"false"}, "no figure is an error, not a 0"
 
 
 def test_the_queries_name_metrics_that_the_server_has() -> None:

@@ -1,9 +1,8 @@
-"""A real server with the ConfigMap's file answers the probes of its pod, and ends within its grace."""
+"""What pods run works with real programs: the server of the ConfigMap behind its probes, the load test's command."""
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import psutil
@@ -12,10 +11,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from loadtest.__main__ import main
 from loadtest.bench.replicas.servers import SCRIPTED
 from loadtest.bench.runner.server import ServerProcess
+from loadtest.targets import parse_target
+from loadtest.traffic.scenario import Scenario
 from tests.deploy.manifests.targets import rendered
-from tests.support.kustomize import one
+from tests.support.kustomize import Object, one
 from tests.support.models import TARGET
 from tests.support.redis_servers import wait_until
 
@@ -24,10 +26,9 @@ STAND_INS = (*SCRIPTED, f"engine.model={TARGET}", "redis.addresses=[]", *NO_REDI
 """For what a pod has and a test has not: the models, an engine and a Redis."""
 
 
-def pod() -> dict[str, Any]:
-    found: dict[str, Any] = one(rendered("regions/us-east"), "Deployment", "completion-server")
-    spec: dict[str, Any] = found["spec"]["template"]["spec"]
-    return spec
+def pod() -> Object:
+    found: Object = one(rendered("regions/us-east"), "Deployment", "completion-server")["spec"]["template"]["spec"]
+    return found
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def check(channel: grpc.Channel, probe: str) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
-def test_it_answers_its_probes_refuses_strangers_and_ends_in_time(server: ServerProcess) -> None:
+def test_a_server_answers_its_probes_refuses_strangers_and_ends_in_time(server: ServerProcess) -> None:
     with grpc.insecure_channel(server.ready["address"]) as channel:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert check(channel, probe) == "SERVING"
@@ -76,3 +77,27 @@ def idle() -> Iterator[pb.SessionRequest]:
 
 def has_ended(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_every_pod_of_the_load_test_has_a_share_by_a_command_that_is_understood() -> None:
+    (job,) = (each for each in rendered("loadtest") if each["kind"] == "Job")
+    spec = job["spec"]
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"], "they start at the same time"
+    assert spec["backoffLimit"] == 0
+    labels = spec["template"]["spec"]["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"]
+    assert labels["job-name"] == job["metadata"]["name"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["command"][:3] == ["python", "-m", "loadtest"]
+    assert {each["name"] for each in container["env"]} == {"JOB_COMPLETION_INDEX"}
+    name, *arguments = container["command"][3:]
+    values = {"$(JOB_COMPLETION_INDEX)": "3", "${START_AT}": "1790000000"}
+    for variable, value in values.items():
+        arguments = [each.replace(variable, value) for each in arguments]
+    with main.commands[name].make_context(name, arguments) as context:
+        found = context.params
+    assert (found["worker_index"], found["num_workers"], found["start_at"]) == (3, spec["completions"], 1790000000.0)
+    assert Scenario.load(found["scenario"]).sessions >= found["num_workers"]
+    (target,) = found["targets"]
+    assert parse_target(target).kind == "grpc"
+    assert found["as_json"]
