@@ -105,19 +105,6 @@ async def test_a_deadline_ends_the_work_wherever_it_is(
     assert server.count("completion_requests_total", outcome="deadline", trigger="automatic", shed_reason="") == 1
 
 
-async def test_a_newer_request_of_the_user_supersedes_the_older_one(
-    server: RunningServer, engine: ScriptedEngine, said: Said
-) -> None:
-    said.words = (f" w{i}" for i in range(ENDLESS))
-    older = asyncio.create_task(ask(server.stub, request(max_tokens=ENDLESS, sequence=1)))
-    await eventually(lambda: engine.stats().num_running == 1)
-    said.words = WORDS
-    newer = await ask(server.stub, request(sequence=2))
-    assert (newer.reason, newer.text) == ("stop", "alpha beta gamma delta")
-    assert (await older).reason == "superseded"
-    assert (await ask(server.stub, request(sequence=1, session_id="another"))).reason == "stop"
-
-
 @pytest.mark.parametrize(
     ("message", "field"),
     [
@@ -152,17 +139,6 @@ async def test_text_that_is_not_utf8_is_a_bad_request_too(server: RunningServer,
             pass
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert not said.generations
-
-
-async def test_a_session_id_is_no_user_name(server: RunningServer, engine: ScriptedEngine, said: Said) -> None:
-    said.words = (f" w{i}" for i in range(ENDLESS))
-    call = server.stub.Complete(request(max_tokens=ENDLESS), metadata=(("x-user-id", "bob"),))
-    await anext(aiter(call))
-    said.words = WORDS
-    assert (await ask(server.stub, request(session_id="bob", sequence=9))).reason == "stop"
-    await eventually(lambda: engine.stats().num_running == 1)
-    assert not call.done()
-    call.cancel()
 
 
 async def test_typing_the_generated_text_reattaches_to_the_generation(
@@ -237,12 +213,6 @@ async def test_a_shed_call_fails_with_a_status_if_configured(engine: ScriptedEng
     assert (info.reason, info.domain) == ("OVERLOAD", "completion.v1")
     assert dict(info.metadata) == {"limit": "scheduling.max_queued", "allowed": "0"}
     assert retry.retry_delay.ToMilliseconds() == 30
-
-
-async def test_other_ends_do_not_become_a_status(engine: ScriptedEngine) -> None:
-    async with run_server(endless_config("shed.as_status=true"), lambda: engine) as server:
-        answer = await ask(server.stub, request())
-    assert (answer.reason, answer.text, answer.code) == ("stop", "alpha beta gamma delta", grpc.StatusCode.OK)
 
 
 async def test_a_user_over_the_rate_limit_is_shed_and_others_are_served(engine: ScriptedEngine) -> None:

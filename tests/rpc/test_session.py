@@ -244,17 +244,6 @@ async def test_a_number_that_does_not_rise_is_refused_and_ends_nothing(editor: E
     assert list(editor.answers) == [5, 6]
 
 
-async def test_every_answer_is_written_out_before_a_drained_stream_ends(server: RunningServer) -> None:
-    editors = [Editor(server.stub.Session()) for _ in range(2)]
-    for number, each in enumerate(editors):
-        await each.complete(1, session_id=f"s{number}")
-        await each.begun(1)
-    server.app.drain(5.0)
-    for each in editors:
-        assert await each.status() is grpc.StatusCode.UNAVAILABLE
-        assert each.answers[1].reason == "stop"
-
-
 async def test_requests_cut_short_by_a_drain_end_unavailable(server: RunningServer, editor: Editor) -> None:
     await editor.complete(1, max_tokens=ENDLESS)
     await editor.begun(1)

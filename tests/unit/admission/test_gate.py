@@ -1,20 +1,13 @@
-from contextlib import ExitStack
-
 import pytest
 
 from completion_server.admission.gate import AdmissionSettings, Gate, Readiness
+from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.core.errors import DrainingError, Limit, OverloadedError, ServerFullError, UnavailableError
+from completion_server.core.events import Event, LoopLagged
 
 
 def make_gate(max_sessions: int = 2, **limits: int) -> Gate:
     return Gate(AdmissionSettings(max_sessions=max_sessions, retry_after_ms=70, **limits))
-
-
-def test_callers_are_refused_before_the_engine_is_ready() -> None:
-    gate = make_gate()
-    with pytest.raises(UnavailableError, match="starting") as caught:
-        gate.check()
-    assert caught.value.retry_after_ms == 70
 
 
 def test_a_failed_engine_and_a_starting_one_have_different_states() -> None:
@@ -51,19 +44,6 @@ def test_draining_can_not_be_undone() -> None:
         gate.check()
 
 
-def test_sessions_are_counted_and_bounded() -> None:
-    gate = make_gate(max_sessions=1)
-    gate.set_engine_ready(True)
-    with gate.enter_session():
-        assert gate.num_sessions == 1
-        with pytest.raises(ServerFullError, match=r"1 sessions are open, .*admission\.max_sessions\)") as caught:
-            gate.enter_session()
-        assert (caught.value.retry_after_ms, caught.value.reason) == (70, "SERVER_FULL")
-    assert gate.num_sessions == 0
-    with gate.enter_session():
-        assert gate.num_sessions == 1
-
-
 def test_the_sessions_of_one_user_are_limited() -> None:
     gate = make_gate(max_sessions=10, max_sessions_per_user=2)
     gate.set_engine_ready(True)
@@ -97,16 +77,6 @@ def test_the_sessions_of_one_address_are_limited_except_on_a_unix_socket() -> No
         assert gate.num_sessions == 1
 
 
-def test_zero_sets_no_limit_for_a_user_or_an_address() -> None:
-    gate = make_gate(max_sessions=10, max_sessions_per_user=0, max_sessions_per_peer=0)
-    gate.set_engine_ready(True)
-    with ExitStack() as stack:
-        for _ in range(10):
-            stack.enter_context(gate.enter_session(("t", "ann"), "1.1.1.1"))
-        assert gate.num_sessions == 10
-    assert gate.num_sessions == 0
-
-
 def test_users_and_addresses_without_sessions_are_forgotten() -> None:
     gate = make_gate(max_sessions=10)
     gate.set_engine_ready(True)
@@ -114,3 +84,38 @@ def test_users_and_addresses_without_sessions_are_forgotten() -> None:
         with gate.enter_session(("t", f"u{number}"), f"peer {number}"):
             pass
     assert gate.num_holders == 0
+
+
+class SetClock:
+    def __init__(self) -> None:
+        self.at = 5.0
+
+    def now(self) -> float:
+        return self.at
+
+
+def test_a_long_iteration_is_overload_until_the_next_one_begins() -> None:
+    clock, emitted = SetClock(), list[Event]()
+    loop_lag = LoopLagMonitor(0.05, clock, emitted.append)
+    assert [loop_lag.is_behind(5.0 + seconds) for seconds in (0.0, 0.05, 0.0599, 0.0601, 9.0)] == [
+        False, False, False, True, True,
+    ]  # fmt: skip
+    clock.at = 5.2
+    loop_lag.tick()
+    assert not loop_lag.is_behind(5.2)
+    clock.at = 5.205
+    loop_lag.tick()
+    assert [round(each.seconds, 6) for each in emitted if isinstance(each, LoopLagged)] == [0.19, 0.0]
+
+
+def test_sessions_are_counted_and_bounded() -> None:
+    gate = make_gate(max_sessions=1)
+    gate.set_engine_ready(True)
+    with gate.enter_session():
+        assert gate.num_sessions == 1
+        with pytest.raises(ServerFullError, match=r"1 sessions are open, .*admission\.max_sessions\)") as caught:
+            gate.enter_session()
+        assert (caught.value.retry_after_ms, caught.value.reason) == (70, "SERVER_FULL")
+    assert gate.num_sessions == 0
+    with gate.enter_session():
+        assert gate.num_sessions == 1

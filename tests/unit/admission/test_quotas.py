@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.quotas import Excess, Quotas
+from completion_server.admission.refusals import LEAST_CHARGE_BYTES, RefusalBudget
 from completion_server.core.errors import Limit
 from completion_server.core.request import Caller
 
@@ -34,14 +35,6 @@ def num_allowed(quotas: Quotas, callers: list[Caller], now: float = 0.0) -> int:
     return sum(take(quotas, each, now) is None for each in callers)
 
 
-def test_each_user_has_a_burst_and_an_address_that_of_two_users() -> None:
-    quotas = Quotas(SETTINGS)
-    assert num_allowed(quotas, [caller("alice")] * 10) == 4
-    assert num_allowed(quotas, [caller(f"user-{number}") for number in range(100)]) == 4
-    assert num_allowed(quotas, [caller("bob", "10.0.0.8")] * 10) == 4
-    assert num_allowed(quotas, [caller("alice")] * 10, now=2.0) == 2
-
-
 def test_an_excess_names_the_address_and_the_wait() -> None:
     quotas = Quotas(SETTINGS)
     num_allowed(quotas, [caller("alice")] * 4 + [caller("bob")] * 4)
@@ -57,15 +50,6 @@ def test_tokens_are_charged_when_they_were_computed() -> None:
     quotas.charge_tokens(caller("alice"), 51, 0.0)
     assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(5.1), USER_TOKENS)
     assert take(quotas, caller("alice"), 6.0) is None
-
-
-def test_the_users_of_an_address_share_one_burst_of_tokens() -> None:
-    quotas = Quotas(SETTINGS)
-    for user in ("alice", "bob"):
-        quotas.charge_tokens(caller(user), 75, 0.0)
-    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(2.55), USERS_PER_PEER, "10.0.0.7")
-    assert take(quotas, caller("carol"), 0.0) == Excess(pytest.approx(2.55), USERS_PER_PEER, "10.0.0.7")
-    assert take(quotas, caller("carol", "10.0.0.8"), 0.0) is None
 
 
 def test_a_refused_request_costs_neither_the_user_nor_the_address() -> None:
@@ -95,14 +79,6 @@ def test_an_address_has_no_limit_if_names_are_trusted() -> None:
     assert AdmissionSettings(trust_user_names=True, users_per_peer=7).num_users_per_peer == 7
     quotas = Quotas(AdmissionSettings(trust_user_names=True))
     assert num_allowed(quotas, [caller(f"user-{number}") for number in range(1000)]) == 1000
-
-
-def test_reserved_tokens_that_were_not_computed_are_refunded() -> None:
-    quotas = Quotas(SETTINGS)
-    quotas.charge_tokens(caller("alice"), 150, 0.0)
-    assert take(quotas, caller("alice"), 0.0)
-    quotas.charge_tokens(caller("alice"), -150, 0.0)
-    assert take(quotas, caller("alice"), 0.0) is None
 
 
 def test_the_wait_is_bounded_however_many_tokens_were_computed() -> None:
@@ -143,3 +119,30 @@ def test_the_users_of_a_tenant_share_its_limits() -> None:
     assert take(quotas, other, 0.0) is None
     quotas.charge_tokens(users[1], 100, 0.0)
     assert take(quotas, users[2], 2.0) == Excess(pytest.approx(3.1), Limit("admission.tenant_tokens_per_s", 10))
+
+
+KIB = 1024
+
+
+def test_a_refusal_has_a_minimum_charge() -> None:
+    budget = RefusalBudget(LEAST_CHARGE_BYTES, 2 * LEAST_CHARGE_BYTES)
+    for _ in range(4):
+        budget.charge("a", 1, 0.0)
+    assert budget.wait_s("a", 0.0) == 2.0
+
+
+def test_connections_whose_bucket_is_full_are_forgotten() -> None:
+    budget = RefusalBudget(100 * KIB, 300 * KIB)
+    for number in range(10_000):
+        budget.charge(number, 1, float(number))
+    assert budget.num_known < 5_000
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**7), st.floats(0, 5)), max_size=50))
+def test_no_connection_waits_for_longer_than_a_minute_or_for_ever(charges: list[tuple[int, float]]) -> None:
+    budget, now = RefusalBudget(100 * KIB, 300 * KIB), 0.0
+    for num_bytes, pause_s in charges:
+        now += pause_s
+        budget.charge("a", num_bytes, now)
+        assert 0 <= budget.wait_s("a", now) <= 60.001
+    assert budget.wait_s("a", now + 61) == 0

@@ -10,10 +10,6 @@ def allowed(limiter: RateLimiter, user: str, now: float, num: int) -> int:
     return sum(limiter.wait_s(user, now) == 0 for _ in range(num))
 
 
-def test_exactly_a_burst_passes_at_once() -> None:
-    assert allowed(RateLimiter(2.0, 5), "u", now=100.0, num=20) == 5
-
-
 def test_after_a_burst_requests_pass_at_the_rate() -> None:
     limiter = RateLimiter(2.0, 5)
     allowed(limiter, "u", 100.0, 5)
@@ -22,29 +18,10 @@ def test_after_a_burst_requests_pass_at_the_rate() -> None:
     assert [allowed(limiter, "u", 100.5 + 0.5 * i, 3) for i in range(4)] == [1, 1, 1, 1]
 
 
-def test_a_refused_unit_costs_nothing() -> None:
-    limiter = RateLimiter(1.0, 1)
-    assert allowed(limiter, "u", 0.0, 1000) == 1
-    assert limiter.wait_s("u", 1.0) == 0
-
-
-def test_the_burst_is_available_again_after_a_wait() -> None:
-    limiter = RateLimiter(2.0, 5)
-    allowed(limiter, "u", 100.0, 5)
-    assert allowed(limiter, "u", 101.0, 20) == 2
-    assert allowed(limiter, "u", 200.0, 20) == 5  # and no more than that
-
-
 def test_keys_do_not_share_a_bucket() -> None:
     limiter = RateLimiter(2.0, 5)
     assert allowed(limiter, "abuser", 100.0, 10_000) == 5
     assert allowed(limiter, "other", 100.0, 5) == 5
-
-
-def test_a_rate_of_0_lets_everything_pass_and_remembers_no_key() -> None:
-    limiter = RateLimiter(0.0, 1)
-    assert allowed(limiter, "u", 0.0, 10_000) == 10_000
-    assert limiter.num_known == 0
 
 
 def test_keys_whose_bucket_is_full_again_are_forgotten() -> None:

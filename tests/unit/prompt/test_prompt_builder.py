@@ -32,22 +32,6 @@ def common(one: list[int], other: list[int]) -> int:
     return min(len(one), len(other))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_typing_gives_at_each_key_what_tokenising_everything_gives(family: str) -> None:
-    builder = builder_of(family, max_prompt_tokens=220)
-    whole = make_plain(FAMILIES[family]()).tokenizer
-    for number, state in enumerate(typed(CODE, 70, seed=3)):
-        request = request_at(state.prefix + CURSOR + state.suffix)
-        prompt = builder.build(request)
-        layout = layout_of(builder, request)
-        for part in (layout.prefix, layout.suffix, layout.typed):
-            assert part.ids.tolist() == whole.encode(part.text, add_special_tokens=False).ids, number
-        assert len(prompt.token_ids) <= 220
-        line = state.prefix[state.prefix.rfind("\n") + 1 :]
-        assert (layout.prefix.text + layout.typed.text).endswith(line)
-        assert state.suffix.startswith(layout.suffix.text)
-
-
 WORDS = ["embedded", "qwen", "starcoder2", "llama3", "tekken", "deepseek"]
 LINES_ONLY = ["llama2", "metaspace", "gemma"]
 
@@ -127,17 +111,6 @@ def test_the_window_survives_an_edit_above_it_and_a_client_that_cuts() -> None:
     first = builder.build(request_at(text + CURSOR)).token_ids
     assert common(builder.build(request_at("import abc\n" + text + "x" + CURSOR)).token_ids, first) >= len(first)
     assert common(builder.build(request_at(text[1234:] + "xy" + CURSOR)).token_ids, first) >= len(first)
-
-
-def test_a_client_that_sends_a_fixed_number_of_characters_keeps_its_window() -> None:
-    builder = builder_of("embedded", max_prompt_tokens=1200)
-    changes = 0
-    prompt: list[int] = []
-    for key in range(120):
-        document = CODE[8000 + key : 10000 + key]
-        earlier, prompt = prompt, builder.build(request_at(document + CURSOR)).token_ids
-        changes += common(earlier, prompt) < len(earlier) - 40
-    assert changes <= 4
 
 
 def test_going_up_lays_out_anew_when_little_is_left_above() -> None:
@@ -266,25 +239,6 @@ def test_several_threads_build_at_once() -> None:
     assert not failures
 
 
-def test_empty_and_odd_documents() -> None:
-    for family in FAMILIES:
-        builder = builder_of(family)
-        for document in (
-            CURSOR,
-            f"{CURSOR}\n",
-            f"\n{CURSOR}",
-            f"x{CURSOR}",
-            f"a\r\nb{CURSOR}\r\nc",
-            f"\r{CURSOR}",
-            f"é\n{CURSOR}日",
-        ):
-            prompt = builder.build(request_at(document))
-            prefix, _, suffix = document.partition(CURSOR)
-            shown = text_of(FAMILIES[family](), prompt.token_ids)
-            assert prefix.rpartition("\n")[2] in shown
-            assert suffix in shown or builder.template is PREFIX_ONLY
-
-
 @pytest.mark.parametrize("max_prompt_tokens", [4, 12])
 def test_a_budget_without_room_is_refused(max_prompt_tokens: int) -> None:
     settings = PromptSettings(preamble="# some words that take room\n")
@@ -297,21 +251,6 @@ def test_a_tokenizer_without_a_fast_form_is_refused() -> None:
         PromptBuilder(object(), PREFIX_ONLY, max_prompt_tokens=64)
     with pytest.raises(ConfigError, match="only byte-pair encodings"):
         PromptBuilder(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), PREFIX_ONLY, max_prompt_tokens=64)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("suffix_share", 0.6),
-        ("snippet_share", -0.1),
-        ("window_step", 0.5),
-        ("documents_mib", 0),
-        ("max_recent_tokens", -1),
-    ],
-)
-def test_settings_out_of_range_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{field}: must be"):
-        PromptSettings(**{field: value})  # type: ignore[arg-type]
 
 
 def snippet_named(name: str, text: str = "") -> Snippet:
@@ -441,14 +380,6 @@ def test_the_least_recently_used_documents_are_forgotten_beyond_a_number_of_byte
     documents.put(layouts["c"], layout)
     assert [uri for uri, request in layouts.items() if documents.get(request)] == ["a", "c"]
     assert 2 * layout.num_bytes < documents.num_bytes <= 2.5 * layout.num_bytes
-
-
-def test_a_layout_larger_than_all_the_memory_is_not_kept() -> None:
-    builder = builder_of("embedded")
-    builder.build(REQUEST)
-    documents = Documents(max_bytes=1000)
-    documents.put(REQUEST, layout_of(builder, REQUEST))
-    assert len(documents) == documents.num_bytes == 0
 
 
 def test_large_documents_count_by_their_size() -> None:

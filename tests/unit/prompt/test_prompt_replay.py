@@ -6,20 +6,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from completion_server.engine.settings import CPU_BLOCK_SIZE
 from completion_server.prompt.templates import Order, Template
 from loadtest.bench.prompt.__main__ import main
 from loadtest.bench.prompt.clients import AnchoredClient, characters_client, lines_client, measure_clients
 from loadtest.bench.prompt.keystrokes import DocumentState, typed
 from loadtest.bench.prompt.replay import (
-    BLOCK_SIZES,
     BlockCache,
     LayoutStats,
     PlainLayout,
     ReplaySettings,
     measure_layouts,
 )
-from loadtest.traffic.documents import library_files
 from tests.support.vocabularies import embedded
 from tests.unit.prompt.prompts import CODE
 
@@ -31,12 +28,6 @@ def test_only_whole_blocks_at_the_start_are_cached() -> None:
     assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8, 9]) == 5
     assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8, 9]) == 1
     assert cache.prefill([9, 2, 3, 4, 5, 6, 7, 8, 9]) == 9, "the same block behind another one is another block"
-
-
-def test_the_last_token_is_always_computed() -> None:
-    cache = BlockCache(4)
-    assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8]) == 8
-    assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8]) == 4
 
 
 def test_a_bounded_cache_forgets() -> None:
@@ -74,14 +65,6 @@ def test_each_state_is_a_key_away_from_the_last() -> None:
     assert typed(CODE, 400, seed=2) == states
 
 
-def test_library_files_are_real_and_the_same_each_time() -> None:
-    files = library_files(5, seed=1)
-    assert len(files) == 5
-    assert list(library_files(5, seed=1)) == list(files)
-    assert list(library_files(5, seed=2)) != list(files)
-    assert not any("test" in Path(path).parts for path in files)
-
-
 @pytest.mark.parametrize("order", ["prefix_first", "suffix_first"])
 def test_the_plain_layout_keeps_to_the_budget(order: str) -> None:
     template = Template("any", Order(order), "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
@@ -92,10 +75,6 @@ def test_the_plain_layout_keeps_to_the_budget(order: str) -> None:
         text = embedded().decode(ids, skip_special_tokens=False)
         assert text.endswith("<|fim_middle|>")
         assert CODE[max(0, at - 100) : at] in text
-
-
-def test_the_first_block_size_is_the_servers_own_on_a_cpu() -> None:
-    assert BLOCK_SIZES[0] == CPU_BLOCK_SIZE
 
 
 def test_a_key_prefills_at_most_half_of_what_the_plain_layout_does(model: Path) -> None:

@@ -14,7 +14,6 @@ from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.detection import choose_template, detect_template
 from completion_server.prompt.loading import load_prompt_builder
 from completion_server.prompt.settings import PromptSettings
-from completion_server.prompt.templates import FAMILIES as TEMPLATES
 from completion_server.prompt.templates import PREFIX_ONLY, Order, PathAt
 from completion_server.prompt.tokens.stops import MAX_NEWLINE_TOKENS, newline_token_ids
 from tests.support.vocabularies import ANGLE, FAMILIES, PIPED, VOCABULARY_SIZE, split_by, train
@@ -42,10 +41,6 @@ VOCABULARIES = {
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_each_family_is_found_from_its_own_tokens(name: str) -> None:
     assert detect_template(VOCABULARIES[name]).name == name
-
-
-def test_every_family_is_covered() -> None:
-    assert set(VOCABULARIES) == {family.name for family in TEMPLATES}
 
 
 def test_the_name_decides_between_families_with_the_same_tokens() -> None:
@@ -240,11 +235,6 @@ def test_at_most_256_newline_tokens() -> None:
     vocabulary = {f"{'Ċ' * (1 + number % 3)}{number}": number for number in range(VOCABULARY_SIZE)}
     ids = newline_token_ids(FAMILIES["embedded"](), vocabulary)
     assert ids == tuple(range(MAX_NEWLINE_TOKENS))
-
-
-def test_every_template_is_shown_in_these_tests() -> None:
-    tested = {"mellum", *(builder_of(family).template_name for family in SHOWN)}
-    assert {template.name for template in TEMPLATES} - tested == {"granite", "granite4", "fim"}, "these are as embedded"
 
 
 def test_a_folder_is_loaded_and_its_family_found(model: Path) -> None:

@@ -49,16 +49,6 @@ def test_a_window_starts_at_the_left_margin_where_it_can() -> None:
     assert text[start:].startswith("def f():")
 
 
-def test_typing_on_seldom_moves_the_start() -> None:
-    """What two replicas that never saw the document choose, at each of 60 lines typed one after another."""
-    starts = []
-    for num_lines in range(220, 280):
-        text = "".join(LINES[:num_lines])
-        starts.append(choose_start(encoded(text), 1000, 0.2))
-    assert starts == sorted(starts)
-    assert len(set(starts)) <= 12
-
-
 def test_the_start_does_not_depend_on_how_much_is_sent_above() -> None:
     text = "".join(LINES[:200])
     whole = choose_start(encoded(text), 400, 0.2)
@@ -256,13 +246,6 @@ def test_a_jump_of_a_clipping_client_costs_one_prompt() -> None:
     at, other = CODE.find("def ", 6000), CODE.find("def ", 12_000)
     cursors = [*range(at, at + 20), *range(other, other + 20), *range(at + 20, at + 40)]
     assert num_laid_out_anew(requests_of(cursors)) <= 3, "once when it is noticed, and at each jump"
-
-
-@pytest.mark.parametrize("num_keys", [1, 20, 150])
-def test_the_start_moves_in_big_steps_however_many_keys_lie_between_requests(num_keys: int) -> None:
-    cursors = list(range(4000, 7600, num_keys))
-    moves = num_laid_out_anew(requests_of(cursors))
-    assert moves <= 1 + 3600 / (WINDOW * 0.15)
 
 
 def test_the_end_of_a_suffix_that_is_clipped_moves_in_big_steps() -> None:

@@ -316,16 +316,6 @@ def test_a_stream_with_an_open_request_is_not_idle_and_answers_it_before_it_ends
     run(scenario)
 
 
-def test_a_caller_that_leaves_ends_the_stream_at_once() -> None:
-    async def scenario(running: RunningService) -> None:
-        caller = Caller()
-        stream = Stream(running, caller)
-        caller.messages.put_nowait(grpc.aio.EOF)
-        assert await stream.end() is None
-
-    run(scenario)
-
-
 def test_a_caller_that_vanishes_while_it_is_written_to_is_no_failure() -> None:
     class Vanished(Caller):
         async def write(self, response: pb.SessionResponse) -> None:

@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from completion_server.core.outcome import FinishReason, Outcome
+from completion_server.scheduling.book import Book
 from completion_server.scheduling.latency import LatencyEstimates, MovingMean, SizedEstimate
+from completion_server.scheduling.stalls import StallDetector
+from tests.unit.scheduling.live_requests import generate, live, stop
 
 
 def latency(held_s: float, *, abandoned: int = 0, started: int = 0, waited_s: float = 0.0) -> LatencyEstimates:
@@ -27,22 +31,10 @@ def integrated_wait_s(num: int, rate: float, hazard: float) -> float:
     return seconds
 
 
-def test_predictions_are_zero_before_the_first_sample() -> None:
-    assert LatencyEstimates().wait_s(num_ahead=1000, num_slots=1) == 0.0
-    assert LatencyEstimates().first_token_s == 0.0
-
-
 def test_abandoned_requests_give_no_prediction_before_a_slot_was_held() -> None:
     learnt = LatencyEstimates()
     learnt.left_queue(1.0, abandoned=True)
     assert learnt.wait_s(num_ahead=1000, num_slots=1) == 0.0
-
-
-def test_without_abandoned_requests_the_queue_moves_as_slots_become_free() -> None:
-    learnt = latency(0.5, started=10, waited_s=1.0)
-    assert learnt.wait_s(num_ahead=0, num_slots=1) == pytest.approx(0.5)
-    assert learnt.wait_s(num_ahead=9, num_slots=1) == pytest.approx(5.0)
-    assert learnt.wait_s(num_ahead=9, num_slots=10) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("num_ahead", "num_slots"), [(0, 1), (9, 2), (99, 1)])
@@ -96,15 +88,6 @@ def test_a_first_token_is_allowed_more_than_the_mean_where_it_varies() -> None:
     assert varying.first_token_s == pytest.approx(0.15, abs=0.01)
 
 
-def test_long_prompts_of_some_do_not_make_short_ones_look_slow() -> None:
-    learnt = LatencyEstimates()
-    for number in range(200):
-        size = 1000 if number % 2 else 30
-        learnt.first_token.add(0.005 + 1e-4 * size, size)
-    assert learnt.first_token_after(30) == pytest.approx(0.008, abs=0.003)
-    assert learnt.first_token_after(1000) == pytest.approx(0.105, rel=0.05)
-
-
 def test_first_token_s_is_the_estimate_for_a_prompt_of_median_size() -> None:
     learnt = LatencyEstimates()
     for number in range(300):
@@ -139,3 +122,150 @@ def test_an_estimate_without_sizes_is_a_moving_mean(values: list[float]) -> None
         sized.add(value)
         plain.add(value)
     assert (sized.at(0), sized.deviation) == pytest.approx((plain.mean, plain.deviation))
+
+
+CANCELLED = Outcome(FinishReason.CANCELLED)
+
+
+def serve(estimates: LatencyEstimates, at: float, number: int, *, first_token_s: float = 0.05) -> float:
+    """Serve requests one after another; return the time after the last."""
+    for _ in range(number):
+        estimates.took_slot(at)
+        estimates.progressed(at + first_token_s)
+        estimates.had_first_token(at, at + first_token_s, 100)
+        estimates.progressed(at + 2 * first_token_s)
+        estimates.freed_slot(at, at + 2 * first_token_s)
+        at += 2 * first_token_s
+    return at
+
+
+def give_up(estimates: LatencyEstimates, since: float, at: float) -> None:
+    """Abort work before its first token."""
+    estimates.gave_up(since, at, 100)
+    estimates.freed_slot(since, at)
+
+
+def test_a_stall_with_many_requests_in_flight_leaves_the_estimates() -> None:
+    estimates = LatencyEstimates()
+    at = serve(estimates, 0.0, 50)
+    for _ in range(13):
+        estimates.took_slot(at)
+    for _ in range(13):
+        estimates.progressed(at + 30.0)
+        estimates.had_first_token(at, at + 30.0, 100)
+        estimates.freed_slot(at, at + 30.1)
+    assert estimates.first_token_s == pytest.approx(0.05, abs=1e-3)
+    assert estimates.held.mean == pytest.approx(0.1, abs=1e-3)
+    serve(estimates, at + 31, 100, first_token_s=0.07)
+    assert estimates.first_token_s == pytest.approx(0.07, abs=5e-3)  # it goes on learning
+
+
+def test_what_was_given_up_during_a_stall_is_forgotten_at_the_next_token() -> None:
+    estimates = LatencyEstimates()
+    at = serve(estimates, 0.0, 50)
+    estimates.took_slot(at)
+    for number in range(8):
+        estimates.took_slot(at + number * 0.5)
+        give_up(estimates, at + number * 0.5, at + number * 0.5 + 0.4)
+    assert estimates.first_token_s > 0.1, "it can't be told from a slow engine yet"
+    assert estimates.progressed(at + 5.0) == pytest.approx(5.0)
+    estimates.had_first_token(at, at + 5.0, 100)
+    assert estimates.first_token_s == pytest.approx(0.05)
+    assert estimates.held.mean == pytest.approx(0.1)
+
+
+def test_a_suspended_server_that_ends_all_requests_when_it_wakes_up_keeps_its_estimates() -> None:
+    book = Book(num_slots=4, max_queued=10)
+    serve(book.latency, 0.0, 50)
+    for number in range(3):
+        book.submit(live(f"r{number}"), 10.0)
+    for number in range(3):
+        book.end(f"r{number}", CANCELLED, 40.0)
+        stop(book, f"r{number}", CANCELLED, 40.0)
+    book.submit(live("next"), 40.01)
+    generate(book, "next", "a", 40.06)
+    assert book.latency.first_token_s == pytest.approx(0.05, rel=0.01)
+    assert book.latency.held.mean == pytest.approx(0.1)
+
+
+def test_an_engine_that_pauses_again_and_again_is_learnt_however_many_tokens_it_sends_between() -> None:
+    estimates = LatencyEstimates()
+    at, num_stalls = serve(estimates, 0.0, 50), 0
+    for _ in range(50):
+        estimates.took_slot(at)
+        num_stalls += estimates.progressed(at + 5.0) > 0
+        estimates.had_first_token(at, at + 5.0, 100)
+        for number in range(1000):
+            estimates.progressed(at + 5.0 + number / 1000)
+        estimates.freed_slot(at, at + 6.0)
+        at += 6.0
+    assert num_stalls <= 3
+    assert estimates.first_token_s == pytest.approx(5.0, rel=0.2)
+
+
+def test_work_that_fails_in_the_middle_of_a_stall_does_not_divide_it() -> None:
+    estimates = LatencyEstimates()
+    at = serve(estimates, 0.0, 50)
+    for since in (at, at + 0.01):
+        estimates.took_slot(since)
+    estimates.freed_slot(at + 0.01, at + 1.9)
+    assert estimates.progressed(at + 3.8) == pytest.approx(3.8)
+    estimates.had_first_token(at, at + 3.8, 100)
+    assert estimates.first_token_s == pytest.approx(0.05)
+    assert estimates.held.mean == pytest.approx(0.1)
+
+
+def test_an_engine_that_is_too_slow_for_all_users_is_learnt() -> None:
+    estimates = LatencyEstimates()
+    at = serve(estimates, 0.0, 50)
+    for number in range(100):  # one request is in flight at any time
+        since = at + number * 2.5
+        estimates.took_slot(since)
+        estimates.took_slot(since + 2.4)
+        give_up(estimates, since, since + 3.0)
+        give_up(estimates, since + 2.4, since + 5.4)
+    assert estimates.first_token_s == pytest.approx(3.0, rel=0.1)
+
+
+def test_long_prompts_among_short_ones_are_learnt() -> None:
+    estimates, at = LatencyEstimates(), 0.0
+    for number in range(1000):
+        is_long = number % 50 == 25
+        first_token_s, size = (3.0, 8000) if is_long else (0.05, 100)
+        estimates.took_slot(at)
+        estimates.progressed(at + first_token_s)
+        estimates.had_first_token(at, at + first_token_s, size)
+        estimates.freed_slot(at, at + first_token_s)
+        at += first_token_s
+    assert estimates.first_token.at(8000) > 1.0
+    assert estimates.first_token.at(100) < 0.2
+
+
+def test_users_who_type_over_their_requests_are_no_pause_of_the_engine() -> None:
+    detector, at = StallDetector(), 0.0
+    for _ in range(200):  # each begins before the former one has ended
+        detector.began(at + 0.15)
+        detector.ended(at, at + 0.2)
+        at += 0.15
+    detector.progressed(at + 0.1)
+    assert detector.longest_s < 0.3
+
+
+@given(st.lists(st.floats(0.001, 1.9), min_size=1, max_size=60))
+def test_pauses_of_less_than_two_seconds_are_never_stalls(pauses: list[float]) -> None:
+    detector, at = StallDetector(), 0.0
+    detector.began(at)
+    for pause_s in pauses:
+        at += pause_s
+        assert detector.progressed(at) == 0.0
+    assert not detector.has_delayed(0.0)
+
+
+def test_a_stall_is_told_with_its_length_and_delays_only_what_had_begun() -> None:
+    detector = StallDetector()
+    detector.began(0.0)
+    for number in range(20):
+        assert detector.progressed(0.1 * number) == 0.0
+    assert detector.progressed(31.9) == pytest.approx(30.0)
+    assert detector.has_delayed(0.0)
+    assert not detector.has_delayed(31.9)

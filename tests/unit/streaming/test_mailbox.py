@@ -13,15 +13,6 @@ from loadtest.simulation import virtual_time
 END = End(Outcome(FinishReason.STOP))
 
 
-def test_unread_text_is_merged_into_one_delta() -> None:
-    mailbox = Mailbox()
-    for text in ["de", "", "f ", "ü()"]:
-        mailbox.put_nowait(text)
-    assert mailbox.num_pending == 7
-    assert mailbox.get_nowait() == Delta("def ü()")
-    assert mailbox.num_pending == 0
-
-
 def test_the_end_brings_pending_text_along() -> None:
     mailbox = Mailbox()
     mailbox.put_nowait("a")
@@ -72,17 +63,6 @@ def test_a_late_listener_is_called_at_once_and_not_after_ignore() -> None:
     mailbox.ignore()
     mailbox.close_nowait(END)
     assert calls == ["event"]
-
-
-def test_a_listener_gets_new_text_and_the_end() -> None:
-    mailbox, taken = Mailbox(), []
-    mailbox.listen(lambda: taken.append(mailbox.get_nowait()))
-    mailbox.put_nowait("")
-    assert taken == []
-    mailbox.put_nowait("a")
-    mailbox.put_nowait("b")
-    mailbox.close_nowait(END)
-    assert taken == [Delta("a"), Delta("b"), END]
 
 
 def test_discarded_text_is_never_read() -> None:

@@ -162,10 +162,6 @@ def test_text_right_of_the_cursor_keeps_multi_line_to_the_line() -> None:
     assert complete(request, "y\nz = 3") == "y"
 
 
-def test_the_pieces_do_not_change_the_text_that_is_sent() -> None:
-    assert single("s = ‸\n", '"naïve 日本 👩‍👩‍👧 é"') == '"naïve 日本 👩‍👩‍👧 é"'
-
-
 def test_text_after_the_end_is_a_bug_of_the_caller() -> None:
     rules = TextRules(request_at("x = ‸\n"))
     rules.feed("1\n")
@@ -174,11 +170,3 @@ def test_text_after_the_end_is_a_bug_of_the_caller() -> None:
         rules.feed("2")
     with pytest.raises(RuntimeError, match="has ended"):
         rules.finish(is_cut=False)
-
-
-def test_text_after_the_finish_is_a_bug_of_the_caller() -> None:
-    rules = TextRules(request_at("x = ‸\n"))
-    rules.finish(is_cut=False)
-    assert not rules.is_done
-    with pytest.raises(RuntimeError, match="has ended"):
-        rules.feed("2")
