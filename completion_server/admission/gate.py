@@ -16,7 +16,8 @@ from completion_server.core.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from completion_server.limits.limiters import Limiters, LocalLimiters, LocalSessions, SessionLimiter
+from completion_server.limits.local import LocalLimiters, LocalSessions
+from completion_server.limits.shared import Limiters, SessionLimiter
 
 _USERS_PER_PEER = 2
 _SESSIONS_PER_PEER = 256

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.core.errors import Limit
 from completion_server.core.request import Caller
-from completion_server.limits.limiters import Limiter, Limiters, LocalLimiters
+from completion_server.limits.local import LocalLimiters
+from completion_server.limits.shared import Limiter, Limiters
 
 _MAX_WAIT_S = 10.0
 """The longest wait. Tokens are computed before they can be charged, so the debt has no other bound."""

@@ -5,7 +5,7 @@ A refused message costs the server and not its sender, so its bytes are charged 
 
 from collections.abc import Hashable
 
-from completion_server.limits.rate_limiter import RateLimiter
+from completion_server.limits.local import RateLimiter
 
 LEAST_CHARGE_BYTES = 16 * 1024
 """Minimum charge of a refusal, for its costs besides the bytes."""

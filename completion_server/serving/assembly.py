@@ -9,7 +9,7 @@ from completion_server.admission.quotas import Quotas
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit, guarded
 from completion_server.engine.settings import CacheScope
-from completion_server.limits.limiters import Limiters
+from completion_server.limits.shared import Limiters
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.queue import ORDERS
