@@ -15,13 +15,12 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from completion_server import __version__
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.composition.exposure import warn_of_exposure
-from completion_server.composition.model_limits import check_fits, load_prompts
-from completion_server.composition.monitoring import Monitoring, WatchedParts
+from completion_server.composition.checks import warn_of_exposure
+from completion_server.composition.models import check_fits, load_prompts
+from completion_server.composition.monitoring import Monitoring, WatchedParts, make_tracing
 from completion_server.composition.samples import make_samples
 from completion_server.composition.shared_state import SharedState
 from completion_server.composition.shutdown import Shutdown
-from completion_server.composition.traced_service import make_tracing
 from completion_server.config import Config
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import CutShortError

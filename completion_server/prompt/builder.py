@@ -8,15 +8,13 @@ from tokenizers import Tokenizer
 
 from completion_server.core.errors import ConfigError
 from completion_server.core.request import Mode, Request
-from completion_server.prompt.documents import Documents
-from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Layout, LayoutContext
+from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Documents, Layout, LayoutContext
 from completion_server.prompt.layout_builder import LayoutBuilder
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import SnippetRenderer
 from completion_server.prompt.templates import Order, Template
-from completion_server.prompt.tokens.plaintext import make_plain
+from completion_server.prompt.tokens.plaintext import end_token_ids, make_plain, newline_token_ids
 from completion_server.prompt.tokens.reuse import Encoder, common_prefix
-from completion_server.prompt.tokens.stops import end_token_ids, newline_token_ids
 
 MIB = 1024 * 1024
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.admission.refusals import RefusalBudget
+from completion_server.admission.quotas import RefusalBudget
 from completion_server.core.errors import CompletionError, ShedError
 from completion_server.core.events import RequestRefused
 from completion_server.core.outcome import AnswerPart, End, FinishReason, Outcome

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.admission.refusals import RefusalBudget
+from completion_server.admission.quotas import RefusalBudget
 from completion_server.composition.shared_state import SharedState
 from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock

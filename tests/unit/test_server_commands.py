@@ -18,14 +18,13 @@ from urllib.error import HTTPError, URLError
 import pytest
 from click.testing import CliRunner, Result
 
-from completion_server.composition.model_source import check_hub
+from completion_server.composition.models import check_hub
 from completion_server.config import load_config
 from completion_server.core.errors import ConfigError
 from completion_server.engine.settings import EngineSettings
-from completion_server.ready_line import client_options
 from completion_server.rpc.listening import check_ports
 from completion_server.rpc.settings import ServerSettings
-from completion_server.server_commands import check_config, serve
+from completion_server.server_commands import check_config, client_options, serve
 from tests.support.certificates import MakeIdentity
 from tests.support.models import TARGET
 from tests.support.redis_servers import free_port

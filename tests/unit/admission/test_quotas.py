@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.admission.quotas import Excess, Quotas
-from completion_server.admission.refusals import LEAST_CHARGE_BYTES, RefusalBudget
+from completion_server.admission.quotas import LEAST_CHARGE_BYTES, Excess, Quotas, RefusalBudget
 from completion_server.core.errors import Limit
 from completion_server.core.request import Caller
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from completion_server.composition import shared_state
-from completion_server.composition.exposure import warn_of_exposure
+from completion_server.composition.checks import warn_of_exposure
 from completion_server.composition.shared_state import SharedState
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import load_config

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from completion_server.core.errors import ConfigError, InvalidRequestError
 from completion_server.core.request import Caller, Snippet
 from completion_server.prompt.builder import PromptBuilder
-from completion_server.prompt.documents import Documents
+from completion_server.prompt.layout import Documents
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import short_path
 from completion_server.prompt.templates import PREFIX_ONLY

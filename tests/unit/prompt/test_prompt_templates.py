@@ -11,11 +11,10 @@ from completion_server.core.errors import ConfigError
 from completion_server.core.request import Mode, Snippet
 from completion_server.prompt.__main__ import main
 from completion_server.prompt.builder import PromptBuilder
-from completion_server.prompt.detection import choose_template, detect_template
-from completion_server.prompt.loading import load_prompt_builder
+from completion_server.prompt.loading import choose_template, detect_template, load_prompt_builder
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.templates import PREFIX_ONLY, Order, PathAt
-from completion_server.prompt.tokens.stops import MAX_NEWLINE_TOKENS, newline_token_ids
+from completion_server.prompt.tokens.plaintext import MAX_NEWLINE_TOKENS, newline_token_ids
 from tests.support.vocabularies import ANGLE, FAMILIES, PIPED, VOCABULARY_SIZE, split_by, train
 from tests.unit.prompt.prompts import CURSOR, builder_of, request_at, text_of
 

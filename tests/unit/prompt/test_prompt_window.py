@@ -4,17 +4,19 @@ from itertools import pairwise
 
 import pytest
 
-from completion_server.prompt.clipping import SentText, first_sent, num_clipped
 from completion_server.prompt.tokens.plaintext import make_plain
 from completion_server.prompt.tokens.reuse import Encoded, Encoder
 from completion_server.prompt.window import (
     HEAD_CHARACTERS,
+    SentText,
     choose_start,
     cut_to_lines,
     find_end,
     find_window,
     first_lines,
+    first_sent,
     last_lines,
+    num_clipped,
 )
 from tests.support.vocabularies import embedded, unknown
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.refusals import RefusalBudget
+from completion_server.admission.quotas import RefusalBudget
 from completion_server.core.errors import Code, CompletionError
 from completion_server.core.events import RequestEnded
 from completion_server.engine.interface import Engine

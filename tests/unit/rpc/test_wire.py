@@ -11,9 +11,8 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.core.errors import CompletionError, InvalidRequestError, Violation
 from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ShedReason, Timings, Usage
 from completion_server.core.request import Caller, Mode, Sampling, Snippet, Trigger
-from completion_server.rpc.messages import convert, scan
-from completion_server.rpc.messages.decoder import Decoder, Malformed
-from completion_server.rpc.messages.scan import ScanError
+from completion_server.rpc.messages import convert, decoder
+from completion_server.rpc.messages.decoder import Decoder, Malformed, ScanError
 from completion_server.rpc.settings import LimitSettings
 
 LIMITS = LimitSettings(
@@ -27,7 +26,7 @@ LIMITS = LimitSettings(
     max_stop_bytes=5,
 )
 COMPLETE, SESSION, FEEDBACK = (
-    make(LIMITS) for make in (scan.complete_request, scan.session_request, scan.report_feedback_request)
+    make(LIMITS) for make in (decoder.complete_request, decoder.session_request, decoder.report_feedback_request)
 )
 MANY = 10**6
 
@@ -47,9 +46,9 @@ def text(number: int, content: bytes) -> bytes:
     return field(number, 2, varint(len(content)) + content)
 
 
-def refusal(data: bytes, shape: scan.MessageLimits = COMPLETE) -> str:
+def refusal(data: bytes, shape: decoder.MessageLimits = COMPLETE) -> str:
     with pytest.raises(ScanError) as caught:
-        scan.scan(data, shape)
+        decoder.scan(data, shape)
     return str(caught.value)
 
 
@@ -79,14 +78,14 @@ def test_a_field_that_is_too_large_is_named_with_its_limit(message: dict[str, ob
 def test_the_sequence_is_found_before_and_after_the_excess(excess: dict[str, str]) -> None:
     whole = pb.SessionRequest(complete=pb.CompleteRequest(sequence=2**64 - 1, **excess))
     with pytest.raises(ScanError) as caught:
-        scan.scan(whole.SerializeToString(), SESSION)
+        decoder.scan(whole.SerializeToString(), SESSION)
     assert caught.value.sequence == 2**64 - 1
 
 
 def test_the_sequence_behind_many_fields_is_not_looked_for() -> None:
     whole = text(1, text(7, b"") * MANY + field(2, 0, b"\x05"))
     with pytest.raises(ScanError) as caught:
-        scan.scan(whole, SESSION)
+        decoder.scan(whole, SESSION)
     assert caught.value.sequence == 0
 
 
@@ -135,8 +134,8 @@ def test_events_that_parsing_would_merge_share_the_limits() -> None:
 
 
 def test_a_few_fields_of_a_newer_contract_pass() -> None:
-    scan.scan(text(99, b"new") * 60, COMPLETE)
-    scan.scan(text(99, b"new") * 60 + text(1, text(98, b"new")), SESSION)
+    decoder.scan(text(99, b"new") * 60, COMPLETE)
+    decoder.scan(text(99, b"new") * 60 + text(1, text(98, b"new")), SESSION)
 
 
 @pytest.mark.parametrize(
@@ -190,9 +189,9 @@ def is_within_limits(request: pb.CompleteRequest) -> bool:
     )
 
 
-def passes(data: bytes, shape: scan.MessageLimits) -> bool:
+def passes(data: bytes, shape: decoder.MessageLimits) -> bool:
     try:
-        scan.scan(data, shape)
+        decoder.scan(data, shape)
     except ScanError:
         return False
     return True
@@ -228,7 +227,7 @@ def test_accepted_bytes_parse_to_a_message_within_the_limits_or_not_at_all(data:
 
 
 TWO_SNIPPETS = LimitSettings(max_snippets=2)
-DECODE_SESSION = Decoder(pb.SessionRequest, scan.session_request(TWO_SNIPPETS))
+DECODE_SESSION = Decoder(pb.SessionRequest, decoder.session_request(TWO_SNIPPETS))
 
 
 def spoiled(message: pb.CompleteRequest | pb.SessionRequest) -> bytes:

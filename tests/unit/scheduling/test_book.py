@@ -17,9 +17,9 @@ from completion_server.scheduling.actions import (
     Text,
 )
 from completion_server.scheduling.book import Book, IllegalTransitionError
-from completion_server.scheduling.deadlines import Ticks
 from completion_server.scheduling.lanes import Sequences
 from completion_server.scheduling.queue import ORDERS, Queue
+from completion_server.scheduling.shedding import Ticks
 from tests.unit.scheduling.live_requests import STOPPED, busy_book, generate, live, stop
 
 

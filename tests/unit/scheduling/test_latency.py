@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.latency import LatencyEstimates, MovingMean, SizedEstimate
-from completion_server.scheduling.stalls import StallDetector
+from completion_server.scheduling.latency import LatencyEstimates, MovingMean, SizedEstimate, StallDetector
 from tests.unit.scheduling.live_requests import generate, live, stop
 
 
