@@ -38,8 +38,8 @@ from completion_server.rpc.server import (
     build_admin_server,
     build_public_server,
 )
-from completion_server.serving.assembly import ServingSettings, assemble
 from completion_server.serving.service import LoadSnapshot, Service
+from completion_server.serving.settings import ServingSettings
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.speculation.trial import run_trial
 from completion_server.telemetry.logs import set_level
@@ -247,7 +247,7 @@ class App:
             delta_pause_s=config.server.delta_pause_ms / 1000,
             cache_scope=config.engine.cache_scope,
         )
-        return assemble(
+        return Service(
             settings,
             self._engine,
             prompts,

@@ -25,16 +25,13 @@ from completion_server.speculation.live import (
 from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule
 from completion_server.state.status import CacheStatus, ReplicationStatus
 
-MODES = {
-    SpeculationMode.FIXED: pb.SPECULATION_MODE_FIXED,
-    SpeculationMode.SCHEDULE: pb.SPECULATION_MODE_SCHEDULE,
-    SpeculationMode.AUTO: pb.SPECULATION_MODE_AUTO,
-}
+_ENGINE_STATES = {each: pb.EngineState.Value(f"ENGINE_STATE_{each.name}") for each in EngineState}
+_MODES = {each: pb.SpeculationMode.Value(f"SPECULATION_MODE_{each.name}") for each in SpeculationMode}
 
 _MAX_BY_CHARACTERS = 256
 
 
-def set_speculation(speculation: LiveSpeculation, request: pb.SetSpeculationRequest) -> None:
+def _set_speculation(speculation: LiveSpeculation, request: pb.SetSpeculationRequest) -> None:
     """Change the number of speculative tokens as an operator requests.
 
     Raises:
@@ -62,15 +59,15 @@ def set_speculation(speculation: LiveSpeculation, request: pb.SetSpeculationRequ
         raise NotPossibleError(msg) from error
 
 
-def speculation_to_wire(active: ActiveSpeculation, figures: SpeculationFigures) -> pb.GetSpeculationResponse:
+def _speculation_to_wire(active: ActiveSpeculation, figures: SpeculationFigures) -> pb.GetSpeculationResponse:
     """Return the response to GetSpeculation."""
     return pb.GetSpeculationResponse(
-        schedule=rows_to_wire(active.schedule),
+        schedule=_rows_to_wire(active.schedule),
         max_num_speculative_tokens=active.max_num_speculative_tokens,
         since_unix_ms=active.since_unix_ms,
-        mode=MODES[active.mode],
+        mode=_MODES[active.mode],
         by=active.set_by,
-        table=rows_to_wire(active.operator_schedule),
+        table=_rows_to_wire(active.operator_schedule),
         fixed_because=active.locked_reason,
         figures=pb.SpeculationFigures(
             window_s=figures.seconds,
@@ -86,7 +83,7 @@ def speculation_to_wire(active: ActiveSpeculation, figures: SpeculationFigures) 
     )
 
 
-def rows_to_wire(schedule: SpeculationSchedule) -> list[pb.SpeculationRow]:
+def _rows_to_wire(schedule: SpeculationSchedule) -> list[pb.SpeculationRow]:
     """Return the rows of a schedule as messages."""
     return [
         pb.SpeculationRow(
@@ -115,14 +112,6 @@ def _by(request: pb.SetSpeculationRequest) -> str:
         limit = f"must be up to {_MAX_BY_CHARACTERS} printable characters, got {len(request.by)}"
         raise InvalidRequestError("by", limit)
     return request.by
-
-
-_ENGINE_STATES = {
-    EngineState.STARTING: pb.ENGINE_STATE_STARTING,
-    EngineState.READY: pb.ENGINE_STATE_READY,
-    EngineState.FAILED: pb.ENGINE_STATE_FAILED,
-    EngineState.STOPPED: pb.ENGINE_STATE_STOPPED,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +174,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def GetSpeculation(self, _request: pb.GetSpeculationRequest, _context: Any) -> pb.GetSpeculationResponse:
         """Return the active schedule of speculative tokens and its figures."""
-        return speculation_to_wire(self._speculation.active, self._speculation.figures())
+        return _speculation_to_wire(self._speculation.active, self._speculation.figures())
 
     async def SetSpeculation(
         self, request: pb.SetSpeculationRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.SetSpeculationResponse:
         """Change the number of speculative tokens from the engine's next step on."""
         try:
-            set_speculation(self._speculation, request)
+            _set_speculation(self._speculation, request)
         except CompletionError as error:
             await abort(context, error)
         now = self._speculation.active
         return pb.SetSpeculationResponse(
-            schedule=rows_to_wire(now.schedule), since_unix_ms=now.since_unix_ms, mode=MODES[now.mode]
+            schedule=_rows_to_wire(now.schedule), since_unix_ms=now.since_unix_ms, mode=_MODES[now.mode]
         )
 
     async def SetLogLevel(

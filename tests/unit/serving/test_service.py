@@ -18,7 +18,7 @@ from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.scheduling.queue import newest_first
 from completion_server.scheduling.shedding import Shedding
-from completion_server.serving.assembly import ServingSettings, make_book
+from completion_server.serving.settings import ServingSettings, make_book
 from tests.support.services import (
     FOUR_SLOTS,
     EventRecorder,
