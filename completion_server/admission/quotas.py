@@ -134,7 +134,7 @@ class Reservation:
 
 LEAST_CHARGE_BYTES = 16 * 1024
 """Minimum charge of a refusal, for its costs besides the bytes."""
-_MAX_WAIT_S = 60.0
+_MAX_REFUSAL_WAIT_S = 60.0
 
 
 class RefusalBudget:
@@ -142,7 +142,7 @@ class RefusalBudget:
 
     def __init__(self, bytes_per_s: float, burst_bytes: int) -> None:
         """Allow each connection `burst_bytes` at once and `bytes_per_s` in the long run; a rate of 0 sets no limit."""
-        self._limiter = RateLimiter(bytes_per_s, burst_bytes + 1, _MAX_WAIT_S)
+        self._limiter = RateLimiter(bytes_per_s, burst_bytes + 1, _MAX_REFUSAL_WAIT_S)
 
     @property
     def num_known(self) -> int:
