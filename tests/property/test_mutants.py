@@ -25,7 +25,6 @@ RUNNER_TESTS = ("serving.test_runner", "serving.test_runner_readers")
 CHECKS = {
     "scheduling.lanes": BOOK_TESTS,
     "scheduling.generations": BOOK_TESTS,
-    "scheduling.deadlines": BOOK_TESTS,
     "scheduling.queue": BOOK_TESTS,
     "scheduling.shedding": BOOK_TESTS,
     "scheduling.requests": BOOK_TESTS + RUNNER_TESTS,
@@ -36,7 +35,7 @@ CHECKS = {
 """The tests that must notice a mistake in a module."""
 LOADED = (
     "scheduling.reattach", "scheduling.requests", "scheduling.queue", "scheduling.lanes", "scheduling.shedding",
-    "scheduling.deadlines", "scheduling.generations", "scheduling.actions", "scheduling.book", "serving.runner",
+    "scheduling.generations", "scheduling.actions", "scheduling.book", "serving.runner",
 )  # fmt: skip
 """The modules under test, each after those that it imports; all are reloaded around a mutant."""
 HELPERS = ("scheduling.live_requests", "serving.readers")
@@ -85,20 +84,18 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "scheduling.shedding": (
         (
             "a waiting request is forgotten by the clock",
-            "        if state is State.QUEUED:\n            return min(",
-            "        if False:\n            return min(",
+            "return at if request.inherits_slot else min(at, self._latest_start(request))",
+            "return at",
         ),
         ("a request with a token is past its budget", "not request.has_token and len(", "len("),
         ("the queue is not bounded", "        if has_room:", "        if True:"),
+        ("a request with a token is reclaimed", "        self._past_budget.pop(request.id, None)\n", ""),
+        ("a request is looked at once", "            self.add(request, now)\n", ""),
         (
             "a joined request is unreachable",
             "Shedding.NEVER or state is State.JOINED:\n            return False",
             "Shedding.NEVER:\n            return False",
         ),
-    ),
-    "scheduling.deadlines": (
-        ("a request with a token is reclaimed", "        self._past_budget.pop(request.id, None)\n", ""),
-        ("a request is looked at once", "            self.add(request, now)\n", ""),
     ),
     "scheduling.generations": (
         (
