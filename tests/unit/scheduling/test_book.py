@@ -225,3 +225,20 @@ IN_QUEUE = (
 )
 def test_each_order_serves_its_first_request(name: str, expected: list[str]) -> None:
     assert [each.id for each in sorted(IN_QUEUE, key=ORDERS[name])] == expected
+
+
+@pytest.mark.parametrize(("text", "finish"), [("", "stop"), ("", "length"), ("a", "length")])
+def test_a_generation_that_ends_without_untyped_text_is_of_no_use(text: str, finish: str) -> None:
+    book = typed_along()
+    assert book.output("old", Output(text, 1, finish), 1.0) == [Report(GenerationDiverged(1))]
+
+
+def test_a_request_reattaches_to_a_running_generation_rather_than_to_a_waiting_one() -> None:
+    book = Book(num_slots=1, max_queued=10)
+    book.submit(live("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH, prefix="x"), 0.0)
+    book.submit(live("typed", lane="user", sequence=2, prefix="x"), 0.0)  # reattaches
+    book.submit(live("p2", lane="user", sequence=3, trigger=Trigger.PREFETCH, prefix="x"), 0.0)
+    assert book.submit(live("new", lane="user", sequence=4, prefix="xa"), 0.0) == [
+        Reattach("new", "prefetch"), Finish("typed", SUPERSEDED),
+    ]  # fmt: skip
+    assert (book.num_live, book.num_queued) == (2, 1)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from completion_server.core.errors import CompletionError
+from completion_server.core.errors import CompletionError, Limit
 from completion_server.core.events import GenerationDiverged
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason, Usage
 from completion_server.core.request import Trigger
@@ -25,6 +25,11 @@ from tests.unit.scheduling.live_requests import STOPPED, busy_book, generate, li
 
 EXPLICIT, PREFETCH = Trigger.EXPLICIT, Trigger.PREFETCH
 FAILED = Outcome(FinishReason.ERROR, error=CompletionError("away"))
+
+
+def overload(max_queued: int, retry_after_ms: int = 50) -> Outcome:
+    limit = Limit("scheduling.max_queued", max_queued)
+    return Outcome(FinishReason.SHED, ShedReason.OVERLOAD, retry_after_ms, limit=limit)
 
 
 LATE = Outcome(FinishReason.SHED, ShedReason.DEADLINE_UNREACHABLE, 50)
@@ -213,3 +218,49 @@ def test_generations_keep_nothing_of_ended_requests() -> None:
     assert (generations.num_open, generations.num_joined) == (1, 0)
     generations.leave(requests[0])
     assert (generations.num_open, generations.find(0), generations.find(1)) == (0, None, None)
+
+
+def test_a_request_that_was_overtaken_in_the_queue_is_not_shed_for_lack_of_time() -> None:
+    book = busy_book()
+    book.submit(live("a", answer_key="k", ttft_deadline=1.0), 0.0)
+    book.submit(live("b", answer_key="k", trigger=EXPLICIT, ttft_deadline=9.0), 0.0)
+    assert book.tick(1.0) == []
+    assert counts(book) == (3, 1, 1, 1)
+
+
+def test_joined_requests_are_not_taken_for_waiting_ones() -> None:
+    book = flight("b", "c", num_slots=3)
+    book.submit(live("late", ttft_deadline=1.0), 0.0)
+    book.submit(live("too late", ttft_deadline=1.0), 0.0)
+    assert book.tick(1.0) == []
+    assert book.submit(live("waits"), 1.5) == [Finish("late", LATE), Abort("late")]
+    assert book.submit(live("d", answer_key="k"), 1.5) == [Join("d", "a")]
+    assert book.submit(live("another"), 1.5) == [Finish("too late", LATE), Abort("too late")]
+
+
+def test_joined_requests_count_as_waiting_ones() -> None:
+    book = flight("b", "c", max_queued=2)
+    assert book.submit(live("d", answer_key="k"), 0.0) == [Finish("d", overload(2))]
+    assert book.submit(live("e"), 0.0) == [Finish("e", overload(2))]
+    book.end("c", CANCELLED, 0.0)
+    assert book.submit(live("e"), 0.0) == []
+    assert book.submit(live("d", answer_key="k", trigger=EXPLICIT), 0.0) == [Finish("e", overload(2))]
+    assert counts(book) == (3, 1, 1, 1)
+
+
+def test_a_second_generation_of_the_same_answer_does_not_end_the_first_flight() -> None:
+    book = flight("b", max_queued=1, num_slots=2)
+    assert book.submit(live("c", answer_key="k"), 0.0) == [Start("c")]  # no room to join
+    stop(book, "c", STOPPED, 0.5)
+    book.end("b", CANCELLED, 0.5)
+    assert book.submit(live("d", answer_key="k"), 0.5) == [Join("d", "a")]
+
+
+def test_no_request_joins_a_generation_that_is_over() -> None:
+    book = flight("b")
+    generate(book, "a", "a", 0.4, "stop")
+    assert book.submit(live("c", answer_key="k"), 0.5) == []
+    assert book.submit(live("d", answer_key="k"), 0.5) == []
+    assert counts(book) == (4, 1, 2, 1)
+    assert book.end("a", CANCELLED, 0.6) == [Finish("a", CANCELLED)]
+    assert stop(book, "a", FAILED, 1.0) == [Finish("b", FAILED), Start("c"), Join("d", "c")]
