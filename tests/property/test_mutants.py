@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
@@ -45,7 +45,7 @@ HELPERS = ("unit.scheduling.live_requests", "unit.serving.readers", "property.bo
 
 QUICK = settings(
     max_examples=200, stateful_step_count=50, phases=(Phase.generate,), database=None, deadline=None, derandomize=True,
-    report_multiple_bugs=False, print_blob=False,
+    report_multiple_bugs=False, print_blob=False, suppress_health_check=tuple(HealthCheck),
 )  # fmt: skip
 """For the state machine, which stops at the first failure and does not look for a shorter one."""
 
