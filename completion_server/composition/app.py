@@ -130,8 +130,8 @@ class App:
             stack.push_async_callback(self._stop_engine)
             for name, listener in (("public", public), ("admin", admin)):
                 if listener is not None:
-                    await listener.start()
-                    stack.push_async_callback(listener.stop, _CLOSE_S)
+                    await listener.server.start()
+                    stack.push_async_callback(listener.server.stop, _CLOSE_S)
                     self._monitoring.add_certificate(name, listener.certificate_expires_s)
             warn_of_exposure(config, public.address)
             await self._start_engine()
@@ -219,7 +219,7 @@ class App:
         self._shutdown.begin("closing sessions and connections")
         service.runner.end_all_nowait(self._cut_short())
         servicer.close_sessions()
-        await public.stop(_CLOSE_S)
+        await public.server.stop(_CLOSE_S)
         await self._shared.leave()
 
     async def _start_engine(self) -> None:

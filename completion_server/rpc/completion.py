@@ -46,7 +46,6 @@ class CompletionServicer:
         """Answer through `service`. With `sheds_as_status` a shed call fails instead of ending with empty text."""
         self._service = service
         self._server = server
-        self._limits = limits
         self._admission = admission
         self._stall_timeout_s = server.stall_timeout_s
         self._sheds_as_status = sheds_as_status

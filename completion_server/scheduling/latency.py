@@ -77,26 +77,11 @@ _SIZE_NOISE = 64.0
 
 
 @dataclass(slots=True)
-class MovingMean:
-    """A moving mean and mean deviation; 0 before the first sample."""
-
-    mean: float = 0.0
-    deviation: float = 0.0
-    _num: int = 0
-
-    def add(self, value: float) -> None:
-        """Take a sample in. The first ones weigh more, so that it does not start from 0."""
-        self._num += 1
-        weight = max(_WEIGHT, 1 / self._num)
-        self.deviation += weight * (abs(value - self.mean) - self.deviation) if self._num > 1 else 0.0
-        self.mean += weight * (value - self.mean)
-
-
-@dataclass(slots=True)
 class SizedEstimate:
     """A moving estimate of a time that grows with a size: a line fitted by least squares, and its mean deviation.
 
-    Sizes have any unit; if all are 0, the estimate is a moving mean. Recent samples count more, as in `MovingMean`.
+    Sizes have any unit; if all are 0, the estimate is a moving mean. Recent samples count more; the first ones weigh
+    more than later ones, so that the estimate does not start from 0.
     """
 
     mean: float = 0.0
@@ -135,11 +120,11 @@ class LatencyEstimates:
 
     first_token: SizedEstimate = field(default_factory=SizedEstimate)
     """From the start of work to its first token, by the prompt tokens that the prefix cache does not have."""
-    held: MovingMean = field(default_factory=MovingMean)
+    held: SizedEstimate = field(default_factory=SizedEstimate)
     """How long a slot is taken, by work that ends and by work that is aborted."""
     stalls: StallDetector = field(default_factory=StallDetector)
     """Work that a stall delayed gives no sample."""
-    _before_pause: tuple[SizedEstimate, MovingMean] | None = None
+    _before_pause: tuple[SizedEstimate, SizedEstimate] | None = None
     _abandoned_share: float = 0.0
     _waited_s: float = 0.0
 

@@ -234,16 +234,6 @@ async def test_a_stuck_event_loop_is_no_life(shared: RunningServer) -> None:
     assert found == [(503, "the event loop did not answer within 0.8 s")]
 
 
-async def test_the_number_of_speculative_tokens_is_a_gauge() -> None:
-    config = make_config("engine.draft_model=org/name", "engine.num_speculative_tokens=3")
-    async with run_server(config, lambda: ScriptedEngine.from_settings(config.engine)) as server:
-        assert server.count("completion_num_speculative_tokens") == 3
-        rows = [admin_pb2.SpeculationRow(first_batch_size=1, last_batch_size=64, num_speculative_tokens=1)]
-        change = admin_pb2.SetSpeculationRequest(mode=admin_pb2.SPECULATION_MODE_SCHEDULE, schedule=rows)
-        await admin(server).SetSpeculation(change, timeout=5)
-        assert server.count("completion_num_speculative_tokens") == 1
-
-
 FAST = ServiceTimes(0.001, 0.0, 0.001, 0.0, 0.0, 0.0)
 
 

@@ -180,12 +180,6 @@ def test_all_addresses_of_ipv6_include_those_of_ipv4() -> None:
         check_ports(settings_of(f"server.listen=[::]:{holder.getsockname()[1]}"))
 
 
-def test_a_scripted_engine_needs_no_model() -> None:
-    found = judge("check-config", "engine.model=")
-    assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout.startswith("ok: ")
-
-
 async def run_until_ready(
     cache: Path, *overrides: str, try_it: Callable[[str], Awaitable[None]] | None = None
 ) -> tuple[str, str]:

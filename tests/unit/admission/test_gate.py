@@ -36,14 +36,6 @@ def test_while_the_engine_starts_callers_are_told_the_time_that_is_left(
     assert refused.value.retry_after_ms == 70
 
 
-def test_draining_can_not_be_undone() -> None:
-    gate = make_gate()
-    gate.drain()
-    gate.set_engine_ready(True)
-    with pytest.raises(UnavailableError, match="shutting down"):
-        gate.check()
-
-
 def test_the_sessions_of_one_user_are_limited() -> None:
     gate = make_gate(max_sessions=10, max_sessions_per_user=2)
     gate.set_engine_ready(True)
@@ -75,15 +67,6 @@ def test_the_sessions_of_one_address_are_limited_except_on_a_unix_socket() -> No
             assert gate.num_sessions == 4
     with gate.enter_session(None, "1.1.1.1"):
         assert gate.num_sessions == 1
-
-
-def test_users_and_addresses_without_sessions_are_forgotten() -> None:
-    gate = make_gate(max_sessions=10)
-    gate.set_engine_ready(True)
-    for number in range(100):
-        with gate.enter_session(("t", f"u{number}"), f"peer {number}"):
-            pass
-    assert gate.num_holders == 0
 
 
 class SetClock:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.admission.quotas import LEAST_CHARGE_BYTES, Excess, Quotas, RefusalBudget
+from completion_server.admission.quotas import Excess, Quotas, RefusalBudget
 from completion_server.core.errors import Limit
 from completion_server.core.request import Caller
 
@@ -49,14 +49,6 @@ def test_tokens_are_charged_when_they_were_computed() -> None:
     quotas.charge_tokens(caller("alice"), 51, 0.0)
     assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(5.1), USER_TOKENS)
     assert take(quotas, caller("alice"), 6.0) is None
-
-
-def test_a_refused_request_costs_neither_the_user_nor_the_address() -> None:
-    quotas = Quotas(SETTINGS)
-    assert num_allowed(quotas, [caller("alice")] * 1000) == 4
-    assert num_allowed(quotas, [caller("bob")] * 4) == 4
-    assert num_allowed(quotas, [caller("carol")] * 1000) == 0
-    assert num_allowed(quotas, [caller("alice"), caller("carol")], now=1.1) == 2
 
 
 def test_what_exceeds_the_limits_of_an_address_and_is_accepted_is_not_charged_to_it() -> None:
@@ -121,13 +113,6 @@ def test_the_users_of_a_tenant_share_its_limits() -> None:
 
 
 KIB = 1024
-
-
-def test_a_refusal_has_a_minimum_charge() -> None:
-    budget = RefusalBudget(LEAST_CHARGE_BYTES, 2 * LEAST_CHARGE_BYTES)
-    for _ in range(4):
-        budget.charge("a", 1, 0.0)
-    assert budget.wait_s("a", 0.0) == 2.0
 
 
 def test_connections_whose_bucket_is_full_are_forgotten() -> None:

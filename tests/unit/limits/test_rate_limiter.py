@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from completion_server.limits.local import ROUNDING, RateLimiter
+from completion_server.limits.local import ROUNDING, LocalSessions, RateLimiter
 
 
 def take(limiter: RateLimiter, key: Hashable, now: float) -> float:
@@ -64,3 +64,11 @@ def test_over_any_time_no_more_pass_than_the_burst_and_the_rate_allow(
         passed += wait_s == 0
         assert 0 <= wait_s <= 1 / requests_per_s * (1 + ROUNDING + 1e-6)
     assert passed <= burst + requests_per_s * (now - 1000.0) + 1e-3
+
+
+def test_keys_without_open_sessions_are_forgotten() -> None:
+    sessions = LocalSessions(2)
+    for number in range(100):
+        sessions.enter(f"u{number}")
+        sessions.leave(f"u{number}")
+    assert len(sessions) == 0

@@ -16,7 +16,6 @@ from completion_server.prompt.window import (
     first_lines,
     first_sent,
     last_lines,
-    num_clipped,
 )
 from tests.support.vocabularies import embedded, unknown
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at
@@ -103,11 +102,6 @@ def test_a_window_that_is_about_to_be_clipped_is_given_up() -> None:
     assert find_window(text, 6, head, len(text) - 12, 10_000) == 6, "its start is still sent"
 
 
-def test_a_window_from_the_top_stays_there() -> None:
-    assert find_window("import sys\n" + CODE, 0, CODE[:HEAD_CHARACTERS], 10, 10_000) == 0
-    assert find_window("x", 0, "y", 1, 10_000) == 0
-
-
 def test_the_end_of_the_suffix_is_found_again() -> None:
     text = "".join(LINES[:50])
     shown = "".join(LINES[:20])
@@ -175,30 +169,6 @@ def test_a_client_that_counts_characters_is_noticed(num_keys: int) -> None:
     assert sent.is_clipped
 
 
-def test_a_jump_of_such_a_client_is_noticed_by_its_length() -> None:
-    assert after(CODE[:WINDOW], CODE[6000 : 6000 + WINDOW]).is_clipped
-    assert not after(CODE[:200], CODE[6000:6200]).is_clipped, "a short text may be another one of this length"
-
-
-def test_a_client_that_counts_lines_is_noticed() -> None:
-    lines = CODE.splitlines(keepends=True)
-    texts = ["".join(lines[at : at + 40]) for at in range(3)]
-    assert after(*texts).clip_size == min(len(text) for text in texts[1:])
-    assert after("".join(lines[:40]), "".join(lines[25:65])).is_clipped
-
-
-def test_a_line_longer_than_what_is_remembered_hides_nothing() -> None:
-    text = "value = [" + "1, " * 200 + "]\n" + CODE
-    assert after(text[:WINDOW], text[7 : 7 + WINDOW - 5]).is_clipped
-
-
-def test_an_edit_near_the_start_hides_nothing() -> None:
-    earlier = CODE[:WINDOW]
-    later = CODE[90:120] + "# edited\n" + CODE[120 : WINDOW + 40]
-    assert num_clipped(later, earlier) == 0 or after(earlier, later).is_clipped
-    assert after(earlier, later).is_clipped
-
-
 @pytest.mark.parametrize(
     "later",
     [
@@ -213,18 +183,6 @@ def test_an_edit_near_the_start_hides_nothing() -> None:
 )
 def test_a_document_that_is_sent_whole_is_not_taken_for_clipped(later: str) -> None:
     assert not after(CODE[:WINDOW], later).is_clipped
-
-
-def test_text_that_moves_up_was_clipped_above() -> None:
-    sent = first_sent(CODE[:WINDOW])
-    assert sent.next(CODE[300:1700], "", has_moved_up=True).is_clipped
-    assert not sent.next(CODE[: WINDOW - 10], "", has_moved_up=True).is_clipped, "its start is still there"
-
-
-def test_a_shorter_text_of_a_clipping_client_is_whole() -> None:
-    sent = after(CODE[:WINDOW], CODE[9 : WINDOW + 9])
-    assert not sent.next(CODE[: WINDOW - 1], "", has_moved_up=False).is_clipped
-    assert sent.next(CODE[4000 : 4000 + WINDOW], "", has_moved_up=False).is_clipped
 
 
 def test_a_text_that_grows_beyond_is_not_clipped_any_more() -> None:

@@ -68,26 +68,6 @@ def test_streams_of_a_unix_socket_are_different_owners() -> None:
     assert local.call("me").memory is None
 
 
-def test_streams_of_a_connection_share_an_owner_but_no_memory() -> None:
-    identity = Identity("", "", "10.0.0.7:1", "10.0.0.7")
-    one, other = identity.stream("me"), identity.stream("me")
-    assert one.owner == other.owner == identity.call("me").owner
-    assert one.memory != other.memory
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        Caller("", "me", "", "10.0.0.7:2"),
-        Caller("", "you", "", "10.0.0.7:1"),
-        Caller("", "me", "acme", "10.0.0.7:1"),
-        Caller("me", "me", "", "10.0.0.7:1"),
-    ],
-)
-def test_owners_differ(other: Caller) -> None:
-    assert Caller("", "me", "", "10.0.0.7:1").owner != other.owner
-
-
 def test_an_unverified_name_is_another_user_at_another_address() -> None:
     here, there = (Caller("alice", "s", "", f"{peer}:1", peer) for peer in ("10.0.0.7", "10.0.0.8"))
     assert here.owner != there.owner

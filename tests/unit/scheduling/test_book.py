@@ -242,3 +242,14 @@ def test_a_request_reattaches_to_a_running_generation_rather_than_to_a_waiting_o
         Reattach("new", "prefetch"), Finish("typed", SUPERSEDED),
     ]  # fmt: skip
     assert (book.num_live, book.num_queued) == (2, 1)
+
+
+def test_a_typed_request_reattaches_to_a_prefetch_and_supersedes_the_older_typed_one() -> None:
+    book = Book(num_slots=2, max_queued=10)
+    book.submit(live("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH, prefix="x"), 0.0)
+    book.submit(live("typed", lane="user", sequence=2), 0.0)
+    newer = live("new", lane="user", sequence=3, prefix="xa")
+    assert book.submit(newer, 0.5) == [
+        Finish("typed", SUPERSEDED), Abort("typed"), Reattach("new", "prefetch"), Finish("prefetch", SUPERSEDED),
+    ]  # fmt: skip
+    assert (book.num_live, book.num_occupied) == (1, 2)

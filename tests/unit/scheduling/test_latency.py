@@ -1,12 +1,10 @@
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.latency import LatencyEstimates, MovingMean, SizedEstimate, StallDetector
+from completion_server.scheduling.latency import LatencyEstimates, SizedEstimate, StallDetector
 from tests.unit.scheduling.live_requests import generate, live, stop
 
 
@@ -30,24 +28,12 @@ def integrated_wait_s(num: int, rate: float, hazard: float) -> float:
     return seconds
 
 
-def test_abandoned_requests_give_no_prediction_before_a_slot_was_held() -> None:
-    learnt = LatencyEstimates()
-    learnt.left_queue(1.0, abandoned=True)
-    assert learnt.wait_s(num_ahead=1000, num_slots=1) == 0.0
-
-
 @pytest.mark.parametrize(("num_ahead", "num_slots"), [(0, 1), (9, 2), (99, 1)])
 def test_with_abandoned_requests_the_prediction_solves_the_queues_equation(num_ahead: int, num_slots: int) -> None:
     learnt = latency(0.5, abandoned=1, started=1, waited_s=0.25)
     hazard = learnt.abandon_rate
     expected = integrated_wait_s(num_ahead + 1, num_slots / 0.5, hazard)
     assert learnt.wait_s(num_ahead, num_slots) == pytest.approx(expected, rel=1e-2, abs=1e-4)
-
-
-def test_a_long_queue_of_abandoned_requests_shrinks_fast() -> None:
-    learnt = latency(0.1, abandoned=50, waited_s=0.2)  # each lasts 0.2 s
-    assert learnt.wait_s(num_ahead=999, num_slots=1) == pytest.approx(math.log1p(5 * 1000 / 10) / 5)
-    assert learnt.wait_s(num_ahead=999, num_slots=1) < 1.5  # 100 s without
 
 
 @given(
@@ -65,7 +51,7 @@ def test_a_wait_grows_with_the_queue_and_shrinks_with_slots_and_abandonment(
 
 
 def test_an_estimate_starts_with_its_first_sample_and_follows_slowly() -> None:
-    estimate = MovingMean()
+    estimate = SizedEstimate()
     estimate.add(2.0)
     assert (estimate.mean, estimate.deviation) == (2.0, 0.0)
     estimate.add(4.0)
@@ -76,15 +62,6 @@ def test_an_estimate_starts_with_its_first_sample_and_follows_slowly() -> None:
     before = estimate.mean
     estimate.add(0.0)
     assert before - estimate.mean == pytest.approx(0.05 * before)
-
-
-def test_a_first_token_is_allowed_more_than_the_mean_where_it_varies() -> None:
-    steady, varying = LatencyEstimates(), LatencyEstimates()
-    for number in range(100):
-        steady.first_token.add(0.1)
-        varying.first_token.add(0.05 if number % 2 else 0.15)
-    assert steady.first_token_s == pytest.approx(0.1)
-    assert varying.first_token_s == pytest.approx(0.15, abs=0.01)
 
 
 def test_first_token_s_is_the_estimate_for_a_prompt_of_median_size() -> None:
@@ -112,15 +89,6 @@ def test_an_estimate_is_never_negative_and_never_less_for_a_larger_size(
         estimate.add(value, sample_size)
     assert 0 <= estimate.at(size) <= estimate.at(size + 100)
     assert estimate.deviation >= 0
-
-
-@given(st.lists(st.floats(0, 10), max_size=50))
-def test_an_estimate_without_sizes_is_a_moving_mean(values: list[float]) -> None:
-    sized, plain = SizedEstimate(), MovingMean()
-    for value in values:
-        sized.add(value)
-        plain.add(value)
-    assert (sized.at(0), sized.deviation) == pytest.approx((plain.mean, plain.deviation))
 
 
 CANCELLED = Outcome(FinishReason.CANCELLED)
@@ -200,18 +168,6 @@ def test_an_engine_that_pauses_again_and_again_is_learnt_however_many_tokens_it_
         at += 6.0
     assert num_stalls <= 3
     assert estimates.first_token_s == pytest.approx(5.0, rel=0.2)
-
-
-def test_work_that_fails_in_the_middle_of_a_stall_does_not_divide_it() -> None:
-    estimates = LatencyEstimates()
-    at = serve(estimates, 0.0, 50)
-    for since in (at, at + 0.01):
-        estimates.took_slot(since)
-    estimates.freed_slot(at + 0.01, at + 1.9)
-    assert estimates.progressed(at + 3.8) == pytest.approx(3.8)
-    estimates.had_first_token(at, at + 3.8, 100)
-    assert estimates.first_token_s == pytest.approx(0.05)
-    assert estimates.held.mean == pytest.approx(0.1)
 
 
 def test_an_engine_that_is_too_slow_for_all_users_is_learnt() -> None:
