@@ -48,6 +48,8 @@ _GC_THRESHOLDS = (10_000, 50, 100)
 
 _LAST_WORDS_S = 1.0
 """How long it may take to say why a stop is given up."""
+_ANY_HOST = ("0.0.0.0", "::")
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def _config_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -234,13 +236,6 @@ def _load(path: Path | None, overrides: tuple[str, ...]) -> Config:
 def _fail(message: str) -> None:
     click.echo("\n".join(f"completion-server: {line}" for line in message.splitlines()), err=True)
     sys.exit(2)
-
-
-if TYPE_CHECKING:
-    from completion_server.composition.app import Ready
-
-_ANY_HOST = ("0.0.0.0", "::")
-_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def ready_json(ready: "Ready") -> dict[str, Any]:

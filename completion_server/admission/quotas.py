@@ -23,6 +23,11 @@ _MAX_WAIT_S = 10.0
 """The longest wait. Tokens are computed before they can be charged, so the debt has no other bound."""
 
 
+LEAST_CHARGE_BYTES = 16 * 1024
+"""Minimum charge of a refusal, for its costs besides the bytes."""
+_MAX_REFUSAL_WAIT_S = 60.0
+
+
 @dataclass(frozen=True, slots=True)
 class Excess:
     """A limit that a request exceeds."""
@@ -130,11 +135,6 @@ class Reservation:
         num_tokens = num_computed - self._num_tokens
         self._quotas.charge_tokens(self._caller, num_tokens, now, charges_peer=self._charges_peer)
         self._num_tokens = 0
-
-
-LEAST_CHARGE_BYTES = 16 * 1024
-"""Minimum charge of a refusal, for its costs besides the bytes."""
-_MAX_REFUSAL_WAIT_S = 60.0
 
 
 class RefusalBudget:

@@ -144,7 +144,7 @@ class App:
                 admin.address if admin else "",
                 metrics_address,
                 info,
-                prompts.template_name,
+                prompts.template.name,
                 speculation,
                 service.load(),
             )
@@ -278,7 +278,7 @@ class App:
         controls = Controls(
             version=__version__,
             region=self._config.server.region,
-            prompt_template=prompts.template_name,
+            prompt_template=prompts.template.name,
             uptime_s=lambda: self._clock.now() - self._started_at,
             ended_requests=lambda: self._metrics.ended,
             replication=self._shared.replication_status,

@@ -17,6 +17,11 @@ from completion_server.core.errors import ConfigError
 from completion_server.rpc.listening import check_tls
 from completion_server.telemetry.tracing.tracing import check_usable
 
+logger = logging.getLogger(__name__)
+_OPEN = "others can read what is typed, and any caller may claim to be any user of any tenant"
+_COUNTS = "others can read the load and the outcome counts"
+_CLEAR = "its password, and what replicas tell each other, travel in clear"
+
 
 def check(config: Config, environ: MutableMapping[str, str]) -> dict[str, Any]:
     """Check what can be checked without loading a model; return vLLM's arguments.
@@ -54,13 +59,6 @@ def not_checked(config: Config) -> list[str]:
     if config.traces.endpoint:
         found.append("whether the collector of traces answers")
     return found
-
-
-logger = logging.getLogger(__name__)
-
-_OPEN = "others can read what is typed, and any caller may claim to be any user of any tenant"
-_COUNTS = "others can read the load and the outcome counts"
-_CLEAR = "its password, and what replicas tell each other, travel in clear"
 
 
 def warn_of_exposure(config: Config, address: str) -> None:

@@ -24,6 +24,9 @@ _DEFAULT_ENDPOINT = "https://huggingface.co"
 _TIMEOUT_S = 5.0
 
 
+_MIN_PROMPT_TOKENS = 64
+
+
 def require_model(engine: EngineSettings) -> None:
     """Check that a model is set.
 
@@ -93,9 +96,6 @@ def _unreachable(endpoint: str) -> str:
         if isinstance(reason, OSError) and not isinstance(reason, ssl.SSLError):
             return reason.strerror or str(reason)
     return ""
-
-
-_MIN_PROMPT_TOKENS = 64
 
 
 def load_prompts(config: Config) -> PromptBuilder:

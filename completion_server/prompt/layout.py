@@ -24,6 +24,9 @@ _OBJECTS_BYTES = 1024
 """Memory of the objects that hold the parts."""
 
 
+Key = tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class LayoutContext:
     """The settings and tools that all layouts of a model share."""
@@ -121,9 +124,6 @@ class Layout:
         """The average characters of a token left of the cursor."""
         characters, tokens = len(self.prefix.text) + len(self.typed.text), len(self.prefix.ids) + len(self.typed.ids)
         return max(LEAST_CHARACTERS_A_TOKEN, characters / max(1, tokens))
-
-
-Key = tuple[str, ...]
 
 
 class Documents:

@@ -19,6 +19,15 @@ _CLIPPED_SOON = 16
 text that repeats itself another place would pass for it."""
 
 
+TOP_CHARACTERS = 128
+"""Characters of a text's start that are remembered."""
+_MIN_PIECE = 24
+_PIECES_AT = (0, 256, 1024, 4096)
+"""Offsets of the pieces of a text that are looked for in the earlier one: several, because an edit may be in one."""
+_GROWTH = 1.25
+"""A client that clips does not send so many times as much with an unmoved start."""
+
+
 def is_line_start(text: str, offset: int) -> bool:
     """Return whether a line starts at the offset."""
     return offset == 0 or text[offset - 1 : offset] == "\n"
@@ -146,15 +155,6 @@ def cut_to_lines(shown: Encoded, budget: int) -> int:
     else:
         offset = budget * len(shown.text) // len(shown.ids)
     return shown.text.rfind("\n", 0, offset) + 1 or offset
-
-
-TOP_CHARACTERS = 128
-"""Characters of a text's start that are remembered."""
-_MIN_PIECE = 24
-_PIECES_AT = (0, 256, 1024, 4096)
-"""Offsets of the pieces of a text that are looked for in the earlier one: several, because an edit may be in one."""
-_GROWTH = 1.25
-"""A client that clips does not send so many times as much with an unmoved start."""
 
 
 @dataclass(frozen=True, slots=True)

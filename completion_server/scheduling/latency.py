@@ -16,6 +16,13 @@ _HALF_LIFE_S = 60.0
 """Of the longest pause."""
 
 
+_WEIGHT = 0.05
+"""Weight of a new sample, so that about the last 20 count."""
+_MIN_HAZARD = 1e-3
+_SIZE_NOISE = 64.0
+"""Tokens. If prompt sizes differ by less, differences in time count as noise and not as a slope."""
+
+
 @dataclass(slots=True)
 class StallDetector:
     """Follows the pauses between an engine's signs of progress while it has work. Times are clock seconds.
@@ -67,13 +74,6 @@ class StallDetector:
     def _look(self, now: float) -> None:
         oldest = next(iter(self._in_flight), math.inf)
         self._pause_s = max(self._pause_s, now - max(self._progress_at, oldest))
-
-
-_WEIGHT = 0.05
-"""Weight of a new sample, so that about the last 20 count."""
-_MIN_HAZARD = 1e-3
-_SIZE_NOISE = 64.0
-"""Tokens. If prompt sizes differ by less, differences in time count as noise and not as a slope."""
 
 
 @dataclass(slots=True)

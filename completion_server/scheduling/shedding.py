@@ -15,6 +15,9 @@ from completion_server.scheduling.requests import LiveRequest, State
 _MIN_RETRY_AFTER_MS = 50
 
 
+_MAX_STALE_TICKS = 64
+
+
 class Shedding(Enum):
     """The time at which a request is shed for lack of time."""
 
@@ -92,9 +95,6 @@ class Shedder:
     def _latest_start(self, request: LiveRequest) -> float:
         """Return the latest start of work for which the first token is expected in time."""
         return request.ttft_deadline - self.latency.first_token_after(request.num_new_tokens)
-
-
-_MAX_STALE_TICKS = 64
 
 
 class Ticks:

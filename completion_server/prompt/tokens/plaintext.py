@@ -21,6 +21,11 @@ _CONTROL_LOOK = re.compile(r"\s*▁?[<\[].*[>\]]\s*", re.DOTALL)
 """Some vocabularies hold markers, such as Qwen's <|fim_prefix|>, as ordinary added tokens; they are found by form."""
 
 
+MAX_NEWLINE_TOKENS = 256
+"""A vocabulary may have thousands; the lowest ids are the most frequent, and the text rules handle the others."""
+_NEWLINE_BYTE = "<0x0A>"
+
+
 @dataclass(frozen=True, slots=True)
 class PlainText:
     """A tokenizer without control tokens, and the properties that reuse depends on."""
@@ -96,12 +101,6 @@ def _drop_blank(spec: dict[str, Any]) -> bool:
             stage["add_prefix_space"] = False
             is_dropped = True
     return is_dropped
-
-
-MAX_NEWLINE_TOKENS = 256
-"""A vocabulary may have thousands; the lowest ids are the most frequent, and the text rules handle the others."""
-
-_NEWLINE_BYTE = "<0x0A>"
 
 
 def newline_token_ids(tokenizer: Tokenizer, vocabulary: Mapping[str, int]) -> tuple[int, ...]:

@@ -33,6 +33,9 @@ _MAX_VARINT_BYTES = 10
 _MAX_TAG = 2**32 - 1
 
 
+M = TypeVar("M", bound=Message)
+
+
 class ScanError(Exception):
     """A message is refused before it is parsed."""
 
@@ -210,9 +213,6 @@ def session_request(limits: LimitSettings) -> MessageLimits:
         3: Field("feedback", shape=report_feedback_request(limits)),
     }
     return MessageLimits(1 + _UNKNOWN_FIELDS, events)
-
-
-M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def test_mellum_is_suffix_first_with_paths_before_all_markers() -> None:
     )
     template = detect_template(tokenizer.get_vocab(), "JetBrains/Mellum-4b-base")
     builder = PromptBuilder(tokenizer, template, max_prompt_tokens=400)
-    assert builder.template_name == "mellum"
+    assert builder.template.name == "mellum"
     prompt = builder.build(request_at(DOCUMENT, snippets=SNIPPETS[:1]))
     assert text_of(tokenizer, prompt.token_ids) == (
         "<filename>src/app/b.py\ndef b():\n    return 2\n<filename>src/app/a.py\n"
@@ -238,7 +238,7 @@ def test_at_most_256_newline_tokens() -> None:
 
 def test_a_folder_is_loaded_and_its_family_found(model: Path) -> None:
     builder = load_prompt_builder(str(model), max_prompt_tokens=128)
-    assert builder.template_name == "embedded"
+    assert builder.template.name == "embedded"
     assert builder.can_reuse_tokens
     request = request_at(f"import os\nos.{CURSOR}\n")
     assert builder.build(request) == builder_of("embedded", max_prompt_tokens=128).build(request)
@@ -246,9 +246,9 @@ def test_a_folder_is_loaded_and_its_family_found(model: Path) -> None:
 
 def test_the_template_may_be_given(model: Path) -> None:
     settings = PromptSettings(template="prefix-only")
-    assert load_prompt_builder(str(model), max_prompt_tokens=64, settings=settings).template_name == "prefix-only"
+    assert load_prompt_builder(str(model), max_prompt_tokens=64, settings=settings).template.name == "prefix-only"
     builder = load_prompt_builder(str(model), template="fim", max_prompt_tokens=64, settings=settings)
-    assert builder.template_name == "fim"
+    assert builder.template.name == "fim"
     replaced = {"name": "fim", "prefix": "<|fim_suffix|>", "suffix": "<|fim_prefix|>"}
     builder = load_prompt_builder(str(model), template=replaced, max_prompt_tokens=64)
     assert (builder.template.prefix, builder.template.suffix) == ("<|fim_suffix|>", "<|fim_prefix|>")
