@@ -25,9 +25,7 @@ LIMITS = LimitSettings(
     max_stop=2,
     max_stop_bytes=5,
 )
-COMPLETE, SESSION, FEEDBACK = (
-    make(LIMITS) for make in (decoder.complete_request, decoder.session_request, decoder.report_feedback_request)
-)
+COMPLETE, SESSION = decoder.complete_request(LIMITS), decoder.session_request(LIMITS)
 MANY = 10**6
 
 
