@@ -87,7 +87,7 @@ class SharedLimiter(ABC):
         return len(self._shares)
 
     @abstractmethod
-    def _demand(self, share: Share, now: float) -> float:
+    def _demand(self, share: Share, now: float, /) -> float:
         """Return what is asked of a share; 0 ends it."""
 
     @property

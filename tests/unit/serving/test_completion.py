@@ -241,7 +241,7 @@ def test_equal_requests_of_callers_that_share_the_prefix_cache_share_a_generatio
     script = Script(first=WORDS, second=WORDS)
 
     async def scenario(running: RunningService) -> None:
-        requests = {
+        requests: dict[str, dict[str, Any]] = {
             "first": {"prefix": "x = ", "caller": ANN} | first,
             "second": {"prefix": "x = ", "caller": TWIN} | second,
         }
