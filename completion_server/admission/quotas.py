@@ -22,7 +22,6 @@ from completion_server.limits.shared import Limiter, Limiters
 _MAX_WAIT_S = 10.0
 """The longest wait. Tokens are computed before they can be charged, so the debt has no other bound."""
 
-
 LEAST_CHARGE_BYTES = 16 * 1024
 """Minimum charge of a refusal, for its costs besides the bytes."""
 _MAX_REFUSAL_WAIT_S = 60.0

@@ -23,7 +23,6 @@ _OFFLINE = "HF_HUB_OFFLINE"
 _DEFAULT_ENDPOINT = "https://huggingface.co"
 _TIMEOUT_S = 5.0
 
-
 _MIN_PROMPT_TOKENS = 64
 
 

@@ -23,7 +23,6 @@ CHARACTERS_A_TOKEN = 4
 _OBJECTS_BYTES = 1024
 """Memory of the objects that hold the parts."""
 
-
 Key = tuple[str, ...]
 
 

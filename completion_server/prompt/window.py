@@ -18,7 +18,6 @@ _CLIPPED_SOON = 16
 """A window that starts so near to the start of a text that moves is given up: at the next key it may be cut off, and in
 text that repeats itself another place would pass for it."""
 
-
 TOP_CHARACTERS = 128
 """Characters of a text's start that are remembered."""
 _MIN_PIECE = 24

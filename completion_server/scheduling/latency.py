@@ -15,7 +15,6 @@ _LONGER = 4.0
 _HALF_LIFE_S = 60.0
 """Of the longest pause."""
 
-
 _WEIGHT = 0.05
 """Weight of a new sample, so that about the last 20 count."""
 _MIN_HAZARD = 1e-3

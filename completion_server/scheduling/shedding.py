@@ -14,7 +14,6 @@ from completion_server.scheduling.requests import LiveRequest, State
 
 _MIN_RETRY_AFTER_MS = 50
 
-
 _MAX_STALE_TICKS = 64
 
 

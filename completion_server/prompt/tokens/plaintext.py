@@ -20,7 +20,6 @@ from completion_server.prompt.tokens.boundaries import Rule, find_rule, flat
 _CONTROL_LOOK = re.compile(r"\s*▁?[<\[].*[>\]]\s*", re.DOTALL)
 """Some vocabularies hold markers, such as Qwen's <|fim_prefix|>, as ordinary added tokens; they are found by form."""
 
-
 MAX_NEWLINE_TOKENS = 256
 """A vocabulary may have thousands; the lowest ids are the most frequent, and the text rules handle the others."""
 _NEWLINE_BYTE = "<0x0A>"

@@ -32,7 +32,6 @@ _MORE = 0x80
 _MAX_VARINT_BYTES = 10
 _MAX_TAG = 2**32 - 1
 
-
 M = TypeVar("M", bound=Message)
 
 
