@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from completion_server.core.clock import Deadline
 from completion_server.core.errors import CompletionError, Limit
 from completion_server.core.events import GenerationDiverged
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason, Usage
@@ -9,6 +10,7 @@ from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
 from completion_server.scheduling.actions import (
     CANCELLED,
+    DEADLINE,
     SUPERSEDED,
     Abort,
     Finish,
@@ -118,6 +120,13 @@ def test_an_unreachable_leader_gives_its_place_to_one_that_has_time() -> None:
     assert book.tick(0.9) == [Finish("a", LATE)]
     assert (counts(book), book.next_tick) == ((2, 1, 0, 1), 1.9)
     assert book.tick(1.9) == [Finish("b", LATE)]
+
+
+def test_a_joined_request_ends_at_its_own_deadline() -> None:
+    book = flight()
+    book.submit(live("b", answer_key="k", deadline=Deadline(2.0)), 0.0)
+    assert book.next_tick == 2.0
+    assert book.tick(2.0) == [Finish("b", DEADLINE)]
 
 
 def test_a_leader_past_its_budget_hands_over_and_only_the_last_frees_the_slot() -> None:
