@@ -170,11 +170,12 @@ def _resolve_paths(config: Config, base: Path) -> Config:
     """Resolve relative paths against `base`, the folder of the configuration file."""
     engine = config.engine
     model = engine.model or (str(_SCRIPTED_MODEL) if engine.kind == "scripted" and _SCRIPTED_MODEL.is_dir() else "")
-    models = {
-        "model": _model("engine.model", model, base),
-        "draft_model": _model("engine.draft_model", engine.draft_model, base),
-    }
-    return _resolve_files(dataclasses.replace(config, engine=dataclasses.replace(engine, **models)), base, "")
+    engine = dataclasses.replace(
+        engine,
+        model=_model("engine.model", model, base),
+        draft_model=_model("engine.draft_model", engine.draft_model, base),
+    )
+    return _resolve_files(dataclasses.replace(config, engine=engine), base, "")
 
 
 def _resolve_files(section: Section, base: Path, prefix: str) -> Section:
@@ -182,7 +183,7 @@ def _resolve_files(section: Section, base: Path, prefix: str) -> Section:
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             changes[field.name] = _resolve_files(value, base, f"{prefix}{field.name}.")
         elif field.name in _FILES:
             changes[field.name] = _file(f"{prefix}{field.name}", value, base)
