@@ -78,6 +78,12 @@ async def test_a_replica_answers_with_what_another_computed(redis_server: RedisS
         assert two.count("completion_cache_lookup_seconds_count") >= 2
 
 
+async def test_a_disabled_cache_keeps_nothing() -> None:
+    async with run_server(cached_config(None, "cache.enabled=false"), make_engine) as server:
+        assert await ask_for(server, "x = ") == ("number of 0", pb.CACHE_LEVEL_NONE)
+        assert await ask_for(server, "x = ") == ("number of 1", pb.CACHE_LEVEL_NONE)
+
+
 async def test_a_request_that_refuses_the_cache_is_computed_and_leaves_nothing_there(redis_server: RedisServer) -> None:
     config = cached_config(redis_server, "redis.key_prefix=refused", "admission.trust_user_names=true")
     async with run_server(config, make_engine) as server:

@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -107,6 +108,31 @@ def test_an_ended_request_is_freed_by_reference_counting_alone(typed: str) -> No
         in_virtual_time(scenario, script.engine)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("words", "typed", "changes", "expected"),
+    [
+        (("al", "pha", " beta\n", "gamma"), "al", {"mode": Mode.SINGLE_LINE}, "pha beta"),
+        (("f", "(a", "); x", "; y"), "f(", {"stop": (";",)}, "a)"),
+        (("f;", "(a", "); x"), "f;", {"stop": (";",)}, "fresh"),  # a stop that was typed had ended the older
+        (("al", "pha)", "x"), "al", {"suffix": ")", "mode": Mode.SINGLE_LINE}, "pha"),  # no repetition
+        (("a\r", "\n  b", "\r\n  c", "\r\nd"), "a\r\n", {"prefix": "if x:\n  "}, "  b\r\n  c"),  # a block's end
+    ],
+)
+def test_the_text_rules_apply_from_the_new_cursor_on(
+    words: Sequence[str], typed: str, changes: dict[str, Any], expected: str
+) -> None:
+    script = Script(old=words, new=("fresh",))
+    prefix = changes.pop("prefix", "x = ")
+
+    async def scenario(running: RunningService) -> None:
+        running.open("old", prefix, **changes)
+        await asyncio.sleep(0.025)
+        new = await read(running.open("new", prefix + typed, **changes))
+        assert (new.text, new.reason) == (expected, STOP)
+
+    in_virtual_time(scenario, script.engine)
 
 
 def answer_of(text: str, *, is_cut: bool, **request: Any) -> tuple[str, FinishReason]:

@@ -1,6 +1,7 @@
 """The runner gives one generation to all requests that read it: after a reattach, and for the same answer."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -84,6 +85,28 @@ def test_a_request_whose_generation_diverges_begins_another() -> None:
 
 WHOLE = Usage(prompt_tokens=3, completion_tokens=4)
 SHARED = Usage(prompt_tokens=3, completion_tokens=4, is_shared=True)
+
+
+def test_a_request_that_ended_while_its_diverged_generation_stopped_does_not_begin_another() -> None:
+    async def scenario(runner: Runner) -> None:
+        async def lets_go_slowly() -> AsyncGenerator[Output | None]:
+            try:
+                yield None
+                await asyncio.sleep(0.25)
+                yield Output("b", 1)
+            finally:
+                with contextlib.suppress(asyncio.CancelledError):  # as a library might
+                    await asyncio.sleep(1)
+
+        older, newer = typed(1, "x", script=lets_go_slowly), typed(2, "xq")
+        runner.submit_nowait(older)
+        runner.submit_nowait(newer)
+        await asyncio.sleep(0.5)  # it diverged, and is letting go
+        runner.cancel_nowait("r2")
+        await runner.wait_idle()
+        assert (newer.reasons, newer.num_generations, newer.usages) == (["cancelled"], 0, [Usage()])
+
+    run(scenario, num_slots=1)
 
 
 def same(request_id: str, **fields: Any) -> ScriptedReader:
