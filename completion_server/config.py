@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,13 +20,18 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import NGRAM
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
 from completion_server.prompt.settings import PromptSettings
-from completion_server.rpc.settings import LimitSettings, ServerSettings, TlsSettings
+from completion_server.rpc.settings import LimitSettings, ServerSettings
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.speculation.schedule import ScheduleError, parse_schedule
-from completion_server.state.settings import CacheSettings, RedisSettings, RedisTlsSettings
+from completion_server.state.settings import CacheSettings, RedisSettings
 from completion_server.telemetry.logs import LogSettings
 from completion_server.telemetry.settings import MetricsSettings
 from completion_server.telemetry.tracing.settings import TraceSettings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Section = TypeVar("Section", bound="DataclassInstance")
 
 _SCRIPTED_MODEL = Path(__file__).parents[1] / "target_model" / "embedded"
 """The model of which a scripted engine takes the tokenizer if none is set; it is installed with the server."""
@@ -155,41 +160,34 @@ def _validate(tree: Mapping[str, Any]) -> Config:
         raise ConfigError("\n".join(lines)) from error
 
 
+_FILES = frozenset(
+    ("certificate", "key", "client_ca", "ca", "password_file", "sentinel_password_file", "secret_file", "headers_file")
+)
+"""Keys whose values are paths of files, in any section."""
+
+
 def _resolve_paths(config: Config, base: Path) -> Config:
     """Resolve relative paths against `base`, the folder of the configuration file."""
-    engine, server, redis = config.engine, config.server, config.redis
+    engine = config.engine
     model = engine.model or (str(_SCRIPTED_MODEL) if engine.kind == "scripted" and _SCRIPTED_MODEL.is_dir() else "")
-    return dataclasses.replace(
-        config,
-        engine=dataclasses.replace(
-            engine,
-            model=_model("engine.model", model, base),
-            draft_model=_model("engine.draft_model", engine.draft_model, base),
-        ),
-        server=dataclasses.replace(
-            server,
-            tls=_tls("server.tls", server.tls, base),
-            admin_tls=_tls("server.admin_tls", server.admin_tls, base),
-        ),
-        redis=_files("redis", redis, _REDIS_FILES, base, tls=_tls("redis.tls", redis.tls, base)),
-        traces=_files("traces", config.traces, ("ca", "headers_file"), base),
+    engine = dataclasses.replace(
+        engine,
+        model=_model("engine.model", model, base),
+        draft_model=_model("engine.draft_model", engine.draft_model, base),
     )
+    return _resolve_files(dataclasses.replace(config, engine=engine), base, "")
 
 
-_REDIS_FILES = ("password_file", "sentinel_password_file", "secret_file")
-
-Section = TypeVar("Section", TlsSettings, RedisTlsSettings, RedisSettings, TraceSettings)
-
-
-def _tls(section: str, tls: Section, base: Path) -> Section:
-    names = {field.name for field in dataclasses.fields(tls)} & {"certificate", "key", "client_ca", "ca"}
-    return _files(section, tls, sorted(names), base)
-
-
-def _files(section: str, settings: Section, names: Sequence[str], base: Path, **others: Any) -> Section:  # noqa: ANN401
-    """Return a section with the paths of its files resolved, and `others` replaced."""
-    others |= {name: _file(f"{section}.{name}", getattr(settings, name), base) for name in names}
-    return dataclasses.replace(settings, **others)
+def _resolve_files(section: Section, base: Path, prefix: str) -> Section:
+    """Return a section, and those in it, with the paths of its files resolved."""
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            changes[field.name] = _resolve_files(value, base, f"{prefix}{field.name}.")
+        elif field.name in _FILES:
+            changes[field.name] = _file(f"{prefix}{field.name}", value, base)
+    return dataclasses.replace(section, **changes) if changes else section
 
 
 def _model(key: str, name: str, base: Path) -> str:

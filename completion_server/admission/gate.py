@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
@@ -16,7 +17,8 @@ from completion_server.core.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from completion_server.limits.limiters import Limiters, LocalLimiters, LocalSessions, SessionLimiter
+from completion_server.limits.local import LocalLimiters, LocalSessions
+from completion_server.limits.shared import Limiters, SessionLimiter
 
 _USERS_PER_PEER = 2
 _SESSIONS_PER_PEER = 256
@@ -131,22 +133,6 @@ Holder = tuple[SessionLimiter, str]
 """A limit of sessions, and the key that it counts the session for."""
 
 
-class Permit:
-    """Permission for one open session. Release it exactly once, by leaving its `with` block."""
-
-    def __init__(self, gate: "Gate", holders: "tuple[Holder, ...]") -> None:
-        """Count one session for each of the `holders`: its user, its tenant, its address."""
-        self._gate = gate
-        self._holders = holders
-
-    def __enter__(self) -> None:
-        """Do nothing: the session is counted already."""
-
-    def __exit__(self, *_exc: object) -> None:
-        """Release the permit."""
-        self._gate.leave_session(self._holders)
-
-
 class Gate:
     """Decides whether a caller is admitted. The composition root sets the state of the engine."""
 
@@ -181,11 +167,6 @@ class Gate:
         if self._is_engine_ready:
             return Readiness.READY
         return Readiness.ENGINE_DOWN if self._was_ready else Readiness.STARTING
-
-    @property
-    def num_holders(self) -> int:
-        """Number of users, tenants and addresses with open sessions that are counted."""
-        return len(self._users) + len(self._tenants) + len(self._peers)
 
     @property
     def is_draining(self) -> bool:
@@ -228,8 +209,10 @@ class Gate:
             msg = "metadata x-user-id: must name the user; admission.require_user is set on this server"
             raise UnauthenticatedError(msg)
 
-    def enter_session(self, user: str | None = None, peer: str = "", tenant: str | None = None) -> Permit:
-        """Admit a session stream. The arguments are the keys of a named user, of the address and of the tenant.
+    def enter_session(self, user: str | None = None, peer: str = "", tenant: str | None = None) -> ExitStack:
+        """Admit a session stream, which is counted until what this returns is closed.
+
+        The arguments are the keys of a named user, of the address and of the tenant.
 
         Raises:
             UnavailableError: the server can't serve now.
@@ -245,10 +228,11 @@ class Gate:
         self.num_sessions += 1
         for limiter, key in holders:
             limiter.enter(key)
-        return Permit(self, holders)
+        permit = ExitStack()
+        permit.callback(self._leave_session, holders)
+        return permit
 
-    def leave_session(self, holders: tuple[Holder, ...]) -> None:
-        """Count an ended session no longer. `holders` are those of its permit."""
+    def _leave_session(self, holders: tuple[Holder, ...]) -> None:
         self.num_sessions -= 1
         for limiter, key in holders:
             limiter.leave(key)

@@ -6,17 +6,25 @@ its users. These are limits of one replica; those of users and tenants may be sh
 
 An address may have one user or a whole office, and nothing tells them apart. So its limits are a committed rate: what
 exceeds them is accepted while the engine has capacity to spare, and is then not charged to the address.
+
+The bytes of refused messages have a budget for each connection.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.core.errors import Limit
 from completion_server.core.request import Caller
-from completion_server.limits.limiters import Limiter, Limiters, LocalLimiters
+from completion_server.limits.local import LocalLimiters, RateLimiter
+from completion_server.limits.shared import Limiter, Limiters
 
 _MAX_WAIT_S = 10.0
 """The longest wait. Tokens are computed before they can be charged, so the debt has no other bound."""
+
+LEAST_CHARGE_BYTES = 16 * 1024
+"""Minimum charge of a refusal, for its costs besides the bytes."""
+_MAX_REFUSAL_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +134,24 @@ class Reservation:
         num_tokens = num_computed - self._num_tokens
         self._quotas.charge_tokens(self._caller, num_tokens, now, charges_peer=self._charges_peer)
         self._num_tokens = 0
+
+
+class RefusalBudget:
+    """Charges refused bytes to the connection that sent them: a refused message costs the server and not its sender."""
+
+    def __init__(self, bytes_per_s: float, burst_bytes: int) -> None:
+        """Allow each connection `burst_bytes` at once and `bytes_per_s` in the long run; a rate of 0 sets no limit."""
+        self._limiter = RateLimiter(bytes_per_s, burst_bytes + 1, _MAX_REFUSAL_WAIT_S)
+
+    @property
+    def num_known(self) -> int:
+        """Number of connections whose bucket is remembered."""
+        return self._limiter.num_known
+
+    def charge(self, connection: Hashable, num_bytes: int, now: float) -> None:
+        """Charge a refused message."""
+        self._limiter.charge(connection, now, max(num_bytes, LEAST_CHARGE_BYTES))
+
+    def wait_s(self, connection: Hashable, now: float) -> float:
+        """Return the seconds after which a connection may send again, 0 for now."""
+        return self._limiter.delay_s(connection, now)

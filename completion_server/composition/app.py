@@ -15,13 +15,12 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from completion_server import __version__
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.composition.exposure import warn_of_exposure
-from completion_server.composition.model_limits import check_fits, load_prompts
-from completion_server.composition.monitoring import Monitoring, WatchedParts
+from completion_server.composition.checks import warn_of_exposure
+from completion_server.composition.models import check_fits, load_prompts
+from completion_server.composition.monitoring import Monitoring, WatchedParts, make_tracing
 from completion_server.composition.samples import make_samples
 from completion_server.composition.shared_state import SharedState
 from completion_server.composition.shutdown import Shutdown
-from completion_server.composition.traced_service import make_tracing
 from completion_server.config import Config
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import CutShortError
@@ -39,8 +38,8 @@ from completion_server.rpc.server import (
     build_admin_server,
     build_public_server,
 )
-from completion_server.serving.assembly import ServingSettings, assemble
 from completion_server.serving.service import LoadSnapshot, Service
+from completion_server.serving.settings import ServingSettings
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.speculation.trial import run_trial
 from completion_server.telemetry.logs import set_level
@@ -131,8 +130,8 @@ class App:
             stack.push_async_callback(self._stop_engine)
             for name, listener in (("public", public), ("admin", admin)):
                 if listener is not None:
-                    await listener.start()
-                    stack.push_async_callback(listener.stop, _CLOSE_S)
+                    await listener.server.start()
+                    stack.push_async_callback(listener.server.stop, _CLOSE_S)
                     self._monitoring.add_certificate(name, listener.certificate_expires_s)
             warn_of_exposure(config, public.address)
             await self._start_engine()
@@ -145,7 +144,7 @@ class App:
                 admin.address if admin else "",
                 metrics_address,
                 info,
-                prompts.template_name,
+                prompts.template.name,
                 speculation,
                 service.load(),
             )
@@ -220,7 +219,7 @@ class App:
         self._shutdown.begin("closing sessions and connections")
         service.runner.end_all_nowait(self._cut_short())
         servicer.close_sessions()
-        await public.stop(_CLOSE_S)
+        await public.server.stop(_CLOSE_S)
         await self._shared.leave()
 
     async def _start_engine(self) -> None:
@@ -248,7 +247,7 @@ class App:
             delta_pause_s=config.server.delta_pause_ms / 1000,
             cache_scope=config.engine.cache_scope,
         )
-        return assemble(
+        return Service(
             settings,
             self._engine,
             prompts,
@@ -279,7 +278,7 @@ class App:
         controls = Controls(
             version=__version__,
             region=self._config.server.region,
-            prompt_template=prompts.template_name,
+            prompt_template=prompts.template.name,
             uptime_s=lambda: self._clock.now() - self._started_at,
             ended_requests=lambda: self._metrics.ended,
             replication=self._shared.replication_status,

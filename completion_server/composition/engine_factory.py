@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from completion_server.composition.model_source import require_model
+from completion_server.composition.models import require_model
 from completion_server.config import Config
 from completion_server.engine.interface import Engine
 from completion_server.engine.settings import EngineSettings

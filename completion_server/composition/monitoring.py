@@ -1,4 +1,4 @@
-"""Shows operators the metrics and the health of a server over HTTP. Part of the composition root."""
+"""Builds the metrics and the traces of a server, and shows its metrics and health over HTTP."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,10 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from completion_server import __version__
 from completion_server.admission.gate import Readiness
-from completion_server.composition.shared_state import SharedState
+from completion_server.composition.shared_state import SharedState, replica_id
 from completion_server.config import Config
 from completion_server.core.addresses import split_address
+from completion_server.core.clock import Clock
 from completion_server.core.errors import ConfigError
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.serving.service import Service
@@ -22,6 +23,8 @@ from completion_server.telemetry.metrics_server import MetricsServer, Probe
 from completion_server.telemetry.page import LabelledRegistry, render
 from completion_server.telemetry.quality import add_build_info, model_name
 from completion_server.telemetry.speculation import SpeculationCollector
+from completion_server.telemetry.tracing.tracing import Service as TracedService
+from completion_server.telemetry.tracing.tracing import Tracing
 
 _PROBE_S = 0.8
 """How long the event loop may take to answer a health check. By default Kubernetes waits 1 s for the whole answer."""
@@ -137,3 +140,16 @@ def _probe_readiness(service: Service | None) -> Probe:
     """Return whether requests are accepted. Called from another thread."""
     readiness = Readiness.STARTING if service is None else service.gate.readiness
     return Probe(readiness is Readiness.READY, readiness.value)
+
+
+def make_tracing(config: Config, clock: Clock, registry: CollectorRegistry) -> Tracing:
+    """Return the traces of a server, not yet started."""
+    engine = config.engine
+    return Tracing(
+        config.traces,
+        TracedService(__version__, replica_id(config), config.server.region, engine.model, engine.kind),
+        clock,
+        registry,
+        budget_s=config.shed.budget_ms / 1000,
+        shares=engine.kind == "vllm" and config.traces.engine_spans,
+    )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from completion_server import __version__
-from completion_server.composition.model_limits import prompt_budget
+from completion_server.composition.models import prompt_budget
 from completion_server.config import Config
 from completion_server.core.cancellation import raise_if_cancelled
 from completion_server.core.clock import Clock

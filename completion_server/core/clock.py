@@ -44,10 +44,6 @@ class Deadline:
         """Return the deadline `seconds` from `now`; `None` means no deadline."""
         return cls(math.inf if seconds is None else now + seconds)
 
-    def remaining_s(self, now: float) -> float:
-        """Return the seconds left; negative after the deadline."""
-        return self.at - now
-
     def is_past(self, now: float) -> bool:
         """Return whether the deadline is reached."""
         return now >= self.at

@@ -39,20 +39,20 @@ class Replicas:
         """Replicas that were alive when Redis answered last."""
         self.has_duplicate_id = False
         """Whether another living process had this replica's id then."""
-        self._clock = clock
+        self.clock = clock
         self._found: tuple[Replica, ...] = ()
         self._found_at = -math.inf
 
     @property
     def seen(self) -> tuple[Replica, ...]:
         """The replicas that the last answer had, older by the time since then."""
-        elapsed_s = self._clock.now() - self._found_at
+        elapsed_s = self.clock.now() - self._found_at
         return tuple(replace(each, age_s=each.age_s + elapsed_s) for each in self._found)
 
     @property
     def is_shared(self) -> bool:
         """Whether Redis answers, so that limits are shared."""
-        return self._clock.now() - self._found_at < ALIVE_S
+        return self.clock.now() - self._found_at < ALIVE_S
 
     def find(self, found: Sequence[Replica]) -> None:
         """Take the replicas that sent heartbeats before this one did."""
@@ -68,5 +68,5 @@ class Replicas:
                 self.own.id,
             )
         self.has_duplicate_id = is_duplicate
-        self._found, self._found_at = (self.own, *others), self._clock.now()
+        self._found, self._found_at = (self.own, *others), self.clock.now()
         self.num_alive = sum(each.is_alive for each in self._found)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from completion_server.core.clock import Clock
-from completion_server.limits.limiters import Limiter, SessionLimiter
+from completion_server.limits.local import LocalLimiters, LocalSessions, RateLimiter
 from completion_server.limits.replicas import Replica, Replicas
-from completion_server.limits.shares import Report, SharedRates, SharedSessions
+from completion_server.limits.shares import Report, SharedLimiter, SharedRates, SharedSessions
 
 HEARTBEAT_S = 0.5
 TICK_S = 0.02
@@ -33,32 +33,32 @@ class Board(Protocol):
 
 
 class SharedLimits:
-    """Makes limits that replicas share, and reports them. Implements `Limiters`."""
+    """Makes limits that replicas share, and reports them."""
 
     def __init__(self, board: Board, clock: Clock, replica_id: str, assumed_replicas: int = 1) -> None:
         """Begin as one of `assumed_replicas`; `run` reports to the board."""
         self._board = board
         self._clock = clock
         self.replicas = Replicas(Replica(replica_id, secrets.token_hex(8), 0.0), clock, assumed_replicas)
-        self._limiters: list[SharedRates | SharedSessions] = []
+        self._limiters: list[SharedLimiter] = []
         self._next_beat_at = -math.inf
 
-    def rate(self, kind: str, units_per_s: float, burst: float, max_wait_s: float = math.inf) -> Limiter:
+    def rate(self, kind: str, units_per_s: float, burst: float, max_wait_s: float = math.inf) -> SharedRates:
         """Return a limiter of rates."""
         limiter = SharedRates(kind, units_per_s, burst, max_wait_s, self.replicas)
         self._limiters.append(limiter)
         return limiter
 
-    def sessions(self, kind: str, limit: int) -> SessionLimiter:
+    def sessions(self, kind: str, limit: int) -> SharedSessions:
         """Return a limiter of open sessions."""
-        limiter = SharedSessions(kind, limit, self.replicas, self._clock)
+        limiter = SharedSessions(kind, limit, self.replicas)
         self._limiters.append(limiter)
         return limiter
 
     @property
     def num_shares(self) -> int:
         """Number of keys of which this replica has a share; each limit has its own."""
-        return sum(len(limiter.shares.by_key) for limiter in self._limiters)
+        return sum(len(limiter) for limiter in self._limiters)
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -73,7 +73,7 @@ class SharedLimits:
             self._next_beat_at = now + HEARTBEAT_S
             if (found := await self._board.meet(self.replicas.own)) is not None:
                 self.replicas.find(found)
-        reports = [report for limiter in self._limiters for report in limiter.shares.reports(now)]
+        reports = [report for limiter in self._limiters for report in limiter.reports(now)]
         if self.replicas.is_shared:
             await self._board.report(self.replicas.own, reports)
         else:
@@ -86,5 +86,11 @@ class SharedLimits:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 await self._board.meet(self.replicas.own, leaves=True)
-                reports = [report for limiter in self._limiters for report in limiter.shares.give_back()]
+                reports = [report for limiter in self._limiters for report in limiter.give_back()]
                 await self._board.report(self.replicas.own, reports)
+
+
+Limiters = LocalLimiters | SharedLimits
+"""Makes the limiters of a server: those of this process, or shared with other replicas."""
+Limiter = RateLimiter | SharedRates
+SessionLimiter = LocalSessions | SharedSessions

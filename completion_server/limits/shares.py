@@ -12,13 +12,13 @@ they took too much is not taken again. The same holds for open sessions, which h
 not answer adds its share of the rate and the burst, at most the whole, when the others no longer know of it.
 """
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from completion_server.core.clock import Clock
-from completion_server.limits.rate_limiter import ROUNDING
+from completion_server.limits.local import ROUNDING
 from completion_server.limits.replicas import Replicas
 
 RATE_INTERVAL_S = 3.0
@@ -65,87 +65,91 @@ class Share:
     """Whether Redis knows the part."""
 
 
-class Shares:
-    """The shares of one limit. `demand` returns what is asked of a share at a time; 0 ends it."""
+class SharedLimiter(ABC):
+    """This replica's shares of one limit."""
 
     def __init__(
-        self, kind: str, units_per_s: float, burst: float, max_debt: float, interval_s: float, replicas: Replicas,
-        demand: Callable[[Share, float], float],
-    ) -> None:  # fmt: skip
-        """Begin without a key."""
+        self, kind: str, units_per_s: float, burst: float, max_debt: float, interval_s: float, replicas: Replicas
+    ) -> None:
+        """Begin without a key. `kind` names the limit, in at most 16 letters."""
         self._kind = kind
         self._units_per_s = units_per_s
         self._burst = burst
         self._max_debt = max_debt
         self._interval_s = interval_s
-        self._demand = demand
-        self.replicas = replicas
-        self.by_key: OrderedDict[str, Share] = OrderedDict()
+        self._replicas = replicas
+        self._shares: OrderedDict[str, Share] = OrderedDict()
         """The key that was not reported for the longest time comes first."""
-        self.busy: dict[str, None] = {}
+        self._busy: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        """Return the number of keys of which this replica has a share."""
+        return len(self._shares)
+
+    @abstractmethod
+    def _demand(self, share: Share, now: float, /) -> float:
+        """Return what is asked of a share; 0 ends it."""
 
     @property
-    def new_part(self) -> float:
+    def _new_part(self) -> float:
         """The share with which a key begins."""
-        return 1 / self.replicas.num_alive
+        return 1 / self._replicas.num_alive
 
-    def of(self, key: str, now: float) -> Share:
+    def _of(self, key: str, now: float) -> Share:
         """Return the share of a key, which may be new."""
-        if key not in self.by_key:
-            part = self.new_part
-            self.by_key[key] = Share(part, self.depth(part), now, now - _BUSY_INTERVAL_S, now)
-        return self.by_key[key]
+        if key not in self._shares:
+            part = self._new_part
+            self._shares[key] = Share(part, self._depth(part), now, now - _BUSY_INTERVAL_S, now)
+        return self._shares[key]
 
-    def depth(self, part: float) -> float:
+    def _depth(self, part: float) -> float:
         """Return the units that a share allows at once."""
         return max(1.0, self._burst * part)
 
-    def take(self, key: str, share: Share, units: float) -> None:
+    def _take(self, key: str, share: Share, units: float) -> None:
         """Count units that were taken, to report them soon if they are many."""
         from_kept = min(share.kept, max(0.0, units))
         share.kept, share.taken = share.kept - from_kept, share.taken + units - from_kept
-        if abs(share.taken) >= _BUSY_PART * self.depth(share.part):
-            self.busy[key] = None
+        if abs(share.taken) >= _BUSY_PART * self._depth(share.part):
+            self._busy[key] = None
 
     def reports(self, now: float) -> Iterator[Report]:
         """Yield the messages that are due. Each must be settled."""
-        due = {key: None for key in self.busy if now - self.by_key[key].reported_at >= _BUSY_INTERVAL_S}
-        for key, share in self.by_key.items():
+        due = {key: None for key in self._busy if now - self._shares[key].reported_at >= _BUSY_INTERVAL_S}
+        for key, share in self._shares.items():
             if now - share.reported_at < self._interval_s:
                 break
             due[key] = None
         for key in due:
-            yield self._report(key, self._demand(self.by_key[key], now), now)
+            yield self._report(key, self._demand(self._shares[key], now), now)
 
     def give_back(self) -> Iterator[Report]:
         """Yield the messages that leave all shares to the other replicas."""
-        return (self._report(key, 0.0, 0.0) for key in tuple(self.by_key))
+        return (self._report(key, 0.0, 0.0) for key in tuple(self._shares))
 
-    def forget(self, key: str) -> Share:
-        """Forget a key."""
-        self.busy.pop(key, None)
-        return self.by_key.pop(key)
+    def _forget(self, key: str) -> Share:
+        self._busy.pop(key, None)
+        return self._shares.pop(key)
 
     def _report(self, key: str, demand: float, now: float) -> Report:
-        share = self.forget(key)
+        share = self._forget(key)
         if demand:
-            self.by_key[key] = share
+            self._shares[key] = share
         else:
             share.kept, share.taken = 0.0, share.taken - share.kept
         share.reported_at, taken, share.taken = now, share.taken, 0.0
-        max_debt = self._burst + self._max_debt
         charge = taken if self._units_per_s else 0.0
         arguments = (
-            NUM_KEPT * self._interval_s, self._units_per_s, self._burst, max_debt, charge, share.num_open, demand,
-            self.new_part,
+            NUM_KEPT * self._interval_s, self._units_per_s, self._burst, self._burst + self._max_debt, charge,
+            share.num_open, demand, self._new_part,
         )  # fmt: skip
         return Report(self._kind, key, arguments, partial(self._settle, key, share, taken))
 
     def _settle(self, key: str, share: Share, taken: float, reply: tuple[float, float] | None) -> None:
         if reply is None:
             share.taken += taken
-            if key in self.by_key:
-                self.busy[key] = None
+            if key in self._shares:
+                self._busy[key] = None
         else:
             share.is_known, (share.part, left) = True, reply
             level = share.part * left - share.taken
@@ -153,22 +157,21 @@ class Shares:
             # Otherwise a part of less than one unit between two reports would never come to a unit.
             kept = max(0.0, saved - level) if saved > 0 else 0.0
             share.kept, share.taken = kept, share.taken + kept - share.kept
-            share.level = min(self.depth(share.part), level + kept)
+            share.level = min(self._depth(share.part), level + kept)
 
 
-class SharedRates:
-    """Limits the rate of each key over all replicas, and allows bursts. Implements `Limiter`."""
+class SharedRates(SharedLimiter):
+    """Limits the rate of each key over all replicas, and allows bursts. As `RateLimiter` otherwise."""
 
     def __init__(self, kind: str, units_per_s: float, burst: float, max_wait_s: float, replicas: Replicas) -> None:
         """Allow `burst` units at once and `units_per_s` in the long run; a key waits at most `max_wait_s`."""
-        self._units_per_s = units_per_s
         self._max_wait_s = max_wait_s
-        self._max_debt = min(max_wait_s, _MAX_DEBT_S) * units_per_s
-        self.shares = Shares(kind, units_per_s, burst, self._max_debt, RATE_INTERVAL_S, replicas, self._demand)
+        max_debt = min(max_wait_s, _MAX_DEBT_S) * units_per_s
+        super().__init__(kind, units_per_s, burst, max_debt, RATE_INTERVAL_S, replicas)
 
-    def delay_s(self, key: str, now: float, /) -> float:
+    def delay_s(self, key: str, now: float) -> float:
         """Return the seconds after which the key may have a unit, 0 for now. Takes none."""
-        share = self.shares.by_key.get(key)
+        share = self._shares.get(key)
         if share is None:
             return 0.0
         self._fill(share, now)
@@ -176,65 +179,59 @@ class SharedRates:
         missing = 1 - share.level
         if missing <= ROUNDING:
             return 0.0
-        self.shares.busy[key] = None
+        self._busy[key] = None
         return min(missing / (self._units_per_s * share.part), self._max_wait_s)
 
-    def charge(self, key: str, now: float, units: float = 1.0, /) -> None:
+    def charge(self, key: str, now: float, units: float = 1.0) -> None:
         """Take units, even if fewer are left; a negative number gives them back."""
         if not self._units_per_s:
             return
-        share = self.shares.of(key, now)
+        share = self._of(key, now)
         self._fill(share, now)
-        share.level = min(self.shares.depth(share.part), max(share.level - units, -self._max_debt * share.part))
-        self.shares.take(key, share, units)
+        share.level = min(self._depth(share.part), max(share.level - units, -self._max_debt * share.part))
+        self._take(key, share, units)
 
     def _fill(self, share: Share, now: float) -> None:
         elapsed_s, share.at = now - share.at, now
-        missing = max(0.0, self.shares.depth(share.part) - share.level)
+        missing = max(0.0, self._depth(share.part) - share.level)
         gain = min(missing, elapsed_s * self._units_per_s * share.part)
         share.level += gain
         # Redis does not fill the part that it knows. Without Redis all parts are filled here.
-        share.taken -= gain if share.is_known or not self.shares.replicas.is_shared else 0.0
+        share.taken -= gain if share.is_known or not self._replicas.is_shared else 0.0
         share.demand *= 0.5**elapsed_s
 
     def _demand(self, share: Share, now: float) -> float:
         """Return how often the key was asked for lately; 0 if it was not, and would begin with no more than it has."""
         self._fill(share, now)
-        is_full = share.level >= self.shares.depth(min(share.part, self.shares.new_part))
+        is_full = share.level >= self._depth(min(share.part, self._new_part))
         return 0.0 if is_full and now - share.asked_at >= _IDLE_S else max(share.demand, ROUNDING)
 
 
-class SharedSessions:
-    """Limits the sessions of each key over all replicas. Implements `SessionLimiter`."""
+class SharedSessions(SharedLimiter):
+    """Limits the sessions of each key over all replicas. As `LocalSessions` otherwise."""
 
-    def __init__(self, kind: str, limit: int, replicas: Replicas, clock: Clock) -> None:
+    def __init__(self, kind: str, limit: int, replicas: Replicas) -> None:
         """Allow `limit` sessions of each key; 0 sets no limit."""
         self._limit = limit
-        self._clock = clock
-        self.shares = Shares(kind, 0.0, limit, 0.0, SESSIONS_INTERVAL_S, replicas, self._demand)
-
-    def __len__(self) -> int:
-        """Return the number of keys with open sessions."""
-        return len(self.shares.by_key)
+        super().__init__(kind, 0.0, limit, 0.0, SESSIONS_INTERVAL_S, replicas)
 
     def num_open(self, key: str) -> int:
         """Return the number of the key's open sessions on this replica."""
-        return self.shares.by_key[key].num_open if key in self.shares.by_key else 0
+        return self._shares[key].num_open if key in self._shares else 0
 
     def is_full(self, key: str) -> bool:
         """Return whether the key may not open another session. Then more are asked for."""
-        share = self.shares.by_key.get(key)
+        share = self._shares.get(key)
         if share is None or share.level > ROUNDING:
             return False
         share.demand += 1
-        self.shares.busy[key] = None
+        self._busy[key] = None
         return True
 
     def more_in_s(self, key: str) -> float | None:
         """Return the seconds after which a full key may have more sessions; None if it has as many as are allowed."""
-        if self.num_open(key) >= self._limit or not self.shares.replicas.is_shared:
-            return None
-        return _BUSY_INTERVAL_S
+        is_limited = self.num_open(key) >= self._limit or not self._replicas.is_shared
+        return None if is_limited else _BUSY_INTERVAL_S
 
     def enter(self, key: str) -> None:
         """Count another session."""
@@ -246,16 +243,15 @@ class SharedSessions:
         if not self._limit:
             return
         share = self._count(key, -1)
-        if not share.num_open:
-            if share.is_known:
-                self.shares.busy[key] = None
-            else:
-                self.shares.forget(key)
+        if not share.num_open and share.is_known:
+            self._busy[key] = None
+        elif not share.num_open:
+            self._forget(key)
 
     def _count(self, key: str, num: int) -> Share:
-        share = self.shares.of(key, self._clock.now())
+        share = self._of(key, self._replicas.clock.now())
         share.num_open, share.level = share.num_open + num, share.level - num
-        self.shares.take(key, share, num)
+        self._take(key, share, num)
         return share
 
     def _demand(self, share: Share, _now: float) -> float:

@@ -8,15 +8,13 @@ from tokenizers import Tokenizer
 
 from completion_server.core.errors import ConfigError
 from completion_server.core.request import Mode, Request
-from completion_server.prompt.documents import Documents
-from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Layout, LayoutContext
+from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Documents, Layout, LayoutContext
 from completion_server.prompt.layout_builder import LayoutBuilder
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import SnippetRenderer
 from completion_server.prompt.templates import Order, Template
-from completion_server.prompt.tokens.plaintext import make_plain
+from completion_server.prompt.tokens.plaintext import end_token_ids, make_plain, newline_token_ids
 from completion_server.prompt.tokens.reuse import Encoder, common_prefix
-from completion_server.prompt.tokens.stops import end_token_ids, newline_token_ids
 
 MIB = 1024 * 1024
 
@@ -60,7 +58,8 @@ class PromptBuilder:
         vocabulary = backend.get_vocab(with_added_tokens=True)
         plain = make_plain(backend, template.markers)
         text_vocabulary = plain.tokenizer.get_vocab()
-        self._template = template
+        self.template = template
+        """The format in use."""
         self._encoder = Encoder(plain)
         self._ids = {marker: vocabulary[marker] for marker in template.markers}
         self._begin = _begin_ids(backend)
@@ -78,7 +77,7 @@ class PromptBuilder:
             longest_token=max(len(token) for token in text_vocabulary),
             opening=opening,
         )
-        self._documents = Documents(settings.documents_mib * MIB)
+        self.documents = Documents(settings.documents_mib * MIB)
         self._ends = end_token_ids(template, vocabulary)
         self._line_ends = tuple(dict.fromkeys((*newline_token_ids(backend, text_vocabulary), *self._ends)))
 
@@ -87,7 +86,7 @@ class PromptBuilder:
 
     def _text_budget(self, max_prompt_tokens: int, opening: str) -> int:
         """Return the tokens for text, `opening` included: all but the bos token, the preamble and the markers."""
-        template = self._template
+        template = self.template
         num_markers = sum(1 for marker in (template.prefix, template.suffix, template.middle) if marker)
         budget = max_prompt_tokens - len(self._begin) - num_markers
         if budget - len(self._encode(opening)) < max_prompt_tokens * _LEAST_SHARE:
@@ -96,24 +95,9 @@ class PromptBuilder:
         return budget
 
     @property
-    def template(self) -> Template:
-        """The format in use."""
-        return self._template
-
-    @property
-    def template_name(self) -> str:
-        """The name of the family whose format is used."""
-        return self._template.name
-
-    @property
     def can_reuse_tokens(self) -> bool:
         """Whether tokens can be reused within a part of the prompt that changed; depends on the kind of tokenizer."""
         return self._encoder.can_reuse
-
-    @property
-    def documents(self) -> Documents:
-        """The remembered documents, with the memory that they take."""
-        return self._documents
 
     def build(self, request: Request) -> Prompt:
         """Return the prompt of a request.
@@ -122,10 +106,10 @@ class PromptBuilder:
             InvalidRequestError: the line being typed alone does not fit.
 
         """
-        old = self._documents.get(request)
+        old = self.documents.get(request)
         layout_builder = LayoutBuilder(self._context, request, old)
         layout = layout_builder.build()
-        self._documents.put(request, layout)
+        self.documents.put(request, layout)
         stops = self._line_ends if request.mode is Mode.SINGLE_LINE else self._ends
         token_ids = self._token_ids(layout)
         num_new = len(token_ids) - (self._num_shared(old, layout) if old else 0)
@@ -136,7 +120,7 @@ class PromptBuilder:
 
         Only the line being typed is new if the request's text still contains the window of the document's last prompt.
         """
-        layout = self._documents.get(request)
+        layout = self.documents.get(request)
         if layout is not None and (split := layout.find_split(request.prefix)) is not None:
             return (len(request.prefix) - split) // CHARACTERS_A_TOKEN
         snippets = sum(len(snippet.text) for snippet in request.snippets)
@@ -146,7 +130,7 @@ class PromptBuilder:
     def _parts(self, layout: Layout) -> "tuple[array[int], ...]":
         """Return the tokens of a layout's parts in the prompt's order, without markers."""
         before, after = layout.prefix.ids, layout.suffix.ids
-        middle = (before, after) if self._template.order is not Order.SUFFIX_FIRST else (after, before)
+        middle = (before, after) if self.template.order is not Order.SUFFIX_FIRST else (after, before)
         return layout.snippets.ids, *middle, layout.typed.ids
 
     def _num_shared(self, old: Layout, new: Layout) -> int:
@@ -159,7 +143,7 @@ class PromptBuilder:
         return num_shared
 
     def _token_ids(self, layout: Layout) -> list[int]:
-        template, ids = self._template, self._ids
+        template, ids = self.template, self._ids
         tokens = [*self._begin, *layout.snippets.ids]
         before, after = layout.prefix.ids.tolist(), layout.suffix.ids.tolist()
         if template.order is Order.PREFIX_ONLY:

@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Request
-from completion_server.prompt.clipping import SentText, first_sent
 from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Layout, LayoutContext, LayoutSpan
 from completion_server.prompt.snippets import NOTHING, Rendered, source
 from completion_server.prompt.templates import Order
 from completion_server.prompt.tokens.reuse import EMPTY, Encoded
 from completion_server.prompt.window import (
     HEAD_CHARACTERS,
+    SentText,
     choose_start,
     cut_to_lines,
     find_end,
     first_lines,
+    first_sent,
     last_lines,
 )
 

@@ -15,20 +15,9 @@ _MIN_LINES = 2
 _CHARACTERS_A_TOKEN = 8
 _HASH_LANGUAGES = frozenset(
     {
-        "cmake",
-        "coffeescript",
-        "dockerfile",
-        "elixir",
-        "julia",
-        "makefile",
-        "nim",
-        "perl",
-        "powershell",
-        "python",
-        "r",
-        "ruby",
+        *("cmake", "coffeescript", "dockerfile", "elixir", "julia", "makefile", "nim", "perl", "powershell", "python"),
+        *("r", "ruby", "shellscript", "toml", "yaml"),
     }
-    | {"shellscript", "toml", "yaml"}
 )
 _DASH_LANGUAGES = frozenset({"ada", "elm", "haskell", "lua", "sql", "vhdl"})
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.admission.refusals import RefusalBudget
+from completion_server.admission.quotas import RefusalBudget
 from completion_server.core.errors import CompletionError, ShedError
 from completion_server.core.events import RequestRefused
 from completion_server.core.outcome import AnswerPart, End, FinishReason, Outcome
@@ -46,7 +46,6 @@ class CompletionServicer:
         """Answer through `service`. With `sheds_as_status` a shed call fails instead of ending with empty text."""
         self._service = service
         self._server = server
-        self._limits = limits
         self._admission = admission
         self._stall_timeout_s = server.stall_timeout_s
         self._sheds_as_status = sheds_as_status

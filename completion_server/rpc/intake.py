@@ -15,12 +15,12 @@ import grpc
 from google.protobuf.message import Message
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.refusals import RefusalBudget
+from completion_server.admission.quotas import RefusalBudget
 from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError
 from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.rpc.identity import Identify, Identity
-from completion_server.rpc.messages import convert, scan
+from completion_server.rpc.messages import convert, decoder
 from completion_server.rpc.messages.decoder import Decoder, Malformed
 from completion_server.rpc.settings import LimitSettings
 from completion_server.rpc.status import DeadlineError
@@ -60,9 +60,9 @@ class Intake:
         """Limits the calls that are being received from each address. Waiting calls hold little memory."""
         self._receive_timeout_s = receive_timeout_s
         self._now = now
-        self.decode_complete = Decoder(pb.CompleteRequest, scan.complete_request(limits))
-        self.decode_session = Decoder(pb.SessionRequest, scan.session_request(limits))
-        self.decode_feedback = Decoder(pb.ReportFeedbackRequest, scan.report_feedback_request(limits))
+        self.decode_complete = Decoder(pb.CompleteRequest, decoder.complete_request(limits))
+        self.decode_session = Decoder(pb.SessionRequest, decoder.session_request(limits))
+        self.decode_feedback = Decoder(pb.ReportFeedbackRequest, decoder.report_feedback_request(limits))
 
     async def enter(self, context: Any) -> Identity:
         """Return the caller.

@@ -1,5 +1,6 @@
 """Builds the gRPC servers: a public one for editors and an admin one for operators, both with health and reflection."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +48,14 @@ class HealthReporter:
         await self.servicer.set(ADMIN_SERVICE, health_pb2.HealthCheckResponse.SERVING)
 
 
+@dataclass(frozen=True, slots=True)
 class Listener:
     """A gRPC server and the address that it is bound to."""
 
-    def __init__(self, server: grpc.aio.Server, address: str, certificate_expires_s: float | None = None) -> None:
-        """Hold them. Calls are served after `start`."""
-        self._server = server
-        self.address = address
-        self.certificate_expires_s = certificate_expires_s
-        """When its certificate expires, in Unix seconds; None without TLS."""
-
-    async def start(self) -> None:
-        """Serve."""
-        await self._server.start()
-
-    async def stop(self, grace_s: float) -> None:
-        """Accept no more calls, and cancel open ones after `grace_s`."""
-        await self._server.stop(grace_s)
+    server: grpc.aio.Server
+    address: str
+    certificate_expires_s: float | None
+    """When its certificate expires, in Unix seconds; None without TLS."""
 
 
 def build_public_server(

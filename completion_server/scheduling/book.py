@@ -63,14 +63,13 @@ from completion_server.scheduling.actions import (
     Start,
     Text,
 )
-from completion_server.scheduling.deadlines import DeadlineWatch
 from completion_server.scheduling.generations import Generations
 from completion_server.scheduling.lanes import Lanes
 from completion_server.scheduling.latency import LatencyEstimates
 from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.queue import Order, TriggerQueues, earliest_deadline
 from completion_server.scheduling.requests import Generation, LiveRequest, State
-from completion_server.scheduling.shedding import Shedder, Shedding
+from completion_server.scheduling.shedding import DeadlineWatch, Shedder, Shedding
 
 _ABANDONED = (FinishReason.SUPERSEDED, FinishReason.CANCELLED, FinishReason.STOP, FinishReason.LENGTH)
 """Ends that don't depend on the queue's length. A queued request with STOP or LENGTH was answered from a cache."""

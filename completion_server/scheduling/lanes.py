@@ -22,10 +22,6 @@ class Lanes:
         self._holders: dict[tuple[str, bool], LiveRequest] = {}
         self._sequences = Sequences()
 
-    def __len__(self) -> int:
-        """Return how many requests are live."""
-        return len(self._holders)
-
     def holder(self, lane: tuple[str, bool]) -> LiveRequest | None:
         """Return the live request of a lane."""
         return self._holders.get(lane)

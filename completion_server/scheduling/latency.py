@@ -1,9 +1,19 @@
-"""Estimates the engine's latency and the rate at which waiting requests end, from recent samples. Pure."""
+"""Estimates the engine's latency and the rate at which waiting requests end, from recent samples. Pure.
+
+A pause of the engine is no sample of its latency. A process that was suspended, a virtual machine that was moved, or a
+GPU that hung for seconds delays everything in flight by the same time. A moving mean that took these samples in would
+shed requests long after the engine is well.
+"""
 
 import math
 from dataclasses import dataclass, field, replace
 
-from completion_server.scheduling.stalls import StallDetector
+_MIN_SAMPLES = 10
+_SHORTEST_S = 2.0
+_LONGER = 4.0
+"""A pause is a stall if it is so many times the longest one of late, and `_SHORTEST_S` at least."""
+_HALF_LIFE_S = 60.0
+"""Of the longest pause."""
 
 _WEIGHT = 0.05
 """Weight of a new sample, so that about the last 20 count."""
@@ -13,26 +23,64 @@ _SIZE_NOISE = 64.0
 
 
 @dataclass(slots=True)
-class MovingMean:
-    """A moving mean and mean deviation; 0 before the first sample."""
+class StallDetector:
+    """Follows the pauses between an engine's signs of progress while it has work. Times are clock seconds.
 
-    mean: float = 0.0
-    deviation: float = 0.0
+    A pause begins with the last sign of progress, or with the oldest work that is still in flight if that began later:
+    users who type give work up before the engine can show progress on it.
+    """
+
+    longest_s: float = 0.0
+    """The longest pause of late. An engine that stays slower raises it, and is not taken for stalled any more."""
+    _in_flight: dict[float, int] = field(default_factory=dict)
+    """How much work began at a time, in the order of times."""
     _num: int = 0
+    _progress_at: float = -math.inf
+    _pause_s: float = 0.0
+    """The longest pause since the last sign of progress."""
+    _stalled_until: float = -math.inf
 
-    def add(self, value: float) -> None:
-        """Take a sample in. The first ones weigh more, so that it does not start from 0."""
+    def began(self, now: float) -> None:
+        """Note that work has begun."""
+        self._in_flight[now] = self._in_flight.get(now, 0) + 1
+
+    def ended(self, since: float, now: float) -> None:
+        """Note that work which began at `since` is in flight no more."""
+        self._look(now)
+        left = self._in_flight.get(since, 0) - 1
+        if left > 0:
+            self._in_flight[since] = left
+        else:
+            self._in_flight.pop(since, None)
+
+    def progressed(self, now: float) -> float:
+        """Note a sign of progress, such as a token; return the length of the stall that it ends, or 0."""
+        self._look(now)
+        pause_s, decay = self._pause_s, 0.5 ** ((now - self._progress_at) / _HALF_LIFE_S)
+        self._pause_s, self._progress_at = 0.0, now
+        limit_s = max(_SHORTEST_S, _LONGER * self.longest_s) if self._num >= _MIN_SAMPLES else math.inf
         self._num += 1
-        weight = max(_WEIGHT, 1 / self._num)
-        self.deviation += weight * (abs(value - self.mean) - self.deviation) if self._num > 1 else 0.0
-        self.mean += weight * (value - self.mean)
+        self.longest_s = max(decay * self.longest_s, min(pause_s, limit_s))
+        if pause_s <= limit_s:
+            return 0.0
+        self._stalled_until = now
+        return pause_s
+
+    def has_delayed(self, since: float) -> bool:
+        """Return whether a stall delayed work that began at `since`."""
+        return since < self._stalled_until
+
+    def _look(self, now: float) -> None:
+        oldest = next(iter(self._in_flight), math.inf)
+        self._pause_s = max(self._pause_s, now - max(self._progress_at, oldest))
 
 
 @dataclass(slots=True)
 class SizedEstimate:
     """A moving estimate of a time that grows with a size: a line fitted by least squares, and its mean deviation.
 
-    Sizes have any unit; if all are 0, the estimate is a moving mean. Recent samples count more, as in `MovingMean`.
+    Sizes have any unit; if all are 0, the estimate is a moving mean. Recent samples count more; the first ones weigh
+    more than later ones, so that the estimate does not start from 0.
     """
 
     mean: float = 0.0
@@ -71,11 +119,11 @@ class LatencyEstimates:
 
     first_token: SizedEstimate = field(default_factory=SizedEstimate)
     """From the start of work to its first token, by the prompt tokens that the prefix cache does not have."""
-    held: MovingMean = field(default_factory=MovingMean)
+    held: SizedEstimate = field(default_factory=SizedEstimate)
     """How long a slot is taken, by work that ends and by work that is aborted."""
     stalls: StallDetector = field(default_factory=StallDetector)
     """Work that a stall delayed gives no sample."""
-    _before_pause: tuple[SizedEstimate, MovingMean] | None = None
+    _before_pause: tuple[SizedEstimate, SizedEstimate] | None = None
     _abandoned_share: float = 0.0
     _waited_s: float = 0.0
 

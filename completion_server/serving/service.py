@@ -13,21 +13,22 @@ from functools import partial
 from typing import Protocol
 
 from completion_server.admission.feedback import RecentAnswers
-from completion_server.admission.gate import Gate, Readiness
+from completion_server.admission.gate import Gate, Readiness, retry_after_ms
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Excess, Quotas
 from completion_server.core.clock import Clock
-from completion_server.core.events import Emit, Feedback, Marks
+from completion_server.core.events import Emit, Feedback, Marks, guarded
 from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason, Outcome, ServedAnswer, ShedReason
 from completion_server.core.request import Caller, Request, Trigger, key_of
 from completion_server.engine.settings import CacheScope
+from completion_server.limits.shared import Limiters
 from completion_server.scheduling.actions import SUPERSEDED
 from completion_server.scheduling.reattach import AnswerKey, Continuation
 from completion_server.scheduling.requests import LiveRequest
-from completion_server.scheduling.settings import SchedulingSettings
 from completion_server.serving.completion import CacheLookup, Completion, Services
-from completion_server.serving.generate import Generator, Prompts, cache_salt
+from completion_server.serving.generate import Generates, Generator, Prompts, cache_salt
 from completion_server.serving.runner import Runner
+from completion_server.serving.settings import ServingSettings, make_book
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +45,6 @@ class CompletionCache(Protocol):
         ...
 
 
-class NoCache:
-    """A completion cache that keeps nothing."""
-
-    def look_up_nowait(self, _request: Request, /) -> None:
-        """Return None."""
-        return
-
-
 class ReplicaGroup(Protocol):
     """The other replicas of this server."""
 
@@ -62,17 +55,6 @@ class ReplicaGroup(Protocol):
     def announce(self, live: LiveRequest) -> None:
         """Tell the others that this replica has accepted a request. Returns at once."""
         ...
-
-
-class NoReplicas:
-    """A server with a single replica."""
-
-    def stamp(self) -> int:
-        """Return 0: nobody compares it."""
-        return 0
-
-    def announce(self, live: LiveRequest) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +75,6 @@ class LoadSnapshot:
     """Why there are fewer slots than that; "" if there are not."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts that `assembly` builds and a service owns."""
-
-    gate: Gate
-    quotas: Quotas
-    runner: Runner
-    prompts: Prompts
-    generator: Generator
-    loop_lag: LoopLagMonitor
-
-
 class Service:
     """Accepts requests and answers them; the only part of the server that rpc calls for requests.
 
@@ -113,45 +83,53 @@ class Service:
 
     def __init__(
         self,
-        parts: Parts,
+        settings: ServingSettings,
+        engine: Generates,
+        prompts: Prompts,
         clock: Clock,
         emit: Emit,
-        scheduling: SchedulingSettings,
         *,
-        budget_s: float,
-        retry_after_ms: int,
-        delta_pause_s: float,
-        cache_scope: CacheScope = "user",
+        loop_lag: LoopLagMonitor | None = None,
         cache: CompletionCache | None = None,
+        limiters: Limiters | None = None,
         replicas: ReplicaGroup | None = None,
+        remaining_start_s: Callable[[], float | None] = lambda: None,
         num_speculative_tokens: Callable[[int], int] = lambda _num_seqs: 0,
     ) -> None:
-        """Connect the parts. A first token later than `budget_s` after receipt has no value.
+        """Build a service in front of an engine.
 
-        `num_speculative_tokens` returns the active K of a number of generations.
-
-        Callers that share the prefix cache, by `cache_scope`, share the generations of equal requests.
+        `loop_lag` is run by the caller; without one no request is shed for loop lag. `limiters` make the limits of
+        users and tenants; without them they are this process's own. `remaining_start_s` predicts when the engine will
+        be ready, while it is not. `num_speculative_tokens` returns the active K of a number of generations.
         """
-        self.gate = parts.gate
-        self.runner = parts.runner
+        admission, scheduling, emit = settings.admission, settings.scheduling, guarded(emit)
+        self.gate = Gate(admission, remaining_start_s, limiters)
+        self.runner = Runner(make_book(settings), clock, emit)
         self.emit = emit
         self.now = clock.now
         """Returns the time of the clock that requests and deadlines use."""
-        self._quotas = parts.quotas
-        self._book = parts.runner.book
-        self._prompts = parts.prompts
-        self._loop_lag = parts.loop_lag
+        self._quotas = Quotas(admission, limiters)
+        self._book = self.runner.book
+        self._prompts = prompts
+        self._loop_lag = loop_lag or LoopLagMonitor(0.0, clock, emit)
         self._scheduling = scheduling
-        self._budget_s = budget_s
-        self._retry_after_ms = retry_after_ms
-        self._cache_scope: CacheScope = cache_scope
-        self._cache = cache or NoCache()
-        self._replicas = replicas or NoReplicas()
+        self._budget_s = settings.shed.budget_ms / 1000
+        self._retry_after_ms = admission.retry_after_ms
+        self._cache_scope: CacheScope = settings.cache_scope
+        self._cache = cache
+        self._replicas = replicas if scheduling.supersede else None
         self._answers = RecentAnswers()
         self._num_speculative_tokens = num_speculative_tokens
+        generator = Generator(
+            prompts,
+            engine,
+            clock,
+            cache_scope=settings.cache_scope,
+            retry_after_ms=lambda: retry_after_ms(admission, remaining_start_s()),
+        )
         self._services = Services(
-            parts.generator, clock, emit, cancel=self.runner.cancel_nowait, answered=self._answered,
-            delta_pause_s=delta_pause_s,
+            generator, clock, emit, cancel=self.runner.cancel_nowait, answered=self._answered,
+            delta_pause_s=settings.delta_pause_s,
         )  # fmt: skip
         self._next_note_at = -math.inf
 
@@ -168,7 +146,9 @@ class Service:
         is_peer_within = excess is None
         if excess is not None and excess.peer and self._has_room_to_spare(request, now):
             excess = None
-        lookup = None if excess or not request.use_completion_cache else self._cache.look_up_nowait(request)
+        lookup = None
+        if self._cache is not None and excess is None and request.use_completion_cache:
+            lookup = self._cache.look_up_nowait(request)
         answer = lookup.answer if lookup is not None else None
         # A request that is shed or answered needs no charge.
         num_new_tokens = 0 if excess or answer else self._prompts.expected_new_tokens(request)
@@ -195,7 +175,7 @@ class Service:
             if lookup is not None and completion.awaits_output:
                 lookup.fetch_nowait(partial(self._answer_late, completion))
         # Other replicas are told of a request, unless a newer one of its lane is known here already.
-        if live.stamp and completion.outcome != SUPERSEDED:
+        if self._replicas is not None and live.stamp and completion.outcome != SUPERSEDED:
             self._replicas.announce(live)
         return completion
 
@@ -249,8 +229,9 @@ class Service:
         Prefetches supersede nothing that a user waits for, and a caller whom another replica would not know has no
         requests there.
         """
-        is_alone = request.trigger is Trigger.PREFETCH or not request.caller.is_known_everywhere
-        return 0 if is_alone or not self._scheduling.supersede else self._replicas.stamp()
+        if self._replicas is None or request.trigger is Trigger.PREFETCH or not request.caller.is_known_everywhere:
+            return 0
+        return self._replicas.stamp()
 
     def _answered(self, request: Request, num_characters: int, ttft_s: float, cache_level: CacheLevel) -> None:
         k: int | None = None

@@ -28,16 +28,6 @@ class Mailbox:
         self._pause: asyncio.TimerHandle | None = None
         self._on_event: Callable[[], None] | None = None
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the End was put; it may still be unread."""
-        return self._end is not None
-
-    @property
-    def num_pending(self) -> int:
-        """Number of unread characters."""
-        return len(self._text)
-
     def put_nowait(self, text: str) -> None:
         """Append to the unread text; "" is ignored.
 

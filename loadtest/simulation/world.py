@@ -20,8 +20,8 @@ from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.settings import OrderName, SchedulingSettings, ShedSettings, ShedWhen
-from completion_server.serving.assembly import ServingSettings, assemble
 from completion_server.serving.service import Service
+from completion_server.serving.settings import ServingSettings
 from loadtest.simulation import virtual_time
 from loadtest.simulation.editors import SimulatedRequest
 from loadtest.simulation.engine import SIMULATED_TOKENS, OtherWork, SlotEngine
@@ -69,7 +69,7 @@ async def _serving(
     """Run the server's service in front of an engine."""
     clock = LoopClock()
     engine = SupervisedEngine(_engine_maker(workload, others), EngineSettings(warm_up=False, heartbeat_s=0), clock)
-    service = assemble(_settings(workload, policy), engine, _Prompts(workload), clock, recorder.handle)
+    service = Service(_settings(workload, policy), engine, _Prompts(workload), clock, recorder.handle)
     service.gate.set_engine_ready(True)
     await engine.start()
     tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]

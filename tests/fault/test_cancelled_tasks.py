@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.admission.refusals import RefusalBudget
+from completion_server.admission.quotas import RefusalBudget
 from completion_server.composition.shared_state import SharedState
 from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
@@ -20,7 +20,8 @@ from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.session import SessionStream, StreamTimes
-from completion_server.serving.assembly import ServingSettings, assemble
+from completion_server.serving.service import Service
+from completion_server.serving.settings import ServingSettings
 from completion_server.state.clients import make_client
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.settings import RedisSettings
@@ -158,7 +159,7 @@ async def service() -> AsyncIterator[Running]:
     engine = SupervisedEngine(lambda: ScriptedEngine(times=TIMES), EngineSettings(warm_up=False), LoopClock())
     await engine.start()
     settings = ServingSettings(UNLIMITED, FOUR_SLOTS, NO_SHEDDING, cache_scope="user")
-    made = assemble(settings, engine, Prompts(), LoopClock(), lambda _event: None)
+    made = Service(settings, engine, Prompts(), LoopClock(), lambda _event: None)
 
     async def ask() -> None:
         for number in itertools.count():

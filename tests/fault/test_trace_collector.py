@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import SpanContext
 from prometheus_client import CollectorRegistry
 
-from completion_server.composition.traced_service import make_tracing
+from completion_server.composition.monitoring import make_tracing
 from completion_server.core.clock import MonotonicClock
 from completion_server.core.errors import ConfigError
 from completion_server.core.events import Event, Marks, RequestEnded

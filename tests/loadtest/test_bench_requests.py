@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from completion_server.prompt.builder import PromptBuilder
-from completion_server.prompt.detection import choose_template
+from completion_server.prompt.loading import choose_template
 from loadtest.bench.requests import h2load
 from loadtest.bench.requests.in_process import Passes
 from loadtest.bench.requests.traces import measure as measure_traces

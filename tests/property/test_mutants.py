@@ -1,61 +1,58 @@
-"""Mutation tests: at least one of the scheduler's tests fails for each of these mistakes in its source."""
+"""Mutation tests: at least one of the scheduler's tests fails for each of these mistakes in its source.
+
+The tests are the unit tests, and the state machine of the book, which finds what they do not.
+"""
 
 import gc
-import importlib
 import importlib.util
-import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
-UNIT_TESTS = Path(__file__).parents[1] / "unit"
+ROOT = Path(__file__).parents[2]
 ROOM = "completion_server"
-TESTS = "tests.unit"
-BOOK_TESTS = ("scheduling.test_book", "scheduling.test_book_shedding", "scheduling.test_single_flight")
-RUNNER_TESTS = ("serving.test_runner", "serving.test_runner_readers")
+MACHINE = "property.test_book_machine"
+BOOK_TESTS = ("unit.scheduling.test_book", "unit.scheduling.test_book_shedding", "unit.scheduling.test_single_flight")
+RUNNER_TESTS = ("unit.serving.test_runner", "unit.serving.test_runner_readers")
 CHECKS = {
-    "scheduling.lanes": BOOK_TESTS,
-    "scheduling.generations": BOOK_TESTS,
-    "scheduling.deadlines": BOOK_TESTS,
-    "scheduling.queue": BOOK_TESTS,
-    "scheduling.shedding": BOOK_TESTS,
-    "scheduling.requests": BOOK_TESTS + RUNNER_TESTS,
-    "scheduling.book": BOOK_TESTS,
+    "scheduling.lanes": (*BOOK_TESTS, MACHINE),
+    "scheduling.generations": (*BOOK_TESTS, MACHINE),
+    "scheduling.queue": (*BOOK_TESTS, MACHINE),
+    "scheduling.shedding": (*BOOK_TESTS, MACHINE),
+    "scheduling.requests": (*BOOK_TESTS, *RUNNER_TESTS, MACHINE),
+    "scheduling.book": (*BOOK_TESTS, MACHINE),
     "serving.runner": RUNNER_TESTS,
-    "scheduling.reattach": ("scheduling.test_reattach",),
+    "scheduling.reattach": ("unit.scheduling.test_reattach",),
 }
 """The tests that must notice a mistake in a module."""
 LOADED = (
     "scheduling.reattach", "scheduling.requests", "scheduling.queue", "scheduling.lanes", "scheduling.shedding",
-    "scheduling.deadlines", "scheduling.generations", "scheduling.actions", "scheduling.book", "serving.runner",
+    "scheduling.generations", "scheduling.actions", "scheduling.book", "serving.runner",
 )  # fmt: skip
 """The modules under test, each after those that it imports; all are reloaded around a mutant."""
-HELPERS = ("scheduling.live_requests", "serving.readers")
+HELPERS = ("unit.scheduling.live_requests", "unit.serving.readers", "property.book_driver")
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A mistake, as a replacement in the source of a module."""
-
-    module: str
-    name: str
-    old: str
-    new: str
+QUICK = settings(
+    max_examples=200, stateful_step_count=50, phases=(Phase.generate,), database=None, deadline=None, derandomize=True,
+    report_multiple_bugs=False, print_blob=False, suppress_health_check=tuple(HealthCheck),
+)  # fmt: skip
+"""For the state machine, which stops at the first failure and does not look for a shorter one."""
 
 
 MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "scheduling.lanes": (
         ("the oldest wins", "holder.sequence >= request.sequence", "holder.sequence <= request.sequence"),
-        ("late sequences win", "holder.sequence >= request.sequence", "holder.sequence > 10**9"),
         ("sequences of sessions are compared", "holder.session == session:", "True:"),
         (
             "an overtaken request supersedes another session",
@@ -85,20 +82,18 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "scheduling.shedding": (
         (
             "a waiting request is forgotten by the clock",
-            "        if state is State.QUEUED:\n            return min(",
-            "        if False:\n            return min(",
+            "return at if request.inherits_slot else min(at, self._latest_start(request))",
+            "return at",
         ),
         ("a request with a token is past its budget", "not request.has_token and len(", "len("),
         ("the queue is not bounded", "        if has_room:", "        if True:"),
+        ("a request with a token is reclaimed", "        self._past_budget.pop(request.id, None)\n", ""),
+        ("a request is looked at once", "            self.add(request, now)\n", ""),
         (
             "a joined request is unreachable",
             "Shedding.NEVER or state is State.JOINED:\n            return False",
             "Shedding.NEVER:\n            return False",
         ),
-    ),
-    "scheduling.deadlines": (
-        ("a request with a token is reclaimed", "        self._past_budget.pop(request.id, None)\n", ""),
-        ("a request is looked at once", "            self.add(request, now)\n", ""),
     ),
     "scheduling.generations": (
         (
@@ -231,7 +226,6 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "num_wasted = generation.num_tokens",
         ),
         ("shared tokens are counted twice", "is_shared=request is not readers[0]", "is_shared=False"),
-        ("the leader's tokens are shared", "is_shared=request is not readers[0]", "is_shared=True"),
         ("a complete answer goes on", "        request.generation.outcome = outcome\n", ""),
         (
             "a dropped request is answered from the queue",
@@ -270,21 +264,27 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("little that is left is enough", "_MIN_SHARE_LEFT = 0.5", "_MIN_SHARE_LEFT = 0.0"),
     ),
 }
-MUTANTS = tuple(Mutant(module, *mistake) for module, mistakes in MISTAKES.items() for mistake in mistakes)
+"""The mistakes by module: a name, a part of the source, and what replaces it."""
+MUTANTS = [
+    pytest.param(module, old, new, id=name) for module, mistakes in MISTAKES.items() for name, old, new in mistakes
+]
 
 
-def load(name: str, path: Path, source: str) -> ModuleType:
+def load(name: str, source: str) -> ModuleType:
     """Execute a module's source under its name; the caller restores the name afterwards."""
     spec = importlib.util.spec_from_loader(name, loader=None)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    exec(compile(source, str(path), "exec"), module.__dict__)
+    exec(compile(source, str(path_of(name)), "exec"), module.__dict__)
     return module
 
 
 def cases(module: ModuleType) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the module's tests, one for each set of parameters."""
+    """Yield the module's tests, one for each set of parameters, or its state machine."""
+    if module.__name__.endswith(MACHINE):
+        yield "BookMachine", partial(run_state_machine_as_test, module.BookMachine, settings=QUICK)
+        return
     for name, test in vars(module).items():
         if not name.startswith("test_") or hasattr(test, "hypothesis"):
             continue
@@ -306,16 +306,15 @@ def first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    names = {f"{ROOM}.{each}": path_of(each) for each in LOADED}
-    names |= {f"{TESTS}.{each}": path_of_test(each) for each in (*HELPERS, *CHECKS[module])}
+    names = [f"{ROOM}.{each}" for each in LOADED] + [f"tests.{each}" for each in (*HELPERS, *CHECKS[module])]
     with monkeypatch.context() as patch:
         for name in names:
             patch.setitem(sys.modules, name, sys.modules.get(name, ModuleType(name)))
         loaded = {
-            name: load(name, path, source if name == f"{ROOM}.{module}" else path.read_text(encoding="utf-8"))
-            for name, path in names.items()
+            name: load(name, source if name == f"{ROOM}.{module}" else path_of(name).read_text(encoding="utf-8"))
+            for name in names
         }
-        for name, check in chain.from_iterable(cases(loaded[f"{TESTS}.{each}"]) for each in CHECKS[module]):
+        for name, check in chain.from_iterable(cases(loaded[f"tests.{each}"]) for each in CHECKS[module]):
             try:
                 check()
             except Exception:  # noqa: BLE001 - any exception shows that the mutant was noticed
@@ -325,14 +324,12 @@ def _first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) ->
     return ""
 
 
-def path_of_test(module: str) -> Path:
-    return UNIT_TESTS.joinpath(*module.split(".")).with_suffix(".py")
+def source_of(module: str) -> str:
+    return path_of(f"{ROOM}.{module}").read_text(encoding="utf-8")
 
 
 def path_of(module: str) -> Path:
-    path = inspect.getsourcefile(importlib.import_module(f"{ROOM}.{module}"))
-    assert path is not None
-    return Path(path)
+    return ROOT.joinpath(*module.split(".")).with_suffix(".py")
 
 
 @pytest.fixture(autouse=True)
@@ -342,11 +339,11 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("module", CHECKS)
 def test_the_unchanged_scheduler_passes(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert first_failure(module, path_of(module).read_text(encoding="utf-8"), monkeypatch) == ""
+    assert first_failure(module, source_of(module), monkeypatch) == ""
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_each_mutant_fails_a_test(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = path_of(mutant.module).read_text(encoding="utf-8")
-    assert source.count(mutant.old) == 1, "the mistake can't be made any more; make another"
-    assert first_failure(mutant.module, source.replace(mutant.old, mutant.new), monkeypatch)
+@pytest.mark.parametrize(("module", "old", "new"), MUTANTS)
+def test_each_mutant_fails_a_test(module: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_of(module)
+    assert source.count(old) == 1, "the mistake can't be made any more; make another"
+    assert first_failure(module, source.replace(old, new), monkeypatch)

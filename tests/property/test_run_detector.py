@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from completion_server.streaming.runs import RunDetector
-from tests.property.pieces import repeating_texts, split
-from tests.property.plain_runs import end_of_first_unit, first_run, num_repeated, run_at
+from tests.property.plain_runs import end_of_first_unit, first_run, num_repeated, repeating_texts, run_at, split
 from tests.support.examples import examples
 
 FILLER = "abcdefghijklmnopqrstuvwxyz(),_"

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from completion_server.core.request import Caller, Mode, Request
 from completion_server.streaming.text import TextRules
-from tests.property.pieces import repeating_texts, split
-from tests.property.plain_runs import first_run
+from tests.property.plain_runs import first_run, repeating_texts, split
 from tests.support.examples import examples
 
 FRAGMENTS = [

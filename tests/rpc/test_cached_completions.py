@@ -60,13 +60,6 @@ async def test_the_same_request_is_computed_once_for_each_user() -> None:
         assert server.count("completion_tokens_total", kind="completion") == 3 * 4
 
 
-@pytest.mark.parametrize(("scope", "texts"), [("user", 3), ("tenant", 2)])
-async def test_users_of_a_tenant_share_answers_only_if_they_share_the_prefix_cache(scope: str, texts: int) -> None:
-    async with run_server(cached_config(None, f"engine.cache_scope={scope}"), make_engine) as server:
-        found = {(await ask_for(server, "x = ", caller))[0] for caller in (ALICE, BOB, OTHER)}
-        assert len(found) == texts
-
-
 @pytest.mark.parametrize("is_encrypted", [False, True])
 async def test_a_replica_answers_with_what_another_computed(redis_server: RedisServer, is_encrypted: bool) -> None:
     prefix = f"wire-{is_encrypted}"

@@ -105,19 +105,6 @@ async def test_a_deadline_ends_the_work_wherever_it_is(
     assert server.count("completion_requests_total", outcome="deadline", trigger="automatic", shed_reason="") == 1
 
 
-async def test_a_newer_request_of_the_user_supersedes_the_older_one(
-    server: RunningServer, engine: ScriptedEngine, said: Said
-) -> None:
-    said.words = (f" w{i}" for i in range(ENDLESS))
-    older = asyncio.create_task(ask(server.stub, request(max_tokens=ENDLESS, sequence=1)))
-    await eventually(lambda: engine.stats().num_running == 1)
-    said.words = WORDS
-    newer = await ask(server.stub, request(sequence=2))
-    assert (newer.reason, newer.text) == ("stop", "alpha beta gamma delta")
-    assert (await older).reason == "superseded"
-    assert (await ask(server.stub, request(sequence=1, session_id="another"))).reason == "stop"
-
-
 @pytest.mark.parametrize(
     ("message", "field"),
     [
@@ -142,27 +129,6 @@ async def test_an_invalid_request_is_refused_with_its_field_before_the_engine(
     assert "got" in details.field_violations[0].description or field == "session_id"
     assert not said.generations
     assert server.count("completion_refused_requests_total", code="invalid_argument") == 1
-
-
-async def test_text_that_is_not_utf8_is_a_bad_request_too(server: RunningServer, said: Said) -> None:
-    raw = request("SPOIL").SerializeToString().replace(b"SPOIL", b"SP\xffIL")
-    method = server.channel.unary_stream("/completion.v1.CompletionService/Complete")
-    with pytest.raises(grpc.aio.AioRpcError, match="prefix: must be UTF-8, but byte 2 is 0xff") as caught:
-        async for _event in method(raw, timeout=5):
-            pass
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert not said.generations
-
-
-async def test_a_session_id_is_no_user_name(server: RunningServer, engine: ScriptedEngine, said: Said) -> None:
-    said.words = (f" w{i}" for i in range(ENDLESS))
-    call = server.stub.Complete(request(max_tokens=ENDLESS), metadata=(("x-user-id", "bob"),))
-    await anext(aiter(call))
-    said.words = WORDS
-    assert (await ask(server.stub, request(session_id="bob", sequence=9))).reason == "stop"
-    await eventually(lambda: engine.stats().num_running == 1)
-    assert not call.done()
-    call.cancel()
 
 
 async def test_typing_the_generated_text_reattaches_to_the_generation(
@@ -237,28 +203,6 @@ async def test_a_shed_call_fails_with_a_status_if_configured(engine: ScriptedEng
     assert (info.reason, info.domain) == ("OVERLOAD", "completion.v1")
     assert dict(info.metadata) == {"limit": "scheduling.max_queued", "allowed": "0"}
     assert retry.retry_delay.ToMilliseconds() == 30
-
-
-async def test_other_ends_do_not_become_a_status(engine: ScriptedEngine) -> None:
-    async with run_server(endless_config("shed.as_status=true"), lambda: engine) as server:
-        answer = await ask(server.stub, request())
-    assert (answer.reason, answer.text, answer.code) == ("stop", "alpha beta gamma delta", grpc.StatusCode.OK)
-
-
-async def test_a_user_over_the_rate_limit_is_shed_and_others_are_served(engine: ScriptedEngine) -> None:
-    config = endless_config("admission.user_requests_per_s=0.01", "admission.user_burst=2")
-    async with run_server(config, lambda: engine) as server:
-        abuser, other = (("x-user-id", "abuser"),), (("x-user-id", "other"),)
-        answers = [await ask(server.stub, request(sequence=i), metadata=abuser) for i in range(1, 5)]
-        assert [answer.reason for answer in answers] == ["stop", "stop", "shed", "shed"]
-        end = answers[-1].end
-        assert end is not None
-        assert end.shed_reason == pb.SHED_REASON_RATE_LIMITED
-        assert end.limit == pb.Limit(name="admission.user_requests_per_s", allowed=0.01)
-        assert 0 < end.retry_after_ms <= 100_000
-        assert (await ask(server.stub, request(), metadata=other)).reason == "stop"
-        shed = {"outcome": "shed", "trigger": "automatic", "shed_reason": "rate_limited"}
-        assert server.count("completion_requests_total", **shed) == 2
 
 
 async def test_feedback_is_counted_for_known_answers(server: RunningServer) -> None:

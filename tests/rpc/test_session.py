@@ -119,47 +119,6 @@ async def test_a_newer_request_supersedes_the_older_one(editor: Editor, engine: 
     await eventually(lambda: engine.stats().num_running == 0)
 
 
-async def test_a_key_that_types_the_generated_text_reattaches(
-    server: RunningServer, editor: Editor, engine: ScriptedEngine
-) -> None:
-    await editor.complete(1, max_tokens=SLOW)
-    await editor.begun(1)
-    engine.hang()  # so that the first request is still there when the second comes
-    await editor.complete(2, max_tokens=SLOW, prefix="x =  w0 w")
-    await eventually(lambda: server.count("completion_generations_reattached_total") == 1)
-    engine.resume()
-    newer = await editor.ended(2)
-    assert newer.text == "1" + "".join(f" w{i}" for i in range(2, SLOW))
-    assert (newer.reason, (await editor.ended(1)).reason) == ("length", "superseded")
-
-
-async def test_sessions_that_ask_the_same_at_once_share_a_generation() -> None:
-    generated: list[str] = []
-
-    def note(generation: GenerationRequest) -> Iterable[str]:
-        generated.append(generation.id)
-        return script(generation)
-
-    engine = endless_engine(note, ServiceTimes(decode_base_s=0.005))
-    config = endless_config("scheduling.lane=session", "admission.trust_user_names=true")
-    async with run_server(config, lambda: engine) as server:
-        generated.clear()  # the trial at the start
-        user = (("x-user-id", "ann"),)
-        editors = [Editor(server.stub.Session(metadata=user)) for _ in range(2)]
-        await editors[0].complete(1, max_tokens=SLOW, session_id="one")
-        await editors[0].begun(1)
-        engine.hang()  # so that the first request is still there when the second comes
-        await editors[1].complete(1, max_tokens=SLOW, session_id="two")
-        await eventually(lambda: server.count("completion_generations_joined_total") == 1)
-        engine.resume()
-        answers = [await editor.ended(1) for editor in editors]
-        assert {answer.text for answer in answers} == {"".join(f" w{i}" for i in range(SLOW))}
-        assert [answer.reason for answer in answers] == ["length", "length"]
-        assert len(generated) == 1
-        assert server.count("completion_tokens_total", kind="completion") == SLOW
-        assert [await editor.close() for editor in editors] == [grpc.StatusCode.OK] * 2
-
-
 async def test_a_user_over_the_rate_limit_is_shed_and_the_stream_goes_on(engine: ScriptedEngine) -> None:
     config = endless_config("admission.user_requests_per_s=1", "admission.user_burst=1", "shed.as_status=true")
     async with run_server(config, lambda: engine) as server:
@@ -223,36 +182,6 @@ async def test_a_bad_request_ends_that_request_and_not_the_stream(
     assert await editor.refused(1) == (6, "complete.sequence: must rise within a session: after 6 came 6")
     await editor.complete(50)
     assert (await editor.ended(50)).reason == "stop"
-
-
-async def test_a_number_that_does_not_rise_is_refused_and_ends_nothing(editor: Editor, engine: ScriptedEngine) -> None:
-    await editor.complete(0)
-    assert await editor.refused(1) == (0, "complete.sequence: must rise within a session: after 0 came 0")
-    await editor.complete(5, max_tokens=SLOW)
-    await editor.begun(5)
-    engine.hang()  # so that request 5 is still live when the others come
-    await editor.complete(5)
-    assert await editor.refused(2) == (5, "complete.sequence: must rise within a session: after 5 came 5")
-    await editor.complete(3, prefix="x" * 600_000)
-    assert await editor.refused(3) == (3, "complete.prefix: must be at most 524288 bytes, got 600000")
-    engine.resume()
-    assert (await editor.ended(5)).reason == "length"
-    await editor.complete(5)
-    await editor.refused(4)
-    await editor.complete(6)
-    assert (await editor.ended(6)).reason == "stop"
-    assert list(editor.answers) == [5, 6]
-
-
-async def test_every_answer_is_written_out_before_a_drained_stream_ends(server: RunningServer) -> None:
-    editors = [Editor(server.stub.Session()) for _ in range(2)]
-    for number, each in enumerate(editors):
-        await each.complete(1, session_id=f"s{number}")
-        await each.begun(1)
-    server.app.drain(5.0)
-    for each in editors:
-        assert await each.status() is grpc.StatusCode.UNAVAILABLE
-        assert each.answers[1].reason == "stop"
 
 
 async def test_requests_cut_short_by_a_drain_end_unavailable(server: RunningServer, editor: Editor) -> None:

@@ -1,5 +1,7 @@
 """Operators read and change the number of speculative tokens."""
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -7,13 +9,17 @@ import grpc
 import pytest
 import pytest_asyncio
 from google.rpc.error_details_pb2 import BadRequest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
+from prometheus_client import CollectorRegistry
 
 from completion.v1 import admin_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceStub
+from completion_server.composition.app import App, Ready
 from completion_server.config import Config
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from completion_server.speculation import trial
 from tests.support.server import ask, make_config, request, run_server
 
 MAX_K = 4
@@ -131,3 +137,46 @@ async def test_the_configured_schedule_is_active_from_the_start() -> None:
     async with serving(config, make_engine) as admin:
         answer = await get(admin)
     assert (answer.mode, list(answer.schedule)) == (SCHEDULE, rows((1, 2, 3), (3, 16, 0)))
+
+
+WAIT_S = 60.0
+
+
+@pytest.mark.serial
+async def test_health_is_not_serving_until_the_trial_has_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trial, "LIMIT_S", 1.0)
+    addresses: list[str] = []
+    statuses: list[int] = []
+    ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+    real_prime = trial.Typist.prime
+
+    async def prime(typist: trial.Typist, ks: tuple[int, ...]) -> None:
+        async with grpc.aio.insecure_channel(addresses[0]) as channel:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            statuses.append(answer.status)
+        assert not ready.done()
+        await real_prime(typist, ks)
+
+    monkeypatch.setattr(trial.Typist, "prime", prime)
+    config = make_config("speculation.mode=auto")
+    times = ServiceTimes(prefill_base_s=1e-3, decode_base_s=1e-3)
+    app = App(
+        config,
+        lambda: ScriptedEngine(times=times, num_speculative_tokens=2, acceptance_rate=0.9, max_num_seqs=4),
+        registry=CollectorRegistry(),
+    )
+    monkeypatch.setattr(
+        "completion_server.composition.app.warn_of_exposure", lambda _config, address: addresses.append(address)
+    )
+    with caplog.at_level(logging.INFO):
+        task = asyncio.create_task(app.run(ready.set_result))
+        async with asyncio.timeout(WAIT_S):  # for the ready line
+            await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
+        assert statuses == [health_pb2.HealthCheckResponse.NOT_SERVING]
+        assert ready.result().speculation.startswith("auto, ")
+        assert "1 request: " in ready.result().speculation
+        assert "measuring whether drafts pay" in caplog.text
+        app.drain(0.0)
+        await asyncio.wait_for(task, WAIT_S)

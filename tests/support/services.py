@@ -23,9 +23,9 @@ from completion_server.engine.settings import CacheScope, EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
-from completion_server.serving.assembly import ServingSettings, assemble
 from completion_server.serving.completion import Completion
 from completion_server.serving.service import CompletionCache, Service
+from completion_server.serving.settings import ServingSettings
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.cancels import cancel_and_wait
@@ -147,7 +147,7 @@ async def running_service(
     recorder, prompts = recorder or EventRecorder(), prompts or Prompts()
     engine = SupervisedEngine(make_engine, EngineSettings(warm_up=False), clock)
     settings = ServingSettings(admission, scheduling, shed, cache_scope=cache_scope)
-    service = assemble(settings, engine, prompts, clock, recorder.handle, loop_lag=loop_lag, cache=cache)
+    service = Service(settings, engine, prompts, clock, recorder.handle, loop_lag=loop_lag, cache=cache)
     await engine.start()
     tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]
     await asyncio.sleep(0)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from completion_server.limits.limiters import Limiter, SessionLimiter
-from completion_server.limits.shared import SharedLimits
+from completion_server.limits.shared import Limiter, SessionLimiter, SharedLimits
 from completion_server.state.limit_reports import MEET, SHARE, LimitReports
 from completion_server.state.store import Arg, StoreUnavailableError
 from loadtest.simulation.virtual_time import LoopClock, VirtualTimeLoop

@@ -1,4 +1,4 @@
-"""`serve` and `check-config` judge a configuration alike."""
+"""`serve` and `check-config` judge a configuration alike, and commands import only what they need."""
 
 import asyncio
 import contextlib
@@ -18,14 +18,16 @@ from urllib.error import HTTPError, URLError
 import pytest
 from click.testing import CliRunner, Result
 
-from completion_server.composition.model_source import check_hub
+from completion_server import __main__ as entry_point
+from completion_server.cli import LazyCommand, main
+from completion_server.composition.models import check_hub
 from completion_server.config import load_config
 from completion_server.core.errors import ConfigError
 from completion_server.engine.settings import EngineSettings
-from completion_server.ready_line import client_options
+from completion_server.engine.vllm.process import PARENT_ENV
 from completion_server.rpc.listening import check_ports
 from completion_server.rpc.settings import ServerSettings
-from completion_server.server_commands import check_config, serve
+from completion_server.server_commands import check_config, client_options, serve
 from tests.support.certificates import MakeIdentity
 from tests.support.models import TARGET
 from tests.support.redis_servers import free_port
@@ -181,12 +183,6 @@ def test_all_addresses_of_ipv6_include_those_of_ipv4() -> None:
         check_ports(settings_of(f"server.listen=[::]:{holder.getsockname()[1]}"))
 
 
-def test_a_scripted_engine_needs_no_model() -> None:
-    found = judge("check-config", "engine.model=")
-    assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout.startswith("ok: ")
-
-
 async def run_until_ready(
     cache: Path, *overrides: str, try_it: Callable[[str], Awaitable[None]] | None = None
 ) -> tuple[str, str]:
@@ -297,3 +293,37 @@ def test_a_hub_is_out_of_reach_if_no_connection_can_be_made(
     else:
         check_hub(settings, environ)
     assert ("HF_HUB_OFFLINE" in environ) == bool(reason)
+
+
+HEAVY = {"torch", "vllm", "numpy", "transformers", "tokenizers", "pydantic"}
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Return the modules that a Python process imports."""
+    command = [sys.executable, "-X", "importtime", *arguments]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stderr.splitlines()
+    return {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+
+
+def test_the_client_library_loads_neither_the_server_nor_heavy_packages() -> None:
+    loaded = loaded_by("-c", "import completion_client")
+    assert "completion.v1.completion_pb2" in loaded
+    assert not loaded & (HEAVY | {"completion_server", "click", "rich"})
+
+
+def test_help_loads_no_server() -> None:
+    loaded = loaded_by("-m", "completion_server", "--help")
+    assert "completion_server.cli" in loaded
+    assert not loaded & (HEAVY | {"grpc", "completion_server.composition.app", "completion_server.config"})
+
+
+@pytest.mark.parametrize("name", sorted(name for name, command in main.commands.items() if not command.hidden))
+def test_every_command_of_the_list_exists(name: str) -> None:
+    lazy = main.commands[name]
+    assert isinstance(lazy, LazyCommand)
+    assert lazy.load().name == name
+
+
+def test_one_variable_marks_the_engines_processes() -> None:
+    assert entry_point.__file__ is not None
+    assert f'"{PARENT_ENV}" in os.environ' in Path(entry_point.__file__).read_text(encoding="utf-8")

@@ -6,17 +6,23 @@ copy of the model's tokenizer that lacks them. They are removed from the vocabul
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 from completion_server.core.errors import ConfigError
+from completion_server.prompt.templates import Template
 from completion_server.prompt.tokens.boundaries import Rule, find_rule, flat
 
 _CONTROL_LOOK = re.compile(r"\s*▁?[<\[].*[>\]]\s*", re.DOTALL)
 """Some vocabularies hold markers, such as Qwen's <|fim_prefix|>, as ordinary added tokens; they are found by form."""
+
+MAX_NEWLINE_TOKENS = 256
+"""A vocabulary may have thousands; the lowest ids are the most frequent, and the text rules handle the others."""
+_NEWLINE_BYTE = "<0x0A>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +100,20 @@ def _drop_blank(spec: dict[str, Any]) -> bool:
             stage["add_prefix_space"] = False
             is_dropped = True
     return is_dropped
+
+
+def newline_token_ids(tokenizer: Tokenizer, vocabulary: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the lowest ids of the tokens that contain a newline; `vocabulary` has no control tokens."""
+    newline = "Ċ" if _is_byte_level(tokenizer) else "\n"
+    ids = sorted(index for token, index in vocabulary.items() if newline in token or token == _NEWLINE_BYTE)
+    return tuple(ids[:MAX_NEWLINE_TOKENS])
+
+
+def end_token_ids(template: Template, vocabulary: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the ids of the family's markers and end tokens that the vocabulary has."""
+    ends = (vocabulary.get(token) for token in (*template.markers, *template.ends))
+    return tuple(sorted({index for index in ends if index is not None}))
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    return isinstance(tokenizer.decoder, ByteLevel) or "ByteLevel" in repr(tokenizer.pre_tokenizer)

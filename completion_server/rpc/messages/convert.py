@@ -25,33 +25,13 @@ _MODES = {
     pb.MODE_SINGLE_LINE: Mode.SINGLE_LINE,
     pb.MODE_MULTI_LINE: Mode.MULTI_LINE,
 }
-_FINISH_REASONS = {
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.SUPERSEDED: pb.FINISH_REASON_SUPERSEDED,
-    FinishReason.SHED: pb.FINISH_REASON_SHED,
-    FinishReason.DEADLINE: pb.FINISH_REASON_DEADLINE,
-    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
-    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
-}
-_SHED_REASONS = {
-    ShedReason.OVERLOAD: pb.SHED_REASON_OVERLOAD,
-    ShedReason.DEADLINE_UNREACHABLE: pb.SHED_REASON_DEADLINE_UNREACHABLE,
-    ShedReason.RATE_LIMITED: pb.SHED_REASON_RATE_LIMITED,
-    ShedReason.DRAINING: pb.SHED_REASON_DRAINING,
-}
-_CACHE_LEVELS = {
-    CacheLevel.NONE: pb.CACHE_LEVEL_NONE,
-    CacheLevel.LOCAL: pb.CACHE_LEVEL_LOCAL,
-    CacheLevel.SHARED: pb.CACHE_LEVEL_SHARED,
-}
+# The names of these values are the same on both sides.
+_FINISH_REASONS = {each: pb.FinishReason.Value(f"FINISH_REASON_{each.name}") for each in FinishReason}
+_SHED_REASONS = {each: pb.ShedReason.Value(f"SHED_REASON_{each.name}") for each in ShedReason}
+_CACHE_LEVELS = {each: pb.CacheLevel.Value(f"CACHE_LEVEL_{each.name}") for each in CacheLevel}
 _FEEDBACK_KINDS = {
-    pb.FEEDBACK_KIND_SHOWN: "shown",
-    pb.FEEDBACK_KIND_ACCEPTED: "accepted",
-    pb.FEEDBACK_KIND_ACCEPTED_WORD: "accepted_word",
-    pb.FEEDBACK_KIND_ACCEPTED_LINE: "accepted_line",
-    pb.FEEDBACK_KIND_REJECTED: "rejected",
-    pb.FEEDBACK_KIND_SURVIVED: "survived",
+    pb.FeedbackKind.Value(f"FEEDBACK_KIND_{kind.upper()}"): kind
+    for kind in ("shown", "accepted", "accepted_word", "accepted_line", "rejected", "survived")
 }
 T = TypeVar("T")
 V = TypeVar("V", bound=int)

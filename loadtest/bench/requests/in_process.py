@@ -32,10 +32,10 @@ from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.prompt.builder import Prompt, PromptBuilder
 from completion_server.scheduling.settings import SchedulingSettings
-from completion_server.serving.assembly import ServingSettings, assemble
 from completion_server.serving.completion import Completion
 from completion_server.serving.generate import Generates, Prompts
 from completion_server.serving.service import Service
+from completion_server.serving.settings import ServingSettings
 from completion_server.telemetry.metrics import Metrics
 from loadtest.bench.requests import streams
 from loadtest.bench.requests.traffic import Key, keys_of
@@ -211,7 +211,7 @@ async def _serving(
     emit = handle if tracing is None else tracing.heard_by(handle)
     engine = SupervisedEngine(lambda: ScriptedEngine.from_settings(ENGINE), ENGINE, clock)
     generates = engine if recorded is None else _RecordingEngine(engine, recorded)
-    service = assemble(SETTINGS, generates, prompts, clock, emit)
+    service = Service(SETTINGS, generates, prompts, clock, emit)
     service.gate.set_engine_ready(True)
     await engine.start()
     tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]

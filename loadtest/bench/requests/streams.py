@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import grpc
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.refusals import RefusalBudget
+from completion_server.admission.quotas import RefusalBudget
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from completion_server.composition.engine_factory import make_engine_factory
-from completion_server.composition.model_limits import load_prompts
+from completion_server.composition.models import load_prompts
 from completion_server.composition.samples import make_samples
 from completion_server.config import load_config
 from completion_server.core.clock import Clock, MonotonicClock

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import logging
+import re
 import socket
+from pathlib import Path
 
 import pytest
 
 from completion_server.composition import shared_state
-from completion_server.composition.exposure import warn_of_exposure
+from completion_server.composition.checks import warn_of_exposure
 from completion_server.composition.shared_state import SharedState
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import load_config
@@ -100,27 +102,33 @@ def test_the_identity_is_logged_once(prompts: PromptBuilder, caplog: pytest.LogC
 
 
 REMOTE = ('redis.addresses=["redis.example:6379"]',)
-SENTINELS = ('redis.addresses=["127.0.0.1:26379"]', "redis.topology=sentinel")
+OPEN = "0.0.0.0:50051"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "warns"),
+    ("overrides", "address", "expected"),
     [
-        ((), False),
-        (('redis.addresses=["127.0.0.1:6379"]',), False),
-        (REMOTE, True),
-        (SENTINELS, True),
-        ((*REMOTE, "redis.tls.enabled=true"), False),
+        ((), "127.0.0.1:50051", ""),
+        (
+            (),
+            OPEN,
+            "server.listen: listening on 0.0.0.0:50051 without TLS: others can read what is typed, and any caller",
+        ),
+        (("server.metrics_listen=0.0.0.0:1",), "127.0.0.1:50051", "server.metrics_listen: listening on 0.0.0.0:1"),
+        (("admission.trust_user_names=true",), OPEN, "admission.trust_user_names: .* without client certificates"),
+        (('redis.addresses=["127.0.0.1:6379"]',), "127.0.0.1:50051", ""),
+        (REMOTE, "127.0.0.1:50051", "redis.tls: off"),
+        (('redis.addresses=["127.0.0.1:26379"]', "redis.topology=sentinel"), "127.0.0.1:50051", "redis.tls: off"),
+        ((*REMOTE, "redis.tls.enabled=true"), "127.0.0.1:50051", ""),
     ],
 )
-def test_a_redis_elsewhere_without_tls_is_warned_of(
-    tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture, overrides: tuple[str, ...], warns: bool
+def test_what_others_can_reach_without_protection_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, overrides: tuple[str, ...], address: str, expected: str
 ) -> None:
-    secret = tmp_path_factory.mktemp("secret") / "secret"
+    secret = tmp_path / "secret"
     secret.write_bytes(b"s" * 32)
-    config = load_config(None, [*overrides, f"redis.secret_file={secret}"], {})
-    warn_of_exposure(config, "127.0.0.1:50051")
-    assert ("redis.tls: off" in caplog.text) == warns
+    warn_of_exposure(load_config(None, [*overrides, f"redis.secret_file={secret}"], {}), address)
+    assert re.search(expected, caplog.text) if expected else caplog.text == ""
 
 
 WAIT_S = 30.0

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from completion_server.config import Config, load_config
+from completion_server.core.addresses import is_loopback, split_address
 from completion_server.core.checks import Above, bounds_of, require_bounds
 from completion_server.core.errors import ConfigError
 
@@ -85,6 +86,17 @@ def test_the_configuration_is_frozen() -> None:
         ("speculation={mode='auto', schedule=[[1, 4, 2]]}", "speculation.schedule[0]: K = 2 is over the 0 that"),
         ("speculation={mode='auto', schedule=[[2, 4, 0]]}", "speculation.schedule[0]: the first row must begin at"),
         ("speculation={mode='auto', schedule=[[1, 4]]}", "speculation.schedule[0]: must be three whole numbers"),
+        ("traces.endpoint=collector:4317", "traces.endpoint: must be http://HOST:PORT or https://HOST:PORT, got"),
+        ("traces.endpoint=http://", "traces.endpoint: must be http://HOST:PORT"),
+        ("traces.endpoint=http://a:99999", "traces.endpoint: must be http://HOST:PORT"),
+        ("traces.endpoint=http://me:pw@a:4317", "traces.endpoint: must not hold a password"),
+        ("traces.protocol=udp", "traces.protocol: input should be 'grpc' or 'http', got 'udp'"),
+        ("traces.sample_ratio=1.5", "traces.sample_ratio: must be at most 1, got 1.5"),
+        ("traces.max_queued_spans=1", "traces.max_queued_spans: must be at least 64, got 1"),
+        ("traces.timeout_s=0", "traces.timeout_s: must be above 0, got 0"),
+        ("traces.ca=/no/such.pem", "traces.ca: needs an endpoint that begins with https://"),
+        ("traces.headers_file=/no/such", "traces.headers_file: no file /no/such"),
+        ("traces.sampel_ratio=1", "traces.sampel_ratio: unknown key; did you mean traces.sample_ratio?"),
         ("server=3", "server: must be a section, got 3"),
         ("listen", "--set listen: must be section.key=value"),
     ],
@@ -191,14 +203,6 @@ def refusal(key: str, value: float) -> str:
     return str(caught.value)
 
 
-def test_the_search_finds_keys_of_every_kind() -> None:
-    found = {key: number for key, _section, number in PLAIN}
-    assert found["admission.retry_after_ms"] is int
-    assert found["shed.budget_ms"] is float
-    assert found["engine.nice"] is int
-    assert "server.reflection" not in found
-
-
 def test_containers_of_numbers_are_checked_by_their_own_parsers() -> None:
     assert {key for key, _section, hint, _number in numeric_keys() if not is_plain(hint)} == CHECKED_ELSEWHERE
 
@@ -232,28 +236,6 @@ def test_all_faults_of_a_section_are_reported_at_once() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("override", "fault"),
-    [
-        ("traces.endpoint=collector:4317", "traces.endpoint: must be http://HOST:PORT or https://HOST:PORT, got"),
-        ("traces.endpoint=http://", "traces.endpoint: must be http://HOST:PORT"),
-        ("traces.endpoint=http://a:99999", "traces.endpoint: must be http://HOST:PORT"),
-        ("traces.endpoint=http://me:pw@a:4317", "traces.endpoint: must not hold a password"),
-        ("traces.protocol=udp", "traces.protocol: input should be 'grpc' or 'http', got 'udp'"),
-        ("traces.sample_ratio=1.5", "traces.sample_ratio: must be at most 1, got 1.5"),
-        ("traces.max_queued_spans=1", "traces.max_queued_spans: must be at least 64, got 1"),
-        ("traces.timeout_s=0", "traces.timeout_s: must be above 0, got 0"),
-        ("traces.ca=/no/such.pem", "traces.ca: needs an endpoint that begins with https://"),
-        ("traces.headers_file=/no/such", "traces.headers_file: no file /no/such"),
-        ("traces.sampel_ratio=1", "traces.sampel_ratio: unknown key; did you mean traces.sample_ratio?"),
-    ],
-)
-def test_a_fault_names_the_key_the_limit_and_the_value(override: str, fault: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        load_config(None, [override], {})
-    assert fault in str(refused.value)
-
-
 def test_files_are_relative_to_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "headers").write_text("a: b")
     (tmp_path / "server.toml").write_text('[traces]\nendpoint = "http://a:4317"\nheaders_file = "headers"\n')
@@ -265,3 +247,50 @@ def test_vllms_own_key_is_refused_beside_the_section() -> None:
     with pytest.raises(ConfigError, match=r"engine\.vllm\.otlp_traces_endpoint: must not be set beside"):
         load_config(None, overrides, {})
     assert load_config(None, overrides[1:], {}).engine.vllm
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1:50051", "127.9.8.7:1", "[::1]:50051", "[::ffff:127.0.0.1]:50051", "localhost:50051",
+        "unix:/run/completion.sock", "unix-abstract:completion",
+    ],
+)  # fmt: skip
+def test_loopback_addresses_and_unix_sockets_are_local(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.evil.com:50051", "127.0.0.1.evil.com:50051", "localhost.evil.com:50051", "unixbox:50051",
+        "unix.evil.com:50051", "0.0.0.0:50051", "[::]:50051", "[::ffff:10.0.0.1]:50051", "10.0.0.1:50051",
+        "[fe80::1%eth0]:50051", "server.example:50051", "127.1:50051", "",
+    ],
+)  # fmt: skip
+def test_every_other_address_counts_as_reachable(address: str) -> None:
+    assert not is_loopback(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:65535", ("::1", 65535)), ("server.example:7", ("server.example", 7))],
+)
+def test_an_address_is_a_host_and_a_port(address: str, expected: tuple[str, int]) -> None:
+    assert split_address(address) == expected
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1", ":50051", "127.0.0.1:", "a:x", "a:\u0663", "a:-1"])
+def test_any_other_text_is_no_address(address: str) -> None:
+    with pytest.raises(ValueError, match="must be HOST:PORT, got"):
+        split_address(address)
+
+
+def test_a_port_has_sixteen_bits() -> None:
+    with pytest.raises(ValueError, match=r"the port must be from 0 to 65535, got '127\.0\.0\.1:99999'"):
+        split_address("127.0.0.1:99999")
+
+
+def test_an_ipv6_address_needs_brackets() -> None:
+    with pytest.raises(ValueError, match="needs brackets"):
+        split_address("::1:50051")

@@ -62,9 +62,3 @@ def broken_links(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
     assert broken_links(page) == []
-
-
-def test_a_link_to_a_heading_that_is_not_there_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# One `two`\n[a](#one-two) [b](#three) [c](page.md#one-two) [d](gone.md)\n", encoding="utf-8")
-    assert broken_links(page) == ["#three", "gone.md"]

@@ -1,38 +1,33 @@
+"""Token buckets of one process."""
+
+from collections.abc import Hashable
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from completion_server.limits.rate_limiter import ROUNDING, RateLimiter
+from completion_server.limits.local import ROUNDING, LocalSessions, RateLimiter
 
 
-def allowed(limiter: RateLimiter, user: str, now: float, num: int) -> int:
+def take(limiter: RateLimiter, key: Hashable, now: float) -> float:
+    """Take one unit and return 0, or take none and return the seconds after which the key may have one."""
+    delay_s = limiter.delay_s(key, now)
+    if not delay_s:
+        limiter.charge(key, now)
+    return delay_s
+
+
+def allowed(limiter: RateLimiter, key: str, now: float, num: int) -> int:
     """Return how many of `num` requests at one moment are let through."""
-    return sum(limiter.wait_s(user, now) == 0 for _ in range(num))
-
-
-def test_exactly_a_burst_passes_at_once() -> None:
-    assert allowed(RateLimiter(2.0, 5), "u", now=100.0, num=20) == 5
+    return sum(take(limiter, key, now) == 0 for _ in range(num))
 
 
 def test_after_a_burst_requests_pass_at_the_rate() -> None:
     limiter = RateLimiter(2.0, 5)
     allowed(limiter, "u", 100.0, 5)
-    assert limiter.wait_s("u", 100.0) == pytest.approx(0.5)
-    assert limiter.wait_s("u", 100.25) == pytest.approx(0.25)
+    assert take(limiter, "u", 100.0) == pytest.approx(0.5)
+    assert take(limiter, "u", 100.25) == pytest.approx(0.25)
     assert [allowed(limiter, "u", 100.5 + 0.5 * i, 3) for i in range(4)] == [1, 1, 1, 1]
-
-
-def test_a_refused_unit_costs_nothing() -> None:
-    limiter = RateLimiter(1.0, 1)
-    assert allowed(limiter, "u", 0.0, 1000) == 1
-    assert limiter.wait_s("u", 1.0) == 0
-
-
-def test_the_burst_is_available_again_after_a_wait() -> None:
-    limiter = RateLimiter(2.0, 5)
-    allowed(limiter, "u", 100.0, 5)
-    assert allowed(limiter, "u", 101.0, 20) == 2
-    assert allowed(limiter, "u", 200.0, 20) == 5  # and no more than that
 
 
 def test_keys_do_not_share_a_bucket() -> None:
@@ -41,19 +36,13 @@ def test_keys_do_not_share_a_bucket() -> None:
     assert allowed(limiter, "other", 100.0, 5) == 5
 
 
-def test_a_rate_of_0_lets_everything_pass_and_remembers_no_key() -> None:
-    limiter = RateLimiter(0.0, 1)
-    assert allowed(limiter, "u", 0.0, 10_000) == 10_000
-    assert limiter.num_known == 0
-
-
 def test_keys_whose_bucket_is_full_again_are_forgotten() -> None:
     limiter = RateLimiter(1.0, 2)
     for number in range(20_000):
-        assert limiter.wait_s(number, now=float(number)) == 0
+        assert take(limiter, number, float(number)) == 0
     assert limiter.num_known < 5000
-    assert limiter.wait_s(19_999, 19_999.0) == 0
-    assert limiter.wait_s(19_999, 19_999.0) == pytest.approx(1.0)  # it was not forgotten too soon
+    assert take(limiter, 19_999, 19_999.0) == 0
+    assert take(limiter, 19_999, 19_999.0) == pytest.approx(1.0)  # it was not forgotten too soon
 
 
 @given(st.floats(0.1, 1000), st.integers(1, 500), st.floats(0, 1e6))
@@ -71,7 +60,15 @@ def test_over_any_time_no_more_pass_than_the_burst_and_the_rate_allow(
     now, passed = 1000.0, 0
     for gap in gaps:
         now += gap
-        wait_s = limiter.wait_s("u", now)
+        wait_s = take(limiter, "u", now)
         passed += wait_s == 0
         assert 0 <= wait_s <= 1 / requests_per_s * (1 + ROUNDING + 1e-6)
     assert passed <= burst + requests_per_s * (now - 1000.0) + 1e-3
+
+
+def test_keys_without_open_sessions_are_forgotten() -> None:
+    sessions = LocalSessions(2)
+    for number in range(100):
+        sessions.enter(f"u{number}")
+        sessions.leave(f"u{number}")
+    assert len(sessions) == 0

@@ -7,8 +7,8 @@ from tokenizers import Tokenizer
 
 from completion_server.core.request import Caller, Mode, Request, Snippet
 from completion_server.prompt.builder import PromptBuilder
-from completion_server.prompt.detection import choose_template
 from completion_server.prompt.layout import Layout
+from completion_server.prompt.loading import choose_template
 from completion_server.prompt.settings import PromptSettings
 from tests.support.vocabularies import FAMILIES
 

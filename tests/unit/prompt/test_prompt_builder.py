@@ -1,7 +1,6 @@
-"""Prompts from key to key: their tokens, their window, their snippets and the memory of documents."""
+"""Prompts from key to key: their tokens, their window and their snippets."""
 
 import threading
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,9 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from completion_server.core.errors import ConfigError, InvalidRequestError
-from completion_server.core.request import Caller, Snippet
+from completion_server.core.request import Snippet
 from completion_server.prompt.builder import PromptBuilder
-from completion_server.prompt.documents import Documents
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import short_path
 from completion_server.prompt.templates import PREFIX_ONLY
@@ -30,22 +28,6 @@ def common(one: list[int], other: list[int]) -> int:
         if left != right:
             return index
     return min(len(one), len(other))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_typing_gives_at_each_key_what_tokenising_everything_gives(family: str) -> None:
-    builder = builder_of(family, max_prompt_tokens=220)
-    whole = make_plain(FAMILIES[family]()).tokenizer
-    for number, state in enumerate(typed(CODE, 70, seed=3)):
-        request = request_at(state.prefix + CURSOR + state.suffix)
-        prompt = builder.build(request)
-        layout = layout_of(builder, request)
-        for part in (layout.prefix, layout.suffix, layout.typed):
-            assert part.ids.tolist() == whole.encode(part.text, add_special_tokens=False).ids, number
-        assert len(prompt.token_ids) <= 220
-        line = state.prefix[state.prefix.rfind("\n") + 1 :]
-        assert (layout.prefix.text + layout.typed.text).endswith(line)
-        assert state.suffix.startswith(layout.suffix.text)
 
 
 WORDS = ["embedded", "qwen", "starcoder2", "llama3", "tekken", "deepseek"]
@@ -129,17 +111,6 @@ def test_the_window_survives_an_edit_above_it_and_a_client_that_cuts() -> None:
     assert common(builder.build(request_at(text[1234:] + "xy" + CURSOR)).token_ids, first) >= len(first)
 
 
-def test_a_client_that_sends_a_fixed_number_of_characters_keeps_its_window() -> None:
-    builder = builder_of("embedded", max_prompt_tokens=1200)
-    changes = 0
-    prompt: list[int] = []
-    for key in range(120):
-        document = CODE[8000 + key : 10000 + key]
-        earlier, prompt = prompt, builder.build(request_at(document + CURSOR)).token_ids
-        changes += common(earlier, prompt) < len(earlier) - 40
-    assert changes <= 4
-
-
 def test_going_up_lays_out_anew_when_little_is_left_above() -> None:
     builder = builder_of("embedded", max_prompt_tokens=300)
     builder.build(request_at("".join(LINES[:200]) + CURSOR + "".join(LINES[200:])))
@@ -217,21 +188,6 @@ def test_a_line_that_does_not_fit_is_refused() -> None:
     builder.build(request_at("word, " * 4000 + "\nshort" + CURSOR))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_line_that_just_fits_is_whole(family: str) -> None:
-    builder = builder_of(family, max_prompt_tokens=64)
-    line = "x"
-    while True:
-        try:
-            prompt = builder.build(request_at("import os\n" + line + CURSOR + "\nimport sys\n"))
-        except InvalidRequestError:
-            break
-        assert len(prompt.token_ids) <= 64
-        assert line in text_of(FAMILIES[family](), prompt.token_ids)
-        line += " + y"
-    assert len(line) > 64
-
-
 def test_a_document_of_long_lines() -> None:
     builder = builder_of("embedded", max_prompt_tokens=128)
     minified = "var a=1;" * 40_000
@@ -266,25 +222,6 @@ def test_several_threads_build_at_once() -> None:
     assert not failures
 
 
-def test_empty_and_odd_documents() -> None:
-    for family in FAMILIES:
-        builder = builder_of(family)
-        for document in (
-            CURSOR,
-            f"{CURSOR}\n",
-            f"\n{CURSOR}",
-            f"x{CURSOR}",
-            f"a\r\nb{CURSOR}\r\nc",
-            f"\r{CURSOR}",
-            f"é\n{CURSOR}日",
-        ):
-            prompt = builder.build(request_at(document))
-            prefix, _, suffix = document.partition(CURSOR)
-            shown = text_of(FAMILIES[family](), prompt.token_ids)
-            assert prefix.rpartition("\n")[2] in shown
-            assert suffix in shown or builder.template is PREFIX_ONLY
-
-
 @pytest.mark.parametrize("max_prompt_tokens", [4, 12])
 def test_a_budget_without_room_is_refused(max_prompt_tokens: int) -> None:
     settings = PromptSettings(preamble="# some words that take room\n")
@@ -297,21 +234,6 @@ def test_a_tokenizer_without_a_fast_form_is_refused() -> None:
         PromptBuilder(object(), PREFIX_ONLY, max_prompt_tokens=64)
     with pytest.raises(ConfigError, match="only byte-pair encodings"):
         PromptBuilder(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), PREFIX_ONLY, max_prompt_tokens=64)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("suffix_share", 0.6),
-        ("snippet_share", -0.1),
-        ("window_step", 0.5),
-        ("documents_mib", 0),
-        ("max_recent_tokens", -1),
-    ],
-)
-def test_settings_out_of_range_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{field}: must be"):
-        PromptSettings(**{field: value})  # type: ignore[arg-type]
 
 
 def snippet_named(name: str, text: str = "") -> Snippet:
@@ -382,108 +304,3 @@ def test_the_last_parts_of_any_uri(uri: str, path: str) -> None:
 @given(st.text() | st.from_regex(r"(http|file|x-y)://[\[\]:%a-f0-9\u2100]*/?.*"))
 def test_any_text_gives_one_line(uri: str) -> None:
     assert len(short_path(uri).splitlines()) <= 1
-
-
-REQUEST = request_at(CODE[:3000] + CURSOR)
-NAMED = Caller("ada", "me", connection="10.0.0.1:1000")
-STREAM = Caller("", "me", connection="10.0.0.1:1000", stream=1)
-
-
-def num_tokenised_after(first: Caller, second: Caller) -> tuple[int, int]:
-    """Return how many tokens a document costs the first caller, and then how many it costs the second."""
-    builder = builder_of("embedded")
-    first_prompt, second_prompt = (builder.build(replace(REQUEST, caller=caller)) for caller in (first, second))
-    assert first_prompt.token_ids == second_prompt.token_ids
-    return first_prompt.num_tokenised, second_prompt.num_tokenised
-
-
-def test_a_verified_users_documents_are_remembered_across_connections() -> None:
-    verified = replace(NAMED, is_verified=True)
-    assert num_tokenised_after(verified, replace(verified, connection="10.0.0.9:1", stream=4))[1] == 0
-
-
-@pytest.mark.parametrize("caller", [NAMED, STREAM, replace(STREAM, user="ada")])
-def test_a_callers_own_document_is_remembered(caller: Caller) -> None:
-    first, second = num_tokenised_after(caller, caller)
-    assert first > 100
-    assert second == 0
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (NAMED, replace(NAMED, user="bob")),
-        (NAMED, replace(NAMED, tenant="other")),
-        (NAMED, replace(NAMED, session="other")),
-        (NAMED, replace(NAMED, connection="10.0.0.1:1001")),
-        (NAMED, replace(NAMED, stream=1)),
-        (STREAM, replace(STREAM, stream=2)),
-        (STREAM, replace(STREAM, stream=2, connection="10.0.0.2:1000")),
-        (STREAM, replace(STREAM, stream=0)),
-        (Caller("", "me", connection="10.0.0.1:1000"), Caller("", "me", connection="10.0.0.1:1000")),
-        (Caller("", "me"), Caller("", "me")),
-    ],
-)
-def test_another_caller_starts_from_nothing(first: Caller, second: Caller) -> None:
-    cost, again = num_tokenised_after(first, second)
-    assert again == cost > 100
-
-
-def test_the_least_recently_used_documents_are_forgotten_beyond_a_number_of_bytes() -> None:
-    layouts = {uri: replace(REQUEST, document_uri=uri) for uri in "abc"}
-    builder = builder_of("embedded")
-    builder.build(REQUEST)
-    layout = layout_of(builder, REQUEST)
-    documents = Documents(max_bytes=int(2.5 * layout.num_bytes))
-    documents.put(layouts["a"], layout)
-    documents.put(layouts["b"], layout)
-    documents.put(layouts["a"], layout)
-    documents.put(layouts["c"], layout)
-    assert [uri for uri, request in layouts.items() if documents.get(request)] == ["a", "c"]
-    assert 2 * layout.num_bytes < documents.num_bytes <= 2.5 * layout.num_bytes
-
-
-def test_a_layout_larger_than_all_the_memory_is_not_kept() -> None:
-    builder = builder_of("embedded")
-    builder.build(REQUEST)
-    documents = Documents(max_bytes=1000)
-    documents.put(REQUEST, layout_of(builder, REQUEST))
-    assert len(documents) == documents.num_bytes == 0
-
-
-def test_large_documents_count_by_their_size() -> None:
-    """Characters outside the basic plane take four bytes each in memory."""
-    builder = builder_of("embedded", max_prompt_tokens=2000, settings=PromptSettings(documents_mib=1))
-    documents = builder.documents
-    for number in range(200):
-        builder.build(request_at("\U0001f642 = 1\n" * 3000 + CURSOR, uri=f"{number}" * 1000))
-        assert documents.num_bytes <= 1024 * 1024
-    assert 0 < len(documents) < 100
-
-
-@pytest.mark.parametrize("family", ["embedded", "deepseek", "unknown"])
-def test_new_tokens_are_those_behind_the_first_that_differs_from_the_documents_last_prompt(family: str) -> None:
-    builder = builder_of(family, max_prompt_tokens=600)
-    before: list[int] = []
-    for state in typed(CODE, 60, seed=3):
-        request = request_at(state.prefix + CURSOR + state.suffix)
-        expected = builder.expected_new_tokens(request)
-        prompt = builder.build(request)
-        num_shared = next(
-            (i for i, (a, b) in enumerate(zip(before, prompt.token_ids, strict=False)) if a != b),
-            min(len(before), len(prompt.token_ids)),
-        )
-        num_new = len(prompt.token_ids) - num_shared
-        assert abs(prompt.num_new_tokens - num_new) <= 3, "markers are left out"
-        if num_new < 20:
-            assert expected <= 60, "a key is expected to be cheap"
-        before = prompt.token_ids
-
-
-def test_a_document_that_is_not_known_is_expected_to_be_new() -> None:
-    builder = builder_of("embedded", max_prompt_tokens=600)
-    request = request_at(CODE[:3000] + CURSOR)
-    assert builder.expected_new_tokens(request) > 400
-    builder.build(request)
-    assert builder.expected_new_tokens(request_at(CODE[:3000] + "x" + CURSOR)) < 60
-    assert builder.expected_new_tokens(request_at(CODE[5000:9000] + CURSOR)) > 400

@@ -4,15 +4,16 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 
-from completion_server.core.errors import ConfigError
 from completion_server.prompt.tokens.boundaries import LineRule, ScannerRule
 from completion_server.prompt.tokens.plaintext import make_plain
 from completion_server.prompt.tokens.reuse import Encoder
-from tests.support.vocabularies import FAMILIES, gemma, llama2, llama3, metaspace, qwen, split_by, train
+from tests.support.vocabularies import FAMILIES, llama2, metaspace, qwen, split_by, train
 
 RULES = {
     "embedded": ScannerRule,
@@ -71,10 +72,6 @@ def test_the_blank_before_a_text_is_left_to_the_layout(family: str) -> None:
     assert plain.tokenizer.encode("import os").tokens[0] != "▁import"
 
 
-def test_no_other_family_adds_a_blank() -> None:
-    assert not any(make_plain(tokenizer()).adds_blank for tokenizer in (qwen, llama3, gemma))
-
-
 @pytest.mark.parametrize("family", RULES)
 def test_the_rule_for_cutting_is_found_or_none_is_assumed(family: str) -> None:
     assert isinstance(make_plain(FAMILIES[family]()).rule, RULES[family])
@@ -93,29 +90,6 @@ def test_unknown_ways_to_split_have_no_rule(pre_tokenizer: pre_tokenizers.PreTok
     tokenizer = train(split_by(r"\s+|\p{L}+"), ("<x>",))
     tokenizer.pre_tokenizer = pre_tokenizer
     assert make_plain(tokenizer).rule is None
-
-
-def test_a_vocabulary_that_merges_over_lines_has_no_rule() -> None:
-    spec = json.loads(llama2().to_str())
-    spec["model"]["vocab"]["\nx"] = len(spec["model"]["vocab"])
-    assert make_plain(Tokenizer.from_str(json.dumps(spec))).rule is None
-
-
-def test_a_vocabulary_that_can_not_say_newline_has_no_rule() -> None:
-    spec = json.loads(metaspace().to_str())
-    del spec["model"]["vocab"]["<0x0A>"]
-    assert make_plain(Tokenizer.from_str(json.dumps(spec))).rule is None
-
-
-def test_dropout_has_no_rule() -> None:
-    spec = json.loads(qwen().to_str())
-    spec["model"]["dropout"] = 0.1
-    assert make_plain(Tokenizer.from_str(json.dumps(spec))).rule is None
-
-
-def test_other_kinds_of_model_are_refused() -> None:
-    with pytest.raises(ConfigError, match="WordLevel: only byte-pair encodings"):
-        make_plain(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
 
 
 @pytest.mark.parametrize("family", ["embedded", "unknown"])
@@ -144,3 +118,26 @@ def test_other_threads_go_on_while_a_long_text_is_tokenised(family: str) -> None
         is_over.set()
         ticker.join(30)
     assert num_meanwhile > 1  # how many depends on how busy the machine is
+
+
+def has_newline_in_a_token(spec: Any) -> None:
+    spec["model"]["vocab"]["\nx"] = len(spec["model"]["vocab"])
+
+
+def can_not_say_newline(spec: Any) -> None:
+    del spec["model"]["vocab"]["<0x0A>"]
+
+
+def drops_merges(spec: Any) -> None:
+    spec["model"]["dropout"] = 0.1
+
+
+@pytest.mark.parametrize(
+    ("make", "spoil"), [(llama2, has_newline_in_a_token), (metaspace, can_not_say_newline), (qwen, drops_merges)]
+)
+def test_a_vocabulary_that_breaks_the_rules_assumption_has_no_rule(
+    make: Callable[[], Tokenizer], spoil: Callable[[Any], None]
+) -> None:
+    spec = json.loads(make().to_str())
+    spoil(spec)
+    assert make_plain(Tokenizer.from_str(json.dumps(spec))).rule is None

@@ -6,21 +6,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from completion_server.engine.settings import CPU_BLOCK_SIZE
-from completion_server.prompt.templates import Order, Template
 from loadtest.bench.prompt.__main__ import main
-from loadtest.bench.prompt.clients import AnchoredClient, characters_client, lines_client, measure_clients
+from loadtest.bench.prompt.clients import AnchoredClient, characters_client, lines_client
 from loadtest.bench.prompt.keystrokes import DocumentState, typed
 from loadtest.bench.prompt.replay import (
-    BLOCK_SIZES,
     BlockCache,
-    LayoutStats,
-    PlainLayout,
     ReplaySettings,
     measure_layouts,
 )
-from loadtest.traffic.documents import library_files
-from tests.support.vocabularies import embedded
 from tests.unit.prompt.prompts import CODE
 
 
@@ -31,27 +24,6 @@ def test_only_whole_blocks_at_the_start_are_cached() -> None:
     assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8, 9]) == 5
     assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8, 9]) == 1
     assert cache.prefill([9, 2, 3, 4, 5, 6, 7, 8, 9]) == 9, "the same block behind another one is another block"
-
-
-def test_the_last_token_is_always_computed() -> None:
-    cache = BlockCache(4)
-    assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8]) == 8
-    assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8]) == 4
-
-
-def test_a_bounded_cache_forgets() -> None:
-    cache = BlockCache(2, capacity=2)
-    cache.prefill([1, 1, 2, 2])
-    cache.prefill([3, 3, 4, 4])
-    assert cache.prefill([1, 1, 2, 2, 0]) == 5
-
-
-def test_a_tally_adds_up() -> None:
-    tally = LayoutStats([BlockCache(2), BlockCache(4)])
-    for _ in range(2):
-        tally.add([1, 2, 3, 4, 5])
-    assert tally.figures(2)["prefilled_tokens_per_key"] == (5 + 1) / 2
-    assert tally.figures(4)["cached_share"] == 0.4
 
 
 def test_each_state_is_a_key_away_from_the_last() -> None:
@@ -72,30 +44,6 @@ def test_each_state_is_a_key_away_from_the_last() -> None:
     assert deleted > 1
     assert 2 <= away < 30
     assert typed(CODE, 400, seed=2) == states
-
-
-def test_library_files_are_real_and_the_same_each_time() -> None:
-    files = library_files(5, seed=1)
-    assert len(files) == 5
-    assert list(library_files(5, seed=1)) == list(files)
-    assert list(library_files(5, seed=2)) != list(files)
-    assert not any("test" in Path(path).parts for path in files)
-
-
-@pytest.mark.parametrize("order", ["prefix_first", "suffix_first"])
-def test_the_plain_layout_keeps_to_the_budget(order: str) -> None:
-    template = Template("any", Order(order), "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-    layout = PlainLayout(embedded(), template, 200, CODE[:4000])
-    for at in range(0, len(CODE), 900):
-        ids = layout.token_ids(DocumentState(CODE[:at], CODE[at:]))
-        assert len(ids) <= 200
-        text = embedded().decode(ids, skip_special_tokens=False)
-        assert text.endswith("<|fim_middle|>")
-        assert CODE[max(0, at - 100) : at] in text
-
-
-def test_the_first_block_size_is_the_servers_own_on_a_cpu() -> None:
-    assert BLOCK_SIZES[0] == CPU_BLOCK_SIZE
 
 
 def test_a_key_prefills_at_most_half_of_what_the_plain_layout_does(model: Path) -> None:
@@ -129,16 +77,6 @@ def test_other_clients_cut_at_characters_or_lines() -> None:
     assert characters_client(7, 7)(state) == DocumentState("o\nthree", "four\nfi")
     assert lines_client(7, 7)(state) == DocumentState("three", "four\n")
     assert lines_client(99, 99)(state) == state
-
-
-def test_clients_are_compared_with_the_anchored_one(model: Path) -> None:
-    figures = measure_clients(ReplaySettings(str(model), num_files=2, num_keys=60, block_sizes=(16, 32)))
-    assert set(figures["by_client"]) == {"anchored", "by characters", "by lines"}
-    for sizes in figures["by_client"].values():
-        assert set(sizes) == {"16", "32"}
-        for found in sizes.values():
-            assert found["prefilled_tokens_per_key_ratio_to_anchored"] <= 2
-    assert figures["by_client"]["anchored"]["16"]["prefilled_tokens_per_key_ratio_to_anchored"] == 1
 
 
 @pytest.mark.parametrize(

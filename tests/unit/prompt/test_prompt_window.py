@@ -4,16 +4,17 @@ from itertools import pairwise
 
 import pytest
 
-from completion_server.prompt.clipping import SentText, first_sent, num_clipped
 from completion_server.prompt.tokens.plaintext import make_plain
 from completion_server.prompt.tokens.reuse import Encoded, Encoder
 from completion_server.prompt.window import (
     HEAD_CHARACTERS,
+    SentText,
     choose_start,
     cut_to_lines,
     find_end,
     find_window,
     first_lines,
+    first_sent,
     last_lines,
 )
 from tests.support.vocabularies import embedded, unknown
@@ -47,16 +48,6 @@ def test_a_window_starts_at_the_left_margin_where_it_can() -> None:
     text = "import os\n" + "    x = 1\n" * 60 + "def f():\n" + "    y = 2\n" * 60
     start = choose_start(encoded(text), 500, 0.25)
     assert text[start:].startswith("def f():")
-
-
-def test_typing_on_seldom_moves_the_start() -> None:
-    """What two replicas that never saw the document choose, at each of 60 lines typed one after another."""
-    starts = []
-    for num_lines in range(220, 280):
-        text = "".join(LINES[:num_lines])
-        starts.append(choose_start(encoded(text), 1000, 0.2))
-    assert starts == sorted(starts)
-    assert len(set(starts)) <= 12
 
 
 def test_the_start_does_not_depend_on_how_much_is_sent_above() -> None:
@@ -109,11 +100,6 @@ def test_a_window_that_is_about_to_be_clipped_is_given_up() -> None:
     assert find_window(text, 6, head, len(text) - 18, 10_000, is_moved=True) == 18
     assert find_window(text, 6, head, len(text) - 12, 10_000, is_moved=True) is None
     assert find_window(text, 6, head, len(text) - 12, 10_000) == 6, "its start is still sent"
-
-
-def test_a_window_from_the_top_stays_there() -> None:
-    assert find_window("import sys\n" + CODE, 0, CODE[:HEAD_CHARACTERS], 10, 10_000) == 0
-    assert find_window("x", 0, "y", 1, 10_000) == 0
 
 
 def test_the_end_of_the_suffix_is_found_again() -> None:
@@ -183,30 +169,6 @@ def test_a_client_that_counts_characters_is_noticed(num_keys: int) -> None:
     assert sent.is_clipped
 
 
-def test_a_jump_of_such_a_client_is_noticed_by_its_length() -> None:
-    assert after(CODE[:WINDOW], CODE[6000 : 6000 + WINDOW]).is_clipped
-    assert not after(CODE[:200], CODE[6000:6200]).is_clipped, "a short text may be another one of this length"
-
-
-def test_a_client_that_counts_lines_is_noticed() -> None:
-    lines = CODE.splitlines(keepends=True)
-    texts = ["".join(lines[at : at + 40]) for at in range(3)]
-    assert after(*texts).clip_size == min(len(text) for text in texts[1:])
-    assert after("".join(lines[:40]), "".join(lines[25:65])).is_clipped
-
-
-def test_a_line_longer_than_what_is_remembered_hides_nothing() -> None:
-    text = "value = [" + "1, " * 200 + "]\n" + CODE
-    assert after(text[:WINDOW], text[7 : 7 + WINDOW - 5]).is_clipped
-
-
-def test_an_edit_near_the_start_hides_nothing() -> None:
-    earlier = CODE[:WINDOW]
-    later = CODE[90:120] + "# edited\n" + CODE[120 : WINDOW + 40]
-    assert num_clipped(later, earlier) == 0 or after(earlier, later).is_clipped
-    assert after(earlier, later).is_clipped
-
-
 @pytest.mark.parametrize(
     "later",
     [
@@ -221,18 +183,6 @@ def test_an_edit_near_the_start_hides_nothing() -> None:
 )
 def test_a_document_that_is_sent_whole_is_not_taken_for_clipped(later: str) -> None:
     assert not after(CODE[:WINDOW], later).is_clipped
-
-
-def test_text_that_moves_up_was_clipped_above() -> None:
-    sent = first_sent(CODE[:WINDOW])
-    assert sent.next(CODE[300:1700], "", has_moved_up=True).is_clipped
-    assert not sent.next(CODE[: WINDOW - 10], "", has_moved_up=True).is_clipped, "its start is still there"
-
-
-def test_a_shorter_text_of_a_clipping_client_is_whole() -> None:
-    sent = after(CODE[:WINDOW], CODE[9 : WINDOW + 9])
-    assert not sent.next(CODE[: WINDOW - 1], "", has_moved_up=False).is_clipped
-    assert sent.next(CODE[4000 : 4000 + WINDOW], "", has_moved_up=False).is_clipped
 
 
 def test_a_text_that_grows_beyond_is_not_clipped_any_more() -> None:
@@ -256,13 +206,6 @@ def test_a_jump_of_a_clipping_client_costs_one_prompt() -> None:
     at, other = CODE.find("def ", 6000), CODE.find("def ", 12_000)
     cursors = [*range(at, at + 20), *range(other, other + 20), *range(at + 20, at + 40)]
     assert num_laid_out_anew(requests_of(cursors)) <= 3, "once when it is noticed, and at each jump"
-
-
-@pytest.mark.parametrize("num_keys", [1, 20, 150])
-def test_the_start_moves_in_big_steps_however_many_keys_lie_between_requests(num_keys: int) -> None:
-    cursors = list(range(4000, 7600, num_keys))
-    moves = num_laid_out_anew(requests_of(cursors))
-    assert moves <= 1 + 3600 / (WINDOW * 0.15)
 
 
 def test_the_end_of_a_suffix_that_is_clipped_moves_in_big_steps() -> None:

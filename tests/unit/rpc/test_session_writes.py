@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.refusals import RefusalBudget
+from completion_server.admission.quotas import RefusalBudget
 from completion_server.core.errors import Code, CompletionError
 from completion_server.core.events import RequestEnded
 from completion_server.engine.interface import Engine
@@ -312,16 +312,6 @@ def test_a_stream_with_an_open_request_is_not_idle_and_answers_it_before_it_ends
         assert "max_session_age_s" in failure.message
         assert caller.written[-1].end.finish_reason == pb.FINISH_REASON_LENGTH
         assert asyncio.get_running_loop().time() - begin >= 0.9
-
-    run(scenario)
-
-
-def test_a_caller_that_leaves_ends_the_stream_at_once() -> None:
-    async def scenario(running: RunningService) -> None:
-        caller = Caller()
-        stream = Stream(running, caller)
-        caller.messages.put_nowait(grpc.aio.EOF)
-        assert await stream.end() is None
 
     run(scenario)
 

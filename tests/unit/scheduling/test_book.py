@@ -2,14 +2,12 @@
 
 import pytest
 
-from completion_server.core.clock import Deadline
 from completion_server.core.events import GenerationDiverged
 from completion_server.core.outcome import ShedReason
 from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
 from completion_server.scheduling.actions import (
     CANCELLED,
-    DEADLINE,
     SUPERSEDED,
     Abort,
     Finish,
@@ -19,10 +17,9 @@ from completion_server.scheduling.actions import (
     Text,
 )
 from completion_server.scheduling.book import Book, IllegalTransitionError
-from completion_server.scheduling.deadlines import Ticks
 from completion_server.scheduling.lanes import Sequences
-from completion_server.scheduling.queue import ORDERS, Queue, newest_first
-from completion_server.scheduling.settings import SchedulingSettings
+from completion_server.scheduling.queue import ORDERS, Queue
+from completion_server.scheduling.shedding import Ticks
 from tests.unit.scheduling.live_requests import STOPPED, busy_book, generate, live, stop
 
 
@@ -35,27 +32,12 @@ def test_a_request_starts_when_a_slot_is_free_and_the_next_one_when_the_first_is
     assert (book.num_live, book.num_occupied, book.num_queued) == (0, 0, 0)
 
 
-def test_a_newer_request_supersedes_a_waiting_one_at_no_cost() -> None:
-    book = busy_book()
-    book.submit(live("old", lane="user", sequence=1), 0.0)
-    assert book.submit(live("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED)]
-    assert book.num_queued == 1
-
-
 def test_a_newer_request_aborts_a_running_one_and_waits_for_its_slot() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(live("old", lane="user", sequence=1), 0.0)
     assert book.submit(live("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED), Abort("old")]
     assert book.num_occupied == 1  # the engine has not stopped yet
     assert stop(book, "old", CANCELLED, 1.0) == [Start("new")]
-
-
-def test_an_older_sequence_that_arrives_late_is_superseded() -> None:
-    book = Book(num_slots=1, max_queued=10)
-    book.submit(live("new", lane="user", sequence=2, prefix="x"), 0.0)
-    assert book.submit(live("old", lane="user", sequence=1), 0.0) == [Finish("old", SUPERSEDED)]
-    assert book.submit(live("old too", lane="user", sequence=1, prefix="xa"), 0.0) == [Finish("old too", SUPERSEDED)]
-    assert book.num_live == 1
 
 
 def test_an_older_sequence_that_arrives_late_does_not_supersede_another_session() -> None:
@@ -68,72 +50,6 @@ def test_an_older_sequence_that_arrives_late_does_not_supersede_another_session(
     # After a while it is an editor that has begun anew.
     assert Finish("x6", SUPERSEDED) in book.submit(live("y2", lane="user", session="y", sequence=2), 3.0)
     assert Finish("y2", SUPERSEDED) in book.submit(live("x1", lane="user", session="x", sequence=1), 9.0)
-
-
-def test_an_old_sequence_is_served_if_the_lane_is_free() -> None:
-    book = Book(num_slots=1, max_queued=10)
-    for request_id in ("first", "again"):
-        book.submit(live(request_id, lane="user", session="x", sequence=1), 0.0)
-        assert stop(book, request_id, STOPPED, 0.5) == [Finish(request_id, STOPPED)]
-
-
-def test_across_sessions_of_a_user_the_later_arrival_is_the_newer() -> None:
-    book = Book(num_slots=2, max_queued=10)
-    book.submit(live("first", lane="user", session="x", sequence=9), 0.0)
-    assert Finish("first", SUPERSEDED) in book.submit(live("second", lane="user", session="y", sequence=1), 0.0)
-
-
-def test_a_prefetch_and_a_typed_request_do_not_supersede_each_other() -> None:
-    book = Book(num_slots=4, max_queued=10)
-    prefetch = Trigger.PREFETCH
-    assert book.submit(live("typed", lane="user", sequence=1), 0.0) == [Start("typed")]
-    assert book.submit(live("ahead", lane="user", sequence=2, trigger=prefetch), 0.0) == [Start("ahead")]
-    assert book.submit(live("further", lane="user", sequence=3, trigger=prefetch), 0.0) == [
-        Finish("ahead", SUPERSEDED), Abort("ahead"), Start("further"),
-    ]  # fmt: skip
-    assert book.submit(live("typed on", lane="user", sequence=4), 0.0)[0] == Finish("typed", SUPERSEDED)
-    assert book.num_live == 2
-
-
-def test_explicit_goes_before_automatic_before_prefetch() -> None:
-    book = busy_book()
-    for request_id, trigger in (("p", Trigger.PREFETCH), ("a", Trigger.AUTOMATIC), ("e", Trigger.EXPLICIT)):
-        book.submit(live(request_id, trigger=trigger), 0.0)
-    started = []
-    done = "busy"
-    for _ in range(3):
-        action = stop(book, done, STOPPED, 1.0)[-1]
-        assert isinstance(action, Start)
-        started.append(done := action.id)
-    assert started == ["e", "a", "p"]
-
-
-def test_within_a_trigger_the_order_decides() -> None:
-    for order, first in (({}, "hurried"), ({"order": newest_first}, "last")):
-        book = Book(1, 10, **order)  # type: ignore[arg-type]
-        book.submit(live("busy"), 0.0)
-        book.submit(live("first", arrived_at=1.0, ttft_deadline=8.0), 1.0)
-        book.submit(live("hurried", arrived_at=2.0, ttft_deadline=5.0), 2.0)
-        book.submit(live("last", arrived_at=3.0, ttft_deadline=9.0), 3.0)
-        assert stop(book, "busy", STOPPED, 4.0) == [Finish("busy", STOPPED), Start(first)]
-
-
-def test_a_deadline_ends_waiting_and_running_requests() -> None:
-    book = Book(num_slots=1, max_queued=10)
-    book.submit(live("runs", deadline=Deadline(10.0)), 0.0)
-    book.submit(live("waits", deadline=Deadline(5.0)), 0.0)
-    assert book.next_tick == 5.0
-    assert book.tick(4.9) == []
-    assert book.tick(5.0) == [Finish("waits", DEADLINE)]
-    assert book.tick(10.0) == [Finish("runs", DEADLINE), Abort("runs")]
-    assert book.next_tick is None
-
-
-def test_the_deadline_of_an_ended_request_needs_no_tick() -> None:
-    book = Book(num_slots=1, max_queued=10)
-    book.submit(live("a", deadline=Deadline(5.0)), 0.0)
-    stop(book, "a", STOPPED, 1.0)
-    assert book.next_tick is None
 
 
 def typed_along(num_slots: int = 1, **options: int) -> Book:
@@ -162,60 +78,11 @@ def test_a_request_that_reattaches_has_the_text_after_the_typed_text_at_once() -
     assert newer.marks.first_output == 0.5
 
 
-def test_a_request_whose_user_typed_something_else_does_not_reattach() -> None:
-    book = Book(num_slots=1, max_queued=10)
-    book.submit(live("old", lane="user", sequence=1, prefix="x"), 0.0)
-    book.output("old", Output("abc", 2), 0.4)
-    newer = live("new", lane="user", sequence=2, prefix="xq")
-    assert book.submit(newer, 0.5) == [Finish("old", SUPERSEDED), Abort("old")]
-
-
-def test_no_request_reattaches_to_a_generation_without_more_text() -> None:
-    book = Book(num_slots=1, max_queued=10)
-    book.submit(live("old", lane="user", sequence=1, prefix="x"), 0.0)
-    book.output("old", Output("abc", 2, "stop"), 0.4)
-    assert book.answered("old", STOPPED, 0.4) == []
-    assert not book.goes_on("old")
-    newer = live("new", lane="user", sequence=2, prefix="xa")
-    assert book.submit(newer, 0.5) == [Finish("old", SUPERSEDED), Abort("old")]
-
-
-def test_a_typed_request_reattaches_to_a_prefetch_and_supersedes_the_older_typed_one() -> None:
-    book = Book(num_slots=2, max_queued=10)
-    book.submit(live("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH, prefix="x"), 0.0)
-    book.submit(live("typed", lane="user", sequence=2), 0.0)
-    newer = live("new", lane="user", sequence=3, prefix="xa")
-    assert book.submit(newer, 0.5) == [
-        Finish("typed", SUPERSEDED), Abort("typed"), Reattach("new", "prefetch"), Finish("prefetch", SUPERSEDED),
-    ]  # fmt: skip
-    assert (book.num_live, book.num_occupied) == (1, 2)
-
-
 def test_a_typed_request_supersedes_a_waiting_prefetch_of_the_same_text() -> None:
     book = busy_book()
     book.submit(live("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH, prefix="x"), 0.0)
     assert book.submit(live("typed", lane="user", sequence=2, prefix="x"), 0.5) == [Finish("prefetch", SUPERSEDED)]
     assert book.num_queued == 1
-
-
-def test_a_prefetch_reattaches_to_prefetches_only() -> None:
-    book = Book(num_slots=2, max_queued=10)
-    book.submit(live("typed", lane="user", sequence=1, prefix="x"), 0.0)
-    assert book.submit(live("p1", lane="user", sequence=3, trigger=Trigger.PREFETCH, prefix="xa"), 0.0) == [Start("p1")]
-    assert book.submit(live("p2", lane="user", sequence=4, trigger=Trigger.PREFETCH, prefix="xab"), 0.0) == [
-        Reattach("p2", "p1"), Finish("p1", SUPERSEDED),
-    ]  # fmt: skip
-
-
-def test_a_request_reattaches_to_a_running_generation_rather_than_to_a_waiting_one() -> None:
-    book = Book(num_slots=1, max_queued=10)
-    book.submit(live("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH, prefix="x"), 0.0)
-    book.submit(live("typed", lane="user", sequence=2, prefix="x"), 0.0)  # reattaches
-    book.submit(live("p2", lane="user", sequence=3, trigger=Trigger.PREFETCH, prefix="x"), 0.0)
-    assert book.submit(live("new", lane="user", sequence=4, prefix="xa"), 0.0) == [
-        Reattach("new", "prefetch"), Finish("typed", SUPERSEDED),
-    ]  # fmt: skip
-    assert (book.num_live, book.num_queued) == (2, 1)
 
 
 def test_a_request_whose_generation_diverged_waits_for_a_slot_of_its_own() -> None:
@@ -227,19 +94,6 @@ def test_a_request_whose_generation_diverged_waits_for_a_slot_of_its_own() -> No
     assert [each.marks.started for each in book.live_requests if each.id == "new"] == [None]
     assert stop(book, "old", None, 1.0) == [Start("asked")]
     assert stop(book, "asked", STOPPED, 2.0) == [Finish("asked", STOPPED), Start("new")]
-
-
-def test_a_request_whose_generation_diverged_begins_another_beside_it_if_a_slot_is_free() -> None:
-    book = typed_along(num_slots=2)
-    assert book.output("old", Output("q", 1), 1.0) == [Report(GenerationDiverged(1)), Start("new")]
-    assert stop(book, "old", None, 1.5) == []
-    assert book.output("new", Output("b", 1), 2.0) == [Text("new", "b")]
-
-
-@pytest.mark.parametrize(("text", "finish"), [("", "stop"), ("", "length"), ("a", "length")])
-def test_a_generation_that_ends_without_untyped_text_is_of_no_use(text: str, finish: str) -> None:
-    book = typed_along()
-    assert book.output("old", Output(text, 1, finish), 1.0) == [Report(GenerationDiverged(1))]
 
 
 def test_a_request_whose_generation_diverged_gets_a_free_slot_even_if_late() -> None:
@@ -312,15 +166,6 @@ def test_more_slots_take_effect_at_once_and_fewer_as_slots_become_free() -> None
     assert stop(book, "r0", STOPPED, 3.0) == [Finish("r0", STOPPED), Start("r1")]
 
 
-def test_ending_a_request_twice_has_no_second_effect() -> None:
-    book = Book(num_slots=1, max_queued=10)
-    book.submit(live("a"), 0.0)
-    assert book.end("a", CANCELLED, 0.0) == [Finish("a", CANCELLED), Abort("a")]
-    assert book.end("a", CANCELLED, 0.0) == []
-    assert stop(book, "a", STOPPED, 0.0) == []
-    assert book.end("a", CANCELLED, 0.0) == []
-
-
 def test_illegal_events_are_errors() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(live("a"), 0.0)
@@ -336,15 +181,6 @@ def test_illegal_events_are_errors() -> None:
     book.end("a", CANCELLED, 0.0)
     with pytest.raises(IllegalTransitionError):  # its generation is still stopping
         book.submit(live("a"), 0.0)
-
-
-def test_a_newer_stamp_of_another_replica_supersedes() -> None:
-    book = Book(1, 10)
-    book.submit(live("runs", lane="user", stamp=3), 0.0)
-    book.submit(live("ahead", lane="user", trigger=Trigger.PREFETCH, stamp=5), 0.0)
-    assert book.supersede("user", 3, 0.1) == book.supersede("another", 9, 0.1) == []
-    assert book.supersede("user", 4, 0.1) == [Finish("runs", SUPERSEDED), Abort("runs")]
-    assert book.supersede("user", 9, 0.1) == [Finish("ahead", SUPERSEDED)]
 
 
 def test_a_long_queue_of_ended_requests_is_not_kept() -> None:
@@ -391,7 +227,29 @@ def test_each_order_serves_its_first_request(name: str, expected: list[str]) -> 
     assert [each.id for each in sorted(IN_QUEUE, key=ORDERS[name])] == expected
 
 
-def test_every_configurable_order_exists() -> None:
-    for name in ORDERS:
-        assert SchedulingSettings(order=name).order == name  # type: ignore[arg-type]
-    assert SchedulingSettings().order in ORDERS
+@pytest.mark.parametrize(("text", "finish"), [("", "stop"), ("", "length"), ("a", "length")])
+def test_a_generation_that_ends_without_untyped_text_is_of_no_use(text: str, finish: str) -> None:
+    book = typed_along()
+    assert book.output("old", Output(text, 1, finish), 1.0) == [Report(GenerationDiverged(1))]
+
+
+def test_a_request_reattaches_to_a_running_generation_rather_than_to_a_waiting_one() -> None:
+    book = Book(num_slots=1, max_queued=10)
+    book.submit(live("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH, prefix="x"), 0.0)
+    book.submit(live("typed", lane="user", sequence=2, prefix="x"), 0.0)  # reattaches
+    book.submit(live("p2", lane="user", sequence=3, trigger=Trigger.PREFETCH, prefix="x"), 0.0)
+    assert book.submit(live("new", lane="user", sequence=4, prefix="xa"), 0.0) == [
+        Reattach("new", "prefetch"), Finish("typed", SUPERSEDED),
+    ]  # fmt: skip
+    assert (book.num_live, book.num_queued) == (2, 1)
+
+
+def test_a_typed_request_reattaches_to_a_prefetch_and_supersedes_the_older_typed_one() -> None:
+    book = Book(num_slots=2, max_queued=10)
+    book.submit(live("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH, prefix="x"), 0.0)
+    book.submit(live("typed", lane="user", sequence=2), 0.0)
+    newer = live("new", lane="user", sequence=3, prefix="xa")
+    assert book.submit(newer, 0.5) == [
+        Finish("typed", SUPERSEDED), Abort("typed"), Reattach("new", "prefetch"), Finish("prefetch", SUPERSEDED),
+    ]  # fmt: skip
+    assert (book.num_live, book.num_occupied) == (1, 2)

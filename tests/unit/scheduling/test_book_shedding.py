@@ -1,12 +1,10 @@
 """The book gives up the requests that a full queue has no room for or that would be answered too late."""
 
-from completion_server.core.clock import Deadline
 from completion_server.core.errors import Limit
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.core.request import Trigger
-from completion_server.scheduling.actions import CANCELLED, SUPERSEDED, Abort, Action, Finish, Start
+from completion_server.scheduling.actions import CANCELLED, Abort, Action, Finish, Start
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.queue import earliest_deadline, newest_first
 from completion_server.scheduling.shedding import Shedding
 from tests.unit.scheduling.live_requests import STOPPED, busy_book, generate, live, stop
 
@@ -22,13 +20,6 @@ def shed_by(actions: list[Action]) -> list[str]:
     return [a.id for a in actions if isinstance(a, Finish) and a.outcome.reason is FinishReason.SHED]
 
 
-def test_a_full_queue_sheds_the_newcomer_but_not_one_that_replaces_its_own() -> None:
-    book = busy_book(max_queued=1)
-    book.submit(live("waits", lane="user", sequence=1), 0.0)
-    assert book.submit(live("late"), 0.0) == [Finish("late", overload(1))]
-    assert book.submit(live("newer", lane="user", sequence=2), 0.0) == [Finish("waits", SUPERSEDED)]
-
-
 def test_a_full_queue_sheds_the_last_of_the_lowest_class_for_a_higher_one() -> None:
     book = busy_book(max_queued=3)
     for request_id, trigger in (("a", Trigger.AUTOMATIC), ("p1", Trigger.PREFETCH), ("p2", Trigger.PREFETCH)):
@@ -39,17 +30,6 @@ def test_a_full_queue_sheds_the_last_of_the_lowest_class_for_a_higher_one() -> N
     assert book.num_queued == 3
 
 
-def test_a_full_queue_sheds_the_last_request_by_the_order() -> None:
-    for order, given_up in ((newest_first, "r1"), (earliest_deadline, "r3")):
-        book = Book(1, 2, order=order)
-        book.submit(live("busy"), 0.0)
-        for number in (1, 2):
-            book.submit(live(f"r{number}", arrived_at=float(number), ttft_deadline=10.0 + number), float(number))
-        newcomer = live("r3", arrived_at=3.0, ttft_deadline=13.0)
-        assert shed_by(book.submit(newcomer, 3.0)) == [given_up]
-        assert book.num_queued == 2
-
-
 def test_a_displaced_request_gets_its_own_retry_time() -> None:
     book = busy_book(max_queued=3)
     book.latency.held.add(0.1)
@@ -57,13 +37,6 @@ def test_a_displaced_request_gets_its_own_retry_time() -> None:
         book.submit(live(f"p{number}", trigger=Trigger.PREFETCH), 0.0)
     action = book.submit(live("e", trigger=Trigger.EXPLICIT), 0.0)[0]
     assert action == Finish("p2", overload(3, 400))
-
-
-def test_a_full_queue_accepts_a_request_that_supersedes_a_running_one() -> None:
-    book = Book(num_slots=1, max_queued=0)
-    book.submit(live("old", lane="user", sequence=1), 0.0)
-    assert book.submit(live("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED), Abort("old")]
-    assert stop(book, "old", CANCELLED, 1.0) == [Start("new")]
 
 
 def test_a_waiting_request_is_shed_when_its_first_token_is_unreachable() -> None:
@@ -84,21 +57,6 @@ def test_a_free_slot_skips_unreachable_requests() -> None:
     actions = stop(book, "busy", STOPPED, 0.95)
     assert shed_by(actions) == ["unreachable"]
     assert actions[-1] == Start("in time")
-
-
-def test_a_free_slot_accepts_even_a_late_request() -> None:
-    for shedding in Shedding:
-        book = Book(1, 0, shedding=shedding)
-        book.latency.first_token.add(9.0)
-        assert book.submit(live("r", ttft_deadline=1.0), 1.0) == [Start("r")]
-
-
-def test_without_shedding_requests_wait_for_their_deadline() -> None:
-    book = busy_book(shedding=Shedding.NEVER)
-    book.submit(live("waits", ttft_deadline=1.0, deadline=Deadline(5.0)), 0.0)
-    assert book.next_tick == 5.0
-    assert book.tick(4.0) == []
-    assert stop(book, "busy", STOPPED, 4.0) == [Finish("busy", STOPPED), Start("waits")]
 
 
 def test_a_request_past_its_budget_without_a_token_yields_its_slot() -> None:
@@ -194,13 +152,6 @@ def test_a_request_that_has_its_token_keeps_its_slot_when_its_time_is_up() -> No
     generate(book, "runs", "a", 0.5)
     book.submit(live("waits"), 0.6)
     assert book.tick(1.0) == []
-
-
-def test_a_request_past_its_budget_still_has_its_deadline() -> None:
-    book = Book(num_slots=1, max_queued=10)
-    book.submit(live("runs", ttft_deadline=1.0, deadline=Deadline(2.0)), 0.0)
-    assert (book.tick(1.0), book.next_tick) == ([], 2.0)
-    assert [action.id for action in book.tick(2.0)] == ["runs", "runs"]
 
 
 def test_the_first_token_of_a_newcomer_is_expected_behind_the_prompts_before_it() -> None:

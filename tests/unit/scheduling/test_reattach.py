@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet, Trigger
+from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet
 from completion_server.scheduling.reattach import Continuation, TypedPrefixFilter, typed_since, typed_through
 
 OLDER = Request("r1", Caller("u", "s"), 1, "file:///a.py", "python", "x = f", "\n", 16, 0.0, mode=Mode.MULTI_LINE)
@@ -58,11 +58,6 @@ def test_requests_with_other_contexts_do_not_match(changes: dict[str, Any]) -> N
     assert typed_between(OLDER, newer("x = foo", **changes)) is None
 
 
-def test_trigger_and_time_do_not_matter() -> None:
-    asked = newer("x = foo", trigger=Trigger.EXPLICIT, caller=Caller("u", "another"))
-    assert typed_between(OLDER, asked) == "oo"
-
-
 @pytest.mark.parametrize("line_break", ["\n", "\r\n", "\r"])
 def test_a_typed_line_break_does_not_match_a_single_line_generation(line_break: str) -> None:
     older = dataclasses.replace(OLDER, mode=Mode.SINGLE_LINE)
@@ -107,13 +102,6 @@ def test_other_text_diverges_for_good(typed: str, said: list[str]) -> None:
     assert typed_prefix.has_diverged
     assert typed_prefix.feed("more of it") == ""
     assert typed_prefix.has_diverged
-
-
-def test_typing_more_than_was_generated_is_ahead() -> None:
-    typed_prefix = TypedPrefixFilter("abc")
-    assert typed_prefix.feed("ab") == ""
-    assert typed_prefix.is_ahead
-    assert not typed_prefix.has_diverged
 
 
 @given(CHARACTERS, CHARACTERS, st.lists(st.integers(0, 12), max_size=6))

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import CompletionError, Limit
 from completion_server.core.events import GenerationDiverged
@@ -22,10 +20,9 @@ from completion_server.scheduling.actions import (
     Start,
     Text,
 )
-from completion_server.scheduling.book import Book, IllegalTransitionError
+from completion_server.scheduling.book import Book
 from completion_server.scheduling.generations import Generations
-from completion_server.scheduling.queue import TriggerQueues, first_come, newest_first
-from completion_server.scheduling.shedding import Shedding
+from completion_server.scheduling.queue import TriggerQueues, first_come
 from tests.unit.scheduling.live_requests import STOPPED, busy_book, generate, live, stop
 
 EXPLICIT, PREFETCH = Trigger.EXPLICIT, Trigger.PREFETCH
@@ -71,27 +68,6 @@ def test_all_that_read_a_generation_end_with_it() -> None:
         assert counts(book) == (1, 0, 0, 1)
 
 
-def test_a_joined_request_ends_alone() -> None:
-    book = flight("b", "c", "d", "e")
-    assert book.end("b", CANCELLED, 0.5) == [Finish("b", CANCELLED)]
-    assert book.supersede("c", 1, 0.5) == [Finish("c", SUPERSEDED)]
-    assert book.answer(live("d2", lane="d", sequence=1), STOPPED, 0.5) == [
-        Finish("d", SUPERSEDED), Finish("d2", STOPPED),
-    ]  # fmt: skip
-    assert book.end("b", CANCELLED, 0.5) == []
-    assert counts(book) == (2, 0, 1, 1)
-    assert stop(book, "a", STOPPED, 1.0) == [Finish("a", STOPPED), Finish("e", STOPPED)]
-
-
-def test_the_deadline_of_a_joined_request_ends_it() -> None:
-    book = flight()
-    book.submit(live("b", answer_key="k", deadline=Deadline(2.0), ttft_deadline=1.0), 0.0)
-    book.submit(live("waits"), 0.0)
-    assert book.next_tick == 2.0
-    assert book.tick(1.5) == []  # it keeps no slot from others
-    assert book.tick(2.0) == [Finish("b", DEADLINE)]
-
-
 def test_a_generation_that_another_request_needs_goes_on() -> None:
     book = flight("b", "c")
     assert book.end("a", CANCELLED, 0.5) == [Finish("a", CANCELLED)]
@@ -103,30 +79,6 @@ def test_a_generation_that_another_request_needs_goes_on() -> None:
     assert counts(book) == (0, 0, 0, 1)
     assert book.submit(live("e", answer_key="k"), 0.5) == []  # an aborted generation has no more text
     assert stop(book, "a", CANCELLED, 1.0) == [Start("e")]
-
-
-def test_the_slot_goes_to_the_most_urgent_of_those_that_have_joined() -> None:
-    book = flight("b")
-    book.submit(live("c", answer_key="k", trigger=EXPLICIT, ttft_deadline=9.0), 0.0)
-    book.submit(live("d", answer_key="k", trigger=EXPLICIT, ttft_deadline=8.0), 0.0)
-    book.end("a", CANCELLED, 0.5)
-    assert book.readers("a") == ["b", "c", "d"]
-    book.end("d", CANCELLED, 0.5)
-    assert book.readers("a") == ["b", "c"]
-
-
-def test_a_request_that_supersedes_the_leader_on_its_lane_joins_the_next_leader() -> None:
-    book = flight("b")
-    newer = live("a2", lane="a", sequence=1, answer_key="k")
-    assert book.submit(newer, 0.5) == [Finish("a", SUPERSEDED), Join("a2", "a")]
-    assert counts(book) == (2, 0, 1, 1)
-
-
-def test_without_another_reader_a_request_on_the_same_lane_aborts_as_ever() -> None:
-    book = flight()
-    newer = live("a2", lane="a", sequence=1, answer_key="k")
-    assert book.submit(newer, 0.5) == [Finish("a", SUPERSEDED), Abort("a")]
-    assert stop(book, "a", CANCELLED, 1.0) == [Start("a2")]
 
 
 def test_a_request_joins_a_waiting_one_and_reads_when_that_starts() -> None:
@@ -160,29 +112,6 @@ def test_a_more_urgent_request_leads_in_the_place_of_a_waiting_one() -> None:
     assert stop(book, "b", STOPPED, 1.0) == [Finish("b", STOPPED), Finish("a", STOPPED), Start("z")]
 
 
-def test_a_request_that_was_overtaken_in_the_queue_waits_again_if_the_other_leaves() -> None:
-    book = busy_book()
-    book.submit(live("a", answer_key="k"), 0.0)
-    book.submit(live("b", answer_key="k", trigger=EXPLICIT), 0.0)
-    assert book.end("b", CANCELLED, 0.5) == [Finish("b", CANCELLED)]
-    assert counts(book) == (2, 1, 0, 1)
-    assert stop(book, "busy", STOPPED, 1.0)[1:] == [Start("a")]
-
-
-def test_a_request_that_was_overtaken_in_the_queue_is_not_shed_for_lack_of_time() -> None:
-    book = busy_book()
-    book.submit(live("a", answer_key="k", ttft_deadline=1.0), 0.0)
-    book.submit(live("b", answer_key="k", trigger=EXPLICIT, ttft_deadline=9.0), 0.0)
-    assert book.tick(1.0) == []
-    assert counts(book) == (3, 1, 1, 1)
-
-
-def test_a_running_prefetch_answers_any_request() -> None:
-    book = Book(1, 10, order=newest_first)
-    book.submit(live("p", answer_key="k", trigger=PREFETCH), 0.0)
-    assert book.submit(live("e", answer_key="k", trigger=EXPLICIT, arrived_at=1.0), 1.0) == [Join("e", "p")]
-
-
 def test_an_unreachable_leader_gives_its_place_to_one_that_has_time() -> None:
     book = busy_book()
     book.latency.first_token.add(0.1)
@@ -193,12 +122,11 @@ def test_an_unreachable_leader_gives_its_place_to_one_that_has_time() -> None:
     assert book.tick(1.9) == [Finish("b", LATE)]
 
 
-def test_a_free_slot_goes_to_the_next_leader_if_the_first_is_unreachable() -> None:
-    book = busy_book()
-    book.latency.first_token.add(0.1)
-    book.submit(live("a", answer_key="k", ttft_deadline=1.0), 0.0)
-    book.submit(live("b", answer_key="k", ttft_deadline=2.0), 0.5)
-    assert book.resize(2, 0.95) == [Finish("a", LATE), Start("b")]
+def test_a_joined_request_ends_at_its_own_deadline() -> None:
+    book = flight()
+    book.submit(live("b", answer_key="k", deadline=Deadline(2.0)), 0.0)
+    assert book.next_tick == 2.0
+    assert book.tick(2.0) == [Finish("b", DEADLINE)]
 
 
 def test_a_leader_past_its_budget_hands_over_and_only_the_last_frees_the_slot() -> None:
@@ -221,44 +149,6 @@ def test_a_slot_that_was_handed_over_is_not_counted_as_reclaimed() -> None:
     assert book.submit(live("waits"), 1.5) == [
         Finish("a", LATE), Finish("c", LATE), Abort("c"),
     ]  # fmt: skip
-
-
-def test_joined_requests_are_not_taken_for_waiting_ones() -> None:
-    book = flight("b", "c", num_slots=3)
-    book.submit(live("late", ttft_deadline=1.0), 0.0)
-    book.submit(live("too late", ttft_deadline=1.0), 0.0)
-    assert book.tick(1.0) == []
-    assert book.submit(live("waits"), 1.5) == [Finish("late", LATE), Abort("late")]
-    assert book.submit(live("d", answer_key="k"), 1.5) == [Join("d", "a")]
-    assert book.submit(live("another"), 1.5) == [Finish("too late", LATE), Abort("too late")]
-
-
-def test_joined_requests_count_as_waiting_ones() -> None:
-    book = flight("b", "c", max_queued=2)
-    assert book.submit(live("d", answer_key="k"), 0.0) == [Finish("d", overload(2))]
-    assert book.submit(live("e"), 0.0) == [Finish("e", overload(2))]
-    book.end("c", CANCELLED, 0.0)
-    assert book.submit(live("e"), 0.0) == []
-    assert book.submit(live("d", answer_key="k", trigger=EXPLICIT), 0.0) == [Finish("e", overload(2))]
-    assert counts(book) == (3, 1, 1, 1)
-
-
-def test_a_second_generation_of_the_same_answer_does_not_end_the_first_flight() -> None:
-    book = flight("b", max_queued=1, num_slots=2)
-    assert book.submit(live("c", answer_key="k"), 0.0) == [Start("c")]  # no room to join
-    stop(book, "c", STOPPED, 0.5)
-    book.end("b", CANCELLED, 0.5)
-    assert book.submit(live("d", answer_key="k"), 0.5) == [Join("d", "a")]
-
-
-def test_no_request_joins_a_generation_that_is_over() -> None:
-    book = flight("b")
-    generate(book, "a", "a", 0.4, "stop")
-    assert book.submit(live("c", answer_key="k"), 0.5) == []
-    assert book.submit(live("d", answer_key="k"), 0.5) == []
-    assert counts(book) == (4, 1, 2, 1)
-    assert book.end("a", CANCELLED, 0.6) == [Finish("a", CANCELLED)]
-    assert stop(book, "a", FAILED, 1.0) == [Finish("b", FAILED), Start("c"), Join("d", "c")]
 
 
 def test_a_late_request_has_the_text_so_far_at_once() -> None:
@@ -312,35 +202,6 @@ def test_a_leader_that_diverged_leaves_the_generation_to_the_others() -> None:
     assert stop(book, "a", STOPPED, 1.0) == [Finish("b", STOPPED), Start("a2"), Join("c", "a2")]
 
 
-def test_a_request_that_diverged_joins_another_one_with_its_answer() -> None:
-    book = Book(2, 10)
-    book.submit(live("old", lane="user", prefix="x"), 0.0)
-    book.submit(live("new", lane="user", sequence=1, prefix="xa", answer_key="k"), 0.1)
-    book.submit(live("a", answer_key="k"), 0.2)
-    assert generate(book, "old", "q", 0.6) == [Report(GenerationDiverged(1)), Join("new", "a")]
-    assert stop(book, "old", None, 0.6) == []
-    assert counts(book) == (2, 0, 1, 1)
-
-
-def test_a_joined_request_whose_user_types_along_is_read_on() -> None:
-    book = flight("b")
-    newer = live("b2", lane="b", sequence=1, prefix="xa")
-    assert book.submit(newer, 0.5) == [Reattach("b2", "a"), Finish("b", SUPERSEDED)]
-    assert counts(book) == (2, 0, 1, 1)
-    assert generate(book, "a", "q", 0.6) == [Report(GenerationDiverged(0))]
-    assert counts(book) == (2, 1, 0, 1)
-    assert stop(book, "a", STOPPED, 1.0) == [Finish("a", STOPPED), Start("b2")]
-
-
-def test_a_request_that_has_joined_a_waiting_one_is_superseded() -> None:
-    book = busy_book()
-    book.submit(live("a", prefix="x", answer_key="k"), 0.0)
-    book.submit(live("b", prefix="x", answer_key="k"), 0.0)
-    newer = live("b2", lane="b", sequence=1, prefix="x")
-    assert book.submit(newer, 0.5) == [Finish("b", SUPERSEDED)]
-    assert counts(book) == (3, 2, 0, 1)
-
-
 def test_only_the_request_with_the_slot_is_a_sample_of_first_tokens() -> None:
     book = Book(1, 10)
     for request_id in "abc":
@@ -355,19 +216,6 @@ def test_only_the_request_with_the_slot_is_a_sample_of_first_tokens() -> None:
     assert book.latency.held.mean == 3.0
 
 
-def test_a_joined_request_has_no_generation_of_its_own() -> None:
-    book = flight("b")
-    with pytest.raises(IllegalTransitionError):
-        book.stopped("b", STOPPED, 0.0)
-
-
-def test_a_book_that_never_sheds_ends_joined_requests_at_their_deadline_only() -> None:
-    book = Book(1, 10, shedding=Shedding.NEVER)
-    book.submit(live("a", answer_key="k"), 0.0)
-    book.submit(live("b", answer_key="k", deadline=Deadline(3.0)), 0.0)
-    assert book.next_tick == 3.0
-
-
 def test_generations_keep_nothing_of_ended_requests() -> None:
     generations = Generations(TriggerQueues(first_come), 10)
     requests = [live(f"r{number}", answer_key=number % 2) for number in range(6)]
@@ -379,3 +227,49 @@ def test_generations_keep_nothing_of_ended_requests() -> None:
     assert (generations.num_open, generations.num_joined) == (1, 0)
     generations.leave(requests[0])
     assert (generations.num_open, generations.find(0), generations.find(1)) == (0, None, None)
+
+
+def test_a_request_that_was_overtaken_in_the_queue_is_not_shed_for_lack_of_time() -> None:
+    book = busy_book()
+    book.submit(live("a", answer_key="k", ttft_deadline=1.0), 0.0)
+    book.submit(live("b", answer_key="k", trigger=EXPLICIT, ttft_deadline=9.0), 0.0)
+    assert book.tick(1.0) == []
+    assert counts(book) == (3, 1, 1, 1)
+
+
+def test_joined_requests_are_not_taken_for_waiting_ones() -> None:
+    book = flight("b", "c", num_slots=3)
+    book.submit(live("late", ttft_deadline=1.0), 0.0)
+    book.submit(live("too late", ttft_deadline=1.0), 0.0)
+    assert book.tick(1.0) == []
+    assert book.submit(live("waits"), 1.5) == [Finish("late", LATE), Abort("late")]
+    assert book.submit(live("d", answer_key="k"), 1.5) == [Join("d", "a")]
+    assert book.submit(live("another"), 1.5) == [Finish("too late", LATE), Abort("too late")]
+
+
+def test_joined_requests_count_as_waiting_ones() -> None:
+    book = flight("b", "c", max_queued=2)
+    assert book.submit(live("d", answer_key="k"), 0.0) == [Finish("d", overload(2))]
+    assert book.submit(live("e"), 0.0) == [Finish("e", overload(2))]
+    book.end("c", CANCELLED, 0.0)
+    assert book.submit(live("e"), 0.0) == []
+    assert book.submit(live("d", answer_key="k", trigger=EXPLICIT), 0.0) == [Finish("e", overload(2))]
+    assert counts(book) == (3, 1, 1, 1)
+
+
+def test_a_second_generation_of_the_same_answer_does_not_end_the_first_flight() -> None:
+    book = flight("b", max_queued=1, num_slots=2)
+    assert book.submit(live("c", answer_key="k"), 0.0) == [Start("c")]  # no room to join
+    stop(book, "c", STOPPED, 0.5)
+    book.end("b", CANCELLED, 0.5)
+    assert book.submit(live("d", answer_key="k"), 0.5) == [Join("d", "a")]
+
+
+def test_no_request_joins_a_generation_that_is_over() -> None:
+    book = flight("b")
+    generate(book, "a", "a", 0.4, "stop")
+    assert book.submit(live("c", answer_key="k"), 0.5) == []
+    assert book.submit(live("d", answer_key="k"), 0.5) == []
+    assert counts(book) == (4, 1, 2, 1)
+    assert book.end("a", CANCELLED, 0.6) == [Finish("a", CANCELLED)]
+    assert stop(book, "a", FAILED, 1.0) == [Finish("b", FAILED), Start("c"), Join("d", "c")]

@@ -1,23 +1,27 @@
-"""Typing through: a generation continues for the newer request while its user types the generated text."""
+"""Answers of a whole service: requests that type along with a generation, and equal requests that share one."""
 
 import asyncio
 import dataclasses
 import gc
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from completion_server.admission.gate import AdmissionSettings
 from completion_server.core.clock import MonotonicClock
 from completion_server.core.outcome import FinishReason, Usage
-from completion_server.engine.interface import GenerationRequest, Output
-from completion_server.engine.scripted.engine import ScriptedEngine
+from completion_server.core.request import Caller, Mode, Sampling
+from completion_server.engine.settings import CacheScope
+from completion_server.streaming.text import TextRules
+from tests.support.examples import examples
 from tests.support.services import (
     FOUR_SLOTS,
-    TIMES,
+    REQUEST,
     WORDS,
     Prompts,
     RunningService,
@@ -28,18 +32,6 @@ from tests.support.services import (
 )
 
 STOP, SUPERSEDED = FinishReason.STOP, FinishReason.SUPERSEDED
-
-
-class SlowToStop(ScriptedEngine):
-    """An engine that takes 50 ms to stop an aborted generation."""
-
-    async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
-        async with aclosing(super().generate(job)) as outputs:
-            try:
-                async for output in outputs:
-                    yield output
-            finally:
-                await asyncio.sleep(0.05)
 
 
 def test_typing_generated_text_gets_the_rest_of_it() -> None:
@@ -61,21 +53,6 @@ def test_typing_generated_text_gets_the_rest_of_it() -> None:
     assert script.asked == ["old"]
 
 
-def test_typing_ahead_of_the_generation_gets_the_rest_when_it_comes() -> None:
-    script = Script(old=WORDS)
-
-    async def scenario(running: RunningService) -> None:
-        running.open("old", "x = ")
-        await asyncio.sleep(0.025)
-        newer = running.open("new", "x = alpha b")
-        new = await read(newer)
-        assert (new.text, new.reason) == ("eta", STOP)
-        assert running.recorder.marks["new"].first_output == pytest.approx(0.04)
-
-    in_virtual_time(scenario, script.engine)
-    assert script.asked == ["old"]
-
-
 def test_each_further_key_reattaches_and_so_does_a_step_back() -> None:
     script = Script(old=WORDS)
 
@@ -87,21 +64,6 @@ def test_each_further_key_reattaches_and_so_does_a_step_back() -> None:
         *olds, last = [await read(each) for each in answers]
         assert [(old.reason, old.end.usage) for old in olds] == [(SUPERSEDED, Usage())] * 5
         assert (last.text, last.end.usage.completion_tokens) == ("a beta", 5)
-
-    in_virtual_time(scenario, script.engine)
-    assert script.asked == ["old"]
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.02])
-def test_a_generation_without_text_can_be_reattached(seconds: float) -> None:
-    script = Script(old=WORDS)
-
-    async def scenario(running: RunningService) -> None:
-        running.open("old", "x = ")
-        if seconds:  # else its work has not had its first step
-            await asyncio.sleep(seconds)
-        new = await read(running.open("new", "x = alph"))
-        assert (new.text, new.reason, new.end.usage.completion_tokens) == ("a beta", STOP, 5)
 
     in_virtual_time(scenario, script.engine)
     assert script.asked == ["old"]
@@ -120,154 +82,6 @@ async def test_a_generation_without_a_prompt_can_be_reattached() -> None:
         prompts.gate.set()
         assert (await read(newer)).text == "a beta"
     assert (script.asked, prompts.built) == (["old"], ["old"])
-
-
-def test_a_request_whose_generation_diverges_starts_a_new_one() -> None:
-    script = Script(old=WORDS, new=("fre", "sh"))
-
-    async def scenario(running: RunningService) -> None:
-        running.open("old", "x = ")
-        await asyncio.sleep(0.025)
-        newer = running.open("new", "x = alphas")
-        await asyncio.sleep(0.01)  # "alpha" was generated
-        assert running.recorder.diverged == []
-        await asyncio.sleep(0.01)  # "alpha be" was generated, at 40 ms
-        assert running.recorder.diverged == [3]
-        new = await read(newer)
-        assert (new.text, new.reason) == ("fresh", STOP)
-        assert new.end.usage.completion_tokens == 3
-        marks = running.recorder.marks["new"]
-        assert marks.started == pytest.approx(0.04)
-        assert marks.first_output == pytest.approx(0.07)  # a step of the engine was under way
-
-    in_virtual_time(scenario, script.engine)
-    assert script.asked == ["old", "new"]
-
-
-def test_a_generation_started_after_a_divergence_can_be_reattached() -> None:
-    script = Script(old=WORDS, new=("fre", "sh", " start"))
-
-    async def scenario(running: RunningService) -> None:
-        running.open("old", "x = ")
-        running.open("new", "x = b")
-        await asyncio.sleep(0.065)  # "fre" was generated
-        last = await read(running.open("last", "x = bf"))
-        assert (last.text, last.end.usage.completion_tokens) == ("resh start", 4)
-
-    in_virtual_time(scenario, script.engine)
-    assert script.asked == ["old", "new"]
-
-
-def test_a_generation_that_differs_already_is_aborted() -> None:
-    script = Script(old=WORDS, new=("fresh",))
-
-    async def scenario(running: RunningService) -> None:
-        running.open("old", "x = ")
-        await asyncio.sleep(0.025)
-        newer = running.open("new", "x = b")
-        assert running.load == (1, 2, 0)
-        assert (await read(newer)).text == "fresh"
-        assert (running.recorder.reattached, running.recorder.diverged) == ([], [])
-
-    in_virtual_time(scenario, script.engine)
-
-
-@pytest.mark.parametrize(
-    ("words", "max_tokens", "typed", "typed_at_s"),
-    [
-        (("ab", "cd"), 2, "abcde", 0.005),  # ends by length while the user is ahead,
-        (("ab", "cd"), 2, "abcd", 0.005),  # or is level
-        (("ab", "cd"), 8, "abcde", 0.025),  # the model ends while the user is ahead
-    ],
-)
-def test_a_generation_that_ends_without_untyped_text_is_followed_by_another(
-    words: Sequence[str], max_tokens: int, typed: str, typed_at_s: float
-) -> None:
-    script = Script(old=words, new=("fre", "sh"))
-
-    async def scenario(running: RunningService) -> None:
-        running.open("old", "x = ", max_tokens=max_tokens)
-        await asyncio.sleep(typed_at_s)
-        new = await read(running.open("new", "x = " + typed, max_tokens=max_tokens))
-        assert new.text == "fresh"
-        assert running.recorder.diverged == [min(3, max_tokens)]
-
-    in_virtual_time(scenario, script.engine)
-    assert script.asked == ["old", "new"]
-
-
-def test_a_generation_that_stops_after_the_typed_text_answers_with_no_text() -> None:
-    script = Script(old=("ab", "cd"))
-
-    async def scenario(running: RunningService) -> None:
-        running.open("old", "x = ")
-        await asyncio.sleep(0.025)
-        new = await read(running.open("new", "x = abcd"))
-        assert (new.text, new.reason) == ("", STOP)
-
-    in_virtual_time(scenario, script.engine)
-    assert script.asked == ["old"]
-
-
-def test_a_request_at_the_end_of_the_generated_text_waits_for_its_first_token() -> None:
-    script = Script(old=WORDS)
-
-    async def scenario(running: RunningService) -> None:
-        running.open("old", "x = ")
-        await asyncio.sleep(0.035)
-        newer = running.open("new", "x = alpha")
-        await read(newer)
-        assert running.recorder.marks["new"].first_output == pytest.approx(0.04)
-
-    in_virtual_time(scenario, script.engine)
-
-
-def test_closing_the_older_answer_does_not_stop_a_reattached_generation() -> None:
-    script = Script(old=WORDS)
-
-    async def scenario(running: RunningService) -> None:
-        older = running.open("old", "x = ")
-        await asyncio.sleep(0.025)
-        newer = running.open("new", "x = a")
-        older.cancel()
-        assert (await read(newer)).text == "lpha beta"
-        assert running.recorder.ended == [("old", SUPERSEDED), ("new", STOP)]
-
-    in_virtual_time(scenario, script.engine)
-
-
-def test_cancelling_a_reattached_request_frees_the_engine() -> None:
-    script = Script(old=["w", "a", "b", *(f" {n}" for n in range(4096))])
-
-    async def scenario(running: RunningService) -> None:
-        running.open("old", "x = ", max_tokens=4096)
-        await asyncio.sleep(0.025)
-        newer = running.open("new", "x = w", max_tokens=4096)
-        await asyncio.sleep(0.02)
-        newer.cancel()
-        assert running.load == (0, 1, 0)
-        await asyncio.sleep(0.02)
-        assert running.load == (0, 0, 0)
-        assert running.engine.stats().num_running == 0
-        new = await read(newer)
-        assert (new.reason, new.text) == (FinishReason.CANCELLED, "ab")
-        assert new.end.usage.completion_tokens == 3
-
-    in_virtual_time(scenario, script.engine)
-
-
-def test_an_engine_failure_ends_the_reattached_request() -> None:
-    script = Script(old=WORDS)
-
-    async def scenario(running: RunningService) -> None:
-        older = running.open("old", "x = ")
-        await asyncio.sleep(0.025)
-        newer = running.open("new", "x = a")
-        assert isinstance(running.engine, ScriptedEngine)
-        running.engine.crash()
-        assert ((await read(older)).reason, (await read(newer)).reason) == (SUPERSEDED, FinishReason.ERROR)
-
-    in_virtual_time(scenario, script.engine)
 
 
 @pytest.mark.parametrize("typed", ["al", "alphabet", "alphas", "q", "close"])
@@ -296,32 +110,171 @@ def test_an_ended_request_is_freed_by_reference_counting_alone(typed: str) -> No
         gc.enable()
 
 
-def test_a_diverged_generation_that_still_stops_can_not_be_reattached() -> None:
-    script = Script(old=WORDS, third=("cat",))
+@pytest.mark.parametrize(
+    ("words", "typed", "changes", "expected"),
+    [
+        (("al", "pha", " beta\n", "gamma"), "al", {"mode": Mode.SINGLE_LINE}, "pha beta"),
+        (("f", "(a", "); x", "; y"), "f(", {"stop": (";",)}, "a)"),
+        (("f;", "(a", "); x"), "f;", {"stop": (";",)}, "fresh"),  # a stop that was typed had ended the older
+        (("al", "pha)", "x"), "al", {"suffix": ")", "mode": Mode.SINGLE_LINE}, "pha"),  # no repetition
+        (("a\r", "\n  b", "\r\n  c", "\r\nd"), "a\r\n", {"prefix": "if x:\n  "}, "  b\r\n  c"),  # a block's end
+    ],
+)
+def test_the_text_rules_apply_from_the_new_cursor_on(
+    words: Sequence[str], typed: str, changes: dict[str, Any], expected: str
+) -> None:
+    script = Script(old=words, new=("fresh",))
+    prefix = changes.pop("prefix", "x = ")
 
     async def scenario(running: RunningService) -> None:
-        running.open("old", "x = ")
-        newer = running.open("new", "x = b")
-        await asyncio.sleep(0.03)  # it generated "alp" and is being stopped
-        assert running.recorder.diverged == [1]
-        third = running.open("third", "x = bc")
-        new = await read(newer)
-        assert (new.reason, new.end.usage) == (SUPERSEDED, Usage())
-        assert ((await read(third)).text, running.recorder.diverged) == ("cat", [1])
-
-    in_virtual_time(
-        scenario, lambda: SlowToStop(script, TIMES), scheduling=dataclasses.replace(FOUR_SLOTS, max_slots=1)
-    )
-    assert script.asked == ["old", "third"]
-
-
-def test_a_failed_generation_can_not_be_reattached() -> None:
-    script = Script(new=("fresh",))  # "old" is a KeyError
-
-    async def scenario(running: RunningService) -> None:
-        running.open("old", "x = ")
-        while not script.asked:
-            await asyncio.sleep(0)
-        assert (await read(running.open("new", "x = a"))).text == "fresh"
+        running.open("old", prefix, **changes)
+        await asyncio.sleep(0.025)
+        new = await read(running.open("new", prefix + typed, **changes))
+        assert (new.text, new.reason) == (expected, STOP)
 
     in_virtual_time(scenario, script.engine)
+
+
+def answer_of(text: str, *, is_cut: bool, **request: Any) -> tuple[str, FinishReason]:
+    """Return what the text rules send of a whole generation, and why the answer ends."""
+    rules = TextRules(dataclasses.replace(REQUEST, **request))
+    sent = rules.feed(text)
+    if rules.is_done:
+        return sent, STOP
+    return sent + rules.finish(is_cut=is_cut), FinishReason.LENGTH if is_cut else STOP
+
+
+WORD = st.text("ab(é🙂\n ;", min_size=1, max_size=3) | st.sampled_from(("1.0", " /", " (", "a + b", ")"))
+
+
+@settings(max_examples=examples(2))
+@given(
+    words=st.lists(WORD, min_size=1, max_size=8),
+    num_typed=st.integers(0, 12),
+    slip=st.sampled_from(("", "", "", "q")),
+    num_steps=st.integers(0, 8),
+    fields=st.fixed_dictionaries(
+        {
+            "mode": st.sampled_from(Mode),
+            "suffix": st.sampled_from(("", ")", "\nb")),
+            "stop": st.sampled_from(((), (";",), ("b(",))),
+            "max_tokens": st.sampled_from((4, 16)),
+        }
+    ),
+)
+def test_a_reattached_answer_is_that_of_a_generation_of_its_own(
+    words: list[str], num_typed: int, slip: str, num_steps: int, fields: dict[str, Any]
+) -> None:
+    fresh = ("fr", "e\n", "sh")
+    script = Script(old=words, new=fresh)
+    is_cut = len(words) >= fields["max_tokens"]
+    whole = "".join(words[: fields["max_tokens"]])
+    typed = whole[:num_typed] + slip
+
+    async def scenario(running: RunningService) -> None:
+        older = running.open("old", "x = ", **fields)
+        if num_steps:
+            await asyncio.sleep(0.01 * num_steps + 0.005)
+        newer = running.open("new", "x = " + typed, **fields)
+        old, new = await read(older), await read(newer)
+        is_ended_line = fields["mode"] is Mode.SINGLE_LINE and "\n" in typed
+        fits = (
+            old.reason is SUPERSEDED
+            and not is_ended_line
+            and whole.startswith(typed)
+            and not (is_cut and whole == typed)
+        )
+        is_typed_through = "new" not in script.asked
+        assert fits or not is_typed_through
+        leaves_half = len(typed) < fields["max_tokens"] / 2  # a token has a character or more
+        assert is_typed_through or not (fits and leaves_half)
+        assert script.asked == ["old"] * ("old" in script.asked) + ["new"] * (not is_typed_through)
+        text, was_cut = (whole[len(typed) :], is_cut) if is_typed_through else ("".join(fresh), False)
+        expected = answer_of(text, is_cut=was_cut, prefix="x = " + typed, **fields)
+        assert (new.text, new.reason) == expected
+        assert len(running.recorder.reattached) - len(running.recorder.diverged) == is_typed_through
+
+    in_virtual_time(scenario, script.engine)
+
+
+BY_SESSION = dataclasses.replace(FOUR_SLOTS, lane="session")
+ANN, TWIN = Caller("ann", "one"), Caller("ann", "two")
+BOB, EVE = Caller("bob", "one"), Caller("eve", "one", tenant="other")
+
+
+@pytest.mark.parametrize(("is_shared", "third"), [(True, FinishReason.STOP), (False, FinishReason.SHED)])
+def test_tokens_are_charged_once(is_shared: bool, third: FinishReason) -> None:
+    """A generation costs 8 tokens of a burst of 10: a second one puts the user into debt."""
+    script = Script(first=WORDS, second=WORDS, third=WORDS)
+    admission = AdmissionSettings(user_requests_per_s=0, user_tokens_per_s=10, user_token_burst=10)
+
+    async def scenario(running: RunningService) -> None:
+        requests = [running.open(name, "x = ", caller=caller) for name, caller in (("first", ANN), ("second", TWIN))]
+        answers = [await read(each) for each in requests]
+        assert [each.end.usage.completion_tokens for each in answers] == [5, 5]
+        assert [each.end.usage.is_shared for each in answers] == [False, is_shared]
+        assert (await read(running.open("third", "y = ", caller=ANN))).reason is third
+
+    settings = dataclasses.replace(BY_SESSION, single_flight=is_shared)
+    in_virtual_time(scenario, script.engine, scheduling=settings, admission=admission)
+
+
+@pytest.mark.parametrize(
+    ("changes", "scheduling"),
+    [({"suffix": ")"}, {}), ({"use_completion_cache": False}, {}), ({}, {"typing_through": False})],
+)
+def test_a_request_that_asks_for_something_else_does_not_reattach(
+    changes: dict[str, Any], scheduling: dict[str, Any]
+) -> None:
+    script = Script(old=WORDS, new=("fresh",))
+
+    async def scenario(running: RunningService) -> None:
+        older = running.open("old", "x = ")
+        await asyncio.sleep(0.025)
+        new = await read(running.open("new", "x = al", **changes))
+        assert (new.text, new.reason, (await read(older)).reason) == ("fresh", STOP, SUPERSEDED)
+
+    in_virtual_time(scenario, script.engine, scheduling=dataclasses.replace(FOUR_SLOTS, **scheduling))
+
+
+UNCACHED, SAMPLED, SEEDED = (
+    {"use_completion_cache": False},
+    {"sampling": Sampling(0.8)},
+    {"sampling": Sampling(0.8, seed=7)},
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cache_scope", "scheduling", "is_shared"),
+    [
+        ({}, {}, "user", {}, True),
+        ({}, {}, "user", {"single_flight": False}, False),
+        ({}, {"caller": ANN}, "user", {"lane": "user", "supersede": False}, True),
+        (UNCACHED, {}, "user", {}, False),
+        ({}, UNCACHED, "user", {}, False),
+        (SEEDED, SEEDED, "user", {}, True),
+        (SAMPLED, SAMPLED, "user", {}, False),
+        ({}, {"caller": BOB}, "user", {}, False),
+        ({}, {"caller": BOB}, "tenant", {}, True),
+        ({}, {"caller": EVE}, "tenant", {}, False),
+        ({}, {"prefix": "y = "}, "user", {}, False),
+        ({}, {"suffix": ")"}, "user", {}, False),
+    ],
+)
+def test_equal_requests_of_callers_that_share_the_prefix_cache_share_a_generation(
+    first: dict[str, Any], second: dict[str, Any], cache_scope: CacheScope, scheduling: dict[str, Any], is_shared: bool
+) -> None:
+    script = Script(first=WORDS, second=WORDS)
+
+    async def scenario(running: RunningService) -> None:
+        requests: dict[str, dict[str, Any]] = {
+            "first": {"prefix": "x = ", "caller": ANN} | first,
+            "second": {"prefix": "x = ", "caller": TWIN} | second,
+        }
+        completions = [running.open(name, **fields) for name, fields in requests.items()]
+        answers = [await read(each) for each in completions]
+        assert [(answer.text, answer.reason) for answer in answers] == [("alpha beta", STOP)] * 2
+
+    settings = dataclasses.replace(BY_SESSION, **scheduling)
+    in_virtual_time(scenario, script.engine, scheduling=settings, cache_scope=cache_scope)
+    assert script.asked == (["first"] if is_shared else ["first", "second"])

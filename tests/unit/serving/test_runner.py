@@ -1,28 +1,20 @@
 """The runner carries out the book's actions and leaves no task or request behind, also if a request's code fails."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncGenerator
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import Code, UnavailableError
 from completion_server.core.events import EngineStalled, Event, GenerationAborted
-from completion_server.core.outcome import FinishReason, Outcome, Usage
-from completion_server.core.request import Trigger
+from completion_server.core.outcome import Outcome, Usage
 from completion_server.engine.interface import Output
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.limiter import ConcurrencyLimiter
-from completion_server.serving.generate import Progress
 from completion_server.serving.runner import Runner
 from loadtest.simulation.virtual_time import LoopClock
-from tests.support.examples import examples
-from tests.unit.scheduling.live_requests import STOPPED
-from tests.unit.serving.readers import ScriptedReader, ask, key, run, saying, slow_to_abort, typed
+from tests.unit.serving.readers import ask, key, run, saying, slow_to_abort, typed
 
 
 def test_a_request_waits_for_a_slot_and_ends_once() -> None:
@@ -88,15 +80,6 @@ def test_slots_follow_the_limiter() -> None:
     run(scenario, limiter=ConcurrencyLimiter(1, 4, 1.0, 3.0))
 
 
-def test_the_book_learns_first_tokens_and_prompt_sizes() -> None:
-    async def scenario(runner: Runner) -> None:
-        runner.submit_nowait(ask("r"))
-        await runner.wait_idle()
-        assert runner.book.latency.first_token.mean == 0.25
-
-    run(scenario)
-
-
 def test_a_deadline_ends_running_and_waiting_requests() -> None:
     async def scenario(runner: Runner) -> None:
         runs = ask("runs", seconds=100, deadline=Deadline(2.0))
@@ -109,22 +92,6 @@ def test_a_deadline_ends_running_and_waiting_requests() -> None:
         assert LoopClock().now() == 2.0
         assert (runs.reasons, waits.reasons) == (["deadline"], ["deadline"])
         assert runs.was_aborted
-
-    run(scenario, num_slots=1)
-
-
-def test_an_unreachable_request_is_shed_as_soon_as_it_is_unreachable() -> None:
-    async def scenario(runner: Runner) -> None:
-        runs, waits = ask("runs", script=saying(*"x" * 80, seconds=10)), ask("waits", ttft_deadline=0.5)
-        runner.submit_nowait(runs)
-        await asyncio.sleep(0.2)  # its first token took 0.125 s
-        runner.submit_nowait(waits)
-        await asyncio.sleep(0.174)
-        assert waits.reasons == []
-        await asyncio.sleep(0.002)  # 0.375 is 0.125 before its time
-        assert waits.reasons == ["shed"]
-        await runner.wait_idle()
-        assert runs.reasons == ["stop"]
 
     run(scenario, num_slots=1)
 
@@ -174,18 +141,6 @@ def test_a_failure_ends_only_its_own_request() -> None:
     run(scenario)
 
 
-def test_a_failing_end_does_not_block_other_requests() -> None:
-    async def scenario(runner: Runner) -> None:
-        deaf, other = ask("deaf"), ask("other")
-        deaf.fault = "end"
-        runner.submit_nowait(deaf)
-        runner.submit_nowait(other)
-        await runner.wait_idle()
-        assert (deaf.reasons, other.reasons) == (["stop"], ["stop"])
-
-    run(scenario, num_slots=1)
-
-
 def test_submits_and_cancels_inside_an_end_are_carried_out_in_order() -> None:
     async def scenario(runner: Runner) -> None:
         order: list[str] = []
@@ -215,48 +170,6 @@ def test_submits_and_cancels_inside_an_end_are_carried_out_in_order() -> None:
     run(scenario)
 
 
-def test_a_request_answered_without_a_generation_supersedes() -> None:
-    async def scenario(runner: Runner) -> None:
-        older, newer = key(1, seconds=100), key(2)
-        runner.submit_nowait(older)
-        await asyncio.sleep(0.5)
-        runner.answer_nowait(newer, STOPPED)
-        assert (older.reasons, newer.reasons, newer.num_generations) == (["superseded"], ["stop"], 0)
-        await runner.wait_idle()
-        assert older.was_aborted
-
-    run(scenario)
-
-
-def test_a_newer_request_on_another_replica_supersedes() -> None:
-    async def scenario(runner: Runner) -> None:
-        older, prefetch = key(1, seconds=100, stamp=5), ask("p", lane="user", trigger=Trigger.PREFETCH, stamp=9)
-        runner.submit_nowait(older)
-        runner.submit_nowait(prefetch)
-        runner.supersede_nowait("user", 5)
-        runner.supersede_nowait("somebody else", 7)
-        assert (older.reasons, prefetch.reasons) == ([], [])
-        runner.supersede_nowait("user", 7)
-        runner.supersede_nowait("user", 7)
-        assert (older.reasons, prefetch.reasons) == (["superseded"], [])
-
-    run(scenario)
-
-
-def test_all_can_be_ended_at_once() -> None:
-    async def scenario(runner: Runner) -> None:
-        requests = [ask(f"r{i}", seconds=100) for i in range(4)]
-        for each in requests:
-            runner.submit_nowait(each)
-        await asyncio.sleep(1)
-        runner.end_all_nowait(Outcome(FinishReason.CANCELLED))
-        await runner.wait_idle()
-        assert [each.reasons for each in requests] == [["cancelled"]] * 4
-        assert LoopClock().now() == 1.0
-
-    run(scenario)
-
-
 def test_a_runner_that_does_not_run_refuses_requests() -> None:
     with pytest.raises(RuntimeError):
         Runner(Book(1, 1), LoopClock()).submit_nowait(ask("r"))
@@ -280,33 +193,6 @@ def test_a_reattach_that_raises_ends_its_request_and_aborts_the_generation() -> 
     run(scenario, num_slots=1)
 
 
-def test_an_answer_that_the_text_so_far_completes_ends_at_the_next_output() -> None:
-    async def outputs() -> AsyncGenerator[Output | None]:
-        yield None
-        yield Output("ay\n", 1)
-        while True:
-            await asyncio.sleep(0.2)
-            yield Output("", 1)
-
-    @dataclass
-    class OneLine(ScriptedReader):
-        def finish(self, reason: FinishReason | None) -> Outcome | None:
-            return Outcome(FinishReason.STOP) if "\n" in self.text else super().finish(reason)
-
-    async def scenario(runner: Runner) -> None:
-        older = typed(1, "x", script=outputs)
-        newer = OneLine(typed(2, "xa").live, outputs)
-        runner.submit_nowait(older)
-        await asyncio.sleep(0.5)
-        runner.submit_nowait(newer)
-        await asyncio.sleep(0.15)
-        assert (newer.text, newer.reasons) == ("y\n", ["stop"])
-        assert newer.num_generations == 0
-        await runner.wait_idle()
-
-    run(scenario)
-
-
 def test_an_engine_that_stands_still_is_reported_when_it_goes_on() -> None:
     stalls: list[float] = []
 
@@ -327,31 +213,13 @@ def test_an_engine_that_stands_still_is_reported_when_it_goes_on() -> None:
     assert stalls[0] == pytest.approx(10.0)
 
 
-def test_a_reattach_that_raises_keeps_the_other_actions() -> None:
-    """The newer request reattaches to the prefetch and supersedes the typed one, which must end all the same."""
-
-    async def scenario(runner: Runner) -> None:
-        older, newer = key(1, seconds=100), typed(2, "xa")
-        prefetch = ask("p", lane="user", trigger=Trigger.PREFETCH, prefix="x")
-        newer.fault = "receive"
-        runner.submit_nowait(older)
-        runner.submit_nowait(prefetch)
-        await asyncio.sleep(0.6)
-        runner.submit_nowait(newer)
-        assert [each.reasons for each in (older, prefetch, newer)] == [["superseded"], ["superseded"], ["error"]]
-        await runner.wait_idle()
-        assert older.was_aborted
-        assert LoopClock().now() < 1
-
-    run(scenario)
-
-
 def test_a_generation_that_can_not_start_ends_its_request_and_waiting_ones() -> None:
     async def scenario(runner: Runner) -> None:
         def fail(*_: object, **__: object) -> None:
             raise RuntimeError("TaskGroup is shutting down")
 
-        requests = [ask("running"), *(ask(f"r{i}") for i in range(9))]
+        joining = [ask(name, answer_key="x") for name in ("first", "second")]
+        requests = [ask("running"), *(ask(f"r{i}") for i in range(7)), *joining]
         for each in requests:
             runner.submit_nowait(each)
         with pytest.MonkeyPatch.context() as patch:
@@ -360,67 +228,3 @@ def test_a_generation_that_can_not_start_ends_its_request_and_waiting_ones() -> 
         assert [each.reasons for each in requests] == [["stop"]] + [["error"]] * 9
 
     run(scenario, num_slots=1)
-
-
-def test_a_generation_that_can_not_start_ends_all_that_have_joined_it() -> None:
-    async def scenario(runner: Runner) -> None:
-        def fail(*_: object, **__: object) -> None:
-            raise RuntimeError("TaskGroup is shutting down")
-
-        requests = [ask("busy"), *(ask(name, answer_key="x") for name in ("first", "second"))]
-        for each in requests:
-            runner.submit_nowait(each)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(asyncio.TaskGroup, "create_task", fail)
-            await runner.wait_idle()
-        assert [each.reasons for each in requests] == [["stop"], ["error"], ["error"]]
-
-    run(scenario, num_slots=1)
-
-
-def test_a_source_that_raises_before_it_begins_is_the_requests_failure() -> None:
-    async def scenario(runner: Runner) -> None:
-        def fail(_progress: Progress) -> Coroutine[Any, Any, None]:
-            raise ZeroDivisionError
-
-        broken, waiting = ask("broken"), ask("waiting")
-        broken.generate = fail  # type: ignore[method-assign]
-        runner.submit_nowait(broken)
-        runner.submit_nowait(waiting)
-        await runner.wait_idle()
-        assert (broken.reasons, waiting.reasons) == (["error"], ["stop"])
-
-    run(scenario, num_slots=1)
-
-
-REQUESTS = st.lists(
-    st.tuples(
-        st.sampled_from(["", "generate", "receive", "finish", "end"]),
-        st.sampled_from(["ann", "bob"]),
-        st.sampled_from(Trigger),
-        st.sampled_from(["x", "xa", "xab", "xq", None]),
-        st.sampled_from([0.0, 0.3, 0.5, 2.0]),
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-@given(REQUESTS)
-@settings(max_examples=examples(2))
-def test_any_faults_leave_one_end_for_each_request(
-    requests: list[tuple[str, str, Trigger, str | None, float]],
-) -> None:
-    async def scenario(runner: Runner) -> None:
-        asked = []
-        for number, (fault, user, trigger, prefix, pause_s) in enumerate(requests):
-            fields = {"lane": user, "session": user, "sequence": number, "trigger": trigger, "prefix": prefix}
-            request = ask(f"r{number}", **fields)
-            request.fault = fault
-            asked.append(request)
-            runner.submit_nowait(request)
-            await asyncio.sleep(pause_s)
-        await runner.wait_idle()
-        assert [len(each.ends) for each in asked] == [1] * len(asked)
-
-    run(scenario)

@@ -6,20 +6,24 @@ import itertools
 import threading
 from dataclasses import dataclass
 
-from completion_server.admission.gate import AdmissionSettings
+import pytest
+
 from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.config import load_config
 from completion_server.core.clock import Deadline, MonotonicClock
 from completion_server.core.events import Event
-from completion_server.core.outcome import Delta, End, FinishReason, ShedReason
+from completion_server.core.outcome import FinishReason, ShedReason
 from completion_server.core.request import Caller, Trigger
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from completion_server.scheduling.queue import newest_first
+from completion_server.scheduling.shedding import Shedding
+from completion_server.serving.settings import ServingSettings, make_book
 from tests.support.services import (
     FOUR_SLOTS,
     EventRecorder,
     RunningService,
     in_virtual_time,
-    parts,
     read,
     running_service,
 )
@@ -55,57 +59,6 @@ async def test_a_short_prompt_is_built_on_the_event_loop_and_a_long_one_in_a_thr
     assert running.recorder.ended == [("short", FinishReason.STOP), ("long", FinishReason.STOP)]
 
 
-def test_a_superseded_answer_has_no_text_left() -> None:
-    async def scenario(running: RunningService) -> None:
-        reader = parts(running.open("old", "x", max_tokens=4096))
-        assert isinstance(await anext(reader), Delta)
-        await asyncio.sleep(0.05)  # it has continued without a reader
-        newer = running.open("new", "y")
-        assert (await read(newer)).reason is FinishReason.LENGTH
-        left = [event async for event in reader]
-        assert [type(event) for event in left] == [End]
-        assert running.recorder.ended == [("old", FinishReason.SUPERSEDED), ("new", FinishReason.LENGTH)]
-
-    in_virtual_time(scenario, slow_engine)
-
-
-async def test_closing_an_answer_ends_its_request_once() -> None:
-    async with running_service(quick_engine, CLOCK) as running:
-        completion = running.open("r", "x" * 100_000)
-        completion.cancel()
-        completion.cancel()
-        assert [type(event) async for event in parts(completion)] == [End]
-    assert running.recorder.ended == [("r", FinishReason.CANCELLED)]
-
-
-def test_a_user_over_the_limit_is_shed_and_supersedes_no_request() -> None:
-    async def scenario(running: RunningService) -> None:
-        first = running.open("r1", "x")
-        refused = await read(running.open("r2", "xa"))
-        assert (refused.text, refused.reason) == ("", FinishReason.SHED)
-        assert refused.end.outcome.shed_reason is ShedReason.RATE_LIMITED
-        assert refused.end.outcome.retry_after_ms == 2000
-        other = running.open("r3", "x", caller=Caller("another", "s"))
-        assert [(await read(each)).reason for each in (first, other)] == [FinishReason.LENGTH] * 2
-        await asyncio.sleep(2.0)
-        assert (await read(running.open("r4", "x"))).reason is FinishReason.LENGTH
-
-    in_virtual_time(scenario, slow_engine, admission=AdmissionSettings(user_requests_per_s=0.5, user_burst=1))
-
-
-def test_a_shed_request_is_served_after_its_retry_time() -> None:
-    async def scenario(running: RunningService) -> None:
-        running.open("r1", "x")
-        await asyncio.sleep(0.0396)
-        refused = await read(running.open("r2", "x"))
-        retry_after_ms = refused.end.outcome.retry_after_ms
-        assert retry_after_ms == 11  # 10.4 of 50 are left
-        await asyncio.sleep(retry_after_ms / 1000)
-        assert (await read(running.open("r3", "x"))).reason is FinishReason.LENGTH
-
-    in_virtual_time(scenario, slow_engine, admission=AdmissionSettings(user_requests_per_s=20, user_burst=1))
-
-
 def test_under_loop_lag_only_explicit_requests_are_served() -> None:
     clock = SettableClock(-1.0)
     loop_lag = LoopLagMonitor(0.05, clock)  # looked at the clock a second before it all began
@@ -123,15 +76,6 @@ def test_under_loop_lag_only_explicit_requests_are_served() -> None:
         assert (await read(running.open("later", "x", caller=other))).reason is FinishReason.LENGTH
 
     in_virtual_time(scenario, slow_engine, loop_lag=loop_lag)
-
-
-def test_an_unnamed_caller_is_its_session_and_tenants_are_separate() -> None:
-    async def scenario(running: RunningService) -> None:
-        callers = (Caller("u", "s"), Caller("", "s"), Caller("", "u"), Caller("u", "s", "tenant"))
-        answers = [running.open(f"r{at}", "x", caller=caller) for at, caller in enumerate(callers)]
-        assert [(await read(each)).reason for each in answers] == [FinishReason.LENGTH] * 4
-
-    in_virtual_time(scenario, slow_engine)
 
 
 def test_a_lane_belongs_to_a_user_or_a_session_or_one_request() -> None:
@@ -185,3 +129,15 @@ def test_a_listener_that_raises_fails_no_request() -> None:
         assert len(opened.recorder.ended) == 2
 
     in_virtual_time(scenario, slow_engine, recorder=Fails())
+
+
+@pytest.mark.parametrize(("max_slots", "num_slots"), [(1, 1), (2, 2), (32, 8)])
+def test_every_key_reaches_the_book(max_slots: int, num_slots: int) -> None:
+    overrides = (
+        "scheduling.order=newest_first", "shed.when=predicted", "scheduling.max_queued=7",
+        f"scheduling.max_slots={max_slots}", "admission.retry_after_ms=70",
+    )  # fmt: skip
+    config = load_config(None, overrides, {})
+    book = make_book(ServingSettings(config.admission, config.scheduling, config.shed))
+    assert (book.order, book.shedding) == (newest_first, Shedding.PREDICTED)
+    assert (book.num_slots, book.max_queued, book.max_retry_after_ms) == (num_slots, 7, 70)

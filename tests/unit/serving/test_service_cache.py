@@ -165,37 +165,6 @@ def test_only_whole_answers_are_kept(outcome: FinishReason) -> None:
     run(scenario)
 
 
-def test_a_single_line_never_serves_behind_its_line() -> None:
-    async def scenario(running: RunningService, cached: Cached) -> None:
-        await text_of(running, "block", "if x:")
-        assert await text_of(running, "inside", "if x:\n    y") == " = 1\n    z = 2"
-        assert cached.generated == ["block"]
-
-    run(scenario, words=("\n    y = 1\n", "    z = 2\n"))
-
-
-def test_users_never_get_each_others_answers() -> None:
-    async def scenario(running: RunningService, cached: Cached) -> None:
-        await text_of(running, "mine", "x = ")
-        await text_of(running, "theirs", "x = ", caller=OTHER)
-        await text_of(running, "nobodys", "x = ", caller=Caller("", "s", connection="c"))
-        assert cached.generated == ["mine", "theirs", "nobodys"]
-
-    run(scenario)
-
-
-def test_a_known_answer_is_given_although_all_slots_are_taken() -> None:
-    async def scenario(running: RunningService, _cached: Cached) -> None:
-        await text_of(running, "first", "x = ")
-        busy = running.open("busy", "y = ", caller=OTHER)
-        now = running.service.now()
-        assert await text_of(running, "known", "x = ") == "alpha beta"
-        assert running.service.now() == now
-        await read(busy)
-
-    run(scenario, scheduling=ONE_SLOT)
-
-
 def test_redis_answers_a_request_that_computes_its_prompt() -> None:
     async def scenario(running: RunningService, cached: Cached) -> None:
         await text_of(running, "first", "x = ")

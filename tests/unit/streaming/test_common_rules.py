@@ -7,9 +7,8 @@ import pytest
 
 from completion_server.core.request import Mode
 from completion_server.streaming.brackets import Brackets
-from completion_server.streaming.stop_strings import StopStrings
 from completion_server.streaming.surroundings import MAX_HEAD, MAX_REST, Surroundings
-from completion_server.streaming.text import TextRules
+from completion_server.streaming.text import StopStrings, TextRules
 from tests.unit.streaming.rules import complete, request_at, sent
 
 

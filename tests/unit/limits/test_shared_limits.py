@@ -1,4 +1,4 @@
-"""Rates that replicas share: what a replica may take with Redis, without it, and after it came back."""
+"""Rates and sessions that replicas share: what a replica may take with Redis, without it, and after it came back."""
 
 import asyncio
 import random
@@ -7,7 +7,7 @@ from functools import wraps
 
 import pytest
 
-from completion_server.limits.shares import NUM_KEPT, RATE_INTERVAL_S
+from completion_server.limits.shares import NUM_KEPT, RATE_INTERVAL_S, SESSIONS_INTERVAL_S
 from loadtest.simulation import virtual_time
 from tests.support.shared_limits import FakeReplicas, Limits
 
@@ -35,13 +35,6 @@ async def test_a_first_request_is_decided_at_once_from_an_equal_part() -> None:
 
 
 @in_virtual_time
-async def test_a_lone_active_replica_gets_the_whole_rate_and_the_whole_burst() -> None:
-    replicas = await FakeReplicas().start()
-    assert 50 <= (await replicas.offer(1.0, 100.0, [0]))[0] <= 40 + 20 + 1
-    assert (await replicas.offer(10.0, 60.0, [0]))[0] == pytest.approx(200, rel=0.05)
-
-
-@in_virtual_time
 async def test_active_replicas_divide_the_rate_in_proportion_to_their_demand() -> None:
     replicas = await FakeReplicas().start()
     await replicas.offer(10.0, 60.0, [0, 1, 2])
@@ -58,37 +51,12 @@ async def test_active_replicas_divide_the_rate_in_proportion_to_their_demand() -
 
 
 @in_virtual_time
-async def test_what_one_replica_took_another_does_not_get_again() -> None:
-    replicas = await FakeReplicas().start()
-    await replicas.offer(5.0, 100.0, [0])
-    assert (await replicas.offer(1.0, 100.0, [1]))[0] <= 13 + 20 + 1
-    assert (await replicas.offer(4.0, 100.0, [0], "another"))[0] >= 80
-
-
-@in_virtual_time
-async def test_a_user_who_moves_has_the_whole_limit_a_few_seconds_later() -> None:
-    replicas = await FakeReplicas().start()
-    await replicas.offer(5.0, 10.0, [0])
-    assert (await replicas.offer(6.0, 5.0, [1]))[0] >= 29, "a third of the rate is enough for a typing user"
-    assert (await replicas.offer(5.0, 60.0, [1]))[0] >= 100
-
-
-@in_virtual_time
 async def test_a_charge_beyond_the_share_is_paid_by_all_replicas() -> None:
     replicas = await FakeReplicas().start()
     replicas[0].limiter.charge("u", replicas[0].clock.now(), 200.0)
     assert sum(await replicas.offer(2.0, 100.0, [0, 1])) <= 13 + 20
     assert sum(await replicas.offer(3.0, 100.0, [0, 1])) == 0
     assert sum(await replicas.offer(9.0, 100.0, [0, 1])) > 0
-
-
-@in_virtual_time
-async def test_what_is_left_of_the_burst_is_divided_too() -> None:
-    replicas = await FakeReplicas().start()
-    await replicas.offer(10.0, 9.0, [0, 1])
-    replicas[0].limiter.charge("u", replicas[0].clock.now(), 30.0)
-    await replicas.offer(1.2, 9.0, [0, 1])
-    assert replicas[0].take("u", 100) + replicas[1].take("u", 100) <= 15
 
 
 @in_virtual_time
@@ -103,14 +71,6 @@ async def test_a_refund_is_given_back_to_all_replicas() -> None:
 
 
 @in_virtual_time
-async def test_a_large_first_charge_refuses_nothing_once_redis_has_replied() -> None:
-    replicas = await FakeReplicas(limits=Limits(2000.0, 8000.0)).start()
-    replicas[0].limiter.charge("u", replicas[0].clock.now(), 3000.0)
-    await asyncio.sleep(0.05)
-    assert replicas[0].limiter.delay_s("u", replicas[0].clock.now()) == 0
-
-
-@in_virtual_time
 async def test_idle_keys_are_forgotten_and_cost_nothing() -> None:
     replicas = await FakeReplicas().start()
     for number in range(3):
@@ -122,14 +82,6 @@ async def test_idle_keys_are_forgotten_and_cost_nothing() -> None:
     num_commands = replicas.scripts.num_commands
     await asyncio.sleep(1.0)
     assert replicas.scripts.num_commands - num_commands == 6, "only two heartbeats of each"
-
-
-@in_virtual_time
-async def test_a_key_in_debt_is_not_forgotten() -> None:
-    replicas = await FakeReplicas().start()
-    replicas[0].limiter.charge("u", replicas[0].clock.now(), 200.0)
-    await asyncio.sleep(2 * RATE_INTERVAL_S)
-    assert replicas[0].limiter.delay_s("u", replicas[0].clock.now()) > 1
 
 
 @in_virtual_time
@@ -167,15 +119,6 @@ async def test_what_was_taken_without_redis_and_is_filled_again_is_no_debt() -> 
 
 
 @in_virtual_time
-async def test_what_a_key_that_began_without_redis_has_filled_again_is_no_debt() -> None:
-    replicas = await FakeReplicas(1).start()
-    replicas[0].store.is_cut = True
-    await replicas.offer(300.0, 10.0, [0])
-    replicas[0].store.is_cut = False
-    assert (await replicas.offer(10.0, 10.0, [0]))[0] == pytest.approx(100, abs=2)
-
-
-@in_virtual_time
 async def test_a_small_demand_beside_a_large_one_is_not_left_without_a_unit() -> None:
     replicas = await FakeReplicas().start()
     taken = [0, 0]
@@ -205,28 +148,6 @@ async def test_a_replica_that_never_reached_redis_assumes_the_configured_number(
     late.store.is_cut = True
     await asyncio.sleep(4.0)
     assert late.take("u", 100) == 13
-
-
-@in_virtual_time
-async def test_a_single_replica_has_the_whole_limit_while_redis_is_away() -> None:
-    replicas = await FakeReplicas(1).start()
-    replicas[0].store.is_cut = True
-    await asyncio.sleep(4.0)
-    assert replicas[0].take("u", 100) == 40
-    assert (await replicas.offer(10.0, 60.0, [0]))[0] == pytest.approx(200, abs=2)
-
-
-@in_virtual_time
-async def test_a_replica_that_leaves_leaves_its_shares() -> None:
-    replicas = await FakeReplicas().start()
-    await replicas.offer(3.0, 60.0, [0, 2])
-    assert "replica-2" in replicas.scripts.shares["requests:u"]
-    await replicas[2].shared.leave()
-    assert "replica-2" not in replicas.scripts.shares["requests:u"]
-    assert "replica-2" not in replicas.scripts.heartbeats
-    await asyncio.sleep(1.0)
-    assert replicas[0].shared.replicas.num_alive == 2
-    assert "replica-2" not in replicas.scripts.heartbeats, "nothing is sent after the goodbye"
 
 
 @in_virtual_time
@@ -276,3 +197,87 @@ async def test_two_processes_with_one_id_are_found(caplog: pytest.LogCaptureFixt
     assert replicas[0].shared.replicas.has_duplicate_id
     assert again.shared.replicas.has_duplicate_id
     assert sum("another process has the replica id" in each for each in caplog.messages) == 2
+
+
+async def opened_everywhere(replicas: FakeReplicas, rounds: int = 30) -> list[int]:
+    """Open as many sessions as all replicas allow, one after another."""
+    opened = [0] * replicas.num
+    for _ in range(rounds):
+        for number in range(replicas.num):
+            opened[number] += replicas[number].open_sessions("u", 1)
+        await asyncio.sleep(1.1)
+    return opened
+
+
+@in_virtual_time
+async def test_a_new_key_opens_an_equal_part_at_once_and_the_rest_after_a_round_trip() -> None:
+    replicas = await FakeReplicas(limits=Limits(max_sessions=64)).start()
+    assert 21 <= replicas[0].open_sessions("u", 64) <= 22
+    assert replicas[0].sessions.more_in_s("u") == 1.0
+    await asyncio.sleep(0.1)
+    assert replicas[0].open_sessions("u", 64) >= 42
+    assert replicas[0].sessions.is_full("u")
+    assert replicas[0].sessions.more_in_s("u") is None, "all that are allowed"
+    assert not replicas[0].sessions.is_full("another")
+
+
+@in_virtual_time
+async def test_a_closed_session_may_be_opened_elsewhere() -> None:
+    replicas = await FakeReplicas().start()
+    replicas[0].open_sessions("u", 100)
+    await asyncio.sleep(1.1)
+    assert replicas[0].open_sessions("u", 100) > 0
+    replicas[1].open_sessions("u", 1)
+    for _ in range(6):
+        replicas[0].sessions.leave("u")
+    await asyncio.sleep(SESSIONS_INTERVAL_S)
+    assert replicas[1].sessions.num_open("u") + sum(await opened_everywhere(replicas)) >= 6
+
+
+@in_virtual_time
+async def test_a_session_that_is_closed_at_once_costs_redis_nothing() -> None:
+    replicas = await FakeReplicas().start()
+    replicas[0].open_sessions("u", 1)
+    replicas[0].sessions.leave("u")
+    await asyncio.sleep(2 * SESSIONS_INTERVAL_S)
+    assert len(replicas[0].sessions) == 0
+    assert "sessions:u" not in replicas.scripts.shares
+
+
+@in_virtual_time
+async def test_sessions_are_reported_while_they_are_open_and_forgotten_with_their_replica() -> None:
+    replicas = await FakeReplicas().start()
+    for number in (0, 1):
+        replicas[number].open_sessions("u", 4)
+    await asyncio.sleep(90.0)
+    replicas[1].store.is_cut = True
+    await asyncio.sleep((NUM_KEPT + 1) * SESSIONS_INTERVAL_S)
+    opened = 4
+    for _ in range(20):
+        opened += replicas[0].open_sessions("u", 100)
+        await asyncio.sleep(1.1)
+    assert opened == 12
+
+
+@in_virtual_time
+async def test_a_replica_that_is_cut_off_keeps_its_part() -> None:
+    replicas = await FakeReplicas().start()
+    replicas[0].store.is_cut = True
+    await asyncio.sleep(5.0)
+    opened = await opened_everywhere(replicas)
+    assert opened[0] == 4
+    assert sum(opened) <= 12 + 4 + 3
+    replicas[0].store.is_cut = False
+    replicas[0].sessions.is_full("u")
+    await asyncio.sleep(2.0)
+    assert replicas.scripts.shares["sessions:u"]["replica-0"][3] == 4
+
+
+@in_virtual_time
+async def test_a_limit_of_one_allows_a_move_to_another_replica() -> None:
+    replicas = await FakeReplicas(limits=Limits(max_sessions=1)).start()
+    assert replicas[0].open_sessions("u", 5) == 1
+    assert replicas[0].sessions.more_in_s("u") is None
+    await asyncio.sleep(0.5)
+    replicas[0].sessions.leave("u")
+    assert replicas[1].open_sessions("u", 5) == 1
