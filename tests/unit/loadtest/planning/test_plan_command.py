@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from completion_server.planning.command import plan
-from completion_server.planning.report import LatencyGoal, ReportError, read_measured
 from loadtest.commands.searches import capacity_json
+from loadtest.planning.command import plan
+from loadtest.planning.report import LatencyGoal, ReportError, read_measured
 from loadtest.report.figures import figures
 from loadtest.search.capacity import Capacity, Trial
 from loadtest.stats import RunStats
@@ -244,7 +244,7 @@ def test_the_picture_marks_the_plan(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delitem(sys.modules, "completion_server.planning.picture", raising=False)
+    monkeypatch.delitem(sys.modules, "loadtest.planning.picture", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = run("--sessions", "5", "--plot", str(tmp_path / "plan.svg"))
     assert result.exit_code == 2

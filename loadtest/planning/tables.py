@@ -8,11 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from completion_server.planning.assumptions import Users
-from completion_server.planning.capacity import computed_tokens
-from completion_server.planning.fleet import Plan
-from completion_server.planning.gaps import typist
-from completion_server.planning.sensitivity import cost_levers, variations
+from loadtest.planning.assumptions import Users
+from loadtest.planning.demand import computed_tokens
+from loadtest.planning.fleet import Plan, cost_levers, variations
+from loadtest.traffic.typist import TypingModel
 
 _MAX_VARIATIONS = 14
 
@@ -111,7 +110,7 @@ def _step_rows(plan: Plan, seats: int | None) -> Iterator[tuple[str, str, str]]:
 
 
 def _typing(users: Users) -> str:
-    keys_per_s = typist(users.away_share).keys_per_s
+    keys_per_s = TypingModel(away_share=users.away_share).keys_per_s
     return f"{users.typing_share:.0%} type, {keys_per_s:.2f} keys/s each, {users.debounce_ms:g} ms without a key"
 
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.planning.assumptions import Assumptions, Money, Users
-from completion_server.planning.fleet import FleetRequirements, Plan, Region, gpus_for, plan_of
-from completion_server.planning.report import Measured
-from completion_server.planning.sensitivity import cost_levers, variations
+from loadtest.planning.assumptions import Assumptions, Money, Users
+from loadtest.planning.fleet import FleetRequirements, Plan, Region, cost_levers, gpus_for, plan_of, variations
+from loadtest.planning.report import Measured
 
 THREE = tuple(Region(name, 1 / 3) for name in ("us-east", "us-west", "eu-west"))
 shares = st.lists(st.integers(1, 20), min_size=2, max_size=5).map(
