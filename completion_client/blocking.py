@@ -55,7 +55,7 @@ def complete(
     return completion
 
 
-def check_health(channel: grpc.Channel, timeout_s: float, metadata: Metadata = ()) -> str:
+def check_health(channel: grpc.Channel, timeout_s: float) -> str:
     """Return the health of the whole server, such as "SERVING".
 
     Raises:
@@ -63,7 +63,7 @@ def check_health(channel: grpc.Channel, timeout_s: float, metadata: Metadata = (
 
     """
     check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK)
-    return status_of(check(WHOLE_SERVER, timeout=timeout_s, metadata=metadata))
+    return status_of(check(WHOLE_SERVER, timeout=timeout_s))
 
 
 def connect(channel: grpc.Channel, timeout_s: float) -> bool:

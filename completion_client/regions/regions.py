@@ -12,16 +12,20 @@ from typing import Self
 
 from completion_client.endpoint import Endpoint, EndpointError
 from completion_client.errors import ConnectionLostError
+from completion_client.health import connects_within, is_done_within
 from completion_client.regions.availability import Availability, Health
-from completion_client.regions.checks import connect, is_done_within
-from completion_client.regions.choice import Order, UserChoice
-from completion_client.regions.connections import CertificateWatch, Connection, Connections
+from completion_client.regions.choice import Order, RoutingSettings, UserChoice, parse_endpoints, rendezvous_order
+from completion_client.regions.connections import (
+    CertificateWatch,
+    Connection,
+    ConnectionLease,
+    ConnectionNumbers,
+    Connections,
+)
 from completion_client.regions.distances import Distances
-from completion_client.regions.leases import ConnectionLease, ConnectionNumbers
 from completion_client.regions.settings import RegionSettings
 from completion_client.regions.silence import SilenceRecord
 from completion_client.regions.watcher import Watcher
-from completion_client.routing import RoutingSettings, parse_endpoints, rendezvous_order
 
 _log = logging.getLogger(__name__)
 
@@ -189,13 +193,10 @@ class Regions:
         connection = self.connection(endpoint, number)
         if connection.is_ready:
             return connection
-        connecting = asyncio.create_task(connect(connection.channel))
-        try:
-            if await is_done_within(connecting, within_s) and connecting.result():
-                return connection
-        finally:
-            connecting.cancel()
-        if connecting.done() or len(self.endpoints) == 1:
+        is_connected = await connects_within(connection.channel, within_s)
+        if is_connected:
+            return connection
+        if is_connected is not None or len(self.endpoints) == 1:
             self._connections.drop(connection)  # the next try begins anew, without gRPC's own back-off
         msg = f"no connection to {endpoint.address}"
         self._suspect(endpoint, msg)

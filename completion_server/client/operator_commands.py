@@ -53,15 +53,13 @@ def _show(endpoint: Endpoint, as_json: bool) -> bool:
         reached = blocking.connect(channel, TIMEOUT_S)
         asked_s = time.perf_counter()
         try:
-            answer = AdminServiceStub(channel).GetStatus(
-                admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S, metadata=endpoint.metadata()
-            )
+            answer = AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             click.echo(failure(error_of_call(error), endpoint, reached=reached), err=True)
             return False
         round_trip_ms = (time.perf_counter() - asked_s) * 1000
-        health = _health(channel, endpoint, answer)
-        shed = _shed_requests(channel, endpoint, answer)
+        health = _health(channel, answer)
+        shed = _shed_requests(channel, answer)
     if as_json:
         found = {"server": endpoint.address, "round_trip_ms": round(round_trip_ms, 3), "health": health}
         click.echo(json.dumps(found | as_dict(answer) | {"shed_requests": shed}))
@@ -84,9 +82,7 @@ def drain(endpoint: Endpoint, grace_ms: int | None) -> None:
       completion-server drain --grace-ms 2000
     """
     with calling(endpoint) as channel:
-        answer = AdminServiceStub(channel).Drain(
-            admin_pb2.DrainRequest(grace_ms=grace_ms), timeout=TIMEOUT_S, metadata=endpoint.metadata()
-        )
+        answer = AdminServiceStub(channel).Drain(admin_pb2.DrainRequest(grace_ms=grace_ms), timeout=TIMEOUT_S)
     click.echo(f"{endpoint.address} is draining; requests still to finish: {answer.live_requests}")
 
 
@@ -110,22 +106,22 @@ def calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
             fail(error_of_call(error), endpoint, reached=reached)
 
 
-def _health(channel: grpc.Channel, endpoint: Endpoint, status: admin_pb2.GetStatusResponse) -> str:
+def _health(channel: grpc.Channel, status: admin_pb2.GetStatusResponse) -> str:
     """Return the server's health; derive it from the status if the listener offers no health checks."""
     try:
-        return blocking.check_health(channel, TIMEOUT_S, endpoint.metadata())
+        return blocking.check_health(channel, TIMEOUT_S)
     except grpc.RpcError:
         is_serving = status.engine_state == admin_pb2.ENGINE_STATE_READY and not status.draining
         return _SERVING if is_serving else "NOT_SERVING"
 
 
-def _shed_requests(channel: grpc.Channel, endpoint: Endpoint, status: admin_pb2.GetStatusResponse) -> dict[str, int]:
+def _shed_requests(channel: grpc.Channel, status: admin_pb2.GetStatusResponse) -> dict[str, int]:
     """Return the number of shed requests by reason; empty if the server does not offer its metrics."""
     if not status.ended_requests.get("shed"):
         return {}
     chosen = admin_pb2.GetMetricsRequest(names=["completion_requests"])
     try:
-        page = AdminServiceStub(channel).GetMetrics(chosen, timeout=TIMEOUT_S, metadata=endpoint.metadata())
+        page = AdminServiceStub(channel).GetMetrics(chosen, timeout=TIMEOUT_S)
     except grpc.RpcError:
         return {}
     counts = parse(page.text, page.uptime_s).by("completion_requests_total", "shed_reason", outcome="shed")

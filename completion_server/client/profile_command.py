@@ -17,6 +17,7 @@ from rich.table import Table
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, blocking
+from completion_client.endpoint import caller_metadata
 from completion_client.regions.race import open_in_order
 from completion_server.client.cursor import PositionError
 from completion_server.client.options import fail, server_options
@@ -82,7 +83,7 @@ def _measure(
     def one(numbered_sample: tuple[int, SourcePosition]) -> Completion:
         number, sample = numbered_sample
         request = _request(f"{run}-{number}", sample, options)
-        return blocking.complete(channel, request, timeout_s=timeout_s, metadata=endpoint.metadata(request.session_id))
+        return blocking.complete(channel, request, timeout_s=timeout_s, metadata=caller_metadata(request.session_id))
 
     numbered = enumerate(positions)
     for each in itertools.islice(numbered, _WARM_UP):

@@ -47,9 +47,7 @@ def get(endpoint: Endpoint, as_json: bool) -> None:
       completion-server speculation get --json | jq .figures.acceptance
     """
     with calling(endpoint) as channel:
-        answer = AdminServiceStub(channel).GetSpeculation(
-            pb.GetSpeculationRequest(), timeout=TIMEOUT_S, metadata=endpoint.metadata()
-        )
+        answer = AdminServiceStub(channel).GetSpeculation(pb.GetSpeculationRequest(), timeout=TIMEOUT_S)
     if as_json:
         click.echo(json.dumps(as_dict(answer)))
     else:
@@ -89,7 +87,7 @@ def set_(endpoint: Endpoint, k: int | None, schedule: Path | None, is_auto: bool
     else:
         request.mode = pb.SPECULATION_MODE_AUTO
     with calling(endpoint) as channel:
-        answer = AdminServiceStub(channel).SetSpeculation(request, timeout=TIMEOUT_S, metadata=endpoint.metadata())
+        answer = AdminServiceStub(channel).SetSpeculation(request, timeout=TIMEOUT_S)
     if as_json:
         click.echo(json.dumps(as_dict(answer)))
     else:

@@ -153,4 +153,4 @@ async def view_of(
 
 def pass_over(view: ReplicaSet, endpoint: Endpoint) -> None:
     """Make a user's next request go elsewhere, as after a refusal, until the clock is set forward."""
-    view._replicas.choice.standings.refused(endpoint, view.regions.now())
+    view._replicas.choice.refused(endpoint, view.regions.now())

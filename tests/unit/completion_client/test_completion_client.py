@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from completion_client.backoff import Backoff
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import TracerProvider
@@ -26,9 +27,7 @@ from completion_client import (
     UnavailableError,
     make_traceparent,
 )
-from completion_client.backoff import Backoff
-from completion_client.calls import Numbering
-from completion_client.tracing import trace_metadata
+from completion_client.request_fields import Numbering, trace_metadata
 from completion_server.core.trace_context import ParentSpan
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from loadtest.targets import ClientSettings

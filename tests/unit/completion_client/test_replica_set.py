@@ -26,7 +26,7 @@ from completion_client import (
     SessionSettings,
     UnavailableError,
 )
-from completion_client.regions.leases import ConnectionNumbers
+from completion_client.regions.connections import ConnectionNumbers
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.fault_proxy import FaultProxy
 from tests.support.regions import script

@@ -23,9 +23,8 @@ from completion_client import (
 )
 from completion_client.channel_pool import open_channel
 from completion_client.regions.connections import Connection
-from completion_client.replicas.answered import KEPT_S, AnsweredRequests
 from completion_client.replicas.leg import _FixedChannel
-from completion_client.replicas.stream import ReplicaStream
+from completion_client.replicas.stream import KEPT_S, AnsweredRequests, ReplicaStream
 from completion_client.session import PendingCompletion
 from tests.support.server import eventually
 

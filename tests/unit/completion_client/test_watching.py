@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from completion_client import Endpoint, RegionSettings
+from completion_client.health import CheckResult
 from completion_client.regions.availability import Availability
-from completion_client.regions.checks import CheckResult
 from completion_client.regions.connections import Connections
 from completion_client.regions.distances import Distances
 from completion_client.regions.silence import SilenceGuard
