@@ -25,7 +25,7 @@ from completion_server.scheduling.settings import SchedulingSettings, ShedSettin
 from completion_server.speculation.schedule import ScheduleError, parse_schedule
 from completion_server.state.settings import CacheSettings, RedisSettings, RedisTlsSettings
 from completion_server.telemetry.logs import LogSettings
-from completion_server.telemetry.settings import MetricsSettings
+from completion_server.telemetry.tenants import MetricsSettings
 from completion_server.telemetry.tracing.settings import TraceSettings
 
 _SCRIPTED_MODEL = Path(__file__).parents[1] / "target_model" / "embedded"

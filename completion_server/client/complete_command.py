@@ -26,9 +26,8 @@ from completion_server.client.cursor import (
     split_text,
     uri_of,
 )
-from completion_server.client.json_output import completion_dict
 from completion_server.client.options import fail, server_options
-from completion_server.client.terminal import CompletionView, footer
+from completion_server.client.output import CompletionView, completion_dict, footer
 
 _LEAST_S = 0.001
 _MODES = {"single": pb.MODE_SINGLE_LINE, "multi": pb.MODE_MULTI_LINE}

@@ -11,7 +11,7 @@ import click
 from completion_client import Endpoint, EndpointError, ServiceError, parse_endpoints
 from completion_client.endpoint import DEFAULT_ADMIN_PORT, DEFAULT_PORT, with_port
 from completion_client.tls_faults import explain_tls
-from completion_server.client.explain import explain
+from completion_server.client.output import explain
 
 DEFAULT_SERVER = f"127.0.0.1:{DEFAULT_PORT}"
 _DEFAULT_ADMIN = f"127.0.0.1:{DEFAULT_ADMIN_PORT}"

@@ -13,6 +13,7 @@ from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason, Usage
 from completion_server.core.request import Request, Trigger
 from completion_server.core.trace_context import TraceContext
+from completion_server.speculation.totals import SpeculationTotals
 from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics
 from completion_server.telemetry.tenants import TenantMetrics
 
@@ -265,3 +266,31 @@ class Snapshot(Collector):
             yield GaugeMetricFamily(f"completion_{name}", help_text, value=read())
         for name, read in self._counters.items():
             yield CounterMetricFamily(f"completion_{name}", name.replace("_", " ").capitalize() + ".", value=read())
+
+
+class SpeculationCollector(Collector):
+    """Reads the totals when Prometheus scrapes."""
+
+    def __init__(self, totals: SpeculationTotals) -> None:
+        """Show `totals`."""
+        self._totals = totals
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield steps by K, and drafted and accepted tokens by K and position, which counts from 1."""
+        steps = CounterMetricFamily(
+            "completion_speculation_steps", "Engine steps, by K, the length of their longest draft.", labels=("k",)
+        )
+        by_position = ("k", "position")
+        drafted = CounterMetricFamily(
+            "completion_speculation_drafted_tokens", "Draft tokens verified, by K and position.", labels=by_position
+        )
+        accepted = CounterMetricFamily(
+            "completion_speculation_accepted_tokens", "Draft tokens accepted, by K and position.", labels=by_position
+        )
+        for k, totals in self._totals.read():
+            steps.add_metric((str(k),), totals.num_steps)
+            for position in range(k):
+                labels = str(k), str(position + 1)
+                drafted.add_metric(labels, totals.drafted[position])
+                accepted.add_metric(labels, totals.accepted[position])
+        yield from (steps, drafted, accepted)

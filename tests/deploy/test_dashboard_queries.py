@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from completion_server.client.top.histogram import BucketHistogram
+from completion_server.client.top.readings import BucketHistogram
 from tests.support.dashboard_load import SETTINGS, TENANTS, dashboard_load
 from tests.support.dashboards import PanelQuery, queries
 from tests.support.models import DRAFT

@@ -26,9 +26,9 @@ from completion_server.core.trace_context import TraceContext
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.telemetry.tracing import collector, tracing
 from completion_server.telemetry.tracing.export import OtlpExport
-from completion_server.telemetry.tracing.metrics import TraceMetrics
 from completion_server.telemetry.tracing.settings import TraceSettings
 from completion_server.telemetry.tracing.spans import RequestTrace
+from completion_server.telemetry.tracing.tracer import TraceMetrics
 from tests.support.certificates import make_identity_in
 from tests.support.otlp import Receiver, grpc_receiver, http_receiver
 from tests.support.server import RunningServer, ask, eventually, make_config, request, run_server

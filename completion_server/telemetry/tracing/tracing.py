@@ -13,11 +13,9 @@ from completion_server.core.errors import ConfigError
 from completion_server.core.events import Emit, Event
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.telemetry.quality import model_name
-from completion_server.telemetry.tracing.metrics import TraceMetrics
-from completion_server.telemetry.tracing.sampling import HeadSampler, RateLimit
 from completion_server.telemetry.tracing.settings import TraceSettings
 from completion_server.telemetry.tracing.spans import Attributes, RequestTrace
-from completion_server.telemetry.tracing.tracer import Tracer
+from completion_server.telemetry.tracing.tracer import HeadSampler, RateLimit, TraceMetrics, Tracer
 
 _DISABLED = "OTEL_SDK_DISABLED"
 """The environment variable with which OpenTelemetry makes no spans, without an error."""

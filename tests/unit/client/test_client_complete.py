@@ -31,7 +31,7 @@ from completion_server.client.cursor import (
     split_text,
 )
 from completion_server.client.operator_commands import status
-from completion_server.client.terminal import CompletionView, footer
+from completion_server.client.output import CompletionView, footer
 from tests.support.certificates import MakeIdentity
 
 

@@ -9,9 +9,14 @@ from client_fakes import GOOD_ANSWER, FakeServer, Run, Serve, end
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion
 from completion_server.client.cursor import PositionError
-from completion_server.client.profile_command import profile
-from completion_server.client.sources import samples, standard_library
-from completion_server.client.waterfall import percentiles, stage_times_ms, waterfall
+from completion_server.client.profile_command import (
+    percentiles,
+    profile,
+    samples,
+    stage_times_ms,
+    standard_library,
+    waterfall,
+)
 
 STAGES = ["network", "admission", "queue", "tokenise", "prefill", "first decode", "decode"]
 

@@ -15,10 +15,9 @@ from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
 from completion_server.state import lanes
 from completion_server.state import subscription as module
-from completion_server.state.breaker import Breaker
 from completion_server.state.clients import make_client
-from completion_server.state.lanes.known import Announcement
-from completion_server.state.redis_store import RedisStore
+from completion_server.state.lanes import Announcement
+from completion_server.state.redis_store import Breaker, RedisStore
 from completion_server.state.settings import RedisSettings
 from completion_server.state.store import StoreUnavailableError
 from completion_server.state.subscription import ChannelSubscription

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from completion_server.core.clock import MonotonicClock
-from completion_server.state.lanes.known import Announcement
-from completion_server.state.lanes.shared_lanes import SharedLanes
+from completion_server.state.lanes import Announcement, SharedLanes
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret
 from completion_server.state.subscription import ChannelSubscription

@@ -41,8 +41,7 @@ from completion_server.core.outcome import (
 from completion_server.core.request import Caller, Request, Trigger
 from completion_server.core.trace_context import TraceContext
 from completion_server.telemetry.metrics import Metrics, Snapshot
-from completion_server.telemetry.metrics_server import MetricsServer, Probe
-from completion_server.telemetry.page import LabelledRegistry, render
+from completion_server.telemetry.metrics_server import LabelledRegistry, MetricsServer, Probe, render
 from completion_server.telemetry.quality import TTFT_RANGES, SloResult, model_name, slo_result, ttft_range
 from completion_server.telemetry.tracing.spans import describe, misses_budget
 

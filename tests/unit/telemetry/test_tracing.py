@@ -16,9 +16,8 @@ from completion_server.core.request import Caller, Request, Trigger
 from completion_server.core.trace_context import ParentSpan, TraceContext
 from completion_server.telemetry.metrics import Metrics
 from completion_server.telemetry.quality import model_name
-from completion_server.telemetry.tracing.sampling import HeadSampler, RateLimit
 from completion_server.telemetry.tracing.spans import RequestTrace, describe, misses_budget
-from completion_server.telemetry.tracing.tracer import Tracer
+from completion_server.telemetry.tracing.tracer import HeadSampler, RateLimit, Tracer
 from completion_server.telemetry.tracing.tracing import Service
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from completion.v1 import admin_pb2
 from completion_server.client.top.figures import IntervalChange, figures_of
-from completion_server.client.top.histogram import BucketHistogram as Counted
 from completion_server.client.top.poll import ServerState
+from completion_server.client.top.readings import BucketHistogram as Counted
 from completion_server.client.top.readings import Reading, parse
 from completion_server.client.top.view import frame
 from completion_server.telemetry.metrics import BUCKETS_S

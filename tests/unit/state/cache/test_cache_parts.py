@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from completion_server.core.outcome import FinishReason
 from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet
-from completion_server.state.cache.codec import MAX_BYTES, Codec
-from completion_server.state.cache.entry import Entry, Terms
 from completion_server.state.cache.fingerprint import model_fingerprint
 from completion_server.state.cache.keys import ANCHOR_CHARACTERS, MAX_ANCHORS, Anchor, RequestKeys, find_anchors
-from completion_server.state.cache.local import MAX_ENTRIES, LocalCache, bytes_of_anchor, bytes_of_entry
+from completion_server.state.cache.local import MAX_ENTRIES, Entry, LocalCache, Terms, bytes_of_anchor, bytes_of_entry
+from completion_server.state.cache.shared import MAX_BYTES, Codec
 from tests.unit.state.cache.cache_parts import ALICE, REQUEST, SECRET, entry_of, make_keys, request_of
 
 MULTI_LINE = Terms()
