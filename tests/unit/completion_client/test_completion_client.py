@@ -2,13 +2,12 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from completion_client.backoff import Backoff
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import TracerProvider
@@ -28,6 +27,7 @@ from completion_client import (
     make_traceparent,
 )
 from completion_client.request_fields import Numbering, trace_metadata
+from completion_client.session_settings import Backoff, SessionSettings
 from completion_server.core.trace_context import ParentSpan
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from loadtest.targets import ClientSettings
@@ -261,19 +261,16 @@ def test_the_load_tester_traces_its_share_of_the_requests(share: float, least: i
     assert len({parent.trace_id for parent in traced if parent is not None}) == len(traced)
 
 
-def waits(backoff: Backoff, count: int) -> Sequence[float]:
-    return [backoff.next_s() for _ in range(count)]
-
-
 @given(st.text(), st.integers(1, 20))
 def test_waits_stay_below_a_bound_that_doubles(seed: str, count: int) -> None:
-    backoff = Backoff(0.1, 5.0, seed)
-    found = waits(backoff, count)
-    assert all(0 <= wait <= min(5.0, 0.1 * 2**place) for place, wait in enumerate(found))
-    assert found == waits(Backoff(0.1, 5.0, seed), count), "the same seed, the same waits"
+    settings = SessionSettings(backoff_min_s=0.1, backoff_max_s=5.0, backoff_seed=seed)
+    backoff, same = Backoff(settings), Backoff(settings)
+    waits_s = [backoff.next_s() for _ in range(count)]
+    assert all(0 <= wait_s <= min(5.0, 0.1 * 2**place) for place, wait_s in enumerate(waits_s))
+    assert waits_s == [same.next_s() for _ in range(count)], "the same seed, the same waits"
     backoff.reset()
     assert backoff.next_s() <= 0.1
 
 
 def test_clients_do_not_wait_for_the_same_time() -> None:
-    assert len({Backoff(0.1, 5.0, str(number)).next_s() for number in range(100)}) == 100
+    assert len({Backoff(SessionSettings(backoff_seed=str(number))).next_s() for number in range(100)}) == 100

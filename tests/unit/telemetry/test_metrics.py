@@ -1,10 +1,10 @@
 """Metrics of requests, of tenants and of what users get, and the page that serves them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
 from typing import get_args
-from urllib.request import urlopen
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -51,6 +51,7 @@ MARKS = Marks(
     tokens_at_first_output=1,
 )  # fmt: skip
 SERVED = ServedAnswer(0.05, 3)
+Fetch = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
@@ -84,65 +85,47 @@ def test_a_request_that_was_shed_has_no_stages_that_it_did_not_reach(registry: C
     assert registry.get_sample_value("completion_requests_total", labels) == 1
 
 
-def test_refused_requests_are_counted(registry: CollectorRegistry) -> None:
-    Metrics(registry).handle(events.RequestRefused(InvalidRequestError("prefix", "too long")))
-    assert registry.get_sample_value("completion_refused_requests_total", {"code": "invalid_argument"}) == 1
+HIT = events.CacheHit(CacheLevel.LOCAL, 40.0, num_prompt_tokens=100, num_completion_tokens=20, engine_s=0.25)
+WASTED = events.RequestEnded(REQUEST, End(Outcome(FinishReason.CANCELLED), Usage(completion_tokens=5)), MARKS)
 
 
-def test_hits_of_the_completion_cache_are_counted_with_what_they_saved(registry: CollectorRegistry) -> None:
-    metrics = Metrics(registry)
-    for level, age_s in ((CacheLevel.LOCAL, 3.0), (CacheLevel.LOCAL, 40.0), (CacheLevel.SHARED, 1.0)):
-        metrics.handle(events.CacheHit(level, age_s, num_prompt_tokens=100, num_completion_tokens=20, engine_s=0.25))
-    value = registry.get_sample_value
-    assert value("completion_cache_hits_total", {"level": "local"}) == 2
-    assert value("completion_cache_hits_total", {"level": "shared"}) == 1
-    assert value("completion_cache_hit_age_seconds_sum", {"level": "local"}) == 43.0
-    assert value("completion_cache_hit_age_seconds_bucket", {"level": "local", "le": "30.0"}) == 1
-    assert value("completion_cache_saved_tokens_total", {"kind": "prompt"}) == 300
-    assert value("completion_cache_saved_tokens_total", {"kind": "completion"}) == 60
-    assert value("completion_cache_saved_engine_seconds_total") == 0.75
-
-
-def test_misses_of_the_completion_cache_are_counted_by_reason(registry: CollectorRegistry) -> None:
-    metrics = Metrics(registry)
-    for reason in events.MissReason:
-        metrics.handle(events.CacheMiss(CacheLevel.SHARED, reason))
-        labels = {"level": "shared", "reason": reason.value}
-        assert registry.get_sample_value("completion_cache_misses_total", labels) == 1
-    metrics.handle(events.CacheReplied(0.002))
-    assert registry.get_sample_value("completion_cache_lookup_seconds_sum") == 0.002
+@pytest.mark.parametrize(
+    ("event", "counted"),
+    [
+        (events.RequestRefused(InvalidRequestError("prefix", "too long")),
+         {'refused_requests_total{code="invalid_argument"}': 1}),
+        (HIT, {'cache_hits_total{level="local"}': 1, 'cache_hits_total{level="shared"}': 0,
+               'cache_hit_age_seconds_sum{level="local"}': 40,
+               'cache_hit_age_seconds_bucket{le="30.0",level="local"}': 0,
+               'cache_saved_tokens_total{kind="prompt"}': 100, 'cache_saved_tokens_total{kind="completion"}': 20,
+               "cache_saved_engine_seconds_total": 0.25}),
+        *((events.CacheMiss(CacheLevel.SHARED, reason),
+           {f'cache_misses_total{{level="shared",reason="{reason.value}"}}': 1}) for reason in events.MissReason),
+        (events.CacheReplied(0.002), {"cache_lookup_seconds_sum": 0.002}),
+        (events.FeedbackReported(events.Feedback("accepted", accepted_characters=12), SERVED, ()),
+         {'feedback_total{kind="accepted"}': 1, "accepted_characters_total": 12}),
+        (events.FeedbackRefused(), {'feedback_total{kind="refused"}': 1}),
+        (events.GenerationReattached(7), {"generations_reattached_total": 1, "reattached_tokens_total": 7}),
+        (events.GenerationJoined(2), {"generations_joined_total": 1}),
+        (events.GenerationDiverged(3),
+         {"generations_diverged_total": 1, 'wasted_tokens_total{outcome="diverged"}': 3}),
+        (WASTED, {'wasted_tokens_total{outcome="cancelled"}': 5}),
+        (events.GenerationAborted(0.25), {"abort_seconds_sum": 0.25}),
+        (events.EngineStalled(30.0), {"engine_stalls_total": 1}),
+        (events.LoopLagged(0.1), {"loop_lag_seconds_count": 1}),
+    ],
+)  # fmt: skip
+def test_an_event_is_counted(registry: CollectorRegistry, event: events.Event, counted: dict[str, float]) -> None:
+    Metrics(registry).handle(event)
+    values = dict(line.rsplit(" ", 1) for line in generate_latest(registry).decode().splitlines() if line[0] != "#")
+    assert {name: float(values[f"completion_{name}"]) for name in counted} == counted
+    assert not [name for name in values if name.startswith("completion_wasted") and 'outcome="stop"' in name]
 
 
 def test_no_text_of_a_request_is_in_the_metrics(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
     metrics.handle(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP)), MARKS))
     assert b"secret" not in generate_latest(registry)
-
-
-def test_feedback_is_counted(registry: CollectorRegistry) -> None:
-    metrics = Metrics(registry)
-    metrics.handle(events.FeedbackReported(events.Feedback("accepted", accepted_characters=12), SERVED, ()))
-    metrics.handle(events.FeedbackRefused())
-    assert registry.get_sample_value("completion_feedback_total", {"kind": "accepted"}) == 1
-    assert registry.get_sample_value("completion_feedback_total", {"kind": "refused"}) == 1
-    assert registry.get_sample_value("completion_accepted_characters_total") == 12
-
-
-def test_reattached_generations_and_wasted_tokens_are_counted(registry: CollectorRegistry) -> None:
-    metrics = Metrics(registry)
-    metrics.handle(events.GenerationReattached(7))
-    metrics.handle(events.GenerationReattached(0))
-    metrics.handle(events.GenerationDiverged(3))
-    metrics.handle(
-        events.RequestEnded(REQUEST, End(Outcome(FinishReason.CANCELLED), Usage(completion_tokens=5)), MARKS)
-    )
-    metrics.handle(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP), Usage(completion_tokens=50)), MARKS))
-    assert registry.get_sample_value("completion_generations_reattached_total") == 2
-    assert registry.get_sample_value("completion_reattached_tokens_total") == 7
-    assert registry.get_sample_value("completion_generations_diverged_total") == 1
-    assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "diverged"}) == 3
-    assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "cancelled"}) == 5
-    assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "stop"}) is None
 
 
 def test_tokens_that_answered_several_requests_are_counted_once(registry: CollectorRegistry) -> None:
@@ -158,18 +141,6 @@ def test_tokens_that_answered_several_requests_are_counted_once(registry: Collec
     assert registry.get_sample_value("completion_tokens_total", {"kind": "completion"}) == 5
     assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "cancelled"}) is None
     assert registry.get_sample_value("completion_stage_seconds_count", {"stage": "total"}) == 3
-
-
-def test_the_time_from_an_abort_to_a_free_slot_is_observed(registry: CollectorRegistry) -> None:
-    Metrics(registry).handle(events.GenerationAborted(0.25))
-    assert registry.get_sample_value("completion_abort_seconds_sum") == 0.25
-
-
-def test_stalls_of_the_engine_are_counted(registry: CollectorRegistry) -> None:
-    metrics = Metrics(registry)
-    assert registry.get_sample_value("completion_engine_stalls_total") == 0
-    metrics.handle(events.EngineStalled(30.0))
-    assert registry.get_sample_value("completion_engine_stalls_total") == 1
 
 
 def test_every_event_has_a_handler(registry: CollectorRegistry) -> None:
@@ -197,49 +168,34 @@ def test_the_snapshot_reads_the_parts_at_each_scrape(registry: CollectorRegistry
     assert registry.get_sample_value("completion_engine_restarts_total") == 1
 
 
-def test_metrics_are_served_over_http_until_stop_frees_the_port(registry: CollectorRegistry) -> None:
-    Metrics(registry)
-    server = MetricsServer("127.0.0.1", 0, registry)
+@contextmanager
+def serving(registry: CollectorRegistry, probes: Mapping[str, Callable[[], Probe]] | None = None) -> Iterator[Fetch]:
+    """Serve a registry, and yield a function that fetches a path: the status and the text."""
+    server = MetricsServer("127.0.0.1", 0, registry, probes)
+
+    def fetch(path: str, **headers: str) -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, text
+
     try:
-        with urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
-            assert b"completion_stage_seconds" in answer.read()
+        yield fetch
     finally:
         server.stop()
-    MetricsServer("127.0.0.1", server.port, registry).stop()
-
-
-def fetch(port: int, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
-    connection.request("GET", path, headers=dict(headers or {}))
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    return answer.status, text
+    MetricsServer("127.0.0.1", server.port, registry).stop()  # the port is free
 
 
 def test_probes_answer_at_their_paths_and_nothing_at_others(registry: CollectorRegistry) -> None:
     state = [Probe(is_passed=False, state="starting")]
-    server = MetricsServer("127.0.0.1", 0, registry, {"/readyz": lambda: state[0]})
-    try:
-        assert fetch(server.port, "/readyz") == (503, "starting\n")
+    with serving(registry, {"/readyz": lambda: state[0]}) as fetch:
+        assert fetch("/readyz") == (503, "starting\n")
         state[0] = Probe(is_passed=True, state="ready")
-        assert fetch(server.port, "/readyz?verbose") == (200, "ready\n")
-        assert fetch(server.port, "/metrics")[0] == 200
+        assert fetch("/readyz?verbose") == (200, "ready\n")
         for path in ("/", "/ready", "/healthz", "/metrics/x", "/favicon.ico"):
-            assert fetch(server.port, path) == (404, "not found; known here: /metrics, /readyz\n")
-    finally:
-        server.stop()
-
-
-def test_the_page_has_no_times_of_creation(registry: CollectorRegistry) -> None:
-    Metrics(registry).handle(events.LoopLagged(0.1))
-    server = MetricsServer("127.0.0.1", 0, registry)
-    try:
-        page = fetch(server.port, "/metrics")[1]
-    finally:
-        server.stop()
-    assert "completion_loop_lag_seconds_count 1.0" in page
-    assert "_created" not in page
+            assert fetch(path) == (404, "not found; known here: /metrics, /readyz\n")
 
 
 def test_samples_of_sampled_traces_link_to_them_in_openmetrics(registry: CollectorRegistry) -> None:
@@ -249,13 +205,13 @@ def test_samples_of_sampled_traces_link_to_them_in_openmetrics(registry: Collect
     for trace in (None, sampled, other):
         metrics.handle(events.RequestEnded(replace(REQUEST, trace=trace), end, MARKS))
         metrics.handle(events.EndWritten(replace(REQUEST, trace=trace), 0.0004))
-    server = MetricsServer("127.0.0.1", 0, registry)
-    try:
-        plain = fetch(server.port, "/metrics")[1]
-        page = fetch(server.port, "/metrics", {"Accept": "application/openmetrics-text; version=1.0.0"})[1]
-    finally:
-        server.stop()
+    with serving(registry) as fetch:
+        status, plain = fetch("/metrics")
+        page = fetch("/metrics", Accept="application/openmetrics-text; version=1.0.0")[1]
+    assert status == 200
+    assert "completion_stage_seconds" in plain
     assert "trace_id" not in plain
+    assert "_created" not in plain
     assert page.endswith("# EOF\n")
     assert "b" * 32 not in page
     linked = [line for line in page.splitlines() if f'# {{trace_id="{"a" * 32}"}}' in line]
@@ -274,22 +230,14 @@ def page_registry() -> CollectorRegistry:
     return page_registry
 
 
-def test_every_sample_has_the_region(page_registry: CollectorRegistry) -> None:
+def test_every_sample_has_the_region_and_keeps_its_exemplar(page_registry: CollectorRegistry) -> None:
     page = LabelledRegistry(page_registry, {"region": "us-east"})
     samples = [sample for metric in page.collect() for sample in metric.samples]
     assert {sample.labels["region"] for sample in samples if sample.name != "elsewhere"} == {"us-east"}
-    assert 'requests_total{region="us-east"} 3.0' in render(page)
     assert 'elsewhere{region="moon"} 1.0' in render(page)  # it keeps its own
     assert page_registry.get_sample_value("requests_total") == 3.0  # the source is as it was
-
-
-def test_without_a_region_there_is_no_label(page_registry: CollectorRegistry) -> None:
+    assert '# {trace_id="abc"} 0.05' in generate_openmetrics(page).decode()
     assert "requests_total 3.0" in render(LabelledRegistry(page_registry, {"region": ""}))
-
-
-def test_exemplars_stay(page_registry: CollectorRegistry) -> None:
-    text = generate_openmetrics(LabelledRegistry(page_registry, {"region": "us-east"})).decode()
-    assert '# {trace_id="abc"} 0.05' in text
 
 
 @pytest.mark.parametrize(
@@ -304,21 +252,10 @@ def test_metrics_are_chosen_by_name(
     page_registry: CollectorRegistry, names: tuple[str, ...], shown: tuple[str, ...], hidden: tuple[str, ...]
 ) -> None:
     text = render(LabelledRegistry(page_registry, {}), names)
+    with serving(LabelledRegistry(page_registry, {})) as fetch:
+        assert fetch("/metrics?" + "&".join(f"name[]={name}" for name in names))[1] == text
     assert all(name in text for name in shown)
     assert not any(name in text for name in hidden)
-
-
-def test_the_page_serves_the_region_and_a_choice(page_registry: CollectorRegistry) -> None:
-    server = MetricsServer("127.0.0.1", 0, LabelledRegistry(page_registry, {"region": "us-east"}))
-    try:
-        connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
-        connection.request("GET", "/metrics?name[]=requests_total")
-        text = connection.getresponse().read().decode()
-        connection.close()
-    finally:
-        server.stop()
-    assert 'requests_total{region="us-east"} 3.0' in text
-    assert "stage_seconds" not in text
 
 
 DONE = End(Outcome(FinishReason.STOP), Usage(100, 80, 5))
@@ -352,22 +289,19 @@ def test_configured_tenants_are_counted_by_name_and_all_others_together() -> Non
         assert registry.get_sample_value("completion_tenant_tokens_total", {"tenant": "acme", "kind": kind}) == count
 
 
-def test_tokens_of_a_shared_generation_count_once() -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        End(Outcome(FinishReason.STOP), Usage(100, 80, 5, is_shared=True)),
+        End(Outcome(FinishReason.SUPERSEDED), Usage(1000, 0, 0)),  # without output: the cached share is unknown
+    ],
+    ids=["shared generation", "no output"],
+)
+def test_the_tokens_of_all_tenants_are_those_of_the_server(end: End) -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry, tenants=("acme",))
-    shared = End(Outcome(FinishReason.STOP), Usage(100, 80, 5, is_shared=True))
-    metrics.handle(ended(Caller("u", "s", tenant="acme", is_verified=True), shared))
-    labels = {"tenant": "acme", "kind": "completion"}
-    assert registry.get_sample_value("completion_tenant_tokens_total", labels) == 0
-    assert requests_of(registry, "acme") == 1
-
-
-def test_the_tokens_of_all_tenants_are_those_of_the_server() -> None:
-    registry = CollectorRegistry()
-    metrics = Metrics(registry, tenants=("acme",))
-    superseded = End(Outcome(FinishReason.SUPERSEDED), Usage(1000, 0, 0))  # without output: the cached share is unknown
-    for end in (DONE, superseded):
-        metrics.handle(ended(Caller("u", "s", tenant="acme", is_verified=True), end))
+    for each in (DONE, end):
+        metrics.handle(ended(Caller("u", "s", tenant="acme", is_verified=True), each))
     for kind, count in (("prompt", 100), ("cached_prompt", 80), ("completion", 5)):
         assert registry.get_sample_value("completion_tokens_total", {"kind": kind}) == count
         assert registry.get_sample_value("completion_tenant_tokens_total", {"tenant": "acme", "kind": kind}) == count

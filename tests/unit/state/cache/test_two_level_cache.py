@@ -9,7 +9,7 @@ import pytest
 from completion_server.core.clock import MonotonicClock
 from completion_server.core.events import CacheHit, CacheMiss, CacheReplied, Event, MissReason
 from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason
-from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet
+from completion_server.core.request import Caller, Request, Sampling, Snippet
 from completion_server.state.cache.cache import Lookup, TwoLevelCache, make_cache
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret
@@ -73,23 +73,6 @@ class Replica:
         return [each.reason for each in self.events if isinstance(each, CacheMiss) and each.level is CacheLevel.SHARED]
 
 
-def test_a_kept_completion_serves_typing_deleting_and_typing_again() -> None:
-    replica = Replica()
-    replica.look_up(request_of("def ")).keep(answer_of("main() -> None:"))
-    assert replica.answer("def ma") == "in() -> None:"
-    assert replica.answer("def main") == "() -> None:"
-    assert replica.answer("def ") == "main() -> None:"
-    assert replica.answer("de") is None
-    assert replica.answer("def mo") is None
-
-
-def test_a_completion_of_several_lines_is_typed_along() -> None:
-    replica = Replica()
-    replica.look_up(request_of("a\nif x:")).keep(answer_of("\n    y()\n    z()"))
-    assert replica.answer("a\nif x:\n    y()\n  ") == "  z()"
-    assert replica.answer("b\nif x:\n    y()\n  ") is None
-
-
 def test_an_answer_after_a_reattach_is_kept_where_its_generation_began() -> None:
     replica = Replica()
     replica.look_up(request_of("a = foo(b, c")).keep(answer_of(")", num_typed=len("oo(b, c")))
@@ -117,15 +100,6 @@ def test_nothing_is_kept_before_the_model_is_known_or_for_samples() -> None:
     assert cache.look_up_nowait(REQUEST) is None
     assert Replica().cache.look_up_nowait(request_of("x", sampling=Sampling(1.0))) is None
     assert make_cache(CacheSettings(enabled=False), LOCAL, Secret(SECRET), None, ManualClock(), print) is None
-
-
-def test_a_seed_repeats_its_answer_at_the_same_cursor_only() -> None:
-    replica, sampling = Replica(), Sampling(0.8, seed=4)
-    replica.look_up(request_of("x", sampling=sampling)).keep(answer_of(" = 1"))
-    assert replica.answer("x", sampling=sampling) == " = 1"
-    assert replica.answer("x ", sampling=sampling) is None
-    assert replica.answer("x", sampling=Sampling(0.8, seed=5)) is None
-    assert replica.answer("x") is None
 
 
 async def keep_in(store: FakeStore, prefix: str = "def ", text: str = "main():", **settings: object) -> Replica:
@@ -279,12 +253,6 @@ async def test_expired_completions_are_freed_without_a_request() -> None:
     await cancel_and_wait(sweeping)
 
 
-def test_a_line_is_not_served_behind_its_end() -> None:
-    replica = Replica()
-    replica.look_up(request_of("a", mode=Mode.SINGLE_LINE)).keep(answer_of("b"))
-    assert replica.answer("ab\n", mode=Mode.SINGLE_LINE) is None
-
-
 CANARY = "CANARY_TEXT"
 USER = "canary-user"
 CANARY_REQUEST = request_of(
@@ -376,15 +344,3 @@ async def test_a_value_of_another_type_is_a_miss(redis_server: RedisServer) -> N
         events: list[Event] = []
         assert await fetch(make_replica(store, prefix, events), events) == []
         assert CacheMiss(CacheLevel.SHARED, MissReason.UNAVAILABLE) in events
-
-
-async def test_redis_drops_a_completion_after_its_time(redis_server: RedisServer) -> None:
-    prefix, settings = new_prefix(), replace(PATIENT, shared_ttl_s=0.5)
-    async with running_store(redis_server.address) as store:
-        await keep(make_replica(store, prefix, [], settings), store, prefix)
-        async with asyncio.timeout(10):
-            while await store.call_nowait("KEYS", f"{prefix}:cache:*"):
-                await asyncio.sleep(0.05)
-        events: list[Event] = []
-        assert await fetch(make_replica(store, prefix, events, settings), events) == []
-        assert CacheMiss(CacheLevel.SHARED, MissReason.ABSENT) in events
