@@ -119,15 +119,6 @@ async def test_spans_go_over_tls_with_the_headers_of_a_file(tmp_path: Path) -> N
     assert receiver.headers["x-tenant"] == "acme"
 
 
-async def test_spans_go_over_http(caplog: pytest.LogCaptureFixture) -> None:
-    with http_receiver() as receiver:
-        config = make_config(*TRACED, "traces.protocol=http", f"traces.endpoint={receiver.address}")
-        async with run_server(config, make_engine) as server:
-            await answer(server, 1)
-            await eventually(lambda: len(receiver.spans) == 8)
-        assert messages(caplog) == []
-
-
 @pytest.mark.parametrize(("protocol", "is_behind"), [("grpc", False), ("http", False), ("http", True)])
 async def test_proxies_are_for_other_hosts_and_the_token_is_that_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, is_behind: bool

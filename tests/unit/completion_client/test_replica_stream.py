@@ -9,7 +9,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from replica_fakes import ONE_REGION, STOP, Clock, FakeReplica, Losses, fake_replicas, pass_over, view_of
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import (
@@ -26,6 +25,7 @@ from completion_client.regions.connections import Connection
 from completion_client.replicas.leg import _FixedChannel
 from completion_client.replicas.stream import KEPT_S, AnsweredRequests, ReplicaStream
 from completion_client.session import PendingCompletion
+from tests.support.replica_fakes import ONE_REGION, STOP, Clock, FakeReplica, Losses, fake_replicas, pass_over, view_of
 from tests.support.server import eventually
 
 REQUEST = pb.CompleteRequest(prefix="x = ")

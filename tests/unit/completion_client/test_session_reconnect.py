@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 import pytest
-from replica_fakes import Losses
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
@@ -20,6 +19,7 @@ from completion_server.rpc.status import abort
 from tests.support.cancels import cancel_and_wait
 from tests.support.redis_servers import free_port
 from tests.support.regions import ENDLESS_REQUEST, script
+from tests.support.replica_fakes import Losses
 from tests.support.server import RunningServer, endless_config, endless_engine, eventually, run_server
 
 REQUEST = pb.CompleteRequest(prefix="x = ")

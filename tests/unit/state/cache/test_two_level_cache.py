@@ -307,17 +307,6 @@ async def fetch(cache: TwoLevelCache, events: list[Event]) -> list[str]:
     return [answer.text for answer in received.answers]
 
 
-@pytest.mark.parametrize("encrypt", [False, True])
-async def test_one_replica_answers_with_what_another_computed(redis_server: RedisServer, encrypt: bool) -> None:
-    prefix, settings = new_prefix(), replace(PATIENT, encrypt=encrypt)
-    async with running_store(redis_server.address) as store, running_store(redis_server.address) as other:
-        key = await keep(make_replica(store, prefix, [], settings), store, prefix, text="answer " * 200)
-        events: list[Event] = []
-        assert await fetch(make_replica(other, prefix, events, settings), events) == ["answer " * 200]
-        assert 0 < await store.call_nowait("PTTL", key) <= 60_000
-        assert await store.call_nowait("STRLEN", key) < 300
-
-
 async def test_redis_holds_no_text_and_no_names(redis_server: RedisServer) -> None:
     prefix = new_prefix()
     async with running_store(redis_server.address) as store:
