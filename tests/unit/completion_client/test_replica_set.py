@@ -1,7 +1,6 @@
 """Several replicas as one, and the connections that their users share."""
 
 import asyncio
-import socket
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from completion.v1 import completion_pb2 as pb
 from completion_client import (
     ConnectionLostError,
-    DeadlineExceededError,
     Endpoint,
     InvalidArgumentError,
     Regions,
@@ -22,7 +20,6 @@ from completion_client import (
     ReplicaSet,
     ResourceExhaustedError,
     SessionSettings,
-    UnavailableError,
 )
 from completion_client.regions.connections import ConnectionNumbers
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
@@ -68,20 +65,6 @@ async def test_a_replica_that_is_away_is_passed_over_and_comes_back(servers: lis
                 pass
 
 
-async def test_a_timeout_is_for_all_replicas_together() -> None:
-    """A replica that accepts no connection and refuses none: the system holds the connections that nobody accepts."""
-    with socket.socket() as one, socket.socket() as two:
-        addresses = []
-        for each in (one, two):
-            each.bind(("127.0.0.1", 0))
-            each.listen(1)
-            addresses.append(f"127.0.0.1:{each.getsockname()[1]}")
-        async with view_of(*addresses) as replicas:
-            with pytest.raises((ConnectionLostError, DeadlineExceededError)):
-                async with asyncio.timeout(10.0):
-                    await replicas.complete(REQUEST, timeout_s=0.2)
-
-
 async def test_a_request_that_is_the_callers_fault_is_not_repeated(servers: list[RunningServer]) -> None:
     async with view_of(*addresses_of(servers)) as replicas:
         with pytest.raises(InvalidArgumentError):
@@ -124,20 +107,6 @@ async def test_a_limit_of_the_user_is_no_reason_to_go_elsewhere() -> None:
         await eventually(lambda: len(losses.errors) >= 3)
         assert {(type(error), error.reason) for error in losses.errors} == {(ResourceExhaustedError, "TOO_MANY_OPEN")}
         assert pair[1].count("completion_live_sessions") == 0
-
-
-async def test_a_session_survives_the_loss_of_its_replica_and_returns(servers: list[RunningServer]) -> None:
-    clock, losses = Clock(), Losses()
-    async with (
-        view_of(*addresses_of(servers), clock=clock) as replicas,
-        replicas.session(settings=QUICK, listener=losses) as session,
-    ):
-        await session.complete(REQUEST)
-        servers[0].app.drain(0.0)
-        await eventually(lambda: losses.num_back == 1)
-        assert isinstance(losses.errors[0], UnavailableError)
-        assert (await session.complete(REQUEST)).finish_reason == "stop"
-        assert [num_accepted(each) for each in servers] == [1, 1]
 
 
 async def test_a_dropped_connection_is_not_held_against_the_replica(servers: list[RunningServer]) -> None:

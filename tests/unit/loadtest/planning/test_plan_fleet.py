@@ -115,12 +115,6 @@ def test_the_case_of_twelve_thousand_sessions() -> None:
     assert 8 * given_fleet.assumptions.money.gpu_usd_hour / (3000 * 10) == pytest.approx(0.0008)
 
 
-def test_twelve_gpus_hold_the_case_if_a_server_may_be_busier() -> None:
-    assumptions = Assumptions(Users(12_000))
-    busier = replace(assumptions, gpu=replace(assumptions.gpu, max_busy=0.85))
-    assert plan_of(busier, FleetRequirements(THREE)).needed_gpus == 12
-
-
 def test_each_lever_gives_the_target() -> None:
     found = plan(12_000)
     for lever in cost_levers(found, 0.0002):
