@@ -11,7 +11,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_client.client import collect
 from completion_client.completion import Completion
 from completion_client.endpoint import Endpoint, Metadata, caller_metadata
-from completion_client.regions.choice import Order, RoutingSettings, rendezvous_order
+from completion_client.regions.choice import Order, RoutingSettings, UserChoice, rendezvous_order
 from completion_client.regions.regions import Regions
 from completion_client.replicas.attempts import Attempts
 from completion_client.replicas.stream import ReplicaStream
@@ -59,7 +59,8 @@ class ReplicaSet:
         self.regions = endpoints if isinstance(endpoints, Regions) else Regions(endpoints, now=now)
         self._metadata = caller_metadata(user, tenant)
         self._numbering = Numbering()
-        choice = self.regions.choice(user or self._numbering.session_id, tenant or "", settings, order)
+        name = user or self._numbering.session_id
+        choice = UserChoice(self.regions.distances, self.regions.availability, name, tenant or "", settings, order)
         self._lease = self.regions.lease(connection)
         self._replicas = Replicas(self.regions, choice, self._lease, connect_timeout_s)
 

@@ -154,7 +154,7 @@ class Replicas:
         regions = self.regions
         if len(regions.endpoints) == 1:
             return None
-        limit_s, round_trip_s = regions.settings.silence_s(left_s), regions.round_trip_s(connection.endpoint)
+        limit_s, round_trip_s = regions.settings.silence_s(left_s), regions.distances.round_trip_s(connection.endpoint)
         if connection.is_ready:
             return max(limit_s, _BUSY_S + _ANSWER_TRIPS * (round_trip_s or 0.0))
         if round_trip_s is None:
