@@ -37,15 +37,15 @@ class PluginCommand(LazyCommand):
 
     def __init__(self, name: str, short_help: str) -> None:
         """Name the command and the text in the list of commands."""
-        super().__init__(name, "", short_help)
+        super().__init__(name, name, short_help)
 
     def load(self) -> click.Command:
         """Find the command by its entry point and return it."""
         from importlib.metadata import entry_points  # as slow as the rest of the command line
 
-        found = entry_points(group="completion_server.commands", name=self.name)
+        found = entry_points(group="completion_server.commands", name=self._target)
         if not found:
-            raise click.ClickException(f"{self.name}: not installed; install completion-server again")
+            raise click.ClickException(f"{self._target}: not installed; install completion-server again")
         command = next(iter(found)).load()
         assert isinstance(command, click.Command)
         return command
