@@ -23,57 +23,33 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"
 
 
-@pytest.mark.parametrize(
-    ("traceparent", "is_sampled"),
-    [
-        (f"00-{TRACE}-{SPAN}-01", True),
-        (f"00-{TRACE}-{SPAN}-00", False),
-        (f"00-{TRACE}-{SPAN}-03", True),  # level 2's flag of random trace ids
-        (f"00-{TRACE}-{SPAN}-02", False),
-        (f"cc-{TRACE}-{SPAN}-01-what-a-later-version-appends", True),
-    ],
-)
-def test_a_valid_parent_is_read(traceparent: str, is_sampled: bool) -> None:
-    assert ParentSpan.parse(traceparent, "vendor=1") == ParentSpan(TRACE, SPAN, is_sampled, "vendor=1")
+SAMPLED = {
+    f"00-{TRACE}-{SPAN}-01": True,
+    f"00-{TRACE}-{SPAN}-00": False,
+    f"00-{TRACE}-{SPAN}-03": True,  # level 2's flag of random trace ids
+    f"00-{TRACE}-{SPAN}-02": False,
+    f"cc-{TRACE}-{SPAN}-01-what-a-later-version-appends": True,
+}
+INVALID = (
+    "", f"00-{TRACE}-{SPAN}", f"00-{TRACE}-{SPAN}-1", f"00-{TRACE.upper()}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01",
+    f"00-{TRACE}-{'0' * 16}-01", f"ff-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-01-more", f"00-{TRACE}-{SPAN}-01\n",
+    f"cc-{TRACE}-{SPAN}-01-{'x' * 100}", f"00-{TRACE[:-1]}٣-{SPAN}-01",
+)  # fmt: skip
+INVALID_STATES = (
+    "x" * 513, f"a={'x' * 511}", "vendor=\n1", "vendor=é", "def add(a, b): return a", "a=1,def add", "a=1,a=2",
+    "a=1,,b=2", "A=1", "a=", "a=1=2", ",".join(f"k{number}=1" for number in range(33)),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "traceparent",
-    [
-        "",
-        f"00-{TRACE}-{SPAN}",
-        f"00-{TRACE}-{SPAN}-1",
-        f"00-{TRACE.upper()}-{SPAN}-01",
-        f"00-{'0' * 32}-{SPAN}-01",
-        f"00-{TRACE}-{'0' * 16}-01",
-        f"ff-{TRACE}-{SPAN}-01",
-        f"00-{TRACE}-{SPAN}-01-more",
-        f"00-{TRACE}-{SPAN}-01\n",
-        f"cc-{TRACE}-{SPAN}-01-{'x' * 100}",
-        f"00-{TRACE[:-1]}٣-{SPAN}-01",
-    ],
-)
-def test_an_invalid_parent_is_ignored(traceparent: str) -> None:
-    assert ParentSpan.parse(traceparent, "vendor=1") is None
+@pytest.mark.parametrize("traceparent", [*SAMPLED, *INVALID])
+def test_a_valid_parent_is_read_and_another_ignored(traceparent: str) -> None:
+    expected = None
+    if traceparent in SAMPLED:
+        expected = ParentSpan(TRACE, SPAN, SAMPLED[traceparent], "vendor=1")
+    assert ParentSpan.parse(traceparent, "vendor=1") == expected
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        "x" * 513,
-        f"a={'x' * 511}",
-        "vendor=\n1",
-        "vendor=é",
-        "def add(a, b): return a",
-        "a=1,def add",
-        "a=1,a=2",
-        "a=1,,b=2",
-        "A=1",
-        "a=",
-        "a=1=2",
-        ",".join(f"k{number}=1" for number in range(33)),
-    ],
-)
+@pytest.mark.parametrize("state", INVALID_STATES)
 def test_an_invalid_state_is_dropped_alone(state: str) -> None:
     assert ParentSpan.parse(f"00-{TRACE}-{SPAN}-01", state) == ParentSpan(TRACE, SPAN, is_sampled=True)
 
