@@ -86,7 +86,6 @@ class Stage:
     meaning: str
     percentiles_ms: tuple[float, ...]
     """One for each of PERCENTILES."""
-    mean_ms: float
     share: float
     """Share of the requests' whole time, 0 to 1; the stages' shares add up to 1."""
     starts_at: float
@@ -149,7 +148,7 @@ def waterfall(completions: Sequence[Completion]) -> list[Stage]:
     stages: list[Stage] = []
     for (name, meaning), column, mean in zip(_STAGES, columns, means, strict=True):
         before = stages[-1].starts_at + stages[-1].share if stages else 0.0
-        stages.append(Stage(name, meaning, percentiles(column), mean, mean / whole, before))
+        stages.append(Stage(name, meaning, percentiles(column), mean / whole, before))
     return stages
 
 
