@@ -5,9 +5,9 @@ that needs grpcio, protobuf and googleapis-common-protos alone, so that an edito
 messages of requests are those of `completion.v1.completion_pb2`.
 
 Modules: `client` (single requests), `session` and `session_stream` (one reconnecting stream for an editor's life),
-`routing`, `regions` and `replicas` (several servers, near and far, as one), `channel_pool` and `endpoint`
-(connections), `completion` (results), `errors` (failures), `tracing` (the trace that a request is a part of),
-`blocking` (calls without an event loop).
+`regions` and `replicas` (several servers, near and far, as one), `channel_pool` and `endpoint` (connections),
+`completion` (results), `errors` (failures), `request_fields` (the fields that the library sets), `blocking` (calls
+without an event loop).
 """
 
 from completion_client.channel_pool import ChannelKey, ChannelPool
@@ -28,15 +28,16 @@ from completion_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from completion_client.regions.choice import RoutingSettings, parse_endpoints, rendezvous_order
 from completion_client.regions.regions import EndpointState, Regions
 from completion_client.regions.settings import RegionSettings
 from completion_client.replicas.replica_set import ReplicaSet
 from completion_client.replicas.stream import ReplicaStream
 from completion_client.replicas.view import Move
-from completion_client.routing import Preference, RoutingSettings, parse_endpoints, rendezvous_order
+from completion_client.request_fields import make_traceparent
 from completion_client.session import PendingCompletion, Session
-from completion_client.session_stream import SessionSettings, SessionStream
-from completion_client.tracing import make_traceparent
+from completion_client.session_settings import SessionSettings
+from completion_client.session_stream import SessionStream
 
 __version__ = "0.1.0"
 
@@ -57,7 +58,6 @@ __all__ = [
     "Move",
     "PendingCompletion",
     "PermissionDeniedError",
-    "Preference",
     "RegionSettings",
     "Regions",
     "ReplicaSet",

@@ -1,8 +1,7 @@
 """Calls that block, for commands and scripts without an event loop."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import grpc
 
@@ -16,19 +15,14 @@ from completion_client.health import CHECK, WHOLE_SERVER, status_of
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-@contextmanager
-def open_channel(endpoint: Endpoint) -> Iterator[grpc.Channel]:
-    """Open a channel; leaving the context closes it and cancels the calls on it.
+def open_channel(endpoint: Endpoint) -> grpc.Channel:
+    """Open a channel, a context manager; leaving it closes the channel and cancels the calls on it.
 
     Raises:
         EndpointError: a PEM file of the endpoint can't be read.
 
     """
-    channel = endpoint.open_channel()
-    try:
-        yield channel
-    finally:
-        channel.close()
+    return endpoint.open_channel()
 
 
 def complete(
@@ -55,7 +49,7 @@ def complete(
     return completion
 
 
-def check_health(channel: grpc.Channel, timeout_s: float, metadata: Metadata = ()) -> str:
+def check_health(channel: grpc.Channel, timeout_s: float) -> str:
     """Return the health of the whole server, such as "SERVING".
 
     Raises:
@@ -63,7 +57,7 @@ def check_health(channel: grpc.Channel, timeout_s: float, metadata: Metadata = (
 
     """
     check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK)
-    return status_of(check(WHOLE_SERVER, timeout=timeout_s, metadata=metadata))
+    return status_of(check(WHOLE_SERVER, timeout=timeout_s))
 
 
 def connect(channel: grpc.Channel, timeout_s: float) -> bool:

@@ -1,17 +1,26 @@
 """The entry point of the library: one server, its connections, single requests and sessions."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+import grpc
 
 from completion.v1 import completion_pb2 as pb
-from completion_client.calls import Numbering, complete, make_session_id
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.channel_pool import CONNECT_TIMEOUT_S, ChannelKey, ChannelPool, SharedChannel
-from completion_client.completion import Completion
-from completion_client.endpoint import Endpoint
+from completion_client.completion import Completion, CompletionBuilder
+from completion_client.endpoint import Endpoint, Metadata, caller_metadata
+from completion_client.errors import error_of_call
+from completion_client.request_fields import Numbering, make_session_id, trace_metadata
 from completion_client.session import Session
-from completion_client.session_stream import SessionSettings, SessionStream, StreamListener
+from completion_client.session_settings import SessionSettings, StreamListener
+from completion_client.session_stream import SessionStream
+
+if TYPE_CHECKING:
+    from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
 
 
 class CompletionClient:
@@ -37,7 +46,7 @@ class CompletionClient:
 
         """
         self._endpoint = Endpoint(endpoint) if isinstance(endpoint, str) else endpoint
-        self._metadata = self._endpoint.metadata(user, tenant)
+        self._metadata = caller_metadata(user, tenant)
         self._pool = ChannelPool(connect_timeout_s)
         self._channels = SharedChannel(self._pool, ChannelKey(self._endpoint))
         self._numbering = Numbering()
@@ -88,13 +97,12 @@ class CompletionClient:
             EndpointError: a PEM file of the endpoint can't be read.
 
         """
-        return await complete(
-            self._channels.channel(),
-            self._numbering.numbered(request),
-            timeout_s=timeout_s,
-            metadata=self._metadata,
-            on_text=on_text,
+        channel, message = self._channels.channel(), self._numbering.numbered(request)
+        completion = await collect(
+            stream_events(channel, message, timeout_s=timeout_s, metadata=self._metadata), time.monotonic(), on_text
         )
+        completion.raise_for_error()
+        return completion
 
     @asynccontextmanager
     async def session(
@@ -121,3 +129,36 @@ class CompletionClient:
             yield session
         finally:
             await session.aclose()
+
+
+async def stream_events(
+    channel: grpc.aio.Channel, request: pb.CompleteRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
+) -> AsyncGenerator[pb.CompleteResponse, None]:
+    """Send a request and yield the events of its answer. Cancelling the consumer cancels the call.
+
+    Raises:
+        ServiceError: the call failed, or the timeout passed.
+
+    """
+    stub: CompletionServiceAsyncStub = CompletionServiceStub(channel)
+    call = stub.Complete(request, timeout=timeout_s, metadata=(*metadata, *trace_metadata(request)))
+    try:
+        async for event in call:
+            yield event
+    except grpc.aio.AioRpcError as error:
+        raise error_of_call(error) from error
+    finally:
+        call.cancel()
+
+
+async def collect(
+    events: AsyncGenerator[pb.CompleteResponse, None], sent_s: float, on_text: Callable[[str], object] | None
+) -> Completion:
+    """Return the whole answer to a request that was sent at `sent_s`; `on_text` gets each piece of text."""
+    builder = CompletionBuilder(sent_s)
+    async with aclosing(events):
+        async for event in events:
+            text = builder.add(event, time.monotonic())
+            if text and on_text is not None:
+                on_text(text)
+    return builder.build(time.monotonic())

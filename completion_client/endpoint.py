@@ -77,15 +77,6 @@ class Endpoint:
             return grpc.aio.insecure_channel(self.address, options)
         return grpc.aio.secure_channel(self.address, credentials, options)
 
-    def metadata(self, user: str | None = None, tenant: str | None = None) -> Metadata:
-        """Return the metadata of a call: the user and the tenant, if there are any.
-
-        Raises:
-            EndpointError: a name has characters other than printable ASCII.
-
-        """
-        return caller_metadata(user, tenant)
-
     def _options(self, options: ChannelOptions) -> ChannelOptions:
         """Switch proxies off for local addresses: gRPC would use one, and no proxy can reach them."""
         is_local = self.address.startswith(_LOCAL_ADDRESSES)

@@ -4,7 +4,7 @@ A request that ends as superseded, shed or cancelled has not failed: its `Comple
 """
 
 from collections.abc import Iterable
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -197,19 +197,8 @@ def error_of_message(
     )
 
 
-def _make(
-    status: grpc.StatusCode,
-    message: str,
-    *,
-    reason: str = "",
-    violations: tuple[FieldViolation, ...] = (),
-    retry_after_ms: int | None = None,
-    limit: Limit | None = None,
-) -> ServiceError:
-    kind = _CLASSES.get(status, ServiceError)
-    return kind(
-        message, status=status, reason=reason, violations=violations, retry_after_ms=retry_after_ms, limit=limit
-    )
+def _make(status: grpc.StatusCode, message: str, **details: Any) -> ServiceError:  # noqa: ANN401 - as ServiceError's
+    return _CLASSES.get(status, ServiceError)(message, status=status, **details)
 
 
 def _limit_of(info: error_details_pb2.ErrorInfo) -> Limit | None:

@@ -1,7 +1,14 @@
-"""gRPC's standard health check, `grpc.health.v1.Health/Check` of the whole server.
+"""gRPC's standard health check, `grpc.health.v1.Health/Check` of the whole server, with the round trip of the answer.
 
 Its two messages, one empty and one with one enum, are read and written here: no package is needed for them.
 """
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
 
 CHECK = "/grpc.health.v1.Health/Check"
 WHOLE_SERVER = b""
@@ -12,8 +19,76 @@ _NAMES = {0: "UNKNOWN", 1: SERVING, 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
 _STATUS_FIELD = 0x08
 """Field 1, a varint."""
 
+_STEPS = 10
+_NO_ANSWER = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+
 
 def status_of(response: bytes) -> str:
     """Return the status of an encoded HealthCheckResponse, such as "SERVING"; its default, 0, is not sent."""
     number = response[1] if len(response) > 1 and response[0] == _STATUS_FIELD else 0
     return _NAMES.get(number, str(number))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The outcome of a health check."""
+
+    round_trip_s: float | None
+    """From the question to the answer on an open connection; None without an answer."""
+    problem: str = ""
+    """Why the server can't be used; "" if it serves."""
+
+
+async def connect(channel: grpc.aio.Channel) -> bool:
+    """Connect a channel; return whether it is connected. Unlike `channel_ready`, it does not wait after a refusal."""
+    while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        if state in {grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN}:
+            return False
+        await channel.wait_for_state_change(state)
+    return True
+
+
+async def is_done_within(task: "asyncio.Task[Any]", limit_s: float) -> bool:
+    """Wait for a task; return whether it is done within a time in which this process could run.
+
+    The time in which it could not, because the computer slept or is overloaded, is no fault of the server. So the wait
+    has short steps, and a step that takes longer than it should counts as long as it should.
+    """
+    for _ in range(_STEPS):
+        done, _open = await asyncio.wait({task}, timeout=limit_s / _STEPS)
+        if done:
+            return True
+    return False
+
+
+async def connects_within(channel: grpc.aio.Channel, limit_s: float) -> bool | None:
+    """Connect a channel; return whether it is connected, None if that is not decided within a limit."""
+    connecting = asyncio.create_task(connect(channel))
+    try:
+        return connecting.result() if await is_done_within(connecting, limit_s) else None
+    finally:
+        connecting.cancel()
+
+
+async def check_health(channel: grpc.aio.Channel) -> CheckResult:
+    """Connect a channel, if it is not connected, and ask for the health of the whole server, without a time limit.
+
+    A server that does not offer health checks counts as serving: it answers.
+    """
+    if not await connect(channel):
+        return CheckResult(None, "no connection")
+    return await _ask(channel)
+
+
+async def _ask(channel: grpc.aio.Channel) -> CheckResult:
+    check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK)
+    asked_s = time.perf_counter()
+    try:
+        answer = await check(WHOLE_SERVER)
+    except grpc.aio.AioRpcError as error:
+        if error.code() in _NO_ANSWER:
+            return CheckResult(None, error.details() or "no answer to a health check")
+        return CheckResult(time.perf_counter() - asked_s)
+    round_trip_s = time.perf_counter() - asked_s
+    status = status_of(answer)
+    return CheckResult(round_trip_s, "" if status == SERVING else status)

@@ -3,51 +3,18 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion_client.completion import Completion, CompletionBuilder
 from completion_client.errors import ConnectionLostError, DeadlineExceededError, ServiceError
-from completion_client.session_stream import RequestListener
-from completion_client.timeouts import give_timeout
-from completion_client.tracing import add_current_trace
+from completion_client.request_fields import add_current_trace, give_timeout
 
-
-class RequestStream(Protocol):
-    """What a session sends its requests on: see SessionStream."""
-
-    @property
-    def is_connected(self) -> bool:
-        """See SessionStream."""
-        ...
-
-    def send_nowait(
-        self, request: pb.CompleteRequest, listener: RequestListener, timeout_s: float | None = None
-    ) -> None:
-        """See SessionStream."""
-        ...
-
-    def cancel_nowait(self, sequence: int) -> None:
-        """See SessionStream."""
-        ...
-
-    def discard_nowait(self, sequence: int) -> None:
-        """See SessionStream."""
-        ...
-
-    def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
-        """See SessionStream."""
-        ...
-
-    def drop_nowait(self) -> None:
-        """See SessionStream."""
-        ...
-
-    def close_nowait(self) -> list[asyncio.Task[None]]:
-        """See SessionStream."""
-        ...
+if TYPE_CHECKING:
+    from completion_client.replicas.stream import ReplicaStream
+    from completion_client.session_stream import SessionStream
 
 
 class Session:
@@ -58,7 +25,7 @@ class Session:
     order, because it is idle or old, fails nothing: the session opens another with its next request.
     """
 
-    def __init__(self, stream: RequestStream, session_id: str) -> None:
+    def __init__(self, stream: "SessionStream | ReplicaStream", session_id: str) -> None:
         """Send requests on a stream that was started. `CompletionClient.session` makes both."""
         self._stream = stream
         self._session_id = session_id
@@ -141,7 +108,9 @@ class PendingCompletion:
     only.
     """
 
-    def __init__(self, stream: RequestStream, sequence: int, on_done: Callable[[int], object]) -> None:
+    def __init__(
+        self, stream: "SessionStream | ReplicaStream", sequence: int, on_done: Callable[[int], object]
+    ) -> None:
         """Wait for the events of a request of `stream`; `on_done` is called with its sequence number at its end."""
         self._stream = stream
         self._sequence = sequence

@@ -22,13 +22,12 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_client.backoff import Backoff
 from completion_client.channel_pool import ChannelSource
 from completion_client.endpoint import Metadata
 from completion_client.errors import (
@@ -39,7 +38,8 @@ from completion_client.errors import (
     error_of_call,
     error_of_message,
 )
-from completion_client.timeouts import give_timeout
+from completion_client.request_fields import give_timeout
+from completion_client.session_settings import Backoff, RequestListener, SessionSettings, StreamListener
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -51,48 +51,6 @@ _log = logging.getLogger(__name__)
 
 _SEND_AGAIN_WITHIN_S = 1.0
 """How long requests wait for a connection after a failed write. Without one they fail, as after any other loss."""
-
-
-class RequestListener(Protocol):
-    """Receives the events of one request. Either `on_end` or `on_error` is called, once, as the last of them."""
-
-    def on_text(self, text: str) -> None:
-        """Take text that continues the completion."""
-        ...
-
-    def on_end(self, end: pb.End) -> None:
-        """Take the end, which may bring the last text along."""
-        ...
-
-    def on_error(self, error: ServiceError) -> None:
-        """Take the loss of the stream before the end."""
-        ...
-
-
-class StreamListener(Protocol):
-    """Receives the losses of a stream."""
-
-    def on_lost(self, error: ServiceError) -> None:
-        """Take the reason of a loss."""
-        ...
-
-    def on_reconnected(self, away_s: float) -> None:
-        """Take the time from a loss to the first sign of the server on the new stream."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSettings:
-    """How a session reconnects and reads."""
-
-    backoff_min_s: float = 0.1
-    """The first wait before a reconnect is drawn from 0 to this."""
-    backoff_max_s: float = 5.0
-    """The longest wait, unless the server asks for a longer one."""
-    backoff_seed: str | None = None
-    """Makes the waits repeatable."""
-    read_interval_s: float = 0.0
-    """Pause after each message read; a slow reader, for tests of servers."""
 
 
 class _State(Enum):
@@ -130,7 +88,7 @@ class SessionStream:
         self._metadata = metadata
         self._settings = settings or SessionSettings()
         self._listener = listener
-        self._backoff = Backoff(self._settings.backoff_min_s, self._settings.backoff_max_s, self._settings.backoff_seed)
+        self._backoff = Backoff(self._settings)
         self._state = _State.LOST
         self._requests: dict[int, _OpenRequest] = {}
         self._last_sequence = 0

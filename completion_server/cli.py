@@ -32,6 +32,25 @@ class LazyCommand(click.Command):
         return self.load().make_context(info_name, args, parent, **extra)
 
 
+class PluginCommand(LazyCommand):
+    """A command of a package above the server, which an entry point of the distribution names."""
+
+    def __init__(self, name: str, short_help: str) -> None:
+        """Name the command and the text in the list of commands."""
+        super().__init__(name, name, short_help)
+
+    def load(self) -> click.Command:
+        """Find the command by its entry point and return it."""
+        from importlib.metadata import entry_points  # as slow as the rest of the command line
+
+        found = entry_points(group="completion_server.commands", name=self._target)
+        if not found:
+            raise click.ClickException(f"{self._target}: not installed; install completion-server again")
+        command = next(iter(found)).load()
+        assert isinstance(command, click.Command)
+        return command
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
@@ -52,7 +71,6 @@ for _name, _target, _short_help in (
         "completion_server.client.operator_commands:drain",
         "Let a server finish its accepted requests, then stop it.",
     ),
-    ("plan", "completion_server.planning.command:plan", "Calculate GPUs and cost from the number of seats."),
     (
         "profile",
         "completion_server.client.profile_command:profile",
@@ -68,6 +86,7 @@ for _name, _target, _short_help in (
     ("top", "completion_server.client.top.command:top", "Show the latency and the load of servers, live."),
 ):
     main.add_command(LazyCommand(_name, _target, _short_help))
+main.add_command(PluginCommand("plan", "Calculate GPUs and cost from the number of seats."))
 
 
 @main.command(

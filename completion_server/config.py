@@ -25,7 +25,7 @@ from completion_server.scheduling.settings import SchedulingSettings, ShedSettin
 from completion_server.speculation.schedule import ScheduleError, parse_schedule
 from completion_server.state.settings import CacheSettings, RedisSettings
 from completion_server.telemetry.logs import LogSettings
-from completion_server.telemetry.settings import MetricsSettings
+from completion_server.telemetry.tenants import MetricsSettings
 from completion_server.telemetry.tracing.settings import TraceSettings
 
 if TYPE_CHECKING:

@@ -1,9 +1,11 @@
-"""The connections of a process to its endpoints, and their replacement when certificates change."""
+"""The connections of a process to its endpoints, the users that share them, and their new certificates."""
 
 import asyncio
+import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -11,7 +13,7 @@ import grpc
 from completion_client.channel_pool import open_channel
 from completion_client.endpoint import Endpoint, EndpointError
 from completion_client.errors import ConnectionLostError
-from completion_client.regions.checks import CheckResult, check_health, is_done_within
+from completion_client.health import CheckResult, check_health, is_done_within
 from completion_client.regions.silence import SilenceRecord
 
 _log = logging.getLogger(__name__)
@@ -231,3 +233,65 @@ def _state(path: Path) -> _FileState | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+@dataclass(slots=True)
+class ConnectionNumbers:
+    """Counts the users of each connection number."""
+
+    users_per_connection: int
+    """Number of users that share a connection number, unless more ask for that number."""
+    _num_users: dict[int, int] = field(default_factory=dict)
+    """Users of each number that has any."""
+
+    @property
+    def in_use(self) -> list[int]:
+        """The numbers with users, in ascending order."""
+        return sorted(self._num_users)
+
+    def take(self, number: int | None = None) -> int:
+        """Add a user to a number, the lowest with room if none is given; return the number."""
+        if number is None:
+            number = next(each for each in itertools.count() if self._has_room(each))
+        self._num_users[number] = self._num_users.get(number, 0) + 1
+        return number
+
+    def give_back(self, number: int) -> bool:
+        """Remove a user from a number; return whether it was the last one."""
+        self._num_users[number] -= 1
+        if self._num_users[number]:
+            return False
+        del self._num_users[number]
+        return True
+
+    def _has_room(self, number: int) -> bool:
+        return self._num_users.get(number, 0) < self.users_per_connection
+
+
+class ConnectionLease:
+    """One user's right to use the connections of a number, until it is released."""
+
+    __slots__ = ("_number", "_on_release")
+
+    def __init__(self, number: int, on_release: Callable[[int], object]) -> None:
+        """Call `on_release` with the number once."""
+        self._number: int | None = number
+        self._on_release = on_release
+
+    @property
+    def number(self) -> int:
+        """The connection number.
+
+        Raises:
+            ConnectionLostError: the lease was released.
+
+        """
+        if self._number is None:
+            raise ConnectionLostError("the client is closed")
+        return self._number
+
+    def release(self) -> None:
+        """Give the number back; ignored if that was done."""
+        if self._number is not None:
+            number, self._number = self._number, None
+            self._on_release(number)

@@ -12,16 +12,20 @@ from typing import Self
 
 from completion_client.endpoint import Endpoint, EndpointError
 from completion_client.errors import ConnectionLostError
+from completion_client.health import connects_within, is_done_within
 from completion_client.regions.availability import Availability, Health
-from completion_client.regions.checks import connect, is_done_within
-from completion_client.regions.choice import Order, UserChoice
-from completion_client.regions.connections import CertificateWatch, Connection, Connections
+from completion_client.regions.choice import parse_endpoints
+from completion_client.regions.connections import (
+    CertificateWatch,
+    Connection,
+    ConnectionLease,
+    ConnectionNumbers,
+    Connections,
+)
 from completion_client.regions.distances import Distances
-from completion_client.regions.leases import ConnectionLease, ConnectionNumbers
 from completion_client.regions.settings import RegionSettings
 from completion_client.regions.silence import SilenceRecord
 from completion_client.regions.watcher import Watcher
-from completion_client.routing import RoutingSettings, parse_endpoints, rendezvous_order
 
 _log = logging.getLogger(__name__)
 
@@ -72,13 +76,13 @@ class Regions:
         self.endpoints = found
         self.settings = settings or RegionSettings()
         self.now = now
-        self._distances = Distances(found, self.settings)
-        self._availability = Availability(found, self.settings.return_spread_s, seed)
+        self.distances = Distances(found, self.settings)
+        self.availability = Availability(found, self.settings.return_spread_s, seed)
         self._connections = Connections()
         self._watcher = Watcher(
             self._connections,
-            self._distances,
-            self._availability,
+            self.distances,
+            self.availability,
             self.settings,
             now,
             self._warm,
@@ -134,28 +138,18 @@ class Regions:
 
     def states(self) -> list[EndpointState]:
         """Return what is known about each endpoint, the nearest tier first."""
-        return [self.state(each) for tier in self._distances.tiers for each in tier]
+        return [self.state(each) for tier in self.distances.tiers for each in tier]
 
     def state(self, endpoint: Endpoint) -> EndpointState:
         """Return what is known about an endpoint."""
-        round_trip_s = self._distances.round_trip_s(endpoint)
+        round_trip_s = self.distances.round_trip_s(endpoint)
         return EndpointState(
             endpoint,
-            self._distances.tier(endpoint),
+            self.distances.tier(endpoint),
             None if round_trip_s is None else round_trip_s * _MS_PER_S,
-            self._availability.health(endpoint),
-            self._availability.why(endpoint),
+            self.availability.health(endpoint),
+            self.availability.why(endpoint),
         )
-
-    def round_trip_s(self, endpoint: Endpoint) -> float | None:
-        """Return the round trip to an endpoint as measured of late; None without a sample."""
-        return self._distances.round_trip_s(endpoint)
-
-    def choice(
-        self, user: str, tenant: str = "", settings: RoutingSettings | None = None, order: Order = rendezvous_order
-    ) -> UserChoice:
-        """Return the order in which a user tries the endpoints; see `UserChoice`."""
-        return UserChoice(self._distances, self._availability, user, tenant, settings, order)
 
     def lease(self, number: int | None = None) -> ConnectionLease:
         """Return another user's lease of a connection number: of `number`, or of the lowest one with room.
@@ -189,13 +183,10 @@ class Regions:
         connection = self.connection(endpoint, number)
         if connection.is_ready:
             return connection
-        connecting = asyncio.create_task(connect(connection.channel))
-        try:
-            if await is_done_within(connecting, within_s) and connecting.result():
-                return connection
-        finally:
-            connecting.cancel()
-        if connecting.done() or len(self.endpoints) == 1:
+        is_connected = await connects_within(connection.channel, within_s)
+        if is_connected:
+            return connection
+        if is_connected is not None or len(self.endpoints) == 1:
             self._connections.drop(connection)  # the next try begins anew, without gRPC's own back-off
         msg = f"no connection to {endpoint.address}"
         self._suspect(endpoint, msg)

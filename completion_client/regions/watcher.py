@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from completion_client.endpoint import Endpoint, EndpointError
+from completion_client.health import CheckResult
 from completion_client.regions.availability import Availability, Health
-from completion_client.regions.checks import CheckResult
 from completion_client.regions.connections import Connections
 from completion_client.regions.distances import Distances
 from completion_client.regions.settings import RegionSettings
@@ -91,11 +91,6 @@ class Watcher:
         if self._availability.suspected(endpoint, why):
             self._watches[endpoint].wake.set()
 
-    def fail(self, endpoint: Endpoint, why: str) -> None:
-        """Note that an endpoint can't be used."""
-        if self._availability.failed(endpoint, why):
-            _log.info("%s is not used: %s", endpoint.address, why)
-
     async def _watch(self, endpoint: Endpoint, started_s: float) -> None:
         watch = self._watches[endpoint]
         is_heard = False
@@ -138,7 +133,8 @@ class Watcher:
         watch.num_checks += 1
         if result.problem:
             watch.num_failures += 1
-            self.fail(endpoint, result.problem)
+            if self._availability.failed(endpoint, result.problem):
+                _log.info("%s is not used: %s", endpoint.address, result.problem)
             return
         watch.num_failures = 0
         now_s = self._now()

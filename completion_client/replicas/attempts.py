@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
@@ -21,7 +22,7 @@ from completion_client.errors import (
 from completion_client.regions.connections import Connection
 from completion_client.regions.silence import SilenceError, SilenceGuard
 from completion_client.replicas.view import Replicas
-from completion_client.tracing import trace_metadata
+from completion_client.request_fields import trace_metadata
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -172,7 +173,8 @@ class _WatchedCall:
         self._loop = asyncio.get_running_loop()
         self._ends_at_s = None if left_s is None else self._loop.time() + left_s
         self._is_begun = False
-        self._guard = SilenceGuard(self._alive_at_s, self._on_silent, self._on_given_up)
+        alive_at_s = partial(replicas.regions.alive_at_s, connection)
+        self._guard = SilenceGuard(alive_at_s, self._on_silent, self._on_given_up)
         limit_s = replicas.silence_s(connection, left_s)
         if limit_s is not None:
             self._guard.expect_nowait(limit_s)
@@ -185,9 +187,6 @@ class _WatchedCall:
     def stop(self) -> None:
         self._guard.stop_nowait()
         self._call = None  # breaks a reference cycle: the channel closes with its last call
-
-    async def _alive_at_s(self, since_s: float, within_s: float) -> float | None:
-        return await self._replicas.regions.alive_at_s(self._connection, since_s, within_s)
 
     def _on_silent(self, silence_s: float) -> float | None:
         self._replicas.note_silence(self._connection)

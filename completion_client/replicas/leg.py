@@ -1,47 +1,24 @@
-"""One stream of a session to one server, and the requests of a session that moves between servers."""
+"""One stream of a session to one server."""
 
 import asyncio
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion_client.endpoint import Endpoint, Metadata
 from completion_client.errors import ConnectionLostError, ServiceError
-from completion_client.regions.checks import connect, is_done_within
+from completion_client.health import connects_within
 from completion_client.regions.connections import Connection
 from completion_client.regions.regions import Regions
 from completion_client.regions.silence import SilenceError, SilenceGuard
-from completion_client.session_stream import RequestListener, SessionSettings, SessionStream
+from completion_client.session_settings import RequestListener, SessionSettings
+from completion_client.session_stream import SessionStream
 
-
-class LegOwner(Protocol):
-    """Decides what follows from the events of a leg."""
-
-    def leg_lost(self, leg: "Leg", error: ServiceError) -> None:
-        """Take the loss of a leg. Each of its requests fails next."""
-        ...
-
-    def leg_silent(self, leg: "Leg") -> float | None:
-        """Take the silence of a server; return the loop's time at which it is given up, None for never."""
-        ...
-
-    def leg_accepted(self, leg: "Leg", away_s: float) -> None:
-        """Take the first sign of a server on a leg that replaces a lost one."""
-        ...
-
-
-class RequestOwner(Protocol):
-    """Decides what follows from the events of a request."""
-
-    def request_ended(self, request: "RoutedRequest", end: pb.End) -> None:
-        """Take the end that a server sent."""
-        ...
-
-    def request_failed(self, request: "RoutedRequest", error: ServiceError) -> None:
-        """Take the loss of the leg of a request."""
-        ...
+if TYPE_CHECKING:
+    from completion_client.replicas.legs import Legs
 
 
 class Leg:
@@ -49,7 +26,7 @@ class Leg:
 
     def __init__(
         self,
-        owner: LegOwner,
+        owner: "Legs",
         regions: Regions,
         connection: Connection,
         metadata: Metadata,
@@ -68,8 +45,8 @@ class Leg:
         """Whether the requests of this lost leg may be sent to another server."""
         self.last_sequence = 0
         self._owner = owner
-        self._regions = regions
-        self._guard = SilenceGuard(self._alive_at_s, self._on_silent, self._on_given_up)
+        alive_at_s = partial(regions.alive_at_s, connection)
+        self._guard = SilenceGuard(alive_at_s, lambda _silence_s: owner.leg_silent(self), self._on_given_up)
         channels = _FixedChannel(connection, connect_timeout_s)
         self._stream = SessionStream(channels, metadata=metadata, settings=settings, listener=self)
         self._stream.start_nowait(lost_at_s)
@@ -89,15 +66,15 @@ class Leg:
         """Requests that have neither ended nor failed."""
         return self._stream.num_open
 
-    def send_nowait(self, request: "RoutedRequest", silence_s: float | None) -> None:
+    def send_nowait(self, request: pb.CompleteRequest, listener: RequestListener, silence_s: float | None) -> None:
         """Send a request; the server may send nothing for `silence_s`, or for ever.
 
         Raises:
             ConnectionLostError: the stream is lost.
 
         """
-        self._stream.send_nowait(request.message, request)
-        self.last_sequence = request.message.sequence
+        self._stream.send_nowait(request, listener)
+        self.last_sequence = request.sequence
         if silence_s is not None:
             self._guard.expect_nowait(silence_s)
 
@@ -142,53 +119,8 @@ class Leg:
         self.heard_nowait()
         self._owner.leg_accepted(self, away_s)
 
-    async def _alive_at_s(self, since_s: float, within_s: float) -> float | None:
-        return await self._regions.alive_at_s(self.connection, since_s, within_s)
-
-    def _on_silent(self, _silence_s: float) -> float | None:
-        return self._owner.leg_silent(self)
-
     def _on_given_up(self, silence_s: float) -> None:
         self.drop_nowait(SilenceError(f"{self.endpoint.address} has sent nothing for {silence_s * 1000:.0f} ms"))
-
-
-@dataclass(slots=True)
-class RoutedRequest:
-    """A request of a session, which may be sent to another server until text has come. Also its RequestListener."""
-
-    owner: RequestOwner
-    message: pb.CompleteRequest
-    listener: RequestListener
-    leg: Leg
-    ends_at_s: float | None
-    """The loop's time at which the caller gives it up."""
-    sent_at_s: float = 0.0
-    num_sent: int = 0
-    has_text: bool = False
-    is_cancelled: bool = False
-    has_ended: bool = False
-    """Whether the listener has got its last event, or gets it now."""
-
-    def supersedes(self, other: "RoutedRequest") -> bool:
-        """Return whether this makes another server's request useless. A server ends its own; prefetches go on."""
-        is_older = other.message.sequence < self.message.sequence and other.leg.endpoint != self.leg.endpoint
-        kinds = self.message.trigger, other.message.trigger
-        return is_older and not (other.is_cancelled or other.has_ended) and pb.TRIGGER_PREFETCH not in kinds
-
-    def on_text(self, text: str) -> None:
-        """See RequestListener."""
-        self.leg.heard_nowait()
-        self.has_text = True
-        self.listener.on_text(text)
-
-    def on_end(self, end: pb.End) -> None:
-        """See RequestListener."""
-        self.leg.heard_nowait()
-        self.owner.request_ended(self, end)
-
-    def on_error(self, error: ServiceError) -> None:
-        """See RequestListener."""
-        self.owner.request_failed(self, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +135,8 @@ class _FixedChannel:
 
     async def ready(self) -> grpc.aio.Channel:
         channel = self.connection.channel
-        connecting = asyncio.create_task(connect(channel))
-        try:
-            if await is_done_within(connecting, self.connect_timeout_s) and connecting.result():
-                return channel
-        finally:
-            connecting.cancel()
+        if await connects_within(channel, self.connect_timeout_s):
+            return channel
         msg = f"no connection to {self.connection.endpoint.address}"
         raise ConnectionLostError(msg)
 

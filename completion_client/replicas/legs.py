@@ -8,18 +8,17 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 
-from completion_client.backoff import Backoff
 from completion_client.endpoint import Endpoint, Metadata
 from completion_client.errors import ConnectionLostError, ServiceError
 from completion_client.replicas.leg import Leg
 from completion_client.replicas.view import Move, OnMove, Replicas
-from completion_client.session_stream import SessionSettings, StreamListener
+from completion_client.session_settings import Backoff, SessionSettings, StreamListener
 
 _MS_PER_S = 1000
 
 
 class Legs:
-    """Opens and ends the legs of one session, and replaces the current one when it is lost. It is their LegOwner."""
+    """Opens and ends the legs of one session, and replaces the current one when it is lost."""
 
     def __init__(
         self,
@@ -30,14 +29,14 @@ class Legs:
         on_move: OnMove | None,
         on_silent: Callable[[Leg], float | None],
     ) -> None:
-        """Open none yet; `on_move` gets each change to another server, `on_silent` is as LegOwner's `leg_silent`."""
+        """Open none yet; `on_move` gets each change to another server, `on_silent` is as `leg_silent`."""
         self._replicas = replicas
         self._metadata = metadata
         self._settings = settings
         self._listener = listener
         self._on_move = on_move
         self._on_silent = on_silent
-        self._backoff = Backoff(settings.backoff_min_s, settings.backoff_max_s, settings.backoff_seed)
+        self._backoff = Backoff(settings)
         self._random = random.Random(settings.backoff_seed)
         self._loop = asyncio.get_running_loop()
         self._leg: Leg | None = None
@@ -122,7 +121,7 @@ class Legs:
         return list(self._ending)
 
     def leg_lost(self, leg: Leg, error: ServiceError) -> None:
-        """See LegOwner."""
+        """Take the loss of a leg. Each of its requests fails next."""
         if not self._is_dropping:
             leg.may_retry = self._replicas.note_error(leg.connection, error)
         self._end(leg)
@@ -138,12 +137,12 @@ class Legs:
             self._reopening = asyncio.create_task(self._reopen(leg.endpoint, error))
 
     def leg_silent(self, leg: Leg) -> float | None:
-        """See LegOwner."""
+        """Take the silence of a server; return the loop's time at which it is given up, None for never."""
         self._replicas.note_silence(leg.connection)
         return self._on_silent(leg)
 
     def leg_accepted(self, leg: Leg, away_s: float) -> None:
-        """See LegOwner."""
+        """Take the first sign of a server on a leg that replaces a lost one."""
         if leg is self._leg:
             self._lost_at_s = None
             self._backoff.reset()

@@ -3,22 +3,22 @@
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
 from completion.v1 import completion_pb2 as pb
-from completion_client.calls import Numbering, make_session_id
-from completion_client.completion import Completion, CompletionBuilder
+from completion_client.client import collect
+from completion_client.completion import Completion
 from completion_client.endpoint import Endpoint, Metadata, caller_metadata
-from completion_client.regions.choice import Order
+from completion_client.regions.choice import Order, RoutingSettings, UserChoice, rendezvous_order
 from completion_client.regions.regions import Regions
 from completion_client.replicas.attempts import Attempts
 from completion_client.replicas.stream import ReplicaStream
 from completion_client.replicas.view import OnMove, Replicas
-from completion_client.routing import RoutingSettings, rendezvous_order
+from completion_client.request_fields import Numbering, make_session_id
 from completion_client.session import Session
-from completion_client.session_stream import SessionSettings, StreamListener
+from completion_client.session_settings import SessionSettings, StreamListener
 
 CONNECT_TIMEOUT_S = 2.0
 """Shorter than that of a client with one server: another replica can be asked."""
@@ -59,7 +59,8 @@ class ReplicaSet:
         self.regions = endpoints if isinstance(endpoints, Regions) else Regions(endpoints, now=now)
         self._metadata = caller_metadata(user, tenant)
         self._numbering = Numbering()
-        choice = self.regions.choice(user or self._numbering.session_id, tenant or "", settings, order)
+        name = user or self._numbering.session_id
+        choice = UserChoice(self.regions.distances, self.regions.availability, name, tenant or "", settings, order)
         self._lease = self.regions.lease(connection)
         self._replicas = Replicas(self.regions, choice, self._lease, connect_timeout_s)
 
@@ -112,16 +113,12 @@ class ReplicaSet:
                 replica with a PEM file that can't be read counts as not reachable.
 
         """
-        builder = CompletionBuilder(time.monotonic())
+        sent_s = time.monotonic()
         attempts = Attempts(self._replicas, self._numbering.numbered(request), timeout_s, self._metadata)
         await self.regions.ready(timeout_s)
-        async with aclosing(attempts.events()) as events:
-            async for event in events:
-                text = builder.add(event, time.monotonic())
-                if text and on_text is not None:
-                    on_text(text)
+        found = await collect(attempts.events(), sent_s, on_text)
         address = attempts.endpoint.address if attempts.endpoint else None
-        completion = dataclasses.replace(builder.build(time.monotonic()), address=address, num_sent=attempts.num_sent)
+        completion = dataclasses.replace(found, address=address, num_sent=attempts.num_sent)
         completion.raise_for_error()
         return completion
 

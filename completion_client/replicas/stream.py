@@ -1,17 +1,22 @@
 """A session's stream over several servers: goes to the best one at each request, and leaves one that fails."""
 
 import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from completion.v1 import completion_pb2 as pb
 from completion_client.endpoint import Endpoint, Metadata
 from completion_client.errors import ConnectionLostError, ServiceError
-from completion_client.replicas.answered import AnsweredRequests
-from completion_client.replicas.leg import Leg, RoutedRequest
+from completion_client.replicas.leg import Leg
 from completion_client.replicas.legs import Legs
 from completion_client.replicas.view import OnMove, Replicas
-from completion_client.session_stream import RequestListener, SessionSettings, StreamListener
-from completion_client.timeouts import give_timeout
+from completion_client.request_fields import give_timeout
+from completion_client.session_settings import RequestListener, SessionSettings, StreamListener
+
+KEPT_S = 900.0
+"""Servers take feedback on an answer for as long."""
+_MAX_ANSWERS = 1024
 
 
 class Route(NamedTuple):
@@ -20,6 +25,45 @@ class Route(NamedTuple):
     endpoint: Endpoint
     num_sent: int
     """Number of servers to which the request was sent, one after another."""
+
+
+@dataclass(slots=True)
+class RoutedRequest:
+    """A request of a session, which may be sent to another server until text has come. Also its RequestListener."""
+
+    owner: "ReplicaStream"
+    message: pb.CompleteRequest
+    listener: RequestListener
+    leg: Leg
+    ends_at_s: float | None
+    """The loop's time at which the caller gives it up."""
+    sent_at_s: float = 0.0
+    num_sent: int = 0
+    has_text: bool = False
+    is_cancelled: bool = False
+    has_ended: bool = False
+    """Whether the listener has got its last event, or gets it now."""
+
+    def supersedes(self, other: "RoutedRequest") -> bool:
+        """Return whether this makes another server's request useless. A server ends its own; prefetches go on."""
+        is_older = other.message.sequence < self.message.sequence and other.leg.endpoint != self.leg.endpoint
+        kinds = self.message.trigger, other.message.trigger
+        return is_older and not (other.is_cancelled or other.has_ended) and pb.TRIGGER_PREFETCH not in kinds
+
+    def on_text(self, text: str) -> None:
+        """See RequestListener."""
+        self.leg.heard_nowait()
+        self.has_text = True
+        self.listener.on_text(text)
+
+    def on_end(self, end: pb.End) -> None:
+        """See RequestListener."""
+        self.leg.heard_nowait()
+        self.owner.request_ended(self, end)
+
+    def on_error(self, error: ServiceError) -> None:
+        """See RequestListener."""
+        self.owner.request_failed(self, error)
 
 
 class ReplicaStream:
@@ -134,7 +178,7 @@ class ReplicaStream:
         return self._legs.close_nowait()
 
     def request_ended(self, request: RoutedRequest, end: pb.End) -> None:
-        """See RequestOwner."""
+        """Take the end that a server sent."""
         leg = request.leg
         leg.note_answer()
         may_retry = self._replicas.note_end(leg.connection, end, self._loop.time() - request.sent_at_s)
@@ -147,7 +191,7 @@ class ReplicaStream:
         self._legs.tidy(leg)
 
     def request_failed(self, request: RoutedRequest, error: ServiceError) -> None:
-        """See RequestOwner."""
+        """Take the loss of the leg of a request."""
         if self._requests.get(request.message.sequence) is not request:
             return  # a listener of the same leg sent a newer one elsewhere
         if request.leg.may_retry and self._resend(request):
@@ -176,7 +220,7 @@ class ReplicaStream:
         if request.num_sent and request.message.HasField("timeout_ms"):
             give_timeout(request.message, request.message.timeout_ms / 1000 - (now_s - request.sent_at_s))
         left_s = None if request.ends_at_s is None else request.ends_at_s - now_s
-        leg.send_nowait(request, self._replicas.silence_s(leg.connection, left_s))
+        leg.send_nowait(request.message, request, self._replicas.silence_s(leg.connection, left_s))
         request.leg, request.sent_at_s = leg, now_s
         request.num_sent += 1
         for older in tuple(filter(request.supersedes, self._requests.values())):
@@ -206,3 +250,25 @@ class ReplicaStream:
         before.discard_nowait(request.message.sequence)
         self._legs.tidy(before)
         return True
+
+
+@dataclass(slots=True)
+class AnsweredRequests:
+    """Remembers the servers of the newest answers with text, each for `KEPT_S`."""
+
+    max_answers: int = _MAX_ANSWERS
+    _answers: OrderedDict[int, tuple[Endpoint, float]] = field(default_factory=OrderedDict)
+
+    def add(self, sequence: int, endpoint: Endpoint, now_s: float) -> None:
+        """Remember the server that answered a request, and forget what is too old or too much."""
+        self._answers[sequence] = endpoint, now_s
+        while len(self._answers) > self.max_answers or now_s - self._oldest_s() >= KEPT_S:
+            self._answers.popitem(last=False)
+
+    def endpoint(self, sequence: int, now_s: float) -> Endpoint | None:
+        """Return the server that answered a request; None if that is not known any more."""
+        endpoint, answered_at_s = self._answers.get(sequence, (None, now_s))
+        return endpoint if now_s - answered_at_s < KEPT_S else None
+
+    def _oldest_s(self) -> float:
+        return next(iter(self._answers.values()))[1]

@@ -14,8 +14,7 @@ from completion_client.errors import (
     error_of_end,
 )
 from completion_client.regions.choice import UserChoice
-from completion_client.regions.connections import Connection
-from completion_client.regions.leases import ConnectionLease
+from completion_client.regions.connections import Connection, ConnectionLease
 from completion_client.regions.regions import Regions
 from completion_client.regions.silence import SilenceError
 
@@ -89,7 +88,7 @@ class Replicas:
             with self._readable(endpoint):
                 return await self.regions.connected(endpoint, self._lease.number, timeout_s)
         except ServiceError:
-            self.choice.standings.refused(endpoint, self.regions.now())
+            self.choice.refused(endpoint, self.regions.now())
             raise
 
     async def first_connected(self) -> Endpoint:
@@ -112,38 +111,38 @@ class Replicas:
     def note_error(self, connection: Connection, error: ServiceError) -> bool:
         """Note the failure of a call, a stream or a request; return whether another endpoint may do better."""
         endpoint, retry_after_s = connection.endpoint, (error.retry_after_ms or 0) / _MS_PER_S
-        standings, now_s = self.choice.standings, self.regions.now()
+        choice, now_s = self.choice, self.regions.now()
         if isinstance(error, ResourceExhaustedError):
             if error.reason == _OVERLOAD:
-                standings.overloaded(endpoint, now_s, retry_after_s)
+                choice.overloaded(endpoint, now_s, retry_after_s)
             if error.reason == _SERVER_FULL:
-                standings.refused(endpoint, now_s, retry_after_s)
+                choice.refused(endpoint, now_s, retry_after_s)
             return error.reason == _SERVER_FULL
         if not isinstance(error, UnavailableError):
             return False
         if not isinstance(error, SilenceError):  # that was noted when it began
-            standings.refused(endpoint, now_s, retry_after_s)
+            choice.refused(endpoint, now_s, retry_after_s)
             self.regions.lost(connection, error.message)
         return True
 
     def note_silence(self, connection: Connection) -> None:
         """Note that an endpoint sends nothing to this user; a health check decides about it for the others."""
-        self.choice.standings.refused(connection.endpoint, self.regions.now())
+        self.choice.refused(connection.endpoint, self.regions.now())
 
     def note_end(self, connection: Connection, end: pb.End, total_s: float) -> bool:
         """Note how a request ended after `total_s`; return whether another endpoint may do better."""
         endpoint, now_s = connection.endpoint, self.regions.now()
-        standings, retry_after_s = self.choice.standings, end.retry_after_ms / _MS_PER_S
+        choice, retry_after_s = self.choice, end.retry_after_ms / _MS_PER_S
         if end.timings.total_ms > 0:
             self.regions.measured(connection, total_s - end.timings.total_ms / _MS_PER_S)
         if end.shed_reason == pb.SHED_REASON_DRAINING:
-            standings.refused(endpoint, now_s, retry_after_s)
+            choice.refused(endpoint, now_s, retry_after_s)
             self.regions.lost(connection, "it drains")
             return True
         if end.shed_reason == pb.SHED_REASON_OVERLOAD:
-            standings.overloaded(endpoint, now_s, retry_after_s)
+            choice.overloaded(endpoint, now_s, retry_after_s)
         elif end.finish_reason in _ANSWERED:
-            standings.answered(endpoint)
+            choice.answered(endpoint)
         error = error_of_end(end)
         return error is not None and self.note_error(connection, error)
 
@@ -155,7 +154,7 @@ class Replicas:
         regions = self.regions
         if len(regions.endpoints) == 1:
             return None
-        limit_s, round_trip_s = regions.settings.silence_s(left_s), regions.round_trip_s(connection.endpoint)
+        limit_s, round_trip_s = regions.settings.silence_s(left_s), regions.distances.round_trip_s(connection.endpoint)
         if connection.is_ready:
             return max(limit_s, _BUSY_S + _ANSWER_TRIPS * (round_trip_s or 0.0))
         if round_trip_s is None:
@@ -183,7 +182,7 @@ class Replicas:
             yield
         except EndpointError as error:
             self._unreadable[endpoint] = str(error)
-            self.choice.standings.refused(endpoint, self.regions.now())
+            self.choice.refused(endpoint, self.regions.now())
             msg = f"no connection to {endpoint.address}: {error}"
             raise ConnectionLostError(msg) from error
         self._unreadable.pop(endpoint, None)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, UnavailableError, blocking
-from completion_client.endpoint import Metadata
+from completion_client.endpoint import Metadata, caller_metadata
 from completion_client.regions.race import Contender, open_in_order
 from completion_client.regions.settings import RegionSettings
 from completion_server.client.cursor import (
@@ -26,9 +26,8 @@ from completion_server.client.cursor import (
     split_text,
     uri_of,
 )
-from completion_server.client.json_output import completion_dict
 from completion_server.client.options import fail, server_options
-from completion_server.client.terminal import CompletionView, footer
+from completion_server.client.output import CompletionView, completion_dict, footer
 
 _LEAST_S = 0.001
 _MODES = {"single": pb.MODE_SINGLE_LINE, "multi": pb.MODE_MULTI_LINE}
@@ -184,7 +183,7 @@ def _ask_in_order(
     for contender in contenders:
         left_s = ends_at_s - time.monotonic()
         connects_by_s = ends_at_s - (0.0 if contender is contenders[-1] else left_s / 2)
-        metadata = contender.endpoint.metadata(user)
+        metadata = caller_metadata(user)
         completion, reached = _complete(contender, request, connects_by_s, ends_at_s, metadata, view)
         is_unusable = not completion.text and (isinstance(completion.error, UnavailableError) or not reached)
         if not is_unusable or time.monotonic() >= ends_at_s:

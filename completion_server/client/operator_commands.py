@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 import grpc
-from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
 
@@ -17,11 +16,12 @@ from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion_client import Endpoint, blocking
 from completion_client.errors import error_of_call
+from completion_client.health import SERVING
 from completion_server.client.options import admin_options, fail, failure
+from completion_server.client.output import engine_state, health_from, plain, rows_table
 from completion_server.client.top.readings import parse
 
 TIMEOUT_S = 5.0
-_SERVING = "SERVING"
 _PHASES = {
     admin_pb2.LIMITS_PHASE_UNSPECIFIED: "not known",
     admin_pb2.LIMITS_PHASE_SHARED: "leased from Redis",
@@ -53,21 +53,19 @@ def _show(endpoint: Endpoint, as_json: bool) -> bool:
         reached = blocking.connect(channel, TIMEOUT_S)
         asked_s = time.perf_counter()
         try:
-            answer = AdminServiceStub(channel).GetStatus(
-                admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S, metadata=endpoint.metadata()
-            )
+            answer = AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             click.echo(failure(error_of_call(error), endpoint, reached=reached), err=True)
             return False
         round_trip_ms = (time.perf_counter() - asked_s) * 1000
-        health = _health(channel, endpoint, answer)
-        shed = _shed_requests(channel, endpoint, answer)
+        health = _health(channel, answer)
+        shed = _shed_requests(channel, answer)
     if as_json:
         found = {"server": endpoint.address, "round_trip_ms": round(round_trip_ms, 3), "health": health}
         click.echo(json.dumps(found | as_dict(answer) | {"shed_requests": shed}))
     else:
         Console(highlight=False).print(_table(endpoint.address, round_trip_ms, health, answer, shed))
-    return health == _SERVING
+    return health == SERVING
 
 
 @click.command()
@@ -84,19 +82,17 @@ def drain(endpoint: Endpoint, grace_ms: int | None) -> None:
       completion-server drain --grace-ms 2000
     """
     with calling(endpoint) as channel:
-        answer = AdminServiceStub(channel).Drain(
-            admin_pb2.DrainRequest(grace_ms=grace_ms), timeout=TIMEOUT_S, metadata=endpoint.metadata()
-        )
+        answer = AdminServiceStub(channel).Drain(admin_pb2.DrainRequest(grace_ms=grace_ms), timeout=TIMEOUT_S)
     click.echo(f"{endpoint.address} is draining; requests still to finish: {answer.live_requests}")
 
 
 def as_dict(status: admin_pb2.GetStatusResponse) -> dict[str, Any]:
     """Return the status under the contract's names, with counts as numbers."""
-    plain = MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    counts: dict[str, Any] = {"engine_state": _state(status), "ended_requests": dict(status.ended_requests)}
+    found = plain(status)
+    counts: dict[str, Any] = {"engine_state": engine_state(status), "ended_requests": dict(status.ended_requests)}
     if status.HasField("cache"):
-        counts["cache"] = {name: int(value) for name, value in plain["cache"].items()}
-    return plain | counts
+        counts["cache"] = {name: int(value) for name, value in found["cache"].items()}
+    return found | counts
 
 
 @contextmanager
@@ -110,39 +106,31 @@ def calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
             fail(error_of_call(error), endpoint, reached=reached)
 
 
-def _health(channel: grpc.Channel, endpoint: Endpoint, status: admin_pb2.GetStatusResponse) -> str:
+def _health(channel: grpc.Channel, status: admin_pb2.GetStatusResponse) -> str:
     """Return the server's health; derive it from the status if the listener offers no health checks."""
     try:
-        return blocking.check_health(channel, TIMEOUT_S, endpoint.metadata())
+        return blocking.check_health(channel, TIMEOUT_S)
     except grpc.RpcError:
-        is_serving = status.engine_state == admin_pb2.ENGINE_STATE_READY and not status.draining
-        return _SERVING if is_serving else "NOT_SERVING"
+        return health_from(status)
 
 
-def _shed_requests(channel: grpc.Channel, endpoint: Endpoint, status: admin_pb2.GetStatusResponse) -> dict[str, int]:
+def _shed_requests(channel: grpc.Channel, status: admin_pb2.GetStatusResponse) -> dict[str, int]:
     """Return the number of shed requests by reason; empty if the server does not offer its metrics."""
     if not status.ended_requests.get("shed"):
         return {}
     chosen = admin_pb2.GetMetricsRequest(names=["completion_requests"])
     try:
-        page = AdminServiceStub(channel).GetMetrics(chosen, timeout=TIMEOUT_S, metadata=endpoint.metadata())
+        page = AdminServiceStub(channel).GetMetrics(chosen, timeout=TIMEOUT_S)
     except grpc.RpcError:
         return {}
     counts = parse(page.text, page.uptime_s).by("completion_requests_total", "shed_reason", outcome="shed")
     return {reason: round(count) for reason, count in sorted(counts.items()) if count}
 
 
-def _state(status: admin_pb2.GetStatusResponse) -> str:
-    return admin_pb2.EngineState.Name(status.engine_state).removeprefix("ENGINE_STATE_").lower()
-
-
 def _table(
     address: str, round_trip_ms: float, health: str, status: admin_pb2.GetStatusResponse, shed: Mapping[str, int]
 ) -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column()
-    engine = f"{_state(status)}, restarted {status.engine_restarts} times"
+    engine = f"{engine_state(status)}, restarted {status.engine_restarts} times"
     draft = f"{status.draft_model}, up to {status.num_speculative_tokens} tokens a step"
     rows = (
         ("server", f"{address}, version {status.version}, up for {_duration(status.uptime_s)}"),
@@ -161,9 +149,7 @@ def _table(
         ("ended", _counts(status.ended_requests) or "none"),
         *([("shed", _counts(shed))] if shed else []),
     )
-    for name, value in rows:
-        table.add_row(name, value, style=_style(name, health))
-    return table
+    return rows_table(rows, {"health": "bold green" if health == SERVING else "bold red"})
 
 
 def _replication(status: admin_pb2.GetStatusResponse) -> Iterator[tuple[str, str]]:
@@ -205,12 +191,6 @@ def _cache(cache: admin_pb2.CacheStatus) -> str:
 
 def _slots(status: admin_pb2.GetStatusResponse) -> str:
     return f"{status.slots} of scheduling.max_slots = {status.max_slots}: {status.slots_reason}"
-
-
-def _style(name: str, health: str) -> str:
-    if name != "health":
-        return ""
-    return "bold green" if health == _SERVING else "bold red"
 
 
 def _duration(seconds: float) -> str:

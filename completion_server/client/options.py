@@ -2,100 +2,81 @@
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from completion_client import Endpoint, EndpointError, ServiceError, parse_endpoints
 from completion_client.endpoint import DEFAULT_ADMIN_PORT, DEFAULT_PORT, with_port
 from completion_client.tls_faults import explain_tls
-from completion_server.client.explain import explain
+from completion_server.client.output import explain
 
 DEFAULT_SERVER = f"127.0.0.1:{DEFAULT_PORT}"
-_DEFAULT_ADMIN = f"127.0.0.1:{DEFAULT_ADMIN_PORT}"
 
 _FLAGS = {"ca": "--tls-ca", "certificate": "--tls-cert", "key": "--tls-key", "user": "--user"}
 """The flags of an endpoint's fields."""
 
 _Command = Callable[..., None]
-_Decorator = Callable[[Any], Any]
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def server_options(command: _Command) -> _Command:
     """Add the options of the servers to ask; the command gets them as the argument `endpoints`."""
-    add = _endpoint_options("--server", DEFAULT_SERVER, "COMPLETION_SERVER_ADDRESS", "The server", takes_several=True)
-    return add(command)
+    return _add_options(
+        command, "--server", DEFAULT_PORT, "COMPLETION_SERVER_ADDRESS", "The server", takes_several=True
+    )
 
 
 def admin_options(
     what: str = "The server's admin listener", *, takes_several: bool = False
 ) -> Callable[[_Command], _Command]:
-    """Add the options of an admin listener, or of several; see `_endpoint_options`."""
-    return _endpoint_options(
-        "--admin", _DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", what, takes_several=takes_several
-    )
+    """Add the options of an admin listener, or of several; see `_add_options`."""
+    env = "COMPLETION_SERVER_ADMIN_ADDRESS"
+    return lambda command: _add_options(command, "--admin", DEFAULT_ADMIN_PORT, env, what, takes_several=takes_several)
 
 
-def _endpoint_options(
-    flag: str, default: str, env: str, what: str, *, takes_several: bool = False
-) -> Callable[[_Command], _Command]:
+def _add_options(command: _Command, flag: str, port: int, env: str, what: str, *, takes_several: bool) -> _Command:
     """Add options for an address and TLS files; the command gets them as one argument, `endpoint`.
 
     With `takes_several` the argument is `endpoints`, a tuple: the option takes addresses with commas between them.
     """
 
-    port = int(default.rpartition(":")[2])
+    @functools.wraps(command)
+    def with_endpoint(
+        address: str, tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, **rest: object
+    ) -> None:
+        if (tls_cert is None) != (tls_key is None):
+            raise click.UsageError("--tls-cert and --tls-key go together: a certificate is no use without its key")
+        try:
+            addresses = [each.address for each in parse_endpoints(address)] if takes_several else [address]
+            found = tuple(Endpoint(with_port(each, port), tls_ca, tls_cert, tls_key) for each in addresses)
+            command(**{"endpoints": found} if takes_several else {"endpoint": found[0]}, **rest)
+        except EndpointError as error:
+            flags = {"address": flag} | _FLAGS
+            raise click.UsageError(f"{flags[error.field]}: {error.problem}") from error
 
-    def add(command: _Command) -> _Command:
-        @functools.wraps(command)
-        def with_endpoint(
-            address: str,
-            tls_ca: Path | None,
-            tls_cert: Path | None,
-            tls_key: Path | None,
-            **rest: object,
-        ) -> None:
-            if (tls_cert is None) != (tls_key is None):
-                raise click.UsageError("--tls-cert and --tls-key go together: a certificate is no use without its key")
-            try:
-                if takes_several:
-                    addresses = [with_port(each.address, port) for each in parse_endpoints(address)]
-                    found = tuple(Endpoint(each, tls_ca, tls_cert, tls_key) for each in addresses)
-                    command(endpoints=found, **rest)
-                else:
-                    command(endpoint=Endpoint(with_port(address, port), tls_ca, tls_cert, tls_key), **rest)
-            except EndpointError as error:
-                flags = {"address": flag} | _FLAGS
-                raise click.UsageError(f"{flags[error.field]}: {error.problem}") from error
-
-        several = "; several replicas with commas between them" if takes_several else ""
-        for option in reversed(_address_and_tls(flag, default, env, what, several)):
-            with_endpoint = option(with_endpoint)
-        return with_endpoint
-
-    return add
-
-
-def _address_and_tls(flag: str, default: str, env: str, what: str, several: str) -> Sequence[_Decorator]:
-    return (
-        click.option(
-            flag,
-            "address",
-            default=default,
-            envvar=env,
-            show_default=True,
-            show_envvar=True,
-            metavar="ADDRESS",
-            help=f"{what}: HOST[:PORT], or unix:PATH{several}.",
-        ),
+    several = "; several replicas with commas between them" if takes_several else ""
+    address = click.option(
+        flag,
+        "address",
+        default=f"127.0.0.1:{port}",
+        envvar=env,
+        show_default=True,
+        show_envvar=True,
+        metavar="ADDRESS",
+        help=f"{what}: HOST[:PORT], or unix:PATH{several}.",
+    )
+    tls = (
         click.option("--tls-ca", type=_FILE, help="Encrypt, and check the server's certificate against this file."),
         click.option("--tls-cert", type=_FILE, help="The client's certificate, if the server needs one."),
         click.option("--tls-key", type=_FILE, help="The key of --tls-cert."),
     )
+    for option in reversed((address, *tls)):
+        with_endpoint = option(with_endpoint)
+    return with_endpoint
 
 
 def fail(error: ServiceError, endpoint: Endpoint, *, reached: bool) -> NoReturn:

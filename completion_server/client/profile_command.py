@@ -2,10 +2,14 @@
 
 import itertools
 import json
+import math
+import random
+import sysconfig
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -17,15 +21,155 @@ from rich.table import Table
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, blocking
+from completion_client.endpoint import caller_metadata
 from completion_client.regions.race import open_in_order
-from completion_server.client.cursor import PositionError
+from completion_server.client.cursor import Cursor, Position, PositionError, language_of, read_text, split_text, uri_of
 from completion_server.client.options import fail, server_options
-from completion_server.client.sources import SourcePosition, samples, standard_library
-from completion_server.client.waterfall import PERCENTILES, Stage, summary, waterfall
 
 _BAR_WIDTH = 28
 _WARM_UP = 3
 _ATTEMPTED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
+
+_MAX_BYTES = 200_000
+_MIN_LINES = 20
+
+PERCENTILES = (50, 95, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """A cursor position in a file."""
+
+    uri: str
+    language: str
+    cursor: Cursor
+
+
+def standard_library() -> list[Path]:
+    """Return the Python standard library's own modules, in a fixed order."""
+    return sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+
+
+def samples(files: Sequence[Path], seed: int) -> Iterator[SourcePosition]:
+    """Yield endless positions within lines of code, the same for the same files and seed.
+
+    Raises:
+        PositionError: a file can't be read, or no file has enough text.
+
+    """
+    texts = [(file, text) for file, text in ((file, _text(file)) for file in files) if text.count("\n") >= _MIN_LINES]
+    if not texts:
+        msg = f"none of {len(files)} files holds {_MIN_LINES} lines of text in at most {_MAX_BYTES} bytes"
+        raise PositionError(msg)
+    chance = random.Random(seed)
+    while True:
+        file, text = chance.choice(texts)
+        lines = text.split("\n")
+        line = chance.randrange(_MIN_LINES // 2, len(lines))
+        if lines[line].strip():
+            indent = len(lines[line]) - len(lines[line].lstrip())
+            column = chance.randint(indent + 1, len(lines[line].rstrip()) + 1)
+            yield SourcePosition(
+                uri_of(str(file)), language_of(file.name), split_text(text, Position(str(file), line + 1, column))
+            )
+
+
+def _text(file: Path) -> str:
+    return read_text(str(file)) if file.stat().st_size <= _MAX_BYTES else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The times of one stage over many requests."""
+
+    name: str
+    meaning: str
+    percentiles_ms: tuple[float, ...]
+    """One for each of PERCENTILES."""
+    share: float
+    """Share of the requests' whole time, 0 to 1; the stages' shares add up to 1."""
+    starts_at: float
+    """Sum of the shares of the earlier stages."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures for JSON output."""
+        return {"stage": self.name, **_named(self.percentiles_ms), "share": round(self.share, 4)}
+
+
+_STAGES = (
+    ("network", "to the server and back, measured by the client"),
+    ("admission", "checks, scheduling and streaming in the server"),
+    ("queue", "waiting for a slot"),
+    ("tokenise", "building the prompt's tokens"),
+    ("prefill", "from the engine's receipt to its first token"),
+    ("first decode", "from the first text to the next"),
+    ("decode", "from there to the last token"),
+)
+
+
+def stage_times_ms(completion: Completion) -> tuple[float, ...]:
+    """Split a completion's time over the stages, in their order; the parts add up to the whole.
+
+    The server's clock gives queue, tokenise, prefill and decode. The rest of the server's time is admission; the time
+    that the client waited beyond the server's is network. The client measures the first decode step, which is therefore
+    limited to decode.
+    """
+    if completion.end is None:
+        msg = "a completion without an End has no stages"
+        raise ValueError(msg)
+    times = completion.end.timings
+    first_step_ms = min(_first_step_ms(completion), times.decode_ms)
+    inside_ms = times.queue_ms + times.tokenise_ms + times.prefill_ms + times.decode_ms
+    server_ms = max(times.total_ms, inside_ms)
+    return (
+        max(0.0, completion.total_ms - server_ms),
+        server_ms - inside_ms,
+        times.queue_ms,
+        times.tokenise_ms,
+        times.prefill_ms,
+        first_step_ms,
+        times.decode_ms - first_step_ms,
+    )
+
+
+def _first_step_ms(completion: Completion) -> float:
+    """Return the time from the first piece of text to the next event; 0 without text."""
+    times_ms = completion.text_times_ms
+    if not times_ms:
+        return 0.0
+    return (times_ms[1] if len(times_ms) > 1 else completion.total_ms) - times_ms[0]
+
+
+def waterfall(completions: Sequence[Completion]) -> list[Stage]:
+    """Return the stages of at least one ended completion."""
+    columns = list(zip(*(stage_times_ms(each) for each in completions), strict=True))
+    means = [math.fsum(column) / len(column) for column in columns]
+    whole = math.fsum(means) or 1.0
+    stages: list[Stage] = []
+    for (name, meaning), column, mean in zip(_STAGES, columns, means, strict=True):
+        before = stages[-1].starts_at + stages[-1].share if stages else 0.0
+        stages.append(Stage(name, meaning, percentiles(column), mean / whole, before))
+    return stages
+
+
+def percentiles(values: Sequence[float]) -> tuple[float, ...]:
+    """Return PERCENTILES of at least one value, by nearest rank: each is one of the values."""
+    ranked = sorted(values)
+    return tuple(ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)] for percent in PERCENTILES)
+
+
+def summary(completions: Sequence[Completion]) -> dict[str, Any]:
+    """Return TTFT, total and rate over all completions, in percentiles."""
+    columns = {
+        "ttft_ms": [each.ttft_ms for each in completions if each.ttft_ms is not None],
+        "total_ms": [each.total_ms for each in completions],
+        "tokens_per_s": [each.tokens_per_s for each in completions if each.tokens_per_s is not None],
+    }
+    return {name: _named(percentiles(values)) if values else None for name, values in columns.items()}
+
+
+def _named(values: Sequence[float]) -> dict[str, float]:
+    return {f"p{percent}": round(value, 3) for percent, value in zip(PERCENTILES, values, strict=True)}
 
 
 class _Options(TypedDict):
@@ -82,7 +226,7 @@ def _measure(
     def one(numbered_sample: tuple[int, SourcePosition]) -> Completion:
         number, sample = numbered_sample
         request = _request(f"{run}-{number}", sample, options)
-        return blocking.complete(channel, request, timeout_s=timeout_s, metadata=endpoint.metadata(request.session_id))
+        return blocking.complete(channel, request, timeout_s=timeout_s, metadata=caller_metadata(request.session_id))
 
     numbered = enumerate(positions)
     for each in itertools.islice(numbered, _WARM_UP):

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 
@@ -18,6 +16,7 @@ from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion_client import Endpoint
 from completion_server.client.operator_commands import TIMEOUT_S, calling
 from completion_server.client.options import admin_options
+from completion_server.client.output import plain, rows_table
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ROW = ("first_batch_size", "last_batch_size", "num_speculative_tokens")
@@ -47,9 +46,7 @@ def get(endpoint: Endpoint, as_json: bool) -> None:
       completion-server speculation get --json | jq .figures.acceptance
     """
     with calling(endpoint) as channel:
-        answer = AdminServiceStub(channel).GetSpeculation(
-            pb.GetSpeculationRequest(), timeout=TIMEOUT_S, metadata=endpoint.metadata()
-        )
+        answer = AdminServiceStub(channel).GetSpeculation(pb.GetSpeculationRequest(), timeout=TIMEOUT_S)
     if as_json:
         click.echo(json.dumps(as_dict(answer)))
     else:
@@ -89,7 +86,7 @@ def set_(endpoint: Endpoint, k: int | None, schedule: Path | None, is_auto: bool
     else:
         request.mode = pb.SPECULATION_MODE_AUTO
     with calling(endpoint) as channel:
-        answer = AdminServiceStub(channel).SetSpeculation(request, timeout=TIMEOUT_S, metadata=endpoint.metadata())
+        answer = AdminServiceStub(channel).SetSpeculation(request, timeout=TIMEOUT_S)
     if as_json:
         click.echo(json.dumps(as_dict(answer)))
     else:
@@ -118,19 +115,15 @@ def read_schedule(path: Path) -> list[pb.SpeculationRow]:
 
 def as_dict(answer: pb.GetSpeculationResponse | pb.SetSpeculationResponse) -> dict[str, Any]:
     """Return an answer under the contract's names, with schedules as rows and counts as numbers."""
-    plain = _plain(answer)
-    plain["mode"] = _mode(answer.mode)
-    plain["since_unix_ms"] = answer.since_unix_ms
-    plain["schedule"] = [_numbers(row) for row in answer.schedule]
+    found = plain(answer)
+    found["mode"] = _mode(answer.mode)
+    found["since_unix_ms"] = answer.since_unix_ms
+    found["schedule"] = [_numbers(row) for row in answer.schedule]
     if isinstance(answer, pb.GetSpeculationResponse):
-        plain["table"] = [_numbers(row) for row in answer.table]
+        found["table"] = [_numbers(row) for row in answer.table]
         counts = ("generated_tokens", "drafted_tokens", "accepted_tokens", "wasted_tokens")
-        plain["figures"] = _plain(answer.figures) | {name: getattr(answer.figures, name) for name in counts}
-    return plain
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        found["figures"] = plain(answer.figures) | {name: getattr(answer.figures, name) for name in counts}
+    return found
 
 
 def _numbers(row: pb.SpeculationRow) -> list[int]:
@@ -138,9 +131,6 @@ def _numbers(row: pb.SpeculationRow) -> list[int]:
 
 
 def _table(answer: pb.GetSpeculationResponse) -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column()
     figures = answer.figures
     since = datetime.fromtimestamp(answer.since_unix_ms / 1000, UTC).astimezone()
     rows = [
@@ -155,9 +145,7 @@ def _table(answer: pb.GetSpeculationResponse) -> Table:
         rows.insert(3, ("falls back to", _rows(answer.table)))
     if answer.fixed_because:
         rows.append(("can't change", answer.fixed_because))
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+    return rows_table(rows)
 
 
 def _acceptance(figures: pb.SpeculationFigures) -> str:

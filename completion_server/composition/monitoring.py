@@ -18,11 +18,9 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.serving.service import Service
 from completion_server.speculation.live import LiveSpeculation
-from completion_server.telemetry.metrics import Metrics, Snapshot
-from completion_server.telemetry.metrics_server import MetricsServer, Probe
-from completion_server.telemetry.page import LabelledRegistry, render
+from completion_server.telemetry.metrics import Metrics, Snapshot, SpeculationCollector
+from completion_server.telemetry.metrics_server import LabelledRegistry, MetricsServer, Probe, render
 from completion_server.telemetry.quality import add_build_info, model_name
-from completion_server.telemetry.speculation import SpeculationCollector
 from completion_server.telemetry.tracing.tracing import Service as TracedService
 from completion_server.telemetry.tracing.tracing import Tracing
 

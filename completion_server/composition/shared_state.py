@@ -26,8 +26,7 @@ from completion_server.serving.service import Service
 from completion_server.state.cache.cache import make_cache
 from completion_server.state.cache.fingerprint import model_fingerprint
 from completion_server.state.cache.keys import CompletionKeys, Scopes
-from completion_server.state.lanes.known import Announcement
-from completion_server.state.lanes.shared_lanes import SharedLanes
+from completion_server.state.lanes import Announcement, SharedLanes
 from completion_server.state.limit_reports import LimitReports
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret, load_secret

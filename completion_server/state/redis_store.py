@@ -15,7 +15,6 @@ from redis import exceptions
 
 from completion_server.core.cancellation import raise_if_cancelled
 from completion_server.core.clock import Clock
-from completion_server.state.breaker import Breaker
 from completion_server.state.clients import CONNECT_TIMEOUT_S, FAILURES, Client, forget_nodes, make_client
 from completion_server.state.settings import RedisSettings
 from completion_server.state.store import Arg, StoreUnavailableError
@@ -50,10 +49,12 @@ class RedisStore:
 
     def __init__(self, settings: RedisSettings, clock: Clock) -> None:
         """Prepare; `run` connects."""
-        self._settings = settings
+        self.settings = settings
+        self.client: Client = make_client(settings)
+        """For those who need a connection of their own."""
+        self.breaker = Breaker(settings.retry_s)
+        """To be read only."""
         self._clock = clock
-        self._client: Client = make_client(settings)
-        self._breaker = Breaker(settings.retry_s)
         self._waiting: deque[tuple[tuple[Arg, ...], asyncio.Future[Any]]] = deque()
         self._is_due = asyncio.Event()
         """Set when a waiting command has no patience left."""
@@ -70,22 +71,7 @@ class RedisStore:
     @property
     def is_available(self) -> bool:
         """Whether commands are sent. If not, they fail at once."""
-        return not self._breaker.is_open
-
-    @property
-    def breaker(self) -> Breaker:
-        """The breaker, to be read only."""
-        return self._breaker
-
-    @property
-    def settings(self) -> RedisSettings:
-        """Its settings."""
-        return self._settings
-
-    @property
-    def client(self) -> Client:
-        """The client, for those who need a connection of their own."""
-        return self._client
+        return not self.breaker.is_open
 
     def on_change(self, listener: Callable[[bool], None]) -> None:
         """Call `listener` with `is_available` whenever that changes."""
@@ -94,8 +80,8 @@ class RedisStore:
     def call_nowait(self, *command: Arg, patience_s: float = 0.0) -> "asyncio.Future[Any]":
         """Send a command, see `Store`."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if self._breaker.is_open:
-            _fail(future, self._breaker.reason)
+        if self.breaker.is_open:
+            _fail(future, self.breaker.reason)
         elif len(self._waiting) >= _MAX_WAITING:
             _fail(future, f"{_MAX_WAITING} commands wait already")
         else:
@@ -107,8 +93,8 @@ class RedisStore:
         """Send commands until cancelled."""
         try:
             while True:
-                if self._breaker.is_open:
-                    await asyncio.sleep(self._breaker.probe_in_s(self._clock.now()))
+                if self.breaker.is_open:
+                    await asyncio.sleep(self.breaker.probe_in_s(self._clock.now()))
                     await self._probe()
                 else:
                     await self._is_due.wait()
@@ -121,14 +107,14 @@ class RedisStore:
 
     async def _close(self) -> None:
         try:
-            await self._client.aclose()
+            await self.client.aclose()
         except Exception as error:  # noqa: BLE001 - nothing depends on it any more
             logger.warning("closing the connections to Redis: %s: %s", type(error).__name__, error)
 
     async def _send_waiting(self) -> None:
         self._is_due.clear()
         self._clear_timer()
-        while self._waiting and not self._breaker.is_open:
+        while self._waiting and not self.breaker.is_open:
             batch = [self._waiting.popleft() for _ in range(min(_MAX_BATCH, len(self._waiting)))]
             try:
                 replies = await self._execute([command for command, _future in batch])
@@ -156,7 +142,7 @@ class RedisStore:
 
     async def _probe(self) -> None:
         """Try what replicas do: write by a script, and send a message. A Redis that refuses either is of no use."""
-        name = f"{self._settings.key_prefix}:probe:{self._settings.replica_id}"
+        name = f"{self.settings.key_prefix}:probe:{self.settings.replica_id}"
         probe: list[tuple[Arg, ...]] = [("EVAL", _PROBE, 1, name, _PROBE_TTL_MS), ("SPUBLISH", name, b"")]
         await self._execute(probe, lambda _error: True)
 
@@ -168,18 +154,18 @@ class RedisStore:
         An error reply opens the breaker if `is_outage` says so.
         """
         replies = await self._execute_once(commands, is_outage or _is_outage)
-        if self._breaker.is_open:
-            await forget_nodes(self._client)
+        if self.breaker.is_open:
+            await forget_nodes(self.client)
         raise_if_cancelled()
         return replies
 
     async def _execute_once(self, commands: list[tuple[Arg, ...]], is_outage: Callable[[Exception], bool]) -> list[Any]:
         self.num_commands += len(commands)
-        pipeline = self._client.pipeline(transaction=False)
+        pipeline = self.client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S + self._settings.timeout_ms / 1000):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S + self.settings.timeout_ms / 1000):
                 replies: list[Any] = await pipeline.execute(raise_on_error=False)
         except FAILURES as error:
             self._failed(error)
@@ -201,14 +187,14 @@ class RedisStore:
         if not self._is_failing:
             self._is_failing = True
             logger.warning("Redis fails, so this replica goes on alone: %s", reason)
-        if self._breaker.failed(reason, self._clock.now()):
+        if self.breaker.failed(reason, self._clock.now()):
             self._fail_waiting(reason)
             self._tell()
 
     def _succeeded(self) -> None:
         self._is_failing = False
-        opened_at = self._breaker.opened_at
-        if self._breaker.succeeded():
+        opened_at = self.breaker.opened_at
+        if self.breaker.succeeded():
             gone = "" if opened_at is None else f" after {self._clock.now() - opened_at:.1f} s"
             logger.info("Redis answers%s", gone)
             self._tell()
@@ -253,3 +239,38 @@ def _fail(future: "asyncio.Future[Any]", reason: str) -> None:
     if not future.done():
         future.set_exception(StoreUnavailableError(reason))
         future.exception()  # marks it as read: not every caller waits
+
+
+class Breaker:
+    """Begins open: the first probe closes it."""
+
+    def __init__(self, retry_s: float) -> None:
+        """Probe every `retry_s` while open."""
+        self._retry_s = retry_s
+        self.is_open = True
+        self.reason = "not connected yet"
+        """Why it is open, "" if it is closed."""
+        self.opened_at: float | None = None
+        """Clock seconds of the failure that opened it; None if it has never been closed."""
+        self.num_opened = 0
+        """How often a failure has opened it."""
+        self._probe_at = 0.0
+
+    def failed(self, reason: str, now: float) -> bool:
+        """Note a failure; return whether it opened the breaker."""
+        self._probe_at = now + self._retry_s
+        was_open, self.is_open, self.reason = self.is_open, True, reason
+        if was_open:
+            return False
+        self.opened_at = now
+        self.num_opened += 1
+        return True
+
+    def succeeded(self) -> bool:
+        """Note a success; return whether it closed the breaker."""
+        was_open, self.is_open, self.reason = self.is_open, False, ""
+        return was_open
+
+    def probe_in_s(self, now: float) -> float:
+        """Return the seconds until the next probe is due, 0 for now."""
+        return max(0.0, self._probe_at - now)

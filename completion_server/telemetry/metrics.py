@@ -13,6 +13,7 @@ from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason, Usage
 from completion_server.core.request import Request, Trigger
 from completion_server.core.trace_context import TraceContext
+from completion_server.speculation.totals import SpeculationTotals
 from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics
 from completion_server.telemetry.tenants import TenantMetrics
 
@@ -82,20 +83,19 @@ class Metrics:
         self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
         self._token = {kind: self._tokens.labels(kind) for kind in _TOKEN_KINDS}
         # All series exist from the start: Prometheus takes no first increment from a series that it did not know.
-        self._requests_of = self._make_request_series()
+        self._requests_of = {
+            (trigger, reason, shed_reason): self._requests.labels(
+                reason.value, trigger.name.lower(), shed_reason.value if shed_reason else ""
+            )
+            for trigger in Trigger
+            for reason in FinishReason
+            for shed_reason in ((None, *ShedReason) if reason is FinishReason.SHED else (None,))
+        }
         for code in Code:
             self._refused.labels(code.name.lower())
         self.ended: dict[str, int] = {}
         """Ended requests by outcome, for the status call."""
         self._handlers = self._make_handlers()
-
-    def _make_request_series(self) -> dict[tuple[Trigger, FinishReason, ShedReason | None], Counter]:
-        return {
-            (trigger, reason, shed_reason): self._series_of(trigger, reason, shed_reason)
-            for trigger in Trigger
-            for reason in FinishReason
-            for shed_reason in ((None, *ShedReason) if reason is FinishReason.SHED else (None,))
-        }
 
     def _make_handlers(self) -> dict[type, Callable[[Any], None]]:
         return {
@@ -124,7 +124,7 @@ class Metrics:
         request, end, marks = event.request, event.end, event.marks
         reason, usage = end.outcome.reason, end.usage
         self.ended[reason.value] = self.ended.get(reason.value, 0) + 1
-        self._count_request(request.trigger, reason, end.outcome.shed_reason)
+        self._requests_of[request.trigger, reason, end.outcome.shed_reason].inc()
         if not usage.is_shared:
             self._count_tokens(reason, usage)
         exemplar = _exemplar(request, event.late_trace)
@@ -150,12 +150,6 @@ class Metrics:
             self._token["accepted_draft"].inc(usage.accepted_draft_tokens)
         if reason in _WASTED:
             self._wasted.labels(reason.value).inc(usage.completion_tokens)
-
-    def _count_request(self, trigger: Trigger, reason: FinishReason, shed_reason: ShedReason | None) -> None:
-        self._requests_of[trigger, reason, shed_reason].inc()
-
-    def _series_of(self, trigger: Trigger, reason: FinishReason, shed_reason: ShedReason | None) -> Counter:
-        return self._requests.labels(reason.value, trigger.name.lower(), shed_reason.value if shed_reason else "")
 
     def _time_stages(self, marks: Marks, num_tokens: int, exemplar: dict[str, str] | None) -> None:
         for stage, begin, end in (
@@ -265,3 +259,31 @@ class Snapshot(Collector):
             yield GaugeMetricFamily(f"completion_{name}", help_text, value=read())
         for name, read in self._counters.items():
             yield CounterMetricFamily(f"completion_{name}", name.replace("_", " ").capitalize() + ".", value=read())
+
+
+class SpeculationCollector(Collector):
+    """Reads the totals when Prometheus scrapes."""
+
+    def __init__(self, totals: SpeculationTotals) -> None:
+        """Show `totals`."""
+        self._totals = totals
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield steps by K, and drafted and accepted tokens by K and position, which counts from 1."""
+        steps = CounterMetricFamily(
+            "completion_speculation_steps", "Engine steps, by K, the length of their longest draft.", labels=("k",)
+        )
+        by_position = ("k", "position")
+        drafted = CounterMetricFamily(
+            "completion_speculation_drafted_tokens", "Draft tokens verified, by K and position.", labels=by_position
+        )
+        accepted = CounterMetricFamily(
+            "completion_speculation_accepted_tokens", "Draft tokens accepted, by K and position.", labels=by_position
+        )
+        for k, totals in self._totals.read():
+            steps.add_metric((str(k),), totals.num_steps)
+            for position in range(k):
+                labels = str(k), str(position + 1)
+                drafted.add_metric(labels, totals.drafted[position])
+                accepted.add_metric(labels, totals.accepted[position])
+        yield from (steps, drafted, accepted)

@@ -1,16 +1,44 @@
 """Metrics by tenant, for the tenants that the configuration names: the number of series must have a bound."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from completion_server.core.events import RequestEnded
 from completion_server.core.outcome import FinishReason
 from completion_server.core.request import Caller
-from completion_server.telemetry.settings import OTHER_TENANT
+
+OTHER_TENANT = "other"
+"""Stands for all tenants that are not configured."""
+_MAX_TENANTS = 64
+_MAX_NAME = 64
 
 _BUCKETS_S = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 _KINDS = ("prompt", "cached_prompt", "completion")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """The `[metrics]` section."""
+
+    tenants: tuple[str, ...] = ()
+    """Tenants with metrics of their own, at most 64; all others, and names that nothing trusted vouches for
+    (`admission.trust_user_names`), count as "other". Empty: no metrics by tenant."""
+
+    def __post_init__(self) -> None:
+        """Check the names: each is the value of a label in some 40 series."""
+        if len(self.tenants) > _MAX_TENANTS:
+            msg = f"tenants: at most {_MAX_TENANTS} names, got {len(self.tenants)}"
+            raise ValueError(msg)
+        for name in self.tenants:
+            if not 0 < len(name) <= _MAX_NAME or not name.isprintable():
+                msg = f"tenants: a name must be 1 to {_MAX_NAME} printable characters, got {name!r}"
+                raise ValueError(msg)
+            if name == OTHER_TENANT or self.tenants.count(name) > 1:
+                why = "stands for all others" if name == OTHER_TENANT else "is there twice"
+                msg = f"tenants: {name!r} {why}"
+                raise ValueError(msg)
 
 
 class TenantMetrics:

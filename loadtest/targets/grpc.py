@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from completion_client import DeadlineExceededError, ServiceError
-from completion_client.calls import stream_events
+from completion_client.client import stream_events
 from loadtest.targets import NEAREST, ClientSettings, Editor, TargetError, TargetSpec
 from loadtest.targets.editor import CallEditor
 from loadtest.targets.nearest import NearestHosts

@@ -19,7 +19,7 @@ from completion_client import (
     ServiceError,
 )
 from completion_client.regions.availability import Health
-from completion_client.session_stream import RequestListener
+from completion_client.session_settings import RequestListener
 from completion_client.tls_faults import explain_tls
 from loadtest.targets import ClientSettings, TargetError, TargetSpec
 from loadtest.targets.record import Record

@@ -17,8 +17,8 @@ from completion_client import (
     SessionSettings,
     SessionStream,
 )
-from completion_client.session_stream import RequestListener
-from completion_client.timeouts import give_timeout
+from completion_client.request_fields import give_timeout
+from completion_client.session_settings import RequestListener
 from completion_client.tls_faults import explain_tls
 from loadtest.targets import ClientSettings, TargetError, TargetSpec
 from loadtest.targets.editor import is_typed_along

@@ -34,6 +34,14 @@ class LogNormal:
             return 1.0
         return 0.5 * math.erfc(math.log(seconds / self.median_s) / (self.sigma * math.sqrt(2)))
 
+    def mean_within(self, seconds: float) -> float:
+        """Return the mean of the smaller of the time and `seconds`."""
+        if seconds <= 0:
+            return 0.0
+        # Weighted by its length, a log-normal time is log-normal, with its logarithm's mean moved by sigma squared.
+        share_of_length = 1 - LogNormal(self.median_s * math.exp(self.sigma**2), self.sigma).share_above(seconds)
+        return self.mean_s * share_of_length + seconds * self.share_above(seconds)
+
     def draw(self, chance: random.Random) -> float:
         """Draw a time."""
         return chance.lognormvariate(math.log(self.median_s), self.sigma)
@@ -90,7 +98,22 @@ class TypingModel:
 
     def requests_per_s(self, debounce_s: float) -> float:
         """Return the long-run requests per second of an editor that asks when no key came for `debounce_s`."""
-        return self.keys_per_s * sum(share * gap.share_above(debounce_s) for share, gap in self._gaps())
+        return self.keys_per_s * self.requests_per_key(debounce_s)
+
+    def requests_per_key(self, debounce_s: float) -> float:
+        """Return the share of the keys after which no key comes for `debounce_s`."""
+        return sum(share * gap.share_above(debounce_s) for share, gap in self._gaps())
+
+    def share_standing(self, debounce_s: float, seconds: float) -> float:
+        """Return the share of these requests after which no key comes for `seconds` more."""
+        return self.requests_per_key(debounce_s + seconds) / self.requests_per_key(debounce_s)
+
+    def mean_standing_s(self, debounce_s: float, seconds: float) -> float:
+        """Return the mean time from a request to its end: to the next key, but `seconds` at most."""
+        within = sum(
+            share * (gap.mean_within(debounce_s + seconds) - gap.mean_within(debounce_s)) for share, gap in self._gaps()
+        )
+        return within / self.requests_per_key(debounce_s)
 
     @property
     def typing_gap_s(self) -> float:

@@ -17,7 +17,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from completion_server.client.top.histogram import BucketHistogram
+from completion_server.client.top.readings import BucketHistogram
 from deploy.monitoring.dashboards.generate import DASHBOARDS, FOLDER, render
 from tests.support.dashboard_load import SETTINGS, TENANTS, dashboard_load
 from tests.support.models import DRAFT

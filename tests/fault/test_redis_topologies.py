@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from completion_server.core.clock import MonotonicClock
 from completion_server.state.redis_store import RedisStore
-from completion_server.state.settings import RedisSettings, RedisTlsSettings
+from completion_server.state.settings import RedisTlsSettings
 from completion_server.state.store import StoreUnavailableError
 from completion_server.state.subscription import ChannelSubscription
 from tests.support.cancels import cancel_and_wait
 from tests.support.certificates import make_identity_in
 from tests.support.redis_servers import MASTER_NAME, Cluster, RedisServer, RedisTls, Sentinels, running_sentinels
 from tests.support.server import eventually
-from tests.unit.state.stores import running_store
+from tests.unit.state.stores import check_fails, running_store
 
 MakeRedis = Callable[..., RedisServer]
 NUM_KEYS = 60
@@ -59,17 +58,6 @@ async def passes_messages(store: RedisStore) -> bool:
             await store.call_nowait("SPUBLISH", channel, b"message")
             await eventually(lambda received=received: received == [b"message"])  # type: ignore[misc]
     return True
-
-
-async def fails_because(reason: str, **settings: object) -> bool:
-    """Return whether a store can't connect, and says `reason`."""
-    store = RedisStore(RedisSettings(retry_s=0.05, **settings), MonotonicClock())  # type: ignore[arg-type]
-    task = asyncio.create_task(store.run())
-    try:
-        await eventually(lambda: reason in store.breaker.reason)
-    finally:
-        await cancel_and_wait(task)
-    return not store.is_available
 
 
 def sentinel_settings(sentinels: Sentinels) -> dict[str, Any]:
@@ -124,21 +112,21 @@ async def test_tls_trusts_its_own_authority_alone_and_checks_names(make_redis: M
     stranger = make_identity_in(tmp_path, "stranger")
     for ca in ("", str(stranger.certificate)):
         refusing = RedisTlsSettings(enabled=True, ca=ca)
-        assert await fails_because("CERTIFICATE_VERIFY_FAILED", addresses=(server.address,), tls=refusing)
+        await check_fails("CERTIFICATE_VERIFY_FAILED", addresses=(server.address,), tls=refusing)
 
     elsewhere = make_identity_in(tmp_path, "elsewhere", "redis.example", tls.authority)
     misnamed = make_redis(tls=RedisTls(elsewhere, tls.authority, tls.client))
-    assert await fails_because("not valid for '127.0.0.1'", addresses=(misnamed.address,), tls=tls_settings(tls))
+    await check_fails("not valid for '127.0.0.1'", addresses=(misnamed.address,), tls=tls_settings(tls))
 
 
 async def test_a_client_without_a_certificate_or_password_is_refused(make_redis: MakeRedis, tmp_path: Path) -> None:
     tls = RedisTls.make_in(tmp_path)
     server = make_redis(tls=tls, password="secret")
     without = RedisTlsSettings(enabled=True, ca=str(tls.authority.certificate))
-    assert await fails_because("ConnectionError", addresses=(server.address,), tls=without)
+    await check_fails("ConnectionError", addresses=(server.address,), tls=without)
     proving = {"addresses": (server.address,), "tls": tls_settings(tls)}
-    assert await fails_because("Authentication required", **proving)
-    assert await fails_because("FileNotFoundError", **proving, password_file=str(tmp_path / "missing"))
+    await check_fails("Authentication required", **proving)
+    await check_fails("FileNotFoundError", **proving, password_file=str(tmp_path / "missing"))
 
 
 async def test_a_unix_socket(make_redis: MakeRedis) -> None:
@@ -178,7 +166,7 @@ async def test_sentinels_with_tls_and_a_password(tmp_path: Path) -> None:
     sentinel_password.write_text("other\n")
     with running_sentinels(password="secret", tls=tls, sentinel_password="other") as sentinels:
         settings = sentinel_settings(sentinels) | {"tls": tls_settings(tls), "password_file": str(password)}
-        assert await fails_because("No master found", **settings)
+        await check_fails("No master found", **settings)
         settings |= {"sentinel_username": "default", "sentinel_password_file": str(sentinel_password)}
         async with running_store(sentinels.addresses[0], **settings) as store:
             assert await has_all_keys(store)

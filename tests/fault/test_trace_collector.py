@@ -26,9 +26,9 @@ from completion_server.core.trace_context import TraceContext
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.telemetry.tracing import collector, tracing
 from completion_server.telemetry.tracing.export import OtlpExport
-from completion_server.telemetry.tracing.metrics import TraceMetrics
 from completion_server.telemetry.tracing.settings import TraceSettings
 from completion_server.telemetry.tracing.spans import RequestTrace
+from completion_server.telemetry.tracing.tracer import TraceMetrics
 from tests.support.certificates import make_identity_in
 from tests.support.otlp import Receiver, grpc_receiver, http_receiver
 from tests.support.server import RunningServer, ask, eventually, make_config, request, run_server
@@ -84,9 +84,9 @@ async def test_a_collector_that_hangs_delays_neither_requests_nor_the_end(caplog
         config = make_config(*TRACED, *queue, f"traces.endpoint={receiver.address}")
         async with run_server(config, make_engine) as server:
             await answer(server, *range(1, 21))
-            assert receiver.exports == 1
-            dropped = server.count("completion_trace_spans_total", result="dropped")
-            assert dropped == 20 * 8 - 64, "the queue is bounded, and what does not fit is counted"
+            # The last spans are made when the server has written the End that the client has seen already.
+            await eventually(lambda: server.count("completion_trace_spans_total", result="dropped") == 20 * 8 - 64)
+            await eventually(lambda: receiver.exports == 1)
             began_s = time.monotonic()
         assert time.monotonic() - began_s < 15, "twice the timeout, on a slow machine"
         assert server.count("completion_trace_spans_total", result="failed") == 64
@@ -117,15 +117,6 @@ async def test_spans_go_over_tls_with_the_headers_of_a_file(tmp_path: Path) -> N
             await eventually(lambda: len(receiver.spans) == 8)
     assert receiver.headers["authorization"] == "Bearer secret"
     assert receiver.headers["x-tenant"] == "acme"
-
-
-async def test_spans_go_over_http(caplog: pytest.LogCaptureFixture) -> None:
-    with http_receiver() as receiver:
-        config = make_config(*TRACED, "traces.protocol=http", f"traces.endpoint={receiver.address}")
-        async with run_server(config, make_engine) as server:
-            await answer(server, 1)
-            await eventually(lambda: len(receiver.spans) == 8)
-        assert messages(caplog) == []
 
 
 @pytest.mark.parametrize(("protocol", "is_behind"), [("grpc", False), ("http", False), ("http", True)])

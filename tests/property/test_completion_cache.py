@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from completion_server.core.outcome import CacheLevel, FinishReason
 from completion_server.core.request import Caller, Mode, Request, Sampling
 from completion_server.state.cache.cache import Lookup, TwoLevelCache
-from completion_server.state.cache.entry import Entry, Terms
 from completion_server.state.cache.keys import MAX_ANCHORS
-from completion_server.state.cache.local import MAX_ENTRIES, bytes_of_anchor, bytes_of_entry
+from completion_server.state.cache.local import MAX_ENTRIES, Entry, Terms, bytes_of_anchor, bytes_of_entry
 from completion_server.state.settings import CacheSettings
 from tests.support.examples import examples
 from tests.unit.state.cache.cache_parts import ManualClock, answer_of, make_keys, request_of

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -24,6 +24,7 @@ from completion_client.regions.availability import Health
 from completion_server.engine.scripted.engine import ServiceTimes
 from tests.support.fault_proxy import Delay
 from tests.support.regions import ENDLESS_REQUEST, TEXT, Answer, Region, list_of, running_regions, script
+from tests.support.replica_fakes import Losses
 from tests.support.server import endless_engine, eventually
 
 DISTANCES_MS = (140.0, 5.0, 70.0)
@@ -43,10 +44,17 @@ QUICK = SessionSettings(backoff_min_s=0.01, backoff_max_s=0.05)
 
 
 @asynccontextmanager
-async def three_regions(*overrides: str) -> AsyncIterator[tuple[Region, Region, Region]]:
-    """Yield the near, the middle and the far region."""
-    async with running_regions(DISTANCES_MS, *overrides) as (far, near, middle):
-        yield near, middle, far
+async def three_regions(
+    settings: RegionSettings = SETTINGS,
+) -> AsyncIterator[tuple[Region, Region, Region, Regions, ReplicaSet]]:
+    """Yield the near, the middle and the far region, and a user's view of them, when all are measured."""
+    async with (
+        running_regions(DISTANCES_MS) as (far, near, middle),
+        Regions(list_of((far, near, middle)), settings=settings) as regions,
+        ReplicaSet(regions, user="ada") as view,
+    ):
+        await all_measured(regions)
+        yield near, middle, far, regions, view
 
 
 def health_of(regions: Regions, region: Region) -> Health:
@@ -57,20 +65,11 @@ async def all_measured(regions: Regions) -> None:
     await eventually(lambda: all(each.round_trip_ms is not None for each in regions.states()))
 
 
-@dataclass
-class Losses:
-    errors: list[ServiceError] = field(default_factory=list)
-    num_back: int = 0
-
-    def on_lost(self, error: ServiceError) -> None:
-        self.errors.append(error)
-
-    def on_reconnected(self, away_s: float) -> None:
-        self.num_back += 1
-
-
 async def test_the_nearest_is_chosen_and_all_distances_are_known() -> None:
-    async with three_regions() as (near, middle, far), Regions(list_of((far, near, middle))) as regions:
+    async with (
+        running_regions(DISTANCES_MS) as (far, near, middle),
+        Regions(list_of((far, near, middle))) as regions,
+    ):
         await regions.ready()
         views = [ReplicaSet(regions, user=f"user {number}") for number in range(10)]
         completions = await asyncio.gather(*(view.complete(REQUEST, timeout_s=BUDGET_S) for view in views))
@@ -133,11 +132,7 @@ async def test_users_who_type_go_on_elsewhere_and_return_one_after_another() -> 
     """The near server is killed under 24 users, and comes back."""
     spread_s, now = 2.0, asyncio.get_running_loop().time
     settings = RegionSettings(recheck_s=0.05, check_interval_s=0.5, return_spread_s=spread_s, users_per_connection=8)
-    async with (
-        three_regions() as (near, middle, far),
-        Regions(list_of((far, near, middle)), settings=settings) as regions,
-    ):
-        await all_measured(regions)
+    async with three_regions(settings) as (near, middle, far, regions, _):
         async with typing(regions, 24, 0.15) as users:
             await eventually(lambda: all(len(user.answers) >= 5 for user in users))
             near.kill()
@@ -168,14 +163,8 @@ async def test_users_who_type_go_on_elsewhere_and_return_one_after_another() -> 
 
 @pytest.mark.parametrize("in_session", [False, True], ids=["calls", "session"])
 async def test_a_server_that_goes_silent_is_left_within_the_budget_of_one_request(in_session: bool) -> None:
-    async with (
-        three_regions() as (near, middle, far),
-        Regions(list_of((far, near, middle)), settings=SETTINGS) as regions,
-        ReplicaSet(regions, user="ada") as view,
-        view.session(settings=QUICK) as session,
-    ):
+    async with three_regions() as (near, middle, _, regions, view), view.session(settings=QUICK) as session:
         ask = session.complete if in_session else view.complete
-        await all_measured(regions)
         await ask(REQUEST, timeout_s=BUDGET_S)
         assert near.num_answered == 1
         near.swallow()
@@ -195,11 +184,7 @@ async def test_a_server_that_goes_silent_is_left_within_the_budget_of_one_reques
 async def test_one_silent_request_is_sent_elsewhere_alone_and_two_move_all_users() -> None:
     """The health check is too patient to decide here."""
     settings = RegionSettings(silence_max_s=0.4, check_timeout_s=60.0, recheck_s=0.05, return_spread_s=0.0)
-    async with (
-        three_regions() as (near, middle, far),
-        Regions(list_of((far, near, middle)), settings=settings) as regions,
-    ):
-        await all_measured(regions)
+    async with three_regions(settings) as (near, middle, _, regions, view):
         views = [ReplicaSet(regions, user=f"user {number}") for number in range(3)]
         for view in views:
             assert (await view.complete(REQUEST, timeout_s=BUDGET_S)).address == near.address
@@ -221,12 +206,7 @@ async def test_one_silent_request_is_sent_elsewhere_alone_and_two_move_all_users
 @pytest.mark.full
 async def test_an_abandoned_attempt_is_cancelled_on_its_server() -> None:
     """Requests arrive, answers do not: the server computes for nobody until the client gives it up."""
-    async with (
-        three_regions() as (near, middle, far),
-        Regions(list_of((far, near, middle)), settings=SETTINGS) as regions,
-        ReplicaSet(regions, user="ada") as view,
-    ):
-        await all_measured(regions)
+    async with three_regions() as (near, middle, _, _, view):
         await view.complete(REQUEST, timeout_s=BUDGET_S)
         near.proxy.faults.reply_delay = Delay(60.0)
         texts: list[str] = []
@@ -262,13 +242,7 @@ async def test_a_server_that_is_only_slow_is_not_left() -> None:
 
 @pytest.mark.parametrize("in_session", [False, True], ids=["calls", "session"])
 async def test_an_answer_that_has_begun_is_not_begun_again_elsewhere(in_session: bool) -> None:
-    async with (
-        three_regions() as (near, middle, far),
-        Regions(list_of((far, near, middle)), settings=SETTINGS) as regions,
-        ReplicaSet(regions, user="ada") as view,
-        view.session(settings=QUICK) as session,
-    ):
-        await all_measured(regions)
+    async with three_regions() as (near, middle, _, _, view), view.session(settings=QUICK) as session:
         texts: list[str] = []
         if in_session:
             pending = session.submit_nowait(ENDLESS_REQUEST, timeout_s=BUDGET_S)
@@ -288,12 +262,9 @@ async def test_an_answer_that_has_begun_is_not_begun_again_elsewhere(in_session:
 async def test_a_draining_server_is_left_without_the_loss_of_a_request() -> None:
     losses = Losses()
     async with (
-        three_regions() as (near, middle, far),
-        Regions(list_of((far, near, middle)), settings=SETTINGS) as regions,
-        ReplicaSet(regions, user="ada") as view,
+        three_regions() as (near, middle, _, _, view),
         view.session(settings=QUICK, listener=losses) as session,
     ):
-        await all_measured(regions)
         prefetch = pb.CompleteRequest()  # a newer typed request ends an older one, but no prefetch
         prefetch.CopyFrom(ENDLESS_REQUEST)
         prefetch.trigger = pb.TRIGGER_PREFETCH
@@ -316,11 +287,7 @@ async def test_a_draining_server_is_left_without_the_loss_of_a_request() -> None
 @pytest.mark.full
 async def test_a_health_check_alone_moves_users_from_a_server_that_does_not_serve() -> None:
     settings = RegionSettings(check_interval_s=0.05)
-    async with (
-        three_regions() as (near, middle, far),
-        Regions(list_of((far, near, middle)), settings=settings) as regions,
-    ):
-        await all_measured(regions)
+    async with three_regions(settings) as (near, middle, _, regions, _):
         near.server.app.drain(0.0)
         await eventually(lambda: health_of(regions, near) is Health.FAILED)
         completion = await ReplicaSet(regions, user="ada").complete(REQUEST, timeout_s=BUDGET_S)
@@ -329,12 +296,7 @@ async def test_a_health_check_alone_moves_users_from_a_server_that_does_not_serv
 
 async def test_when_all_are_down_the_error_names_each_within_the_budget() -> None:
     loop = asyncio.get_running_loop()
-    async with (
-        three_regions() as three,
-        Regions(list_of(three), settings=SETTINGS) as regions,
-        ReplicaSet(regions, user="ada") as view,
-        view.session(settings=QUICK) as session,
-    ):
+    async with three_regions() as (*three, _, view), view.session(settings=QUICK) as session:
         await view.complete(REQUEST, timeout_s=BUDGET_S)
         for region in three:
             region.kill()
@@ -355,8 +317,7 @@ async def test_when_all_are_down_the_error_names_each_within_the_budget() -> Non
 
 async def test_when_all_are_silent_the_error_comes_within_the_budget() -> None:
     loop = asyncio.get_running_loop()
-    async with three_regions() as three, Regions(list_of(three), settings=SETTINGS) as regions:
-        view = ReplicaSet(regions, user="ada")
+    async with three_regions() as (*three, _, view):
         await view.complete(REQUEST, timeout_s=BUDGET_S)
         for region in three:
             region.swallow()
@@ -364,22 +325,3 @@ async def test_when_all_are_silent_the_error_comes_within_the_budget() -> None:
         with pytest.raises((ConnectionLostError, DeadlineExceededError)):
             await view.complete(REQUEST, timeout_s=0.6)
         assert loop.time() - began_s < 6.0
-
-
-@pytest.mark.full
-async def test_of_two_replicas_of_the_near_region_the_hash_chooses_and_the_other_takes_over() -> None:
-    settings = replace(SETTINGS, tier_margin_ms=40.0)  # a busy machine measures them more than 10 ms apart
-    async with (
-        running_regions((5.0, 6.0, 70.0)) as (one, other, middle),
-        Regions(list_of((middle, other, one)), settings=settings) as regions,
-    ):
-        await all_measured(regions)
-        views = {number: ReplicaSet(regions, user=f"user {number}") for number in range(12)}
-        first = {number: view.endpoint.address for number, view in views.items()}
-        assert set(first.values()) == {one.address, other.address}
-        for number, view in views.items():
-            assert (await view.complete(REQUEST, timeout_s=BUDGET_S)).address == first[number]
-        one.kill()
-        for view in views.values():
-            assert (await view.complete(REQUEST, timeout_s=BUDGET_S)).address == other.address
-        assert middle.num_answered == 0

@@ -20,7 +20,6 @@ _MAX_ATTEMPTS = 20
 _BACKLOG = 100
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: close sends RST
 _PUSHED = re.compile(rb"[*>][34]\r\n\$[78]\r\n[sp]?message\r\n")
-_BLOBS, _LISTS, _PAIRS, _SIMPLE = b"$=!", b"*~>", b"%|", b"+-:_,#("
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,6 @@ class Faults:
     black_hole: bool = False
     """Connections are accepted, what they send is swallowed, and nothing is answered. A connection that lost bytes
     answers nothing afterwards, either, until its client closes it."""
-    reset_new: bool = False
-    """Each new connection is accepted and closed with RST."""
     drop_pushes: float = 0.0
     """The probability that a pub/sub message is lost."""
     duplicate_pushes: float = 0.0
@@ -58,13 +55,11 @@ class FaultProxy:
         self.faults = Faults()
         self.num_made = 0
         """Connections that clients have made."""
-        self.num_pushes_dropped = 0
-        self.num_pushes_duplicated = 0
         self.random = random.Random(seed)
         self.port = 0
         host, _, port = upstream.rpartition(":")
         self._upstream = host, int(port)
-        self._ends: set[_End] = set()
+        self.ends: set[_End] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._accepting: set[asyncio.Task[object]] = set()
         self._listener: socket.socket | None = None
@@ -93,7 +88,7 @@ class FaultProxy:
         await asyncio.gather(*self._connecting, return_exceptions=True)
         self.reset_all()
         async with asyncio.timeout(10):
-            while self._ends:
+            while self.ends:
                 await asyncio.sleep(0.001)
 
     @property
@@ -104,11 +99,11 @@ class FaultProxy:
     @property
     def num_open(self) -> int:
         """How many connections of clients are open."""
-        return sum(not end.is_upstream for end in self._ends)
+        return sum(not end.is_upstream for end in self.ends)
 
     def reset_all(self) -> None:
         """Close every open connection with RST, on both sides."""
-        for end in tuple(self._ends):
+        for end in tuple(self.ends):
             end.reset()
 
     def refuse(self) -> None:
@@ -132,32 +127,24 @@ class FaultProxy:
 
     def register(self, end: "_End") -> None:
         """Take an end that has been connected, and connect a client's to the upstream."""
-        self._ends.add(end)
+        self.ends.add(end)
         if end.is_upstream:
             return
         self.num_made += 1
-        if self.faults.reset_new or self._is_closing:
+        if self._is_closing:
             end.reset()
         elif not self.faults.black_hole:
             task = asyncio.create_task(self._connect(end))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
 
-    def unregister(self, end: "_End") -> None:
-        """Forget an end that was closed."""
-        self._ends.discard(end)
-
     def num_copies(self, value: bytes) -> int:
         """Return how often a value from Redis is passed on: once, unless it is a pub/sub message."""
         if not _PUSHED.match(value):
             return 1
         if self.random.random() < self.faults.drop_pushes:
-            self.num_pushes_dropped += 1
             return 0
-        if self.random.random() < self.faults.duplicate_pushes:
-            self.num_pushes_duplicated += 1
-            return 2
-        return 1
+        return 2 if self.random.random() < self.faults.duplicate_pushes else 1
 
     def _accept_one(self) -> None:
         """Accept without an asyncio.Server, which leaves a connection half made if it is closed just then."""
@@ -193,7 +180,7 @@ class _End(asyncio.Protocol):
         self._peer = client
         self._is_lost = False
         self._is_closed = False
-        self._replies = ReplySplitter()
+        self._replies = PushSplitter()
         self._waiting: deque[bytes] = deque()
         """Received, and not yet due at the peer; b"" closes it."""
         self._due = 0.0
@@ -235,7 +222,7 @@ class _End(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closed = True
-        self._proxy.unregister(self)
+        self._proxy.ends.discard(self)
         if self._peer is None:
             return
         if exc is not None and not self._is_lost:
@@ -274,47 +261,31 @@ class _End(asyncio.Protocol):
             self._peer.transport.write(data)
 
 
-class ReplySplitter:
-    """Splits what Redis sends, in RESP2 or RESP3, into whole values. Other bytes are passed on as they are."""
+class PushSplitter:
+    """Splits what Redis sends into pub/sub messages, each whole, and the bytes between them."""
 
     def __init__(self) -> None:
         self._buffer = b""
-        self._is_resp = True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take received bytes and return the values that are complete now."""
+        """Take received bytes and return what can be passed on now."""
         self._buffer += data
-        start = 0
-        try:
-            while self._is_resp and (end := _end_of_value(self._buffer, start)) is not None:
-                yield self._buffer[start:end]
-                start = end
-        except ValueError:
-            self._is_resp = False
-        self._buffer = self._buffer[start:]
-        if not self._is_resp and self._buffer:
-            yield self._buffer
-            self._buffer = b""
+        while self._buffer:
+            found = _PUSHED.search(self._buffer)
+            if found is None or found.start():
+                end = found.start() if found else len(self._buffer)
+            elif (end := _end_of_push(self._buffer)) > len(self._buffer):
+                return
+            yield self._buffer[:end]
+            self._buffer = self._buffer[end:]
 
 
-def _end_of_value(data: bytes, start: int) -> int | None:
-    """Return where the value at `start` ends, None if it is not complete. Raises ValueError if it is not RESP."""
-    at, num_expected = start, 1
-    while num_expected:
-        if at < len(data) and data[at] not in _BLOBS + _LISTS + _PAIRS + _SIMPLE:
-            raise ValueError("not RESP")
+def _end_of_push(data: bytes) -> int:
+    """Return where the message at the start of `data` ends, beyond the end of `data` if it is not whole."""
+    at = data.index(b"\r\n") + 2
+    for _ in range(int(data[1:2])):
         line_end = data.find(b"\r\n", at)
         if line_end < 0:
-            return None
-        kind, length = data[at], 0
-        if kind not in _SIMPLE:
-            length = int(data[at + 1 : line_end])
-        at = line_end + 2
-        num_expected -= 1
-        if kind in _BLOBS and length >= 0:
-            at += length + 2
-        elif kind in _LISTS:
-            num_expected += max(length, 0)
-        elif kind in _PAIRS:
-            num_expected += 2 * length + (kind == ord("|"))  # an attribute goes before the value that it is about
-    return at if at <= len(data) else None
+            return len(data) + 1
+        at = line_end + 2 + int(data[at + 1 : line_end]) + 2
+    return at

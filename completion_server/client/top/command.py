@@ -5,11 +5,13 @@ import json
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict
 from datetime import datetime
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -17,9 +19,11 @@ from rich.live import Live
 
 from completion_client import Endpoint, EndpointError
 from completion_server.client.options import admin_options
-from completion_server.client.top.document import document
+from completion_server.client.output import engine_state
+from completion_server.client.top.figures import PERCENTILES, Figures, Times, figures_of
 from completion_server.client.top.keys import reading_keys
 from completion_server.client.top.poll import PolledServer, ServerState, poll_all
+from completion_server.client.top.table import breaker, changes_of
 from completion_server.client.top.view import frame
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.2, 300.0
@@ -29,6 +33,8 @@ _HINT = " · q quits"
 _PICTURE_WIDTH = 150
 _WIDE = 200
 """Columns of a page that is no terminal's."""
+
+_DIGITS = 4
 
 
 @click.command()
@@ -159,3 +165,50 @@ async def _show(servers: Sequence[PolledServer], interval_s: float) -> list[Serv
                     with suppress(asyncio.CancelledError):
                         await task
     return states
+
+
+def document(states: Sequence[ServerState], at: datetime) -> dict[str, Any]:
+    """Return the servers, and the figures of all together; a figure without data is null."""
+    return {
+        "time": at.isoformat(timespec="milliseconds"),
+        "servers": [_server(state) for state in states],
+        "all": {"serving": sum(state.is_serving for state in states), **_figures(figures_of(changes_of(states)))},
+    }
+
+
+def _server(state: ServerState) -> dict[str, Any]:
+    found: dict[str, Any] = {"address": state.address, "health": state.health or None, "problem": state.problem or None}
+    status = state.status
+    if status is not None:
+        found |= {
+            "region": status.region or None,
+            "version": status.version,
+            "engine_state": engine_state(status),
+            "engine_restarts": status.engine_restarts,
+            "draining": status.draining,
+            "live_sessions": status.live_sessions,
+            "queued_requests": status.queued_requests,
+            "running_requests": status.running_requests,
+            "slots": status.slots,
+            "breaker": breaker(status) or None,
+        }
+    return found | _figures(figures_of([state.change] if state.change else []))
+
+
+def _figures(figures: Figures | None) -> dict[str, Any]:
+    if figures is None:
+        return {"figures": None}
+    plain = asdict(figures)
+    plain["ttft_ms"] = _named(figures.ttft_ms)
+    plain["stages_ms"] = {stage: _named(times) for stage, times in figures.stages_ms.items()}
+    return {"figures": _rounded(plain)}
+
+
+def _named(times: Times) -> dict[str, float | None]:
+    return {f"p{share * 100:.0f}": value for share, value in zip(PERCENTILES, times, strict=True)}
+
+
+def _rounded(value: Any) -> Any:  # noqa: ANN401 - any part of a JSON document
+    if isinstance(value, Mapping):
+        return {key: _rounded(each) for key, each in value.items()}
+    return round(value, _DIGITS) if isinstance(value, float) else value

@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from completion_server.client.top.histogram import BucketHistogram
-from completion_server.client.top.readings import Reading, merged
+from completion_server.client.top.readings import BucketHistogram, Reading, merged
 
 PERCENTILES = (0.5, 0.95, 0.99)
 STAGES = ("receive", "admission", "queue", "tokenise", "prefill", "decode_token", "stream")

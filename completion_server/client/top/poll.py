@@ -5,21 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
-from grpc_health.v1 import health_pb2
 
 from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion_client import Endpoint
 from completion_client.errors import error_of_call
+from completion_client.health import CHECK, SERVING, WHOLE_SERVER, status_of
 from completion_client.tls_faults import explain_tls
-from completion_server.client.explain import explain
+from completion_server.client.output import explain, health_from
 from completion_server.client.top.figures import NAMES, IntervalChange
 from completion_server.client.top.readings import Reading, parse
 
-SERVING = "SERVING"
 # A server that was down is asked again with each poll, not after gRPC's two minutes.
 _CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1_000))
-_Check = grpc.aio.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -51,11 +49,7 @@ class PolledServer:
         self._timeout_s = timeout_s
         self._channel = endpoint.open_aio_channel(_CHANNEL_OPTIONS)
         self._admin = AdminServiceStub(self._channel)
-        self._check: _Check = self._channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            health_pb2.HealthCheckRequest.SerializeToString,
-            health_pb2.HealthCheckResponse.FromString,
-        )
+        self._check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(CHECK)
         self._before: Reading | None = None
         self._tls_problem: str | None = None
         """None until it was looked for, after a first failure."""
@@ -89,11 +83,9 @@ class PolledServer:
     async def _check_health(self, status: admin_pb2.GetStatusResponse) -> str:
         """Return the health; derive it from the status if the listener offers no health checks."""
         try:
-            answer = await self._check(health_pb2.HealthCheckRequest(), timeout=self._timeout_s)
+            return status_of(await self._check(WHOLE_SERVER, timeout=self._timeout_s))
         except grpc.aio.AioRpcError:
-            is_serving = status.engine_state == admin_pb2.ENGINE_STATE_READY and not status.draining
-            return SERVING if is_serving else "NOT_SERVING"
-        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+            return health_from(status)
 
     async def _explain(self, error: grpc.aio.AioRpcError) -> str:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:

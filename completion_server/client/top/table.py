@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from completion.v1 import admin_pb2
+from completion_server.client.output import engine_state
 from completion_server.client.top.figures import Figures, IntervalChange, figures_of
 from completion_server.client.top.poll import ServerState
 
@@ -121,11 +122,6 @@ def _engine(row: Row) -> Text:
         num_ready = sum(status.engine_state == admin_pb2.ENGINE_STATE_READY for status in states)
         return Text(f"{num_ready} ready{restarts}")
     return Text(engine_state(states[0]) + restarts)
-
-
-def engine_state(status: admin_pb2.GetStatusResponse) -> str:
-    """Return the state of the engine in one word."""
-    return admin_pb2.EngineState.Name(status.engine_state).removeprefix("ENGINE_STATE_").lower()
 
 
 def _in_time(row: Row) -> Text:

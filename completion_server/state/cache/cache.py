@@ -6,16 +6,15 @@ computes, and what it replies is kept in level 1. Only completions that were com
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from completion_server.core.clock import Clock, unix_offset_s
 from completion_server.core.events import CacheHit, CacheMiss, Emit, MissReason, guarded
 from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishedAnswer
 from completion_server.core.request import Request
-from completion_server.state.cache.codec import Codec
-from completion_server.state.cache.entry import Entry, Terms
 from completion_server.state.cache.keys import CompletionKeys, RequestKeys
-from completion_server.state.cache.local import LocalCache
-from completion_server.state.cache.shared import SharedCache
+from completion_server.state.cache.local import Entry, LocalCache, Terms
+from completion_server.state.cache.shared import Codec, SharedCache
 from completion_server.state.secret import Secret
 from completion_server.state.settings import CacheSettings, RedisSettings
 from completion_server.state.store import Store
@@ -129,36 +128,26 @@ class TwoLevelCache:
             self._local.sweep(self._clock.now())
 
 
+@dataclass(frozen=True, slots=True)
 class Lookup:
     """A request's place in the cache. Its names are made once."""
 
-    __slots__ = ("_cache", "answer", "asks_shared", "names", "prefix", "terms")
-
-    def __init__(
-        self,
-        cache: TwoLevelCache,
-        prefix: str,
-        names: RequestKeys,
-        terms: Terms,
-        answer: CachedAnswer | None,
-        *,
-        asks_shared: bool = False,
-    ) -> None:
-        """Take what level 1 knew when the request came in. `asks_shared`: whether level 2 may know more."""
-        self.asks_shared = asks_shared
-        self._cache = cache
-        self.prefix = prefix
-        self.names = names
-        self.terms = terms
-        self.answer = answer
+    cache: TwoLevelCache
+    prefix: str
+    names: RequestKeys
+    terms: Terms
+    answer: CachedAnswer | None
+    """What level 1 knew when the request came in."""
+    asks_shared: bool = False
+    """Whether level 2 may know more."""
 
     def fetch_nowait(self, on_answer: Callable[[CachedAnswer], bool]) -> None:
         """Ask level 2; see `TwoLevelCache.fetch_nowait`."""
-        self._cache.fetch_nowait(self, on_answer)
+        self.cache.fetch_nowait(self, on_answer)
 
     def keep(self, answer: FinishedAnswer) -> None:
         """Keep the computed answer for later requests."""
-        self._cache.keep(self, answer)
+        self.cache.keep(self, answer)
 
 
 def make_cache(

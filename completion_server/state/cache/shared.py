@@ -1,22 +1,151 @@
 """Level 2: completions in Redis, which all replicas read and write. Nothing waits for it.
 
 A key holds the latest completion of its anchor. Redis drops it after its time, or earlier by its own maxmemory policy.
+A value is a completion as bytes, compressed if that makes them shorter, authenticated, and encrypted if wanted:
+
+    version (1 byte), flags (1), nonce (12), body, tag (16)
+
+The body is AES-256-GCM's ciphertext with its tag; without encryption it is the plain text with a tag by BLAKE2b. Both
+tags cover the header and the name of the key, so a value that was moved, changed or cut off is not decoded, nor is one
+that was written without the secret. Each name has a key of its own, so random nonces never become too many for one key.
 """
 
 import asyncio
+import hmac
+import os
+import struct
+import zlib
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from completion_server.core.clock import Clock
 from completion_server.core.events import CacheMiss, CacheReplied, Emit, MissReason
-from completion_server.core.outcome import CacheLevel
-from completion_server.state.cache.codec import Codec
-from completion_server.state.cache.entry import Entry
+from completion_server.core.outcome import CacheLevel, FinishReason
+from completion_server.state.cache.local import Entry
 from completion_server.state.store import Store
+
+VERSION = 1
+MAX_BYTES = 256 * 1024
+"""Largest plain body that is decoded; longer completions are not shared."""
+
+_COMPRESS_FROM = 256
+"""Shorter bodies don't become much shorter."""
+_ENCRYPTED, _COMPRESSED = 1, 2
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+_HEADER_BYTES = 2 + _NONCE_BYTES
+_FIELDS = struct.Struct("<BdIIfI")
+"""Finish reason, time, prompt tokens, completion tokens, engine seconds, bytes of the tail."""
+_REASONS = (FinishReason.STOP, FinishReason.LENGTH)
 
 _PATIENCE_S = 0.05
 """How long a completion may wait to be written together with others."""
+
+
+class Codec:
+    """Encodes and decodes the completions of servers that share a secret."""
+
+    def __init__(self, key: bytes, *, encrypts: bool) -> None:
+        """Use a key of 32 bytes. A codec that encrypts does not decode values that are not encrypted."""
+        self._key = key
+        self._encrypts = encrypts
+
+    def encode(self, name: bytes, entry: Entry) -> bytes | None:
+        """Return the value of the key `name`; None if the completion is too long."""
+        body = _pack(entry)
+        if len(body) > MAX_BYTES:
+            return None
+        flags = _ENCRYPTED if self._encrypts else 0
+        if len(body) >= _COMPRESS_FROM and len(shorter := zlib.compress(body, 1)) < len(body):
+            flags, body = flags | _COMPRESSED, shorter
+        header = bytes((VERSION, flags)) + os.urandom(_NONCE_BYTES)
+        return header + self._seal(name, header, body)
+
+    def decode(self, name: bytes, value: bytes) -> Entry | None:
+        """Return the completion; None if the value is not one of `encode` for this name, secret and version."""
+        header, sealed = value[:_HEADER_BYTES], value[_HEADER_BYTES:]
+        if len(sealed) < _TAG_BYTES or header[0] != VERSION or bool(header[1] & _ENCRYPTED) != self._encrypts:
+            return None
+        body = self._open(name, header, sealed)
+        if body is None:
+            return None
+        try:
+            return _unpack(_inflate(body) if header[1] & _COMPRESSED else body)
+        except (ValueError, IndexError, struct.error, zlib.error):
+            return None  # only a faulty server that has the secret writes these
+
+    def _seal(self, name: bytes, header: bytes, body: bytes) -> bytes:
+        key = self._key_of(name)
+        if self._encrypts:
+            return AESGCM(key).encrypt(header[2:], body, header + name)
+        return body + _tag(key, header + body)
+
+    def _open(self, name: bytes, header: bytes, sealed: bytes) -> bytes | None:
+        key = self._key_of(name)
+        if self._encrypts:
+            try:
+                return AESGCM(key).decrypt(header[2:], sealed, header + name)
+            except InvalidTag:
+                return None
+        body, tag = sealed[:-_TAG_BYTES], sealed[-_TAG_BYTES:]
+        return body if hmac.compare_digest(tag, _tag(key, header + body)) else None
+
+    def _key_of(self, name: bytes) -> bytes:
+        return blake2b(name, key=self._key, digest_size=32, person=b"cache-value-key").digest()
+
+
+def _tag(key: bytes, message: bytes) -> bytes:
+    return blake2b(message, key=key, digest_size=_TAG_BYTES, person=b"cache-value-tag").digest()
+
+
+def _pack(entry: Entry) -> bytes:
+    tail = entry.tail.encode("utf-8", "surrogatepass")
+    fields = _FIELDS.pack(
+        _REASONS.index(entry.reason),
+        entry.made_at,
+        entry.num_prompt_tokens,
+        entry.num_completion_tokens,
+        entry.engine_s,
+        len(tail),
+    )
+    return fields + tail + entry.text.encode("utf-8", "surrogatepass")
+
+
+def _unpack(body: bytes) -> Entry:
+    reason, made_at, num_prompt, num_completion, engine_s, tail_bytes = _FIELDS.unpack_from(body)
+    text_at = _FIELDS.size + tail_bytes
+    if text_at > len(body):
+        msg = "the tail is cut off"
+        raise ValueError(msg)
+    return Entry(
+        tail=body[_FIELDS.size : text_at].decode("utf-8", "surrogatepass"),
+        text=body[text_at:].decode("utf-8", "surrogatepass"),
+        reason=_REASONS[reason],
+        made_at=made_at,
+        num_prompt_tokens=num_prompt,
+        num_completion_tokens=num_completion,
+        engine_s=engine_s,
+    )
+
+
+def _inflate(body: bytes) -> bytes:
+    """Return the uncompressed body.
+
+    Raises:
+        ValueError: it would be longer than `MAX_BYTES`, or is not whole.
+
+    """
+    inflater = zlib.decompressobj()
+    inflated = inflater.decompress(body, MAX_BYTES + 1)
+    if len(inflated) > MAX_BYTES or not inflater.eof:
+        msg = "the compressed value is too long or not whole"
+        raise ValueError(msg)
+    return inflated
 
 
 class SharedCache:

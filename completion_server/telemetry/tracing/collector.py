@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from completion_server.core.errors import ConfigError
-from completion_server.telemetry.tracing.metrics import TraceMetrics
 from completion_server.telemetry.tracing.settings import TraceSettings
+from completion_server.telemetry.tracing.tracer import TraceMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from completion_server.core.clock import Clock
 from completion_server.core.errors import ConfigError
 from completion_server.core.trace_context import TraceContext
 from completion_server.telemetry.tracing.collector import WatchedExporter, make_exporter
-from completion_server.telemetry.tracing.metrics import TraceMetrics
 from completion_server.telemetry.tracing.settings import TraceSettings
 from completion_server.telemetry.tracing.spans import RequestTrace, Span
+from completion_server.telemetry.tracing.tracer import TraceMetrics
 
 _SCOPE = "completion_server"
 _NS_PER_S = 1_000_000_000

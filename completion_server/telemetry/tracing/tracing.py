@@ -4,7 +4,7 @@ import asyncio
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
@@ -13,11 +13,12 @@ from completion_server.core.errors import ConfigError
 from completion_server.core.events import Emit, Event
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.telemetry.quality import model_name
-from completion_server.telemetry.tracing.metrics import TraceMetrics
-from completion_server.telemetry.tracing.sampling import HeadSampler, RateLimit
 from completion_server.telemetry.tracing.settings import TraceSettings
 from completion_server.telemetry.tracing.spans import Attributes, RequestTrace
-from completion_server.telemetry.tracing.tracer import Tracer
+from completion_server.telemetry.tracing.tracer import HeadSampler, RateLimit, TraceMetrics, Tracer
+
+if TYPE_CHECKING:
+    from completion_server.telemetry.tracing.export import OtlpExport
 
 _DISABLED = "OTEL_SDK_DISABLED"
 """The environment variable with which OpenTelemetry makes no spans, without an error."""
@@ -54,16 +55,6 @@ class Service:
         return {key: value for key, value in found.items() if value}
 
 
-class _Export(Protocol):
-    def share(self) -> None: ...
-
-    def export(self, request: RequestTrace) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Tracing:
     """Traces of requests; does nothing without an endpoint."""
 
@@ -88,7 +79,7 @@ class Tracing:
         self._service = service
         self._clock = clock
         self._shares = shares
-        self._export: _Export | None = None
+        self._export: OtlpExport | None = None
         self._tracer: Tracer | None = None
         self.begin_trace = no_trace
         if not settings.endpoint:

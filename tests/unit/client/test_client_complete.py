@@ -1,6 +1,5 @@
 """The command complete: its cursor, its answer and what it says of failures."""
 
-import io
 import json
 import socket
 import time
@@ -14,25 +13,12 @@ import pytest
 from client_fakes import Failure, FakeServer, Run, Serve, delta, end
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2 as details
-from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, blocking
 from completion_client.regions.race import Contender
 from completion_server.client import complete_command
 from completion_server.client.complete_command import complete
-from completion_server.client.cursor import (
-    Cursor,
-    Position,
-    PositionError,
-    language_of,
-    parse_position,
-    read_text,
-    split_text,
-)
-from completion_server.client.operator_commands import status
-from completion_server.client.terminal import CompletionView, footer
-from tests.support.certificates import MakeIdentity
 
 
 @pytest.fixture
@@ -90,31 +76,6 @@ async def test_of_several_servers_the_users_own_is_asked(serve: Serve, run: Run,
     assert sorted(len(fake.requests) for fake in fakes) == [0, 0, 2]
 
 
-async def test_of_several_servers_one_that_can_be_reached_is_asked(serve: Serve, run: Run, source: Path) -> None:
-    fake = await serve()
-    for user in ("ada", "bob", "cyd", "dee"):  # not all of them would ask the other one first
-        result = await run(complete, f"{source}:2", "--server", f"127.0.0.1:1,{fake.address}", "--user", user)
-        assert (result.exit_code, result.stdout) == (0, "a + b")
-    assert len(fake.requests) == 4
-
-
-async def test_a_list_of_servers_with_a_gap_is_refused(run: Run, source: Path) -> None:
-    result = await run(complete, f"{source}:2", "--server", "a:1,,b:2")
-    assert result.exit_code == 2
-    assert "--server: expected ADDRESS[,ADDRESS...], got 'a:1,,b:2'" in result.stderr
-
-
-async def test_unset_options_are_left_to_the_server(serve: Serve, run: Run, source: Path) -> None:
-    fake = await serve()
-    await run(complete, f"{source}:2", "--server", fake.address)
-    request = fake.requests[0]
-    assert request.max_tokens == 0
-    assert not request.HasField("temperature")
-    assert not request.HasField("seed")
-    assert request.session_id.startswith("cli-")
-    assert "x-user-id" not in fake.metadata[0]
-
-
 async def test_standard_input_is_completed_at_its_end(serve: Serve, run: Run) -> None:
     fake = await serve()
     text = "größe = "
@@ -138,119 +99,83 @@ async def test_json_has_everything_for_machines(serve: Serve, run: Run, source: 
     assert answer["tokens_per_s"] > 0
     assert answer["error"] is None
     assert (answer["line"], answer["column"]) == (2, 12)
+    request = fake.requests[0]  # what is not given is left to the server
+    assert (request.max_tokens, request.HasField("temperature"), request.HasField("seed")) == (0, False, False)
+    assert request.session_id.startswith("cli-")
+    assert "x-user-id" not in fake.metadata[0]
+
+
+LIMIT = pb.Limit(name="admission.user_requests_per_s", allowed=20)
+ERROR = pb.RequestError(code=14, message="the engine restarts")
 
 
 @pytest.mark.parametrize(
-    ("level", "name"),
+    ("answer", "said", "found"),
     [
-        (pb.CACHE_LEVEL_UNSPECIFIED, None),
-        (pb.CACHE_LEVEL_NONE, None),
-        (pb.CACHE_LEVEL_LOCAL, "local"),
-        (pb.CACHE_LEVEL_SHARED, "shared"),
+        (end(pb.FINISH_REASON_STOP, text="b", usage=pb.Usage(cache_level=pb.CACHE_LEVEL_NONE)), "",
+         {"text": "b", "cache_level": None}),
+        (end(pb.FINISH_REASON_STOP, text="b", usage=pb.Usage(cache_level=pb.CACHE_LEVEL_SHARED)),
+         "from the shared cache", {"cache_level": "shared"}),
+        (end(pb.FINISH_REASON_SHED, shed_reason=pb.SHED_REASON_RATE_LIMITED, limit=LIMIT),
+         "(rate limited); the limit is admission.user_requests_per_s = 20.",
+         {"limit": {"name": "admission.user_requests_per_s", "allowed": 20}}),
+        (end(pb.FINISH_REASON_SHED, shed_reason=pb.SHED_REASON_DEADLINE_UNREACHABLE, retry_after_ms=250),
+         "No completion: the server did not attempt it (deadline unreachable); ask again in 250 ms.",
+         {"finish_reason": "shed", "shed_reason": "deadline_unreachable", "retry_after_ms": 250, "ttft_ms": None,
+          "tokens_per_s": None}),
+        (end(pb.FINISH_REASON_SUPERSEDED), "superseded", {"finish_reason": "superseded", "error": None}),
+        (end(pb.FINISH_REASON_ERROR, error=ERROR, retry_after_ms=900),
+         "can't answer now: the engine restarts. Ask again in 900 ms.", {"text": "", "finish_reason": "error"}),
     ],
-)
-async def test_an_answer_of_the_cache_is_called_so(
-    serve: Serve, run: Run, source: Path, level: pb.CacheLevel, name: str | None
+    ids=["computed", "cached", "limited", "shed", "superseded", "failed"],
+)  # fmt: skip
+async def test_each_end_is_shown(
+    serve: Serve, run: Run, source: Path, answer: pb.CompleteResponse, said: str, found: dict[str, Any]
 ) -> None:
-    cached = end(pb.FINISH_REASON_STOP, text="b", usage=pb.Usage(cache_level=level))
-    fake = await serve(FakeServer(answer=(cached,)))
+    fake = await serve(FakeServer(answer=(answer,)))
     result = await run(complete, f"{source}:2", "--server", fake.address)
-    assert ("from the" in result.stderr) == (name is not None)
-    assert name is None or f"from the {name} cache" in result.stderr
-    answer = json.loads((await run(complete, f"{source}:2", "--server", fake.address, "--json")).stdout)
-    assert answer["cache_level"] == name
+    assert (result.exit_code, result.stdout) == (answer.end.finish_reason == pb.FINISH_REASON_ERROR, answer.end.text)
+    assert said in result.stderr
+    assert ("from the" in result.stderr) == ("from the" in said)
+    machine = json.loads((await run(complete, f"{source}:2", "--server", fake.address, "--json")).stdout)
+    assert {name: machine[name] for name in found} == found
 
 
-async def test_a_shed_request_shows_its_limit(serve: Serve, run: Run, source: Path) -> None:
-    limit = pb.Limit(name="admission.user_requests_per_s", allowed=20)
-    shed = end(pb.FINISH_REASON_SHED, shed_reason=pb.SHED_REASON_RATE_LIMITED, limit=limit)
-    fake = await serve(FakeServer(answer=(shed,)))
-    result = await run(complete, f"{source}:2", "--server", fake.address)
-    assert "(rate limited); the limit is admission.user_requests_per_s = 20." in result.stderr
-    answer = json.loads((await run(complete, f"{source}:2", "--server", fake.address, "--json")).stdout)
-    assert answer["limit"] == {"name": "admission.user_requests_per_s", "allowed": 20}
+VIOLATION = details.BadRequest.FieldViolation(field="stop[0]", description="at most 64 bytes, got 90")
+OVERLOAD = details.ErrorInfo(reason="OVERLOAD", domain="completion-server")
 
 
-async def test_a_shed_request_is_an_answer_without_text(serve: Serve, run: Run, source: Path) -> None:
-    shed = end(pb.FINISH_REASON_SHED, shed_reason=pb.SHED_REASON_DEADLINE_UNREACHABLE, retry_after_ms=250)
-    fake = await serve(FakeServer(answer=(shed,)))
-    result = await run(complete, f"{source}:2", "--server", fake.address)
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "No completion: the server did not attempt it (deadline unreachable); ask again in 250 ms." in result.stderr
-    answer = json.loads((await run(complete, f"{source}:2", "--server", fake.address, "--json")).stdout)
-    assert (answer["finish_reason"], answer["shed_reason"], answer["retry_after_ms"]) == (
-        "shed",
-        "deadline_unreachable",
-        250,
-    )
-    assert answer["ttft_ms"] is None
-    assert answer["tokens_per_s"] is None
-
-
-async def test_a_superseded_request_is_an_answer(serve: Serve, run: Run, source: Path) -> None:
-    fake = await serve(FakeServer(answer=(delta("x"), end(pb.FINISH_REASON_SUPERSEDED))))
-    result = await run(complete, f"{source}:2", "--server", fake.address)
-    assert (result.exit_code, result.stdout) == (0, "x")
-    assert "superseded" in result.stderr
-
-
-async def test_an_error_inside_the_stream_is_reported(serve: Serve, run: Run, source: Path) -> None:
-    error = pb.RequestError(code=14, message="the engine restarts")
-    fake = await serve(FakeServer(answer=(end(pb.FINISH_REASON_ERROR, error=error, retry_after_ms=900),)))
-    result = await run(complete, f"{source}:2", "--server", fake.address)
-    assert result.exit_code == 1
-    assert "can't answer now: the engine restarts. Ask again in 900 ms." in result.stderr
-
-
-async def test_invalid_fields_are_named(serve: Serve, run: Run, source: Path) -> None:
-    violation = details.BadRequest.FieldViolation(field="stop[0]", description="at most 64 bytes, got 90")
-    bad = Failure(grpc.StatusCode.INVALID_ARGUMENT, "bad", (details.BadRequest(field_violations=[violation]),))
-    fake = await serve(FakeServer(answer=(), failure=bad))
-    result = await run(complete, f"{source}:2", "--server", fake.address, "--json")
-    assert result.exit_code == 1
-    assert "refused the request: stop[0]: at most 64 bytes, got 90." in result.stderr
-    answer = json.loads(result.stdout)
-    assert answer["error"]["code"] == "INVALID_ARGUMENT"
-    assert answer["error"]["field_violations"] == [{"field": "stop[0]", "description": "at most 64 bytes, got 90"}]
-    assert answer["finish_reason"] is None
-
-
-async def test_an_overload_status_gives_the_retry_time(serve: Serve, run: Run, source: Path) -> None:
-    retry = details.RetryInfo(retry_delay=Duration(nanos=300_000_000))
-    info = details.ErrorInfo(reason="OVERLOAD", domain="completion-server")
-    full = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests wait", (info, retry))
-    fake = await serve(FakeServer(answer=(), failure=full))
-    result = await run(complete, f"{source}:2", "--server", fake.address, "--json")
-    assert result.exit_code == 1
-    assert "is overloaded: too many requests wait. Ask again in 300 ms." in result.stderr
-    assert json.loads(result.stdout)["error"]["reason"] == "OVERLOAD"
+def retry_after(**time_s: int) -> details.RetryInfo:
+    return details.RetryInfo(retry_delay=Duration(**time_s))
 
 
 @pytest.mark.parametrize(
-    ("code", "sentence"),
+    ("failure", "sentence", "error"),
     [
-        (grpc.StatusCode.UNAVAILABLE, "can't answer now: why."),
-        (grpc.StatusCode.UNAUTHENTICATED, "wants to know its user: why. Name one with --user."),
-        (grpc.StatusCode.PERMISSION_DENIED, "does not allow this"),
-        (grpc.StatusCode.UNIMPLEMENTED, "Is it the right port?"),
-        (grpc.StatusCode.INTERNAL, "failed: why (INTERNAL)."),
+        (Failure(grpc.StatusCode.INVALID_ARGUMENT, "bad", (details.BadRequest(field_violations=[VIOLATION]),)),
+         "refused the request: stop[0]: at most 64 bytes, got 90.",
+         {"field_violations": [{"field": "stop[0]", "description": "at most 64 bytes, got 90"}]}),
+        (Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "why", (OVERLOAD, retry_after(nanos=300_000_000))),
+         "is overloaded: why. Ask again in 300 ms.", {"reason": "OVERLOAD", "retry_after_ms": 300}),
+        (Failure(grpc.StatusCode.UNAVAILABLE, "why", (retry_after(seconds=41),)),
+         "can't answer now: why. Ask again in 41 s.", {"retry_after_ms": 41_000}),
+        (Failure(grpc.StatusCode.UNAUTHENTICATED, "why"), "wants to know its user: why. Name one with --user.", {}),
+        (Failure(grpc.StatusCode.PERMISSION_DENIED, "why"), "does not allow this with your certificate: why.", {}),
+        (Failure(grpc.StatusCode.UNIMPLEMENTED, "why"), "does not serve this: why. Is it the right port?", {}),
+        (Failure(grpc.StatusCode.INTERNAL, "why"), "failed: why (INTERNAL).", {"message": "why", "reason": None}),
     ],
-)
+    ids=lambda value: value.code.name if isinstance(value, Failure) else "",
+)  # fmt: skip
 async def test_each_status_becomes_a_sentence(
-    serve: Serve, run: Run, source: Path, code: grpc.StatusCode, sentence: str
+    serve: Serve, run: Run, source: Path, failure: Failure, sentence: str, error: dict[str, Any]
 ) -> None:
-    fake = await serve(FakeServer(answer=(), failure=Failure(code, "why")))
-    result = await run(complete, f"{source}:2", "--server", fake.address)
+    fake = await serve(FakeServer(answer=(), failure=failure))
+    result = await run(complete, f"{source}:2", "--server", fake.address, "--json")
     assert result.exit_code == 1
     assert sentence in result.stderr
-
-
-async def test_a_long_wait_is_told_in_seconds(serve: Serve, run: Run, source: Path) -> None:
-    retry = details.RetryInfo(retry_delay=Duration(seconds=41))
-    starting = Failure(grpc.StatusCode.UNAVAILABLE, "the engine is starting", (retry,))
-    fake = await serve(FakeServer(answer=(), failure=starting))
-    result = await run(complete, f"{source}:2", "--server", fake.address)
-    assert "can't answer now: the engine is starting. Ask again in 41 s." in result.stderr
+    found = json.loads(result.stdout)
+    assert (found["error"]["code"], found["finish_reason"]) == (failure.code.name, None)
+    assert {name: found["error"][name] for name in error} == error
 
 
 async def test_a_file_without_a_line_is_completed_at_its_end_as_the_usage_says(
@@ -311,6 +236,7 @@ async def test_a_unix_socket_is_an_address(serve: Serve, run: Run, source: Path,
         (["{source}:1", "--mode", "all"], "--mode"),
         (["{source}:1", "--user", "zoë"], "--user: only printable ASCII can be sent"),
         (["{source}:1", "--tls-cert", "{source}"], "--tls-cert and --tls-key go together"),
+        (["{source}:1", "--server", "a:1,,b:2"], "--server: expected ADDRESS[,ADDRESS...], got 'a:1,,b:2'"),
     ],
 )
 async def test_bad_usage_ends_with_2(run: Run, source: Path, arguments: list[str], message: str) -> None:
@@ -403,191 +329,3 @@ async def test_a_server_that_has_gone_silent_since_the_race_is_passed_over(
     assert result.exit_code == 0
     assert json.loads(result.stdout)["server"] == fake.address
     assert len(fake.requests) == 1
-
-
-TEXT = "def add(a, b):\n    return \n"
-
-
-@pytest.mark.parametrize(
-    ("written", "position"),
-    [
-        ("app.py:12", Position("app.py", 12)),
-        ("app.py:12:3", Position("app.py", 12, 3)),
-        ("app.py", Position("app.py")),
-        ("-", Position("-")),
-        ("-:2:4", Position("-", 2, 4)),
-        ("odd:name.py:7", Position("odd:name.py", 7)),
-        ("C:\\src\\a.py:1", Position("C:\\src\\a.py", 1)),
-    ],
-)
-def test_a_position_is_read_from_the_right(written: str, position: Position) -> None:
-    assert parse_position(written) == position
-
-
-@pytest.mark.parametrize("written", ["", "app.py:0", "app.py:3:0"])
-def test_impossible_positions_are_refused(written: str) -> None:
-    with pytest.raises(PositionError):
-        parse_position(written)
-
-
-@pytest.mark.parametrize(
-    ("position", "left", "right"),
-    [
-        (Position("f", 2), "    return ", ""),
-        (Position("f", 2, 5), "    ", "return "),
-        (Position("f", 1, 1), "", "def add(a, b):"),
-        (Position("f", 3), "", ""),
-        (Position("f"), "", ""),
-    ],
-)
-def test_the_cursor_splits_its_line(position: Position, left: str, right: str) -> None:
-    cursor = split_text(TEXT, position)
-    assert (cursor.left, cursor.right) == (left, right)
-    assert cursor.prefix + cursor.suffix == TEXT
-
-
-def test_the_end_of_a_line_is_before_its_carriage_return() -> None:
-    assert split_text("a\r\nb\r\n", Position("f", 1)) == Cursor("a", "\r\nb\r\n", 1, 2)
-
-
-def test_columns_count_characters_not_bytes() -> None:
-    assert split_text("größe = 1", Position("f", 1, 6)).prefix == "größe"
-
-
-@pytest.mark.parametrize(
-    ("position", "message"),
-    [
-        (Position("a.py", 9), "a.py has 3 lines; line 9 is beyond its end"),
-        (Position("-", 9), "standard input has 3 lines; line 9 is beyond its end"),
-        (Position("a.py", 2, 40), "line 2 of a.py has 11 characters; its columns go from 1 to 12, got 40"),
-    ],
-)
-def test_a_position_beyond_the_text_is_refused_with_the_text_s_size(position: Position, message: str) -> None:
-    with pytest.raises(PositionError) as caught:
-        split_text(TEXT, position)
-    assert str(caught.value) == message
-
-
-def test_a_text_that_is_not_utf_8_is_refused() -> None:
-    with pytest.raises(PositionError, match="not UTF-8 text: byte 0xff at offset 2"):
-        read_text("-", b"ab\xff")
-
-
-def test_a_byte_order_mark_is_not_part_of_the_text() -> None:
-    assert read_text("-", b"\xef\xbb\xbfx = 1") == "x = 1"
-
-
-@pytest.mark.parametrize(("name", "language"), [("a.PY", "python"), ("b.tsx", "typescriptreact"), ("x", "plaintext")])
-def test_the_language_comes_from_the_extension(name: str, language: str) -> None:
-    assert language_of(name) == language
-
-
-CURSOR = split_text("x = [1, ]\n", Position("f", 1, 9))
-
-
-def show(*, is_terminal: bool, is_silent: bool = False, pieces: tuple[str, ...] = ("2, ", "3")) -> str:
-    output = io.StringIO()
-    console = Console(file=output, force_terminal=is_terminal, color_system="standard", highlight=False)
-    view = CompletionView(console, CURSOR, is_silent=is_silent)
-    view.begin()
-    for piece in pieces:
-        view.add(piece)
-    view.finish()
-    return output.getvalue()
-
-
-def test_a_terminal_shows_the_line_dimmed_and_the_completion_highlighted() -> None:
-    assert show(is_terminal=True) == ("\x1b[2mx = [1, \x1b[0m\x1b[1;32m2, \x1b[0m\x1b[1;32m3\x1b[0m\x1b[2m]\x1b[0m\n")
-
-
-def test_a_pipe_gets_the_completion_alone() -> None:
-    assert show(is_terminal=False) == "2, 3"
-
-
-def test_a_silent_view_shows_nothing() -> None:
-    assert show(is_terminal=True, is_silent=True) == ""
-
-
-def test_a_completion_can_not_drive_the_terminal() -> None:
-    shown = show(is_terminal=True, pieces=("a\x1b]0;title\x07b\r",))
-    assert "a\N{REPLACEMENT CHARACTER}]0;title\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}" in shown
-
-
-def test_the_footer_omits_unknown_values() -> None:
-    answer = Completion("", pb.End(finish_reason=pb.FINISH_REASON_STOP), None, (), 5.0)
-    text = footer(answer).plain
-    assert text.startswith("no text · 5.0 ms in all · stop")
-    assert "tokens/s" not in text
-    assert text.endswith("No completion: the model has nothing to add here.")
-
-
-async def test_a_plaintext_client_is_told_that_the_server_uses_tls(
-    serve: Serve, run: Run, make_identity: MakeIdentity
-) -> None:
-    fake = await serve(credentials=make_identity("server").server_credentials())
-    for command, option in ((complete, "--server"), (status, "--admin")):
-        arguments = ("-",) if command is complete else ()
-        result = await run(command, *arguments, option, fake.address, input=b"x = ")
-        assert result.exit_code == 1
-        assert f"The server at {fake.address} encrypts its connections (TLS)" in result.stderr
-        assert "with --tls-ca FILE" in result.stderr
-
-
-async def test_a_certificate_for_another_host_is_named(serve: Serve, run: Run, make_identity: MakeIdentity) -> None:
-    other = make_identity("server", "completion.example")
-    fake = await serve(credentials=other.server_credentials())
-    result = await run(complete, "-", "--server", fake.address, "--tls-ca", str(other.certificate), input=b"x = ")
-    assert result.exit_code == 1
-    assert "its certificate is not for 127.0.0.1" in result.stderr
-    assert "Use a name that the certificate has" in result.stderr
-
-
-async def test_a_certificate_of_an_unknown_authority_is_named(
-    serve: Serve, run: Run, make_identity: MakeIdentity
-) -> None:
-    fake = await serve(credentials=make_identity("server").server_credentials())
-    stranger = make_identity("stranger")
-    result = await run(complete, "-", "--server", fake.address, "--tls-ca", str(stranger.certificate), input=b"x = ")
-    assert result.exit_code == 1
-    assert "not signed by an authority in the file of --tls-ca" in result.stderr
-
-
-async def test_a_certificate_is_an_authority_for_itself_as_the_ready_line_says(
-    serve: Serve, run: Run, make_identity: MakeIdentity
-) -> None:
-    ours = make_identity("server", "127.0.0.1", make_identity("authority"))
-    fake = await serve(credentials=ours.server_credentials())
-    result = await run(complete, "-", "--server", fake.address, "--tls-ca", str(ours.certificate), input=b"x = ")
-    assert (result.exit_code, result.stdout) == (0, "a + b")
-
-
-async def test_a_tls_client_is_told_that_the_server_uses_none(
-    serve: Serve, run: Run, make_identity: MakeIdentity
-) -> None:
-    fake = await serve()
-    authority = make_identity("authority").certificate
-    result = await run(complete, "-", "--server", fake.address, "--tls-ca", str(authority), input=b"x = ")
-    assert result.exit_code == 1
-    assert f"The server at {fake.address} does not use TLS: leave out --tls-ca" in result.stderr
-
-
-async def test_a_client_without_a_certificate_is_told_that_one_is_wanted(
-    serve: Serve, run: Run, make_identity: MakeIdentity
-) -> None:
-    ours = make_identity("server")
-    pair = [(ours.key.read_bytes(), ours.certificate.read_bytes())]
-    credentials = grpc.ssl_server_credentials(pair, ours.certificate.read_bytes(), require_client_auth=True)
-    fake = await serve(credentials=credentials)
-    result = await run(complete, "-", "--server", fake.address, "--tls-ca", str(ours.certificate), input=b"x = ")
-    assert result.exit_code == 1
-    assert "it wants the certificate of a client that it knows" in result.stderr
-
-
-async def test_a_file_that_is_no_certificate_is_named(
-    serve: Serve, run: Run, make_identity: MakeIdentity, tmp_path: Path
-) -> None:
-    fake = await serve(credentials=make_identity("server").server_credentials())
-    (tmp_path / "ca.pem").write_text("none")
-    result = await run(complete, "-", "--server", fake.address, "--tls-ca", str(tmp_path / "ca.pem"), input=b"x = ")
-    assert result.exit_code == 1
-    assert "--tls-ca, --tls-cert or --tls-key can't be used: " in result.stderr

@@ -8,10 +8,14 @@ from client_fakes import GOOD_ANSWER, FakeServer, Run, Serve, end
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion
-from completion_server.client.cursor import PositionError
-from completion_server.client.profile_command import profile
-from completion_server.client.sources import samples, standard_library
-from completion_server.client.waterfall import percentiles, stage_times_ms, waterfall
+from completion_server.client.profile_command import (
+    percentiles,
+    profile,
+    samples,
+    stage_times_ms,
+    standard_library,
+    waterfall,
+)
 
 STAGES = ["network", "admission", "queue", "tokenise", "prefill", "first decode", "decode"]
 
@@ -57,12 +61,6 @@ def test_places_repeat_with_the_seed_and_lie_within_code() -> None:
     assert len({sample.uri for sample in first}) > 1
 
 
-def test_files_without_enough_text_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("x = 1\n")
-    with pytest.raises(PositionError, match="none of 1 files"):
-        next(samples([tmp_path / "a.py"], 0))
-
-
 async def test_profile_prints_every_stage(serve: Serve, run: Run) -> None:
     fake = await serve()
     result = await run(profile, "--server", fake.address, "--requests", "12", "--concurrency", "4")
@@ -97,23 +95,17 @@ async def test_requests_that_were_shed_are_counted_apart(serve: Serve, run: Run)
     fake = await serve(ShedsSome())
     result = await run(profile, "--server", fake.address, "--requests", "10", "--json")
     assert json.loads(result.stdout)["endings"] == {"stop": 5, "shed": 5}
-
-
-async def test_nothing_answered_is_an_error(serve: Serve, run: Run) -> None:
-    fake = await serve(FakeServer(answer=(end(pb.FINISH_REASON_SHED),)))
-    result = await run(profile, "--server", fake.address, "--requests", "3")
+    none = await serve(FakeServer(answer=(end(pb.FINISH_REASON_SHED),)))
+    result = await run(profile, "--server", none.address, "--requests", "3")
     assert result.exit_code == 1
     assert "none of 3 requests was answered: 3 shed" in result.stderr
 
 
-async def test_profile_without_a_server(run: Run) -> None:
-    result = await run(profile, "--server", "127.0.0.1:1")
-    assert result.exit_code == 1
-    assert "No server answers at 127.0.0.1:1" in result.stderr
-
-
-async def test_files_without_code_are_bad_usage(run: Run, tmp_path: Path) -> None:
+async def test_files_without_code_or_a_server_are_errors(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\n")
     result = await run(profile, str(tmp_path / "a.py"))
     assert result.exit_code == 2
-    assert "FILES" in result.stderr
+    assert "FILES: none of 1 files" in result.stderr
+    away = await run(profile, "--server", "127.0.0.1:1")
+    assert away.exit_code == 1
+    assert "No server answers at 127.0.0.1:1" in away.stderr

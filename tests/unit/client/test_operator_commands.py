@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -30,28 +31,21 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_status_is_a_small_table(serve: Serve, run: Run) -> None:
-    fake = await serve(FakeServer(status=READY), SERVING)
-    result = await run(status, "--admin", fake.address)
-    assert result.exit_code == 0
-    for part in ("SERVING", "ready", "1 h 2 min", "target", "up to 4 tokens a step", "2 of 8 slots", "1 shed, 12 stop"):
-        assert part in result.stdout
-
-
-async def test_status_for_machines(serve: Serve, run: Run) -> None:
-    fake = await serve(FakeServer(status=READY), SERVING)
-    answer = json.loads((await run(status, "--admin", fake.address, "--json")).stdout)
-    assert (answer["health"], answer["engine_state"], answer["running_requests"]) == ("SERVING", "ready", 2)
-    assert answer["ended_requests"] == {"stop": 12, "shed": 1}
-
-
-async def test_status_shows_why_requests_were_shed(serve: Serve, run: Run) -> None:
+async def test_status_is_a_small_table_or_an_object(serve: Serve, run: Run) -> None:
     line = 'completion_requests_total{outcome="shed",region="",shed_reason="%s",trigger="%s"} %d.0\n'
     counts = (("rate_limited", "automatic", 3), ("rate_limited", "explicit", 1), ("overload", "prefetch", 2))
     page = "# TYPE completion_requests counter\n" + "".join(line % each for each in counts)
     fake = await serve(FakeServer(status=READY, metrics=page), SERVING)
-    assert "2 overload, 4 rate_limited" in (await run(status, "--admin", fake.address)).stdout
+    result = await run(status, "--admin", fake.address)
+    assert result.exit_code == 0
+    for part in (
+        "SERVING", "ready", "1 h 2 min", "target", "up to 4 tokens a step", "2 of 8 slots", "1 shed, 12 stop",
+        "2 overload, 4 rate_limited",
+    ):  # fmt: skip
+        assert part in result.stdout
     answer = json.loads((await run(status, "--admin", fake.address, "--json")).stdout)
+    assert (answer["health"], answer["engine_state"], answer["running_requests"]) == ("SERVING", "ready", 2)
+    assert answer["ended_requests"] == {"stop": 12, "shed": 1}
     assert answer["shed_requests"] == {"overload": 2, "rate_limited": 4}
 
 
@@ -69,18 +63,12 @@ async def test_several_servers_are_shown_with_their_distances(serve: Serve, run:
     assert shown.exit_code == 0
     assert all(fake.address in shown.stdout for fake in fakes)
     assert shown.stdout.count("round trip") == 2
-    lines = (await run(status, "--admin", f"{addresses},127.0.0.1:1", "--json")).stdout.splitlines()
-    found = [json.loads(line) for line in lines]
+    result = await run(status, "--admin", f"127.0.0.1:1,{addresses}", "--json")
+    assert result.exit_code == 1  # one of them can't be reached
+    assert "No server answers at 127.0.0.1:1" in result.stderr
+    found = [json.loads(line) for line in result.stdout.splitlines()]
     assert [each["server"] for each in found] == [fake.address for fake in fakes]
     assert all(0 < each["round_trip_ms"] < 5000 for each in found)
-
-
-async def test_status_ends_with_1_where_one_of_several_can_not_be_reached(serve: Serve, run: Run) -> None:
-    fake = await serve(FakeServer(status=READY), SERVING)
-    result = await run(status, "--admin", f"127.0.0.1:1,{fake.address}")
-    assert result.exit_code == 1
-    assert "No server answers at 127.0.0.1:1" in result.stderr
-    assert fake.address in result.stdout
 
 
 def shared_status(**fields: object) -> admin_pb2.GetStatusResponse:
@@ -100,37 +88,28 @@ def shared_status(**fields: object) -> admin_pb2.GetStatusResponse:
     return found
 
 
-async def test_status_shows_what_replicas_share(serve: Serve, run: Run) -> None:
-    fake = await serve(FakeServer(status=shared_status(redis_outages=2)), SERVING)
-    shown = " ".join((await run(status, "--admin", fake.address)).stdout.split())
-    for part in (
-        "available, 2 outages", "1 alive (left, right silent for 9 s); this one is left", "leased from Redis",
-        "clock error 0.25 ms", "3 completions, 1.0 MiB; answered 50% of 8 lookups: 3 here, 1 from Redis",
-    ):  # fmt: skip
-        assert part in shown
+ALONE = {"redis_available": False, "redis_failure": "TimeoutError", "limits_phase": admin_pb2.LIMITS_PHASE_ALONE}
 
 
-async def test_status_says_why_redis_is_away(serve: Serve, run: Run) -> None:
-    alone = admin_pb2.LIMITS_PHASE_ALONE
-    away = shared_status(redis_available=False, redis_failure="TimeoutError", limits_phase=alone, clock_error_ms=-1.0)
-    fake = await serve(FakeServer(status=away), SERVING)
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ({"redis_outages": 2},
+         ("available, 2 outages", "1 alive (left, right silent for 9 s); this one is left", "limits leased from Redis",
+          "clock error 0.25 ms", "3 completions, 1.0 MiB; answered 50% of 8 lookups: 3 here, 1 from Redis")),
+        (ALONE | {"clock_error_ms": -1.0}, ("away: TimeoutError", "this replica's share", "not known yet")),
+        ({"limits_phase": admin_pb2.LIMITS_PHASE_WAITING}, ("limits what this replica holds",)),
+        ({"replica_id_duplicate": True}, ("another process is left, too",)),
+    ],
+    ids=["shared", "alone", "waiting", "duplicate"],
+)  # fmt: skip
+async def test_status_shows_what_replicas_share(
+    serve: Serve, run: Run, fields: dict[str, object], parts: tuple[str, ...]
+) -> None:
+    fake = await serve(FakeServer(status=shared_status(**fields)), SERVING)
     result = await run(status, "--admin", fake.address)
-    shown = " ".join(result.stdout.split())
-    assert result.exit_code == 0  # it serves
-    for part in ("away: TimeoutError", "this replica's share", "not known yet"):
-        assert part in shown
-
-
-@pytest.mark.parametrize(("phase", "shown"), [("WAITING", "what this replica holds"), ("SHARED", "leased")])
-async def test_status_says_how_limits_are_decided(serve: Serve, run: Run, phase: str, shown: str) -> None:
-    value = admin_pb2.LimitsPhase.Value(f"LIMITS_PHASE_{phase}")
-    fake = await serve(FakeServer(status=shared_status(limits_phase=value)), SERVING)
-    assert f"limits {shown}" in " ".join((await run(status, "--admin", fake.address)).stdout.split())
-
-
-async def test_status_shows_that_another_process_has_the_same_id(serve: Serve, run: Run) -> None:
-    fake = await serve(FakeServer(status=shared_status(replica_id_duplicate=True)), SERVING)
-    assert "another process is left, too" in " ".join((await run(status, "--admin", fake.address)).stdout.split())
+    assert result.exit_code == 0  # it serves, whatever becomes of Redis
+    assert all(part in " ".join(result.stdout.split()) for part in parts)
 
 
 async def test_shared_state_for_machines(serve: Serve, run: Run) -> None:
@@ -141,27 +120,22 @@ async def test_shared_state_for_machines(serve: Serve, run: Run) -> None:
     assert answer["replication"]["redis_outages"] == 0
 
 
-async def test_status_ends_with_1_where_the_server_does_not_serve(serve: Serve, run: Run) -> None:
-    fake = await serve(FakeServer(status=READY), NOT_SERVING)
-    result = await run(status, "--admin", fake.address)
-    assert result.exit_code == 1
-    assert "NOT_SERVING" in result.stdout
-
-
 @pytest.mark.parametrize(
-    ("answer", "health", "exit_code"),
+    ("answer", "health_status", "health"),
     [
-        (READY, "SERVING", 0),
-        (admin_pb2.GetStatusResponse(engine_state=admin_pb2.ENGINE_STATE_STARTING), "NOT_SERVING", 1),
-        (admin_pb2.GetStatusResponse(engine_state=admin_pb2.ENGINE_STATE_READY, draining=True), "NOT_SERVING", 1),
+        (READY, NOT_SERVING, "NOT_SERVING"),
+        # Without health checks the health is that of the status.
+        (READY, None, "SERVING"),
+        (admin_pb2.GetStatusResponse(engine_state=admin_pb2.ENGINE_STATE_STARTING), None, "NOT_SERVING"),
+        (admin_pb2.GetStatusResponse(engine_state=admin_pb2.ENGINE_STATE_READY, draining=True), None, "NOT_SERVING"),
     ],
 )
-async def test_without_health_checks_the_health_is_that_of_the_status(
-    serve: Serve, run: Run, answer: admin_pb2.GetStatusResponse, health: str, exit_code: int
+async def test_status_ends_with_1_where_the_server_does_not_serve(
+    serve: Serve, run: Run, answer: admin_pb2.GetStatusResponse, health_status: Any, health: str
 ) -> None:
-    fake = await serve(FakeServer(status=answer))
+    fake = await serve(FakeServer(status=answer), health_status)
     result = await run(status, "--admin", fake.address, "--json")
-    assert (json.loads(result.stdout)["health"], result.exit_code) == (health, exit_code)
+    assert (json.loads(result.stdout)["health"], result.exit_code) == (health, int(health != "SERVING"))
 
 
 async def test_fewer_slots_than_configured_have_a_reason(serve: Serve, run: Run) -> None:
@@ -173,18 +147,12 @@ async def test_fewer_slots_than_configured_have_a_reason(serve: Serve, run: Run)
     assert "max_slots" not in plain.stdout
 
 
-async def test_a_refused_status_is_explained(serve: Serve, run: Run) -> None:
-    refusal = Failure(grpc.StatusCode.PERMISSION_DENIED, "operators only")
-    fake = await serve(FakeServer(failure=refusal))
-    result = await run(status, "--admin", fake.address)
-    assert result.exit_code == 1
-    assert "operators only" in result.stderr
-
-
-async def test_status_without_a_server(run: Run) -> None:
-    result = await run(status, env={"COMPLETION_SERVER_ADMIN_ADDRESS": "127.0.0.1:1"})
-    assert result.exit_code == 1
-    assert "No server answers at 127.0.0.1:1" in result.stderr
+async def test_a_status_that_can_not_be_had_is_explained(serve: Serve, run: Run) -> None:
+    fake = await serve(FakeServer(failure=Failure(grpc.StatusCode.PERMISSION_DENIED, "operators only")))
+    for address, reason in ((fake.address, "operators only"), ("127.0.0.1:1", "No server answers at 127.0.0.1:1")):
+        result = await run(status, env={"COMPLETION_SERVER_ADMIN_ADDRESS": address})
+        assert result.exit_code == 1
+        assert reason in result.stderr
 
 
 @pytest.mark.parametrize(("options", "grace_ms"), [((), None), (("--grace-ms", "2000"), 2000)])
@@ -223,7 +191,7 @@ IN_FORCE = pb.GetSpeculationResponse(
 )
 
 
-async def test_get_is_a_small_table(serve: Serve, run: Run) -> None:
+async def test_get_is_a_small_table_or_an_object(serve: Serve, run: Run) -> None:
     fake = await serve(FakeServer(speculation=IN_FORCE))
     result = await run(speculation, "get", "--admin", fake.address, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
@@ -233,22 +201,15 @@ async def test_get_is_a_small_table(serve: Serve, run: Run) -> None:
         "4.0 tokens/s over the last 300 s", "falls back to",
     ):  # fmt: skip
         assert part in result.stdout
-
-
-async def test_get_says_why_nothing_can_be_changed(serve: Serve, run: Run) -> None:
-    fake = await serve(FakeServer(speculation=pb.GetSpeculationResponse(fixed_because="no draft model", mode=1)))
-    result = await run(speculation, "get", "--admin", fake.address)
-    assert "no draft model" in result.stdout
-    assert "nothing drafted" in result.stdout
-
-
-async def test_get_for_machines(serve: Serve, run: Run) -> None:
-    fake = await serve(FakeServer(speculation=IN_FORCE))
     answer = json.loads((await run(speculation, "get", "--admin", fake.address, "--json")).stdout)
     assert (answer["schedule"], answer["table"]) == ([[1, 4, 4], [5, 64, 0]], [[1, 4, 4]])
     assert (answer["mode"], answer["since_unix_ms"]) == ("auto", 1_800_000_000_000)
     assert answer["figures"]["drafted_tokens"] == 1000
     assert answer["figures"]["acceptance_by_position"] == [0.8, 0.4]
+    fake.speculation = pb.GetSpeculationResponse(fixed_because="no draft model", mode=1)
+    fixed = await run(speculation, "get", "--admin", fake.address)
+    assert "no draft model" in fixed.stdout
+    assert "nothing drafted" in fixed.stdout
 
 
 async def test_set_one_k(serve: Serve, run: Run) -> None:
@@ -282,21 +243,22 @@ async def test_set_auto(serve: Serve, run: Run) -> None:
     assert fake.speculation_set[0].mode == pb.SPECULATION_MODE_AUTO
 
 
-@pytest.mark.parametrize("content", ["[[1, 4]]", "{}", "[[1, 4, -1]]", "nonsense", "7", '[[1, 4, "x"]]'])
-async def test_a_file_without_a_schedule_is_refused(run: Run, tmp_path: Path, content: str) -> None:
+NO_ROWS = "must hold rows of [first, last, K]"
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        *((content, NO_ROWS) for content in ("[[1, 4]]", "{}", "[[1, 4, -1]]", "nonsense", "7", '[[1, 4, "x"]]')),
+        ('{"schedule": [[1, 4, 4]], "valid": false}', "the tuning that wrote it is invalid"),
+    ],
+)
+async def test_a_file_without_a_schedule_is_refused(run: Run, tmp_path: Path, content: str, fault: str) -> None:
     file = tmp_path / "schedule.json"
     file.write_text(content)
     result = await run(speculation, "set", "--schedule", str(file))
     assert result.exit_code == 2
-    assert "must hold rows of [first, last, K]" in result.stderr
-
-
-async def test_the_schedule_of_an_invalid_tuning_is_refused(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "schedule.json"
-    file.write_text('{"schedule": [[1, 4, 4]], "valid": false}')
-    result = await run(speculation, "set", "--schedule", str(file))
-    assert result.exit_code == 2
-    assert "the tuning that wrote it is invalid" in result.stderr
+    assert fault in result.stderr
 
 
 @pytest.mark.parametrize("options", [(), ("--k", "1", "--auto"), ("--k", "-1")])

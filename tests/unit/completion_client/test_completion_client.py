@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,8 @@ from completion_client import (
     UnavailableError,
     make_traceparent,
 )
-from completion_client.backoff import Backoff
-from completion_client.calls import Numbering
-from completion_client.tracing import trace_metadata
+from completion_client.request_fields import Numbering, trace_metadata
+from completion_client.session_settings import Backoff, SessionSettings
 from completion_server.core.trace_context import ParentSpan
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from loadtest.targets import ClientSettings
@@ -135,12 +134,9 @@ async def test_a_server_that_is_away_is_unavailable() -> None:
                 pass
 
 
-async def test_a_user_that_can_not_be_sent_is_refused() -> None:
+async def test_names_that_can_not_be_sent_and_a_key_alone_are_refused() -> None:
     with pytest.raises(EndpointError, match="user: only printable ASCII can be sent"):
         CompletionClient("127.0.0.1:1", user="zoë")
-
-
-async def test_a_key_needs_its_certificate() -> None:
     with pytest.raises(EndpointError, match="certificate"):
         Endpoint("localhost:1", key=Path("key.pem"))
 
@@ -155,13 +151,6 @@ async def test_a_request_of_a_session_can_be_cancelled(client: CompletionClient)
         assert completion.text.startswith(" w0")
         assert pending.is_done
         pending.cancel_nowait()
-
-
-async def test_iteration_yields_the_whole_text(client: CompletionClient) -> None:
-    async with client.session() as session:
-        pending = session.submit_nowait(pb.CompleteRequest(prefix="x = "))
-        assert "".join([text async for text in pending]) == "alpha beta"
-        assert (await pending.result()).text == "alpha beta"
 
 
 async def test_a_timeout_ends_a_request_of_a_session(client: CompletionClient, engine: ScriptedEngine) -> None:
@@ -262,19 +251,12 @@ def test_the_load_tester_traces_its_share_of_the_requests(share: float, least: i
     assert len({parent.trace_id for parent in traced if parent is not None}) == len(traced)
 
 
-def waits(backoff: Backoff, count: int) -> Sequence[float]:
-    return [backoff.next_s() for _ in range(count)]
-
-
 @given(st.text(), st.integers(1, 20))
 def test_waits_stay_below_a_bound_that_doubles(seed: str, count: int) -> None:
-    backoff = Backoff(0.1, 5.0, seed)
-    found = waits(backoff, count)
-    assert all(0 <= wait <= min(5.0, 0.1 * 2**place) for place, wait in enumerate(found))
-    assert found == waits(Backoff(0.1, 5.0, seed), count), "the same seed, the same waits"
+    settings = SessionSettings(backoff_min_s=0.1, backoff_max_s=5.0, backoff_seed=seed)
+    backoff, same = Backoff(settings), Backoff(settings)
+    waits_s = [backoff.next_s() for _ in range(count)]
+    assert all(0 <= wait_s <= min(5.0, 0.1 * 2**place) for place, wait_s in enumerate(waits_s))
+    assert waits_s == [same.next_s() for _ in range(count)], "the same seed, the same waits"
     backoff.reset()
     assert backoff.next_s() <= 0.1
-
-
-def test_clients_do_not_wait_for_the_same_time() -> None:
-    assert len({Backoff(0.1, 5.0, str(number)).next_s() for number in range(100)}) == 100

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from replica_fakes import ONE_REGION, STOP, Clock, FakeReplica, Losses, fake_replicas, pass_over, view_of
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import (
@@ -21,12 +20,9 @@ from completion_client import (
     ServiceError,
     make_traceparent,
 )
-from completion_client.channel_pool import open_channel
-from completion_client.regions.connections import Connection
-from completion_client.replicas.answered import KEPT_S, AnsweredRequests
-from completion_client.replicas.leg import _FixedChannel
-from completion_client.replicas.stream import ReplicaStream
+from completion_client.replicas.stream import KEPT_S, AnsweredRequests, ReplicaStream
 from completion_client.session import PendingCompletion
+from tests.support.replica_fakes import ONE_REGION, STOP, Clock, FakeReplica, Losses, fake_replicas, pass_over, view_of
 from tests.support.server import eventually
 
 REQUEST = pb.CompleteRequest(prefix="x = ")
@@ -60,22 +56,6 @@ async def test_feedback_on_older_answers_goes_to_the_server_that_answered() -> N
         session.report_nowait(report(2, has_survived=True))
         await eventually(lambda: first.sequences("feedback") == [3, 1, 2])
     assert second.sequences("feedback") == [4]
-
-
-async def test_feedback_on_a_request_without_text_is_not_sent() -> None:
-    replica, other = FakeReplica(), FakeReplica()
-    async with (
-        fake_replicas(replica, other),
-        view_of(replica.endpoint, other.endpoint) as view,
-        view.session() as session,
-    ):
-        await session.complete(REQUEST)
-        replica.end = pb.End(finish_reason=pb.FINISH_REASON_SUPERSEDED)
-        await session.complete(REQUEST)
-        for sequence in (2, 1):
-            session.report_nowait(report(sequence))
-        await eventually(lambda: bool(replica.sequences("feedback")))
-        assert replica.sequences("feedback") == [1]
 
 
 async def test_a_move_supersedes_the_older_typed_requests_and_no_prefetch() -> None:
@@ -215,15 +195,6 @@ async def test_a_request_that_a_server_fails_on_is_not_repeated_after_a_new_conn
             await asking
         assert view.endpoint == failing.endpoint
     assert other.metadata == []
-
-
-async def test_a_wait_for_a_silent_connection_ends() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = Endpoint(f"127.0.0.1:{silent.getsockname()[1]}")
-        channels = _FixedChannel(Connection(endpoint, open_channel(endpoint)), 0.05)
-        async with asyncio.timeout(10.0):
-            with pytest.raises(ConnectionLostError, match="no connection"):
-                await channels.ready()
 
 
 def test_answers_are_forgotten_by_number_and_by_age() -> None:

@@ -3,23 +3,24 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import pytest
-from replica_fakes import Losses
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
 from completion_client import CompletionClient, ConnectionLostError, SessionSettings, UnavailableError
 from completion_client.session import PendingCompletion, Session
 from completion_client.session_stream import SessionStream
-from completion_server.core.errors import OverloadedError, SessionEndedError
+from completion_server.core.errors import CompletionError, OverloadedError, SessionEndedError
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.status import abort
 from tests.support.cancels import cancel_and_wait
 from tests.support.redis_servers import free_port
 from tests.support.regions import ENDLESS_REQUEST, script
+from tests.support.replica_fakes import Losses
 from tests.support.server import RunningServer, endless_config, endless_engine, eventually, run_server
 
 REQUEST = pb.CompleteRequest(prefix="x = ")
@@ -121,34 +122,25 @@ async def test_old_connections_and_streams_are_replaced_without_a_loss() -> None
     assert losses.errors == []
 
 
-class Overloaded(CompletionServiceServicer):
-    """Refuses the first stream with a delay and serves the next."""
+@dataclass
+class FailsFirstStream(CompletionServiceServicer):
+    """Ends the first stream with an error, at once or a while after its request, and serves the next."""
 
-    def __init__(self, retry_after_ms: int) -> None:
-        self.retry_after_ms = retry_after_ms
-        self.opened_at_s: list[float] = []
+    error: CompletionError
+    after_request_s: float | None = None
+    opened_at_s: list[float] = field(default_factory=list)
+    timeouts_ms: list[int] = field(default_factory=list)
 
     async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.SessionResponse]:
         self.opened_at_s.append(asyncio.get_running_loop().time())
-        if len(self.opened_at_s) == 1:
-            await abort(context, OverloadedError("too many sessions", retry_after_ms=self.retry_after_ms))
-        async for message in request_iterator:
-            end = pb.End(finish_reason=pb.FINISH_REASON_STOP)
-            yield pb.SessionResponse(sequence=message.complete.sequence, end=end)
-
-
-class EndsFirstStream(CompletionServiceServicer):
-    """Ends the first stream a while after its request, unanswered, and serves the next."""
-
-    def __init__(self) -> None:
-        self.timeouts_ms: list[int] = []
-
-    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.SessionResponse]:
+        is_first = len(self.opened_at_s) == 1
+        if is_first and self.after_request_s is None:
+            await abort(context, self.error)
         async for message in request_iterator:
             self.timeouts_ms.append(message.complete.timeout_ms)
-            if len(self.timeouts_ms) == 1:
-                await asyncio.sleep(0.1)
-                await abort(context, SessionEndedError("the stream is old"))
+            if is_first:
+                await asyncio.sleep(self.after_request_s or 0.0)
+                await abort(context, self.error)
             end = pb.End(finish_reason=pb.FINISH_REASON_STOP)
             yield pb.SessionResponse(sequence=message.complete.sequence, end=end)
 
@@ -165,7 +157,7 @@ async def served_by(servicer: CompletionServiceServicer) -> AsyncIterator[str]:
 
 
 async def test_a_request_that_is_sent_again_has_what_is_left_of_its_timeout() -> None:
-    servicer = EndsFirstStream()
+    servicer = FailsFirstStream(SessionEndedError("the stream is old"), 0.1)
     async with (
         served_by(servicer) as address,
         CompletionClient(address) as client,
@@ -177,7 +169,7 @@ async def test_a_request_that_is_sent_again_has_what_is_left_of_its_timeout() ->
 
 
 async def test_a_reconnect_waits_as_long_as_the_server_asks() -> None:
-    servicer, losses = Overloaded(retry_after_ms=300), Losses()
+    servicer, losses = FailsFirstStream(OverloadedError("too many sessions", retry_after_ms=300)), Losses()
     async with (
         served_by(servicer) as address,
         CompletionClient(address) as client,

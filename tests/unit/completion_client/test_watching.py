@@ -1,6 +1,7 @@
 """When servers are checked, when one counts as silent, and when it is given up, in virtual time."""
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -8,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from completion_client import Endpoint, RegionSettings
+from completion_client import Endpoint, EndpointError, RegionSettings
+from completion_client.health import CheckResult
 from completion_client.regions.availability import Availability
-from completion_client.regions.checks import CheckResult
 from completion_client.regions.connections import Connections
 from completion_client.regions.distances import Distances
-from completion_client.regions.silence import SilenceGuard
+from completion_client.regions.silence import SilenceGuard, SilenceRecord
 from completion_client.regions.watcher import Watcher
 from loadtest.simulation import virtual_time
 
@@ -196,3 +197,38 @@ def test_nothing_is_due_after_the_end() -> None:
 
     for script in (ends_while_silent, is_left_while_silent):
         assert said_by(script) == [("silent", 1.0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("return_spread_s", -1.0, "return_spread_s: must be 0 or more, got -1.0"),
+        ("tier_margin_share", math.nan, "tier_margin_share: must be 0 or more, got nan"),
+        ("check_interval_s", 0.0, "check_interval_s: must be 0.01 or more, got 0.0"),
+        ("window_s", math.inf, "window_s: must be 0.1 or more, got inf"),
+        ("silence_share", 1.5, "silence_share: must be from 0 to 1, got 1.5"),
+        ("silence_min_s", 2.0, "silence_min_s: must be at most silence_max_s = 1, got 2"),
+        ("users_per_connection", 0, "users_per_connection: must be 1 or more, got 0"),
+        ("race_s", "2", "race_s: must be 0 or more, got '2'"),
+    ],
+)
+def test_a_bad_setting_is_named_with_its_limit(name: str, value: object, message: str) -> None:
+    with pytest.raises(EndpointError) as caught:
+        RegionSettings(**{name: value})  # type: ignore[arg-type]
+    assert str(caught.value) == message
+
+
+def test_silence_is_a_share_of_the_time_that_is_left() -> None:
+    settings = RegionSettings(silence_share=0.5, silence_min_s=0.1, silence_max_s=1.0)
+    assert [settings.silence_s(left_s) for left_s in (None, 10.0, 0.6, 0.01)] == [1.0, 1.0, 0.3, 0.1]
+
+
+def test_silent_requests_count_until_the_server_shows_life() -> None:
+    record = SilenceRecord()
+    record.note(1.0, 0.5, 1.2)
+    record.note(1.1, 0.5, 1.3)
+    assert (record.num_silent, record.began_at_s) == (2, 1.0)
+    record.note(5.0, 4.0, 5.2)
+    assert (record.num_silent, record.began_at_s) == (1, 5.0), "it was heard between them"
+    record.note(4.9, -math.inf, 5.3)
+    assert (record.num_silent, record.began_at_s) == (2, 4.9)

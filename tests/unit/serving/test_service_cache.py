@@ -14,8 +14,7 @@ from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.scheduling.settings import SchedulingSettings
 from completion_server.state.cache.cache import TwoLevelCache
-from completion_server.state.cache.codec import Codec
-from completion_server.state.cache.shared import SharedCache
+from completion_server.state.cache.shared import Codec, SharedCache
 from completion_server.state.settings import CacheSettings
 from completion_server.state.store import Arg
 from loadtest.simulation import virtual_time

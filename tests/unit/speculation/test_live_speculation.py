@@ -20,7 +20,7 @@ from completion_server.speculation.live import LiveSpeculation, SpeculationLocke
 from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule
 from completion_server.speculation.totals import SpeculationTotals
 from completion_server.speculation.trial import StartChoice, run_trial
-from completion_server.telemetry.speculation import SpeculationCollector
+from completion_server.telemetry.metrics import SpeculationCollector
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.cancels import cancel_and_wait

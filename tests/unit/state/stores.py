@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -33,3 +34,24 @@ async def running_store(address: str, **settings: Any) -> AsyncIterator[RedisSto
         yield store
     finally:
         await cancel_and_wait(task)
+
+
+@asynccontextmanager
+async def failing_store(reason: str, **settings: Any) -> AsyncIterator[RedisStore]:
+    """Run a store that can't connect, and yield it when it has said so for `reason`, a regular expression."""
+    store = RedisStore(RedisSettings(**{"retry_s": 0.05} | settings), MonotonicClock())
+    task = asyncio.create_task(store.run())
+    try:
+        await eventually(lambda: re.search(reason, store.breaker.reason) is not None)
+        assert not store.is_available
+        assert store.breaker.num_opened == 0, "a start without Redis is no outage"
+        yield store
+        assert not task.done()
+    finally:
+        await cancel_and_wait(task)
+
+
+async def check_fails(reason: str, **settings: Any) -> None:
+    """Check that a store can't connect, and says `reason`."""
+    async with failing_store(reason, **settings):
+        pass

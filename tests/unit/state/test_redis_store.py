@@ -15,9 +15,8 @@ from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
 from completion_server.state import lanes
 from completion_server.state import subscription as module
-from completion_server.state.breaker import Breaker
 from completion_server.state.clients import make_client
-from completion_server.state.lanes.known import Announcement
+from completion_server.state.lanes import Announcement
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.settings import RedisSettings
 from completion_server.state.store import StoreUnavailableError
@@ -26,7 +25,7 @@ from tests.support.cancels import cancel_and_wait
 from tests.support.fault_proxy import FaultProxy
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.server import eventually
-from tests.unit.state.stores import new_prefix, running_store
+from tests.unit.state.stores import failing_store, new_prefix, running_store
 
 MakeRedis = Callable[..., RedisServer]
 
@@ -40,25 +39,21 @@ async def test_commands_get_their_own_replies(redis_server: RedisServer) -> None
         assert await asyncio.gather(*gets) == [str(i).encode() for i in range(1500)]
 
 
-async def test_a_cancelled_call_leaves_the_others_alone(redis_server: RedisServer) -> None:
+async def test_a_wrong_command_fails_alone_and_is_logged_once_a_minute_without_its_arguments(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running_store(redis_server.address) as store:
-        num_connections = redis_server.num_connections_received()
-        calls = [store.call_nowait("ECHO", str(i)) for i in range(100)]
-        for call in calls[::2]:
-            call.cancel()
-        assert await asyncio.gather(*calls[1::2]) == [str(i).encode() for i in range(1, 100, 2)]
-        now = redis_server.num_connections_received()
-        assert now == num_connections
-
-
-async def test_a_wrong_command_fails_alone(redis_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    async with running_store(redis_server.address) as store:
-        wrong, right = store.call_nowait("NONSENSE"), store.call_nowait("ECHO", "a")
-        with pytest.raises(StoreUnavailableError, match="unknown command"):
-            await wrong
-        assert await right == b"a"
+        for number in range(5):
+            wrong, other = store.call_nowait("NONSENSE", f"argument-{number}"), store.call_nowait("GET")
+            right = store.call_nowait("ECHO", "a")
+            with pytest.raises(StoreUnavailableError, match="unknown command"):
+                await wrong
+            assert await right == b"a"
+            await asyncio.wait([other], timeout=30)
         assert store.is_available
-        assert "Redis refuses a command" in caplog.text
+        faults = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert ["Redis refuses a command" in fault for fault in faults] == [True, True]
+        assert "argument-0" not in caplog.text
 
 
 async def test_a_killed_redis_opens_the_breaker_and_a_new_one_closes_it(
@@ -122,24 +117,20 @@ async def test_a_redis_that_can_not_be_written_to_opens_the_breaker(
         await eventually(lambda: store.is_available)
 
 
-async def test_a_read_only_replica_is_no_store(make_redis: MakeRedis) -> None:
+async def test_a_redis_that_can_not_be_used_is_no_store(
+    make_redis: MakeRedis, caplog: pytest.LogCaptureFixture
+) -> None:
     replica = make_redis(master=make_redis())
-    settings = RedisSettings(addresses=(replica.address,), retry_s=0.05)
-    store = RedisStore(settings, MonotonicClock())
-    task = asyncio.create_task(store.run())
-    await eventually(lambda: "READONLY" in store.breaker.reason or "read only" in store.breaker.reason)
-    assert not store.is_available
-    await cancel_and_wait(task)
-
-
-async def test_without_redis_calls_fail_at_once_and_run_goes_on() -> None:
-    store = RedisStore(RedisSettings(addresses=(f"127.0.0.1:{free_port()}",), retry_s=0.05), MonotonicClock())
-    task = asyncio.create_task(store.run())
-    await eventually(lambda: "refused" in store.breaker.reason or "connect" in store.breaker.reason)
-    with pytest.raises(StoreUnavailableError):
-        store.call_nowait("GET", "a").result()
-    assert not task.done()
-    await cancel_and_wait(task)
+    old = make_redis(config=['rename-command SPUBLISH ""'])
+    for address, reason in (
+        (replica.address, "READONLY|read only"),
+        (old.address, "Redis 7.0 or later is needed"),
+        (f"127.0.0.1:{free_port()}", "refused|connect"),
+    ):
+        async with failing_store(reason, addresses=(address,)) as store:
+            with pytest.raises(StoreUnavailableError):  # at once
+                store.call_nowait("GET", "a").result()
+    assert "Redis 7.0 or later is needed" in caplog.text
 
 
 @pytest.mark.parametrize("lacking", ["-eval", "-spublish", "-set", "resetchannels"])
@@ -147,40 +138,14 @@ async def test_a_user_who_may_not_do_what_replicas_do_is_no_outage_that_flaps(
     make_redis: MakeRedis, caplog: pytest.LogCaptureFixture, lacking: str
 ) -> None:
     redis = make_redis(users=[f"default on nopass ~* &* +@all {lacking}"])
-    store = RedisStore(RedisSettings(addresses=(redis.address,), retry_s=0.05), MonotonicClock())
-    changes: list[bool] = []
-    store.on_change(changes.append)
-    task = asyncio.create_task(store.run())
-    await eventually(lambda: "NoPermission" in store.breaker.reason or "can't run this command" in store.breaker.reason)
-    await asyncio.sleep(0.2)  # some probes
-    assert changes == []
-    assert caplog.text.count("Redis fails") == 1
-    redis.cli("ACL", "SETUSER", "default", "allchannels", "+@all")
-    await eventually(lambda: store.is_available)
-    await cancel_and_wait(task)
-
-
-async def test_a_redis_without_sharded_channels_is_too_old(
-    make_redis: MakeRedis, caplog: pytest.LogCaptureFixture
-) -> None:
-    redis = make_redis(config=['rename-command SPUBLISH ""'])
-    store = RedisStore(RedisSettings(addresses=(redis.address,), retry_s=0.05), MonotonicClock())
-    task = asyncio.create_task(store.run())
-    await eventually(lambda: "Redis 7.0 or later is needed" in store.breaker.reason)
-    assert "Redis 7.0 or later is needed" in caplog.text
-    await cancel_and_wait(task)
-
-
-async def test_an_error_is_logged_once_a_minute_and_without_its_arguments(
-    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running_store(redis_server.address) as store:
-        for number in range(5):
-            await asyncio.wait([store.call_nowait("NONSENSE", f"argument-{number}")], timeout=30)
-            await asyncio.wait([store.call_nowait("GET")], timeout=30)
-        faults = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-        assert len(faults) == 2
-        assert "argument-0" not in caplog.text
+    async with failing_store("NoPermission|can't run this command", addresses=(redis.address,)) as store:
+        changes: list[bool] = []
+        store.on_change(changes.append)
+        await asyncio.sleep(0.2)  # some probes
+        assert changes == []
+        assert caplog.text.count("Redis fails") == 1
+        redis.cli("ACL", "SETUSER", "default", "allchannels", "+@all")
+        await eventually(lambda: store.is_available)
 
 
 async def test_a_script_that_hangs_is_an_outage(make_redis: MakeRedis) -> None:
@@ -194,21 +159,21 @@ async def test_a_script_that_hangs_is_an_outage(make_redis: MakeRedis) -> None:
 
 
 @pytest.mark.parametrize("has_nodes", [False, True])
-async def test_a_cluster_that_is_down_is_one_line_in_the_log(
+async def test_a_cluster_that_is_down_is_one_line_in_each_log(
     make_redis: MakeRedis, caplog: pytest.LogCaptureFixture, has_nodes: bool
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
     if has_nodes:
         address = make_redis(config=["cluster-enabled yes"]).address  # it serves no slot
-    settings = RedisSettings(addresses=(address,), topology="cluster", secret_file="secret", retry_s=0.05)
-    store = RedisStore(settings, MonotonicClock())
-    task = asyncio.create_task(store.run())
-    await eventually(lambda: "Cluster" in store.breaker.reason or "Slot" in store.breaker.reason)
-    await asyncio.sleep(0.3)  # some probes
-    await cancel_and_wait(task)
-    lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(lines) == 1
-    assert lines[0].exc_info is None
+    settings = {"topology": "cluster", "secret_file": "secret"}
+    async with (
+        failing_store("Cluster|Slot", addresses=(address,), **settings),
+        running_subscription(address, **settings),
+    ):
+        await eventually(lambda: len(warnings_in(caplog)) >= 2)
+        await asyncio.sleep(0.3)  # some probes
+    assert len(warnings_in(caplog)) == 2
+    assert not any(record.exc_info for record in caplog.records)
 
 
 async def test_an_error_at_the_end_is_logged_and_no_more(
@@ -289,20 +254,6 @@ async def test_a_user_without_channels_is_named_as_the_reason(
         assert not subscription.is_listening
 
 
-@pytest.mark.parametrize("has_nodes", [False, True])
-async def test_a_cluster_that_is_down_is_one_line_in_the_log_of_the_subscription(
-    make_redis: MakeRedis, caplog: pytest.LogCaptureFixture, has_nodes: bool
-) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    if has_nodes:
-        address = make_redis(config=["cluster-enabled yes"]).address  # it serves no slot
-    async with running_subscription(address, topology="cluster", secret_file="secret"):
-        await eventually(lambda: bool(warnings_in(caplog)))
-        await asyncio.sleep(0.3)
-    assert len(warnings_in(caplog)) == 1
-    assert not any(record.exc_info for record in caplog.records)
-
-
 PAGE = Path(__file__).parents[3] / "docs" / "replicas.md"
 STATE = Path(lanes.__file__).parent
 FINISHED_S = 0.3
@@ -356,36 +307,3 @@ def test_the_documented_rules_allow_what_scripts_call() -> None:
     called = {name.lower() for name in re.findall(r"redis\.p?call\(['\"](\w+)", sources)}
     assert "hmget" in called
     assert {f"+{name}" for name in called} <= set(documented_rules().split())
-
-
-def test_it_begins_open_and_may_probe_at_once() -> None:
-    breaker = Breaker(0.5)
-    assert breaker.is_open
-    assert breaker.probe_in_s(100.0) == 0.0
-    assert breaker.reason
-
-
-def test_one_success_closes_it_and_one_failure_opens_it() -> None:
-    breaker = Breaker(0.5)
-    assert breaker.succeeded()
-    assert not breaker.is_open
-    assert not breaker.succeeded()
-    assert breaker.failed("TimeoutError", 10.0)
-    assert breaker.is_open
-    assert (breaker.reason, breaker.opened_at, breaker.num_opened) == ("TimeoutError", 10.0, 1)
-    assert breaker.probe_in_s(10.2) == 0.3 or abs(breaker.probe_in_s(10.2) - 0.3) < 1e-9
-
-
-def test_a_failed_probe_waits_again_but_is_the_same_outage() -> None:
-    breaker = Breaker(0.5)
-    breaker.succeeded()
-    breaker.failed("first", 10.0)
-    assert not breaker.failed("second", 10.5)
-    assert (breaker.reason, breaker.opened_at, breaker.num_opened) == ("second", 10.0, 1)
-    assert breaker.probe_in_s(11.5) == 0.0
-
-
-def test_a_start_without_redis_is_no_outage() -> None:
-    breaker = Breaker(0.5)
-    assert not breaker.failed("refused", 1.0)
-    assert breaker.num_opened == 0

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from completion_server.core.clock import MonotonicClock
-from completion_server.state.lanes.known import Announcement
-from completion_server.state.lanes.shared_lanes import SharedLanes
+from completion_server.state.lanes import Announcement, SharedLanes
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret
 from completion_server.state.subscription import ChannelSubscription
@@ -127,33 +126,6 @@ async def test_a_lost_message_is_made_up_for(redis_server: RedisServer) -> None:
         assert b.live == {"lane": newer}
 
 
-async def test_announcing_again_changes_nothing(redis_server: RedisServer) -> None:
-    async with replicas(redis_server.address, "a", "b") as (a, b):
-        for replica in (a, b):
-            request = replica.accept("lane", f"session of {replica.name}", 1)
-            for _ in range(3):
-                replica.lanes.announce_live()
-                await asyncio.sleep(0.01)
-            assert replica.live == {"lane": request}
-        assert len(a.superseded) == 1
-        assert b.lanes.stats.num_sent == 1
-        assert b.lanes.stats.num_overtaken == 0
-
-
-async def test_late_and_repeated_messages_are_harmless(redis_server: RedisServer) -> None:
-    async with replicas(redis_server.address, "a", "b") as (a, b):
-        a.accept("lane", "first", 1)
-        await later(a, b)
-        b.accept("lane", "second", 1)
-        await eventually(lambda: len(a.superseded) == 1)
-        name = SECRET.name("lane", "lane")
-        message = f"{name} {SECRET.name('session', 'second')} 1 {b.live['lane'].stamp}".encode()
-        again = a.accept("lane", "first", 2)
-        for _ in range(3):
-            a.lanes.receive(message)
-        assert a.live == {"lane": again}
-
-
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"lane session -5 7", b"lane session 5 1e9", b"\xff\xfe s 1 2"])
 async def test_a_message_that_is_not_understood_is_ignored(redis_server: RedisServer, data: bytes) -> None:
     async with replicas(redis_server.address, "a") as (a,):
@@ -217,19 +189,6 @@ async def test_a_request_that_was_not_announced_still_wins(redis_server: RedisSe
         await eventually(lambda: b.superseded == [late])
         assert a.live == {"lane": newest}
         assert len(a.superseded) == 1  # by its own next request
-
-
-async def test_a_late_request_of_the_same_session_loses_to_one_that_was_not_announced(
-    redis_server: RedisServer,
-) -> None:
-    async with replicas(redis_server.address, "a", "b") as (a, b):
-        a.accept("lane", "session", 10)
-        await eventually(lambda: a.lanes.is_held("lane"))
-        newest = a.accept("lane", "session", 12)
-        await later(a, b)
-        late = b.accept("lane", "session", 11)
-        await eventually(lambda: b.superseded == [late])
-        assert a.live == {"lane": newest}
 
 
 async def test_another_replica_is_suspected_until_redis_has_answered(redis_server: RedisServer) -> None:

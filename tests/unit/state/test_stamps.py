@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.state.lanes.stamps import StampClock
+from completion_server.state.redis_clock import StampClock
 
 US = 1_000_000
 

@@ -52,20 +52,13 @@ def test_keys_for_different_purposes_differ() -> None:
     assert len(secret.derive("encryption")) == 32
 
 
-def test_the_file_may_end_with_a_newline(tmp_path: Path) -> None:
+def test_a_secret_is_read_from_its_file_which_may_end_with_a_newline(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_bytes(b"a" * 32 + b"\n")
     assert load_secret(RedisSettings(secret_file=str(file))) == Secret(b"a" * 32)
-
-
-def test_a_short_secret_is_refused_with_the_limit_and_the_size(tmp_path: Path) -> None:
-    file = tmp_path / "secret"
     file.write_bytes(b"short")
     with pytest.raises(ConfigError, match=r"redis.secret_file: .* at least 32 bytes, got 5; make one with"):
         load_secret(RedisSettings(secret_file=str(file)))
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"redis.secret_file: .*/none can't be read"):
         load_secret(RedisSettings(secret_file=str(tmp_path / "none")))
 

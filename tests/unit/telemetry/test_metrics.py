@@ -1,50 +1,34 @@
-"""Metrics of requests, of tenants and of what users get, and the page that serves them."""
+"""Metrics of requests and of the engine, and the page that serves them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
 from typing import get_args
-from urllib.request import urlopen
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from completion_server.config import load_config
 from completion_server.core import events
 from completion_server.core.errors import (
     CompletionError,
-    ConfigError,
-    DrainingError,
     InvalidRequestError,
-    NotPossibleError,
-    OverloadedError,
-    PermissionDeniedError,
-    ServerFullError,
-    SessionEndedError,
-    SuspectedPromptError,
-    TooManyRefusalsError,
-    UnauthenticatedError,
-    UnavailableError,
 )
-from completion_server.core.events import Feedback, FeedbackReported, Marks, RequestEnded, RequestRefused
+from completion_server.core.events import Marks
 from completion_server.core.outcome import (
     CacheLevel,
     End,
     FinishReason,
     Outcome,
-    Reaction,
     ServedAnswer,
     ShedReason,
     Usage,
 )
-from completion_server.core.request import Caller, Request, Trigger
+from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import TraceContext
 from completion_server.telemetry.metrics import Metrics, Snapshot
-from completion_server.telemetry.metrics_server import MetricsServer, Probe
-from completion_server.telemetry.page import LabelledRegistry, render
-from completion_server.telemetry.quality import TTFT_RANGES, SloResult, model_name, slo_result, ttft_range
-from completion_server.telemetry.tracing.spans import describe, misses_budget
+from completion_server.telemetry.metrics_server import LabelledRegistry, MetricsServer, Probe, render
 
 REQUEST = Request("r", Caller("u", "s"), 1, "", "", "secret code", "", 8, received_at=0.0)
 MARKS = Marks(
@@ -52,6 +36,7 @@ MARKS = Marks(
     tokens_at_first_output=1,
 )  # fmt: skip
 SERVED = ServedAnswer(0.05, 3)
+Fetch = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
@@ -85,65 +70,47 @@ def test_a_request_that_was_shed_has_no_stages_that_it_did_not_reach(registry: C
     assert registry.get_sample_value("completion_requests_total", labels) == 1
 
 
-def test_refused_requests_are_counted(registry: CollectorRegistry) -> None:
-    Metrics(registry).handle(events.RequestRefused(InvalidRequestError("prefix", "too long")))
-    assert registry.get_sample_value("completion_refused_requests_total", {"code": "invalid_argument"}) == 1
+HIT = events.CacheHit(CacheLevel.LOCAL, 40.0, num_prompt_tokens=100, num_completion_tokens=20, engine_s=0.25)
+WASTED = events.RequestEnded(REQUEST, End(Outcome(FinishReason.CANCELLED), Usage(completion_tokens=5)), MARKS)
 
 
-def test_hits_of_the_completion_cache_are_counted_with_what_they_saved(registry: CollectorRegistry) -> None:
-    metrics = Metrics(registry)
-    for level, age_s in ((CacheLevel.LOCAL, 3.0), (CacheLevel.LOCAL, 40.0), (CacheLevel.SHARED, 1.0)):
-        metrics.handle(events.CacheHit(level, age_s, num_prompt_tokens=100, num_completion_tokens=20, engine_s=0.25))
-    value = registry.get_sample_value
-    assert value("completion_cache_hits_total", {"level": "local"}) == 2
-    assert value("completion_cache_hits_total", {"level": "shared"}) == 1
-    assert value("completion_cache_hit_age_seconds_sum", {"level": "local"}) == 43.0
-    assert value("completion_cache_hit_age_seconds_bucket", {"level": "local", "le": "30.0"}) == 1
-    assert value("completion_cache_saved_tokens_total", {"kind": "prompt"}) == 300
-    assert value("completion_cache_saved_tokens_total", {"kind": "completion"}) == 60
-    assert value("completion_cache_saved_engine_seconds_total") == 0.75
-
-
-def test_misses_of_the_completion_cache_are_counted_by_reason(registry: CollectorRegistry) -> None:
-    metrics = Metrics(registry)
-    for reason in events.MissReason:
-        metrics.handle(events.CacheMiss(CacheLevel.SHARED, reason))
-        labels = {"level": "shared", "reason": reason.value}
-        assert registry.get_sample_value("completion_cache_misses_total", labels) == 1
-    metrics.handle(events.CacheReplied(0.002))
-    assert registry.get_sample_value("completion_cache_lookup_seconds_sum") == 0.002
+@pytest.mark.parametrize(
+    ("event", "counted"),
+    [
+        (events.RequestRefused(InvalidRequestError("prefix", "too long")),
+         {'refused_requests_total{code="invalid_argument"}': 1}),
+        (HIT, {'cache_hits_total{level="local"}': 1, 'cache_hits_total{level="shared"}': 0,
+               'cache_hit_age_seconds_sum{level="local"}': 40,
+               'cache_hit_age_seconds_bucket{le="30.0",level="local"}': 0,
+               'cache_saved_tokens_total{kind="prompt"}': 100, 'cache_saved_tokens_total{kind="completion"}': 20,
+               "cache_saved_engine_seconds_total": 0.25}),
+        *((events.CacheMiss(CacheLevel.SHARED, reason),
+           {f'cache_misses_total{{level="shared",reason="{reason.value}"}}': 1}) for reason in events.MissReason),
+        (events.CacheReplied(0.002), {"cache_lookup_seconds_sum": 0.002}),
+        (events.FeedbackReported(events.Feedback("accepted", accepted_characters=12), SERVED, ()),
+         {'feedback_total{kind="accepted"}': 1, "accepted_characters_total": 12}),
+        (events.FeedbackRefused(), {'feedback_total{kind="refused"}': 1}),
+        (events.GenerationReattached(7), {"generations_reattached_total": 1, "reattached_tokens_total": 7}),
+        (events.GenerationJoined(2), {"generations_joined_total": 1}),
+        (events.GenerationDiverged(3),
+         {"generations_diverged_total": 1, 'wasted_tokens_total{outcome="diverged"}': 3}),
+        (WASTED, {'wasted_tokens_total{outcome="cancelled"}': 5}),
+        (events.GenerationAborted(0.25), {"abort_seconds_sum": 0.25}),
+        (events.EngineStalled(30.0), {"engine_stalls_total": 1}),
+        (events.LoopLagged(0.1), {"loop_lag_seconds_count": 1}),
+    ],
+)  # fmt: skip
+def test_an_event_is_counted(registry: CollectorRegistry, event: events.Event, counted: dict[str, float]) -> None:
+    Metrics(registry).handle(event)
+    values = dict(line.rsplit(" ", 1) for line in generate_latest(registry).decode().splitlines() if line[0] != "#")
+    assert {name: float(values[f"completion_{name}"]) for name in counted} == counted
+    assert not [name for name in values if name.startswith("completion_wasted") and 'outcome="stop"' in name]
 
 
 def test_no_text_of_a_request_is_in_the_metrics(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
     metrics.handle(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP)), MARKS))
     assert b"secret" not in generate_latest(registry)
-
-
-def test_feedback_is_counted(registry: CollectorRegistry) -> None:
-    metrics = Metrics(registry)
-    metrics.handle(events.FeedbackReported(events.Feedback("accepted", accepted_characters=12), SERVED, ()))
-    metrics.handle(events.FeedbackRefused())
-    assert registry.get_sample_value("completion_feedback_total", {"kind": "accepted"}) == 1
-    assert registry.get_sample_value("completion_feedback_total", {"kind": "refused"}) == 1
-    assert registry.get_sample_value("completion_accepted_characters_total") == 12
-
-
-def test_reattached_generations_and_wasted_tokens_are_counted(registry: CollectorRegistry) -> None:
-    metrics = Metrics(registry)
-    metrics.handle(events.GenerationReattached(7))
-    metrics.handle(events.GenerationReattached(0))
-    metrics.handle(events.GenerationDiverged(3))
-    metrics.handle(
-        events.RequestEnded(REQUEST, End(Outcome(FinishReason.CANCELLED), Usage(completion_tokens=5)), MARKS)
-    )
-    metrics.handle(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP), Usage(completion_tokens=50)), MARKS))
-    assert registry.get_sample_value("completion_generations_reattached_total") == 2
-    assert registry.get_sample_value("completion_reattached_tokens_total") == 7
-    assert registry.get_sample_value("completion_generations_diverged_total") == 1
-    assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "diverged"}) == 3
-    assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "cancelled"}) == 5
-    assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "stop"}) is None
 
 
 def test_tokens_that_answered_several_requests_are_counted_once(registry: CollectorRegistry) -> None:
@@ -159,18 +126,6 @@ def test_tokens_that_answered_several_requests_are_counted_once(registry: Collec
     assert registry.get_sample_value("completion_tokens_total", {"kind": "completion"}) == 5
     assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "cancelled"}) is None
     assert registry.get_sample_value("completion_stage_seconds_count", {"stage": "total"}) == 3
-
-
-def test_the_time_from_an_abort_to_a_free_slot_is_observed(registry: CollectorRegistry) -> None:
-    Metrics(registry).handle(events.GenerationAborted(0.25))
-    assert registry.get_sample_value("completion_abort_seconds_sum") == 0.25
-
-
-def test_stalls_of_the_engine_are_counted(registry: CollectorRegistry) -> None:
-    metrics = Metrics(registry)
-    assert registry.get_sample_value("completion_engine_stalls_total") == 0
-    metrics.handle(events.EngineStalled(30.0))
-    assert registry.get_sample_value("completion_engine_stalls_total") == 1
 
 
 def test_every_event_has_a_handler(registry: CollectorRegistry) -> None:
@@ -198,49 +153,34 @@ def test_the_snapshot_reads_the_parts_at_each_scrape(registry: CollectorRegistry
     assert registry.get_sample_value("completion_engine_restarts_total") == 1
 
 
-def test_metrics_are_served_over_http_until_stop_frees_the_port(registry: CollectorRegistry) -> None:
-    Metrics(registry)
-    server = MetricsServer("127.0.0.1", 0, registry)
+@contextmanager
+def serving(registry: CollectorRegistry, probes: Mapping[str, Callable[[], Probe]] | None = None) -> Iterator[Fetch]:
+    """Serve a registry, and yield a function that fetches a path: the status and the text."""
+    server = MetricsServer("127.0.0.1", 0, registry, probes)
+
+    def fetch(path: str, **headers: str) -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, text
+
     try:
-        with urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
-            assert b"completion_stage_seconds" in answer.read()
+        yield fetch
     finally:
         server.stop()
-    MetricsServer("127.0.0.1", server.port, registry).stop()
-
-
-def fetch(port: int, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
-    connection.request("GET", path, headers=dict(headers or {}))
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    return answer.status, text
+    MetricsServer("127.0.0.1", server.port, registry).stop()  # the port is free
 
 
 def test_probes_answer_at_their_paths_and_nothing_at_others(registry: CollectorRegistry) -> None:
     state = [Probe(is_passed=False, state="starting")]
-    server = MetricsServer("127.0.0.1", 0, registry, {"/readyz": lambda: state[0]})
-    try:
-        assert fetch(server.port, "/readyz") == (503, "starting\n")
+    with serving(registry, {"/readyz": lambda: state[0]}) as fetch:
+        assert fetch("/readyz") == (503, "starting\n")
         state[0] = Probe(is_passed=True, state="ready")
-        assert fetch(server.port, "/readyz?verbose") == (200, "ready\n")
-        assert fetch(server.port, "/metrics")[0] == 200
+        assert fetch("/readyz?verbose") == (200, "ready\n")
         for path in ("/", "/ready", "/healthz", "/metrics/x", "/favicon.ico"):
-            assert fetch(server.port, path) == (404, "not found; known here: /metrics, /readyz\n")
-    finally:
-        server.stop()
-
-
-def test_the_page_has_no_times_of_creation(registry: CollectorRegistry) -> None:
-    Metrics(registry).handle(events.LoopLagged(0.1))
-    server = MetricsServer("127.0.0.1", 0, registry)
-    try:
-        page = fetch(server.port, "/metrics")[1]
-    finally:
-        server.stop()
-    assert "completion_loop_lag_seconds_count 1.0" in page
-    assert "_created" not in page
+            assert fetch(path) == (404, "not found; known here: /metrics, /readyz\n")
 
 
 def test_samples_of_sampled_traces_link_to_them_in_openmetrics(registry: CollectorRegistry) -> None:
@@ -250,13 +190,13 @@ def test_samples_of_sampled_traces_link_to_them_in_openmetrics(registry: Collect
     for trace in (None, sampled, other):
         metrics.handle(events.RequestEnded(replace(REQUEST, trace=trace), end, MARKS))
         metrics.handle(events.EndWritten(replace(REQUEST, trace=trace), 0.0004))
-    server = MetricsServer("127.0.0.1", 0, registry)
-    try:
-        plain = fetch(server.port, "/metrics")[1]
-        page = fetch(server.port, "/metrics", {"Accept": "application/openmetrics-text; version=1.0.0"})[1]
-    finally:
-        server.stop()
+    with serving(registry) as fetch:
+        status, plain = fetch("/metrics")
+        page = fetch("/metrics", Accept="application/openmetrics-text; version=1.0.0")[1]
+    assert status == 200
+    assert "completion_stage_seconds" in plain
     assert "trace_id" not in plain
+    assert "_created" not in plain
     assert page.endswith("# EOF\n")
     assert "b" * 32 not in page
     linked = [line for line in page.splitlines() if f'# {{trace_id="{"a" * 32}"}}' in line]
@@ -275,22 +215,14 @@ def page_registry() -> CollectorRegistry:
     return page_registry
 
 
-def test_every_sample_has_the_region(page_registry: CollectorRegistry) -> None:
+def test_every_sample_has_the_region_and_keeps_its_exemplar(page_registry: CollectorRegistry) -> None:
     page = LabelledRegistry(page_registry, {"region": "us-east"})
     samples = [sample for metric in page.collect() for sample in metric.samples]
     assert {sample.labels["region"] for sample in samples if sample.name != "elsewhere"} == {"us-east"}
-    assert 'requests_total{region="us-east"} 3.0' in render(page)
     assert 'elsewhere{region="moon"} 1.0' in render(page)  # it keeps its own
     assert page_registry.get_sample_value("requests_total") == 3.0  # the source is as it was
-
-
-def test_without_a_region_there_is_no_label(page_registry: CollectorRegistry) -> None:
+    assert '# {trace_id="abc"} 0.05' in generate_openmetrics(page).decode()
     assert "requests_total 3.0" in render(LabelledRegistry(page_registry, {"region": ""}))
-
-
-def test_exemplars_stay(page_registry: CollectorRegistry) -> None:
-    text = generate_openmetrics(LabelledRegistry(page_registry, {"region": "us-east"})).decode()
-    assert '# {trace_id="abc"} 0.05' in text
 
 
 @pytest.mark.parametrize(
@@ -305,230 +237,7 @@ def test_metrics_are_chosen_by_name(
     page_registry: CollectorRegistry, names: tuple[str, ...], shown: tuple[str, ...], hidden: tuple[str, ...]
 ) -> None:
     text = render(LabelledRegistry(page_registry, {}), names)
+    with serving(LabelledRegistry(page_registry, {})) as fetch:
+        assert fetch("/metrics?" + "&".join(f"name[]={name}" for name in names))[1] == text
     assert all(name in text for name in shown)
     assert not any(name in text for name in hidden)
-
-
-def test_the_page_serves_the_region_and_a_choice(page_registry: CollectorRegistry) -> None:
-    server = MetricsServer("127.0.0.1", 0, LabelledRegistry(page_registry, {"region": "us-east"}))
-    try:
-        connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
-        connection.request("GET", "/metrics?name[]=requests_total")
-        text = connection.getresponse().read().decode()
-        connection.close()
-    finally:
-        server.stop()
-    assert 'requests_total{region="us-east"} 3.0' in text
-    assert "stage_seconds" not in text
-
-
-DONE = End(Outcome(FinishReason.STOP), Usage(100, 80, 5))
-
-
-def ended(caller: Caller, end: End = DONE) -> events.RequestEnded:
-    request = Request("r", caller, 1, "", "", "", "", 8, received_at=0.0)
-    return events.RequestEnded(request, end, Marks(0.0, first_output=0.12, ended=0.2))
-
-
-def requests_of(registry: CollectorRegistry, tenant: str) -> float | None:
-    return registry.get_sample_value("completion_tenant_requests_total", {"tenant": tenant, "outcome": "stop"})
-
-
-def test_configured_tenants_are_counted_by_name_and_all_others_together() -> None:
-    registry = CollectorRegistry()
-    metrics = Metrics(registry, tenants=("acme", "globex"))
-    metrics.handle(ended(Caller("u", "s", tenant="acme", is_verified=True)))
-    for other in (
-        Caller("u", "s", tenant="initech", is_verified=True),
-        Caller("u", "s"),
-        Caller("u", "s", tenant="acme"),  # anybody may say so
-    ):
-        metrics.handle(ended(other))
-    assert (requests_of(registry, "acme"), requests_of(registry, "other")) == (1, 3)
-    assert requests_of(registry, "globex") == 0  # known from the start, so that a rate sees the first request
-    assert requests_of(registry, "initech") is None
-    labels = {"tenant": "acme", "le": "0.15"}
-    assert registry.get_sample_value("completion_tenant_ttft_seconds_bucket", labels) == 1
-    for kind, count in (("prompt", 100), ("cached_prompt", 80), ("completion", 5)):
-        assert registry.get_sample_value("completion_tenant_tokens_total", {"tenant": "acme", "kind": kind}) == count
-
-
-def test_tokens_of_a_shared_generation_count_once() -> None:
-    registry = CollectorRegistry()
-    metrics = Metrics(registry, tenants=("acme",))
-    shared = End(Outcome(FinishReason.STOP), Usage(100, 80, 5, is_shared=True))
-    metrics.handle(ended(Caller("u", "s", tenant="acme", is_verified=True), shared))
-    labels = {"tenant": "acme", "kind": "completion"}
-    assert registry.get_sample_value("completion_tenant_tokens_total", labels) == 0
-    assert requests_of(registry, "acme") == 1
-
-
-def test_the_tokens_of_all_tenants_are_those_of_the_server() -> None:
-    registry = CollectorRegistry()
-    metrics = Metrics(registry, tenants=("acme",))
-    superseded = End(Outcome(FinishReason.SUPERSEDED), Usage(1000, 0, 0))  # without output: the cached share is unknown
-    for end in (DONE, superseded):
-        metrics.handle(ended(Caller("u", "s", tenant="acme", is_verified=True), end))
-    for kind, count in (("prompt", 100), ("cached_prompt", 80), ("completion", 5)):
-        assert registry.get_sample_value("completion_tokens_total", {"kind": kind}) == count
-        assert registry.get_sample_value("completion_tenant_tokens_total", {"tenant": "acme", "kind": kind}) == count
-
-
-def test_without_configured_tenants_there_are_no_series_by_tenant() -> None:
-    registry = CollectorRegistry()
-    Metrics(registry).handle(ended(Caller("u", "s", tenant="acme", is_verified=True)))
-    assert not [metric.name for metric in registry.collect() if "tenant" in metric.name]
-
-
-@pytest.mark.parametrize(
-    ("tenants", "fault"),
-    [
-        ('["other"]', "'other' stands for all others"),
-        ('["acme", "acme"]', "'acme' is there twice"),
-        ('[""]', "1 to 64 printable characters, got ''"),
-        (str([f"t{number}" for number in range(65)]).replace("'", '"'), "at most 64 names, got 65"),
-    ],
-)
-def test_tenants_that_can_not_be_labels_are_refused(tenants: str, fault: str) -> None:
-    with pytest.raises(ConfigError, match=f"metrics.*tenants.*{fault}"):
-        load_config(None, (f"metrics.tenants={tenants}",), {})
-
-
-BUDGET_S = 0.2
-NO_TRACE = TraceContext("0" * 31 + "1", "0" * 15 + "1", is_sampled=True)
-
-
-def ended_request(
-    reason: FinishReason,
-    ended_s: float,
-    first_output_s: float | None = None,
-    *,
-    shed_reason: ShedReason | None = None,
-    error: CompletionError | None = None,
-    trigger: Trigger = Trigger.AUTOMATIC,
-) -> RequestEnded:
-    """Return the event of a request that was received at 0 s."""
-    request = Request("r", Caller("u", "s"), 1, "", "", "x", "", 8, received_at=0.0, trigger=trigger)
-    marks = Marks(0.0, first_output=first_output_s, ended=ended_s)
-    return RequestEnded(request, End(Outcome(reason, shed_reason, error=error)), marks)
-
-
-SHED, ERROR = FinishReason.SHED, FinishReason.ERROR
-
-
-@pytest.mark.parametrize(
-    ("event", "result"),
-    [
-        (ended_request(FinishReason.STOP, 0.5, 0.2), "in_time"),
-        (ended_request(FinishReason.LENGTH, 0.5, 0.201), "late"),
-        (ended_request(FinishReason.STOP, 0.1), "in_time"),  # an empty answer
-        (ended_request(FinishReason.SUPERSEDED, 0.3, 0.15), "in_time"),  # its user saw the beginning in time
-        (ended_request(FinishReason.SUPERSEDED, 0.19), None),  # nobody ended_request
-        (ended_request(FinishReason.CANCELLED, 0.19), None),
-        (ended_request(FinishReason.SUPERSEDED, 0.9), "late"),  # its user ended_request longer than the budget
-        (ended_request(FinishReason.CANCELLED, 0.2), "late"),
-        (ended_request(FinishReason.SUPERSEDED, 0.9, 0.5), "late"),
-        (ended_request(FinishReason.DEADLINE, 0.15), "late"),
-        (ended_request(SHED, 0.001, shed_reason=ShedReason.OVERLOAD), "shed"),
-        (ended_request(SHED, 0.001, shed_reason=ShedReason.DEADLINE_UNREACHABLE), "shed"),
-        (ended_request(SHED, 0.001, shed_reason=ShedReason.RATE_LIMITED), None),
-        (ended_request(SHED, 0.001, shed_reason=ShedReason.DRAINING), None),
-        (ended_request(ERROR, 0.3, 0.1, error=UnavailableError("the engine failed")), "failed"),
-        (ended_request(ERROR, 0.3), "failed"),
-        (ended_request(ERROR, 0.001, error=InvalidRequestError("prefix", "too long")), None),
-        (ended_request(ERROR, 0.001, error=SuspectedPromptError("suspected")), None),
-        (ended_request(FinishReason.STOP, 0.1, 0.1, trigger=Trigger.PREFETCH), None),
-    ],
-)
-def test_a_request_counts_if_somebody_waited_for_it(event: RequestEnded, result: str | None) -> None:
-    found = slo_result(event, BUDGET_S)
-    assert (found and found.value) == result
-
-
-def test_all_results_are_counted_from_zero_on() -> None:
-    registry = CollectorRegistry()
-    metrics = Metrics(registry, budget_s=BUDGET_S)
-    metrics.handle(ended_request(FinishReason.STOP, 0.5, 0.1))
-    metrics.handle(RequestRefused(UnavailableError("the engine is starting")))
-    metrics.handle(RequestRefused(InvalidRequestError("prefix", "too long")))
-    expected = {"in_time": 1, "late": 0, "shed": 0, "failed": 0, "refused": 1}
-    for result, count in expected.items():
-        assert registry.get_sample_value("completion_slo_requests_total", {"result": result}) == count, result
-    assert registry.get_sample_value("completion_ttft_budget_seconds") == BUDGET_S
-
-
-@pytest.mark.parametrize(
-    ("error", "is_counted"),
-    [
-        (UnavailableError("the engine failed"), True),
-        (CompletionError("internal error"), True),
-        (ServerFullError("16000 sessions are open"), True),
-        (DrainingError("the server is shutting down"), False),  # another one answers
-        (SessionEndedError("the stream ends"), False),
-        (OverloadedError("64 sessions of this user are open"), False),
-        (TooManyRefusalsError("too many bytes"), False),
-        (InvalidRequestError("prefix", "too long"), False),
-        (UnauthenticatedError("no name"), False),
-        (PermissionDeniedError("not an operator"), False),
-        (NotPossibleError("needs a draft model"), False),
-        (SuspectedPromptError("suspected"), False),
-    ],
-)
-def test_a_refusal_counts_if_the_server_could_not_serve(error: CompletionError, is_counted: bool) -> None:
-    registry = CollectorRegistry()
-    Metrics(registry).handle(RequestRefused(error))
-    assert registry.get_sample_value("completion_slo_requests_total", {"result": "refused"}) == is_counted
-    assert registry.get_sample_value("completion_refused_requests_total", {"code": error.code.name.lower()}) == 1
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        SuspectedPromptError("suspected"), PermissionDeniedError("not allowed"), InvalidRequestError("x", "y"),
-        OverloadedError("8 requests are live"), UnavailableError("down"), CompletionError("internal error"), None,
-    ],
-)  # fmt: skip
-def test_metrics_and_traces_blame_the_same_party(error: CompletionError | None) -> None:
-    event = ended_request(ERROR, 0.3, error=error)
-    is_failed = slo_result(event, BUDGET_S) is SloResult.FAILED
-    assert misses_budget(event.request, event.end.outcome, event.marks, BUDGET_S) is is_failed
-    trace = describe(event, NO_TRACE, {}, written=None, missed_budget=is_failed)
-    assert trace.is_failed is is_failed
-
-
-def test_ranges_of_ttft_have_no_gap_and_sort_as_text() -> None:
-    assert sorted(TTFT_RANGES) == list(TTFT_RANGES)
-    assert ttft_range(0.0) == ttft_range(0.05) == "0.00-0.05"
-    assert ttft_range(0.0501) == "0.05-0.10"
-    assert ttft_range(0.2) == "0.15-0.20"
-    assert ttft_range(1.0) == "0.50-1.00"
-    assert ttft_range(1.001) == ttft_range(100.0) == "1.00+"
-
-
-def reaction_count(registry: CollectorRegistry, event: str, ttft: str, k: str, cache: str) -> float | None:
-    labels = {"event": event, "ttft": ttft, "k": k, "cache": cache, "model": "target"}
-    return registry.get_sample_value("completion_quality_total", labels)
-
-
-def test_reactions_are_counted_by_how_the_answer_was_served() -> None:
-    registry = CollectorRegistry()
-    metrics = Metrics(registry, model="target")
-    fast = ServedAnswer(0.03, 5)
-    cached = ServedAnswer(0.001, None, CacheLevel.SHARED)
-    metrics.handle(FeedbackReported(Feedback("shown"), fast, (Reaction.SHOWN,)))
-    metrics.handle(FeedbackReported(Feedback("accepted"), fast, (Reaction.ACCEPTED,)))
-    metrics.handle(FeedbackReported(Feedback("accepted"), cached, (Reaction.SHOWN, Reaction.ACCEPTED)))
-    metrics.handle(FeedbackReported(Feedback("rejected"), fast, ()))
-    assert reaction_count(registry, "shown", "0.00-0.05", "5", "none") == 1
-    assert reaction_count(registry, "accepted", "0.00-0.05", "5", "none") == 1
-    assert reaction_count(registry, "survived", "0.00-0.05", "5", "none") == 0
-    assert reaction_count(registry, "shown", "0.00-0.05", "", "shared") == 1
-    assert reaction_count(registry, "accepted", "0.00-0.05", "", "shared") == 1
-    assert registry.get_sample_value("completion_feedback_total", {"kind": "rejected"}) == 1
-
-
-def test_a_model_in_a_folder_has_the_same_name_on_all_hosts() -> None:
-    assert model_name("/srv/models/starcoder2-13b-int8/") == "starcoder2-13b-int8"
-    assert model_name("./target") == "target"
-    assert model_name("bigcode/starcoder2-3b") == "bigcode/starcoder2-3b"
-    assert not model_name("")

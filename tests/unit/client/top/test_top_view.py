@@ -10,8 +10,8 @@ from rich.console import Console
 
 from completion.v1 import admin_pb2
 from completion_server.client.top.figures import IntervalChange, figures_of
-from completion_server.client.top.histogram import BucketHistogram as Counted
 from completion_server.client.top.poll import ServerState
+from completion_server.client.top.readings import BucketHistogram as Counted
 from completion_server.client.top.readings import Reading, parse
 from completion_server.client.top.view import frame
 from completion_server.telemetry.metrics import BUCKETS_S
@@ -39,25 +39,10 @@ def test_a_quantile_is_linear_within_its_bucket(
     assert found == (None if expected is None else pytest.approx(expected))
 
 
-def test_a_histogram_counts_what_came_since() -> None:
-    before, now = Counted(BOUNDS, (5, 5, 6, 6)), Counted(BOUNDS, (5, 9, 10, 10))
-    assert now.since(before) == Counted(BOUNDS, (0, 4, 4, 4))
-    assert now.since(Counted()) == now
-
-
 def test_histograms_of_servers_are_added_by_the_bounds_that_they_share() -> None:
     old = Counted((0.1, 0.4, math.inf), (1, 2, 3))
     assert Counted.merged([Counted(BOUNDS, (1, 2, 3, 4)), old, Counted()]) == Counted((0.1, 0.4, math.inf), (2, 5, 7))
     assert Counted.merged([]).quantile(0.5) is None
-
-
-def page(**seconds: tuple[float, ...]) -> bytes:
-    registry = CollectorRegistry()
-    stages = Histogram("completion_stage_seconds", "Time.", ["stage"], buckets=BUCKETS_S, registry=registry)
-    for stage, values in seconds.items():
-        for value in values:
-            stages.labels(stage).observe(value)
-    return generate_latest(registry)
 
 
 def change(before: str, now: str, seconds: float = 2.0) -> IntervalChange:
@@ -65,16 +50,25 @@ def change(before: str, now: str, seconds: float = 2.0) -> IntervalChange:
     return IntervalChange(second, second.since(first))
 
 
-def test_percentiles_are_those_of_the_interval_alone() -> None:
-    slow, fast = (0.9,) * 1000, (0.0141,) * 100
-    found = figures_of([change(page(queue=slow).decode(), page(queue=slow + fast).decode())])
+def test_percentiles_are_those_of_the_interval_and_leave_out_prefetches() -> None:
+    registry = CollectorRegistry()
+    ttft = Histogram("completion_ttft_seconds", "Time.", ["trigger"], buckets=BUCKETS_S, registry=registry)
+    pages = []
+    for seconds in (0.9, 0.03):
+        for trigger in ("automatic", "explicit"):
+            for _ in range(1000):
+                ttft.labels(trigger).observe(seconds)
+        ttft.labels("prefetch").observe(1.9)
+        pages.append(generate_latest(registry).decode())
+    found = figures_of([change(*pages)])
     assert found is not None
-    assert set(found.stages_ms) == {"queue"}
-    p50, _p95, p99 = found.stages_ms["queue"]
+    p50, _p95, p99 = found.ttft_ms
     assert p50 is not None
     assert p99 is not None
-    assert 10 < p50 < p99 <= 15
-    assert figures_of([change(page(queue=slow).decode(), page(queue=slow).decode())]).stages_ms["queue"] == (None,) * 3
+    assert 20 < p50 < p99 <= 40
+    nothing = figures_of([change(pages[1], pages[1])])
+    assert nothing is not None
+    assert nothing.ttft_ms == (None,) * 3
 
 
 PAGE = """
@@ -119,12 +113,22 @@ def test_servers_together_are_weighed_by_what_they_counted() -> None:
     assert (found.requests_per_s, found.in_time_share, found.num_speculative_tokens) == (50.0, 0.9, (0, 4))
 
 
-def test_a_server_that_has_restarted_began_at_0() -> None:
-    before, now = parse(text(stop=1_000), 500.0), parse(text(stop=4), 1.0)
-    found = figures_of([IntervalChange(now, now.since(before))])
-    assert found is not None
-    assert found.requests_per_s == 4.0
-    assert now.since(None) == now
+STOPPED, USAGE = ("completion_requests_total", frozenset({("outcome", "stop")})), ("completion_kv_usage", frozenset())
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "counted"),
+    [
+        (Reading(3.0, {STOPPED: 5.0}), Reading(5.0, {STOPPED: 20.0}), Reading(2.0, {STOPPED: 15.0})),
+        (Reading(500.0, {STOPPED: 9.0}), Reading(1.0, {STOPPED: 4.0}), Reading(1.0, {STOPPED: 4.0})),
+        (Reading(3.0, {STOPPED: 50.0}), Reading(5.0, {STOPPED: 20.0}), Reading(5.0, {STOPPED: 20.0})),
+        (Reading(3.0, {USAGE: 0.75}), Reading(5.0, {USAGE: 0.25}), Reading(2.0, {USAGE: -0.5})),
+        (None, Reading(5.0, {STOPPED: 4.0}), Reading(5.0, {STOPPED: 4.0})),
+    ],
+    ids=["runs on", "restarted", "restarted, up for longer", "a falling gauge is no restart", "first"],
+)
+def test_a_server_that_has_restarted_began_at_0(before: Reading | None, now: Reading, counted: Reading) -> None:
+    assert now.since(before) == counted
 
 
 def test_without_a_server_there_are_no_figures() -> None:
@@ -137,32 +141,6 @@ def test_without_a_server_there_are_no_figures() -> None:
 def test_a_page_that_is_no_text_format_is_an_error() -> None:
     with pytest.raises(ValueError, match="could not convert"):
         parse("completion_requests_total not-a-number\n", 1.0)
-
-
-def test_percentiles_of_ttft_leave_out_prefetches() -> None:
-    registry = CollectorRegistry()
-    ttft = Histogram("completion_ttft_seconds", "Time.", ["trigger"], buckets=BUCKETS_S, registry=registry)
-    for trigger, seconds in (("automatic", 0.03), ("explicit", 0.03), ("prefetch", 1.9)):
-        for _ in range(100):
-            ttft.labels(trigger).observe(seconds)
-    found = figures_of([change("", generate_latest(registry).decode())])
-    assert found is not None
-    _p50, p95, p99 = found.ttft_ms
-    assert p95 is not None
-    assert p99 is not None
-    assert p95 <= p99 <= 40
-
-
-def test_a_server_that_restarted_and_is_up_for_longer_than_before_counts_from_its_start() -> None:
-    name, labels = "completion_requests_total", frozenset({("outcome", "stop")})
-    before, now = Reading(3.0, {(name, labels): 50.0}), Reading(5.0, {(name, labels): 20.0})
-    assert now.since(before) == now
-    assert now.since(Reading(3.0, {(name, labels): 5.0})) == Reading(2.0, {(name, labels): 15.0})
-
-
-def test_a_falling_gauge_is_no_restart() -> None:
-    gauge = ("completion_engine_kv_usage_ratio", frozenset[tuple[str, str]]())
-    assert Reading(5.0, {gauge: 0.25}).since(Reading(3.0, {gauge: 0.75})).uptime_s == 2.0
 
 
 AT = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)

@@ -8,8 +8,8 @@ from typing import Any
 
 from completion_server.core.outcome import CachedAnswer, FinishedAnswer, FinishReason
 from completion_server.core.request import Caller, Mode, Request
-from completion_server.state.cache.entry import Entry
 from completion_server.state.cache.keys import CompletionKeys, Scopes
+from completion_server.state.cache.local import Entry
 from completion_server.state.store import Arg, StoreUnavailableError
 
 SECRET = bytes(range(32))

@@ -15,45 +15,13 @@ from hypothesis import strategies as st
 
 from completion_server.core.outcome import FinishReason
 from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet
-from completion_server.state.cache.codec import MAX_BYTES, Codec
-from completion_server.state.cache.entry import Entry, Terms
 from completion_server.state.cache.fingerprint import model_fingerprint
 from completion_server.state.cache.keys import ANCHOR_CHARACTERS, MAX_ANCHORS, Anchor, RequestKeys, find_anchors
-from completion_server.state.cache.local import MAX_ENTRIES, LocalCache, bytes_of_anchor, bytes_of_entry
+from completion_server.state.cache.local import MAX_ENTRIES, Entry, LocalCache, Terms
+from completion_server.state.cache.shared import MAX_BYTES, Codec
 from tests.unit.state.cache.cache_parts import ALICE, REQUEST, SECRET, entry_of, make_keys, request_of
 
 MULTI_LINE = Terms()
-
-
-@pytest.mark.parametrize(
-    ("tail", "left"),
-    [
-        ("de", "f f():"),
-        ("def ", "f():"),
-        ("def f()", ":"),
-        ("def f():", None),  # nothing is left
-        ("def g", None),
-        ("d", None),  # before the cursor of the completion
-        ("", None),
-        ("xde", None),
-    ],
-)
-def test_a_completion_serves_those_who_type_it(tail: str, left: str | None) -> None:
-    found = entry_of("de", "f f():").after(tail, MULTI_LINE)
-    assert (found.text if found else None) == left
-
-
-def test_an_empty_completion_serves_only_its_own_cursor() -> None:
-    assert entry_of("x", "").after("x", MULTI_LINE) == entry_of("x", "")
-    assert entry_of("x", "").after("xy", MULTI_LINE) is None
-
-
-def test_a_completion_that_was_cut_off_serves_until_half_of_it_is_typed() -> None:
-    cut = entry_of("", "abcdef", FinishReason.LENGTH)
-    found = cut.after("abc", MULTI_LINE)
-    assert found is not None
-    assert (found.text, found.reason) == ("def", FinishReason.LENGTH)
-    assert cut.after("abcd", MULTI_LINE) is None
 
 
 def test_a_single_line_never_serves_behind_a_line_break() -> None:
@@ -61,12 +29,6 @@ def test_a_single_line_never_serves_behind_a_line_break() -> None:
         entry = entry_of("x", f"a{line_break}b")
         assert entry.after(f"xa{line_break}", Terms(is_single_line=True)) is None
         assert entry.after(f"xa{line_break}", MULTI_LINE) is not None
-
-
-def test_a_sample_serves_only_its_own_cursor() -> None:
-    terms = Terms.of(request_of("x", sampling=REQUEST.sampling.__class__(0.5, seed=1)))
-    assert entry_of("x", "abc").after("x", terms) is not None
-    assert entry_of("x", "abc").after("xa", terms) is None
 
 
 def test_typed_text_takes_its_share_of_the_cost_along() -> None:
@@ -198,33 +160,9 @@ def test_the_secret_and_the_model_are_in_the_name() -> None:
     assert len(names) == 4
 
 
-def test_a_sample_without_a_seed_has_no_name() -> None:
+def test_a_sample_without_a_seed_and_a_single_call_without_a_user_have_no_name() -> None:
     assert KEYS.of(request_of("x", sampling=Sampling(0.5))) is None
-
-
-def test_callers_without_a_name_share_with_their_own_stream_only() -> None:
-    def names(caller: Caller) -> RequestKeys | None:
-        return KEYS.of(replace(REQUEST, caller=caller))
-
-    single, one, two = (Caller("", "s", connection="c", stream=stream) for stream in (0, 1, 2))
-    assert names(single) is None
-    first, second = names(one), names(two)
-    assert first is not None
-    assert second is not None
-    assert not first.is_shared
-    assert first.anchors != second.anchors
-    assert names_of(REQUEST).is_shared
-
-
-def test_users_of_a_tenant_share_if_their_prompts_do() -> None:
-    keys = make_keys(is_tenant_wide=True)
-    bob, nobody = replace(ALICE, user="bob"), Caller("", "s", "acme", connection="c")
-    found = [keys.of(replace(REQUEST, caller=caller)) for caller in (ALICE, bob, nobody)]
-    assert found[0] is not None
-    assert found[0] == found[1] == found[2]
-    other = keys.of(replace(REQUEST, caller=replace(ALICE, tenant="other")))
-    assert other is not None
-    assert other.anchors != found[0].anchors
+    assert KEYS.of(request_of("x", caller=Caller("", "s", connection="c"))) is None
 
 
 def test_anchors_are_line_starts_and_places_in_long_lines() -> None:
@@ -237,91 +175,13 @@ def test_anchors_are_line_starts_and_places_in_long_lines() -> None:
     assert len(find_anchors("\n" * 100, is_single_line=False)) == MAX_ANCHORS
 
 
-@given(st.text(alphabet="ab\n", max_size=60), st.text(alphabet="ab\n", max_size=4), st.booleans())
-def test_text_that_is_typed_moves_no_anchor(prefix: str, typed: str, is_single_line: bool) -> None:
-    mode = Mode.SINGLE_LINE if is_single_line else Mode.MULTI_LINE
-    before, after = names_of(request_of(prefix, mode=mode)), names_of(request_of(prefix + typed, mode=mode))
-    found = after.nearest(len(prefix))
-    if is_single_line and "\n" in typed:
-        assert found is None
-    else:
-        assert found == before.anchors[0]
-
-
-ANY = Terms()
-ONE_BYTES = bytes_of_anchor(b"a") + bytes_of_entry(entry_of("", "text"))
-
-
-def get(cache: LocalCache, name: bytes, tail: str, now: float = 0.0) -> str | None:
-    found = cache.get(tail, [Anchor(0, name)], ANY, now)
-    return None if found is None else found.text
-
-
-def test_the_completion_nearest_to_the_cursor_is_returned() -> None:
-    cache = LocalCache(10_000, 10.0)
-    for entry in (entry_of("d", "ef f"), entry_of("def", " g"), entry_of("de", "f h")):
-        assert cache.put(b"a", entry, 0.0)
-    assert get(cache, b"a", "d") == "ef f"
-    assert get(cache, b"a", "de") == "f h"
-    assert get(cache, b"a", "def") == " g"
-    assert get(cache, b"a", "def f") is None
-    assert get(cache, b"b", "d") is None
-
-
-def test_nearer_anchors_go_first() -> None:
-    cache = LocalCache(10_000, 10.0)
-    cache.put(b"far", entry_of("if x:", "\n    y()"), 0.0)
-    anchors = [Anchor(6, b"near"), Anchor(0, b"far")]
-    found = cache.get("if x:\n   ", anchors, ANY, 0.0)
-    assert found is not None
-    assert found.text == " y()"
-    cache.put(b"near", entry_of("  ", "  z()"), 0.0)
-    found = cache.get("if x:\n   ", anchors, ANY, 0.0)
-    assert found is not None
-    assert found.text == " z()"
-
-
-def test_a_completion_has_its_time() -> None:
-    cache = LocalCache(10_000, 10.0)
-    cache.put(b"a", entry_of("", "text"), 5.0)
-    assert get(cache, b"a", "", 14.9) == "text"
-    assert get(cache, b"a", "", 15.0) is None
-    cache.sweep(15.0)
-    assert (cache.num_bytes, cache.num_entries) == (0, 0)
-
-
-def test_the_least_recently_used_anchor_is_dropped_first() -> None:
-    cache = LocalCache(2 * ONE_BYTES, 10.0)
-    for name in (b"a", b"b"):
-        cache.put(name, entry_of("", "text"), 0.0)
-    assert get(cache, b"a", "") == "text"
-    cache.put(b"c", entry_of("", "text"), 0.0)
-    assert [get(cache, name, "") for name in (b"a", b"b", b"c")] == ["text", None, "text"]
-    assert (cache.num_bytes, cache.num_entries) == (2 * ONE_BYTES, 2)
-
-
-def test_a_cache_without_memory_keeps_nothing() -> None:
-    cache = LocalCache(0, 10.0)
-    cache.put(b"a", entry_of("", "text"), 0.0)
-    assert get(cache, b"a", "") is None
-    assert (cache.num_bytes, cache.num_entries) == (0, 0)
-
-
-def test_an_anchor_keeps_its_newest_completions() -> None:
-    cache = LocalCache(100_000, 10.0)
-    for number in range(MAX_ENTRIES + 1):
-        cache.put(b"a", entry_of(f"{number} ", "text"), 0.0)
-    assert cache.num_entries == MAX_ENTRIES
-    assert get(cache, b"a", "0 ") is None
-    assert get(cache, b"a", "1 ") == "text"
-
-
 def test_a_completion_for_the_same_cursor_takes_the_place_of_the_older() -> None:
     cache = LocalCache(100_000, 10.0)
     assert cache.put(b"a", entry_of("x", "old"), 0.0)
     assert cache.put(b"a", entry_of("x", "newer"), 1.0)
     assert not cache.put(b"a", entry_of("x", "newer"), 2.0)
-    assert (get(cache, b"a", "x", 11.0), cache.num_entries) == ("newer", 1)
+    assert cache.get("x", [Anchor(0, b"a")], MULTI_LINE, 11.0) == entry_of("x", "newer")
+    assert cache.num_entries == 1
 
 
 def test_the_counted_bytes_are_those_that_python_takes() -> None:

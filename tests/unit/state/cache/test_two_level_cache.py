@@ -1,15 +1,15 @@
 """Both levels together, with a store that replies when it is told to, and on a real Redis."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from completion_server.core.clock import MonotonicClock
 from completion_server.core.events import CacheHit, CacheMiss, CacheReplied, Event, MissReason
 from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason
-from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet
+from completion_server.core.request import Caller, Request, Sampling, Snippet
 from completion_server.state.cache.cache import Lookup, TwoLevelCache, make_cache
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret
@@ -27,7 +27,7 @@ from tests.unit.state.cache.cache_parts import (
     make_keys,
     request_of,
 )
-from tests.unit.state.stores import new_prefix, running_store
+from tests.unit.state.stores import running_store
 
 STOP = FinishReason.STOP
 REMOTE = RedisSettings(("redis.example:6379",), secret_file="secret")
@@ -39,7 +39,7 @@ class Replica:
 
     def __init__(
         self,
-        store: FakeStore | None = None,
+        store: FakeStore | RedisStore | None = None,
         *,
         redis: RedisSettings = REMOTE,
         secret: bytes = SECRET,
@@ -73,23 +73,6 @@ class Replica:
         return [each.reason for each in self.events if isinstance(each, CacheMiss) and each.level is CacheLevel.SHARED]
 
 
-def test_a_kept_completion_serves_typing_deleting_and_typing_again() -> None:
-    replica = Replica()
-    replica.look_up(request_of("def ")).keep(answer_of("main() -> None:"))
-    assert replica.answer("def ma") == "in() -> None:"
-    assert replica.answer("def main") == "() -> None:"
-    assert replica.answer("def ") == "main() -> None:"
-    assert replica.answer("de") is None
-    assert replica.answer("def mo") is None
-
-
-def test_a_completion_of_several_lines_is_typed_along() -> None:
-    replica = Replica()
-    replica.look_up(request_of("a\nif x:")).keep(answer_of("\n    y()\n    z()"))
-    assert replica.answer("a\nif x:\n    y()\n  ") == "  z()"
-    assert replica.answer("b\nif x:\n    y()\n  ") is None
-
-
 def test_an_answer_after_a_reattach_is_kept_where_its_generation_began() -> None:
     replica = Replica()
     replica.look_up(request_of("a = foo(b, c")).keep(answer_of(")", num_typed=len("oo(b, c")))
@@ -117,15 +100,6 @@ def test_nothing_is_kept_before_the_model_is_known_or_for_samples() -> None:
     assert cache.look_up_nowait(REQUEST) is None
     assert Replica().cache.look_up_nowait(request_of("x", sampling=Sampling(1.0))) is None
     assert make_cache(CacheSettings(enabled=False), LOCAL, Secret(SECRET), None, ManualClock(), print) is None
-
-
-def test_a_seed_repeats_its_answer_at_the_same_cursor_only() -> None:
-    replica, sampling = Replica(), Sampling(0.8, seed=4)
-    replica.look_up(request_of("x", sampling=sampling)).keep(answer_of(" = 1"))
-    assert replica.answer("x", sampling=sampling) == " = 1"
-    assert replica.answer("x ", sampling=sampling) is None
-    assert replica.answer("x", sampling=Sampling(0.8, seed=5)) is None
-    assert replica.answer("x") is None
 
 
 async def keep_in(store: FakeStore, prefix: str = "def ", text: str = "main():", **settings: object) -> Replica:
@@ -163,48 +137,34 @@ async def test_another_replica_answers_from_redis_and_then_from_its_memory() -> 
     assert sent == ["SET", "GET"]  # what came from the cache is not written again
 
 
-async def test_a_late_reply_only_fills_the_memory() -> None:
+@pytest.mark.parametrize(
+    ("prefix", "options", "reason"),
+    [
+        ("def ", {"after_s": 0.006}, MissReason.LATE),
+        ("def ", {"is_used": False}, MissReason.UNUSED),
+        ("def mo", {}, MissReason.ABSENT),  # other text behind the same anchor
+        ("x = ", {}, MissReason.ABSENT),
+        ("def ", {"secret": b"s" * 32}, MissReason.ABSENT),  # it also has another name
+    ],
+)
+async def test_a_reply_without_an_answer_is_counted_by_its_reason(
+    prefix: str, options: dict[str, Any], reason: MissReason
+) -> None:
     store = FakeStore()
     await keep_in(store)
-    replica, answers = await fetch_from(store, "def ", after_s=0.006)
-    assert answers == []
-    assert replica.misses() == [MissReason.LATE]
-    assert replica.answer("def ") == "main():"
+    replica, answers = await fetch_from(store, prefix, **options)
+    assert (len(answers), replica.misses()) == (reason is MissReason.UNUSED, [reason])
+    if reason is MissReason.LATE:
+        assert replica.answer(prefix) == "main():"
 
 
-async def test_a_reply_that_no_request_waits_for_is_counted() -> None:
+@pytest.mark.parametrize("damage", [lambda value: value[:-1], lambda _: b"", lambda value: bytes(len(value))])
+async def test_damaged_values_are_no_answer(damage: Callable[[bytes], bytes]) -> None:
     store = FakeStore()
     await keep_in(store)
-    replica, answers = await fetch_from(store, "def ", is_used=False)
-    assert len(answers) == 1
-    assert replica.misses() == [MissReason.UNUSED]
-
-
-async def test_other_text_behind_the_same_anchor_is_no_answer() -> None:
-    store = FakeStore()
-    await keep_in(store)
-    replica, answers = await fetch_from(store, "def mo")
-    assert (answers, replica.misses()) == ([], [MissReason.ABSENT])
-    nothing, answers = await fetch_from(FakeStore(), "def ")
-    assert (answers, nothing.misses()) == ([], [MissReason.ABSENT])
-
-
-async def test_damaged_values_and_those_of_another_secret_are_no_answer() -> None:
-    store = FakeStore()
-    await keep_in(store)
-    ((key, value),) = store.values.items()
-    for damaged in (
-        value[:-1],
-        b"",
-        bytes([value[0] ^ 1]) + value[1:],
-        value[:30] + bytes([value[30] ^ 1]) + value[31:],
-    ):
-        store.values[key] = damaged
-        replica, answers = await fetch_from(store, "def ")
-        assert (answers, replica.misses()) == ([], [MissReason.UNDECODABLE])
-    store.values[key] = value
-    _replica, answers = await fetch_from(store, "def ", secret=b"s" * 32)
-    assert answers == []  # it also has another name
+    store.values = {key: damage(value) for key, value in store.values.items()}
+    replica, answers = await fetch_from(store, "def ")
+    assert (answers, replica.misses()) == ([], [MissReason.UNDECODABLE])
 
 
 async def test_a_store_that_fails_is_a_miss() -> None:
@@ -279,12 +239,6 @@ async def test_expired_completions_are_freed_without_a_request() -> None:
     await cancel_and_wait(sweeping)
 
 
-def test_a_line_is_not_served_behind_its_end() -> None:
-    replica = Replica()
-    replica.look_up(request_of("a", mode=Mode.SINGLE_LINE)).keep(answer_of("b"))
-    assert replica.answer("ab\n", mode=Mode.SINGLE_LINE) is None
-
-
 CANARY = "CANARY_TEXT"
 USER = "canary-user"
 CANARY_REQUEST = request_of(
@@ -294,97 +248,39 @@ CANARY_REQUEST = request_of(
     snippets=(Snippet(CANARY, CANARY),),
     caller=Caller(USER, USER, USER, is_verified=True),
 )
-PATIENT = CacheSettings(lookup_ms=1000)
-"""Tests share their processors with others."""
 
 
-def make_replica(
-    store: RedisStore, prefix: str, events: list[Event], settings: CacheSettings = PATIENT, secret: bytes = SECRET
-) -> TwoLevelCache:
-    redis = RedisSettings(("127.0.0.1:1",), key_prefix=prefix)
-    cache = make_cache(settings, redis, Secret(secret), store, MonotonicClock(), events.append)
-    assert cache is not None
-    cache.use_keys(make_keys())
-    return cache
-
-
-async def keep(cache: TwoLevelCache, store: RedisStore, prefix: str, text: str = CANARY) -> bytes:
+async def kept_key(replica: Replica, store: RedisStore) -> bytes:
     """Keep an answer, and return its key in Redis."""
-    lookup = cache.look_up_nowait(CANARY_REQUEST)
-    assert lookup is not None
-    lookup.keep(answer_of(text))
-    keys: list[bytes] = []
-
-    async def is_written() -> bool:
-        keys[:] = await store.call_nowait("KEYS", f"{prefix}:cache:*")
-        return bool(keys)
-
+    replica.look_up(CANARY_REQUEST).keep(answer_of(CANARY))
     async with asyncio.timeout(10):
-        while not await is_written():
+        while not (keys := await store.call_nowait("KEYS", f"{store.settings.key_prefix}:cache:*")):
             await asyncio.sleep(0.01)
-    assert len(keys) == 1
-    return keys[0]
-
-
-async def fetch(cache: TwoLevelCache, events: list[Event]) -> list[str]:
-    """Ask Redis for the answer, and return it."""
-    received, lookup = Received(), cache.look_up_nowait(CANARY_REQUEST)
-    assert lookup is not None
-    lookup.fetch_nowait(received)
-
-    def is_decided() -> bool:
-        return any(isinstance(each, CacheHit | CacheMiss) and each.level is CacheLevel.SHARED for each in events)
-
-    await eventually(is_decided)
-    return [answer.text for answer in received.answers]
-
-
-@pytest.mark.parametrize("encrypt", [False, True])
-async def test_one_replica_answers_with_what_another_computed(redis_server: RedisServer, encrypt: bool) -> None:
-    prefix, settings = new_prefix(), replace(PATIENT, encrypt=encrypt)
-    async with running_store(redis_server.address) as store, running_store(redis_server.address) as other:
-        key = await keep(make_replica(store, prefix, [], settings), store, prefix, text="answer " * 200)
-        events: list[Event] = []
-        assert await fetch(make_replica(other, prefix, events, settings), events) == ["answer " * 200]
-        assert 0 < await store.call_nowait("PTTL", key) <= 60_000
-        assert await store.call_nowait("STRLEN", key) < 300
+    (key,) = keys
+    return bytes(key)
 
 
 async def test_redis_holds_no_text_and_no_names(redis_server: RedisServer) -> None:
-    prefix = new_prefix()
     async with running_store(redis_server.address) as store:
-        encrypts = replace(PATIENT, encrypt=True)
-        key = await keep(make_replica(store, prefix, [], encrypts), store, prefix)
-        value = await store.call_nowait("GET", key)
-        for canary in (CANARY, USER):
-            assert canary.lower() not in key.decode().lower()
-            assert canary.encode() not in value
-        await store.call_nowait("DEL", key)
-        plain = await keep(make_replica(store, prefix, [], replace(PATIENT, encrypt=False)), store, prefix)
-        assert plain == key
-        value = await store.call_nowait("GET", key)
-        assert CANARY.encode() in value  # so the search above can find it
-        assert USER.encode() not in value
+        redis = replace(LOCAL, key_prefix=store.settings.key_prefix)
+        for encrypt in (False, True):
+            key = await kept_key(Replica(store, redis=redis, encrypt=encrypt), store)
+            value = await store.call_nowait("GET", key)
+            assert 0 < await store.call_nowait("PTTL", key) <= 60_000
+            assert (CANARY.encode() in value) is not encrypt
+            assert USER.encode() not in value
+            for canary in (CANARY, USER):
+                assert canary.lower() not in key.decode().lower()
+            await store.call_nowait("DEL", key)
 
 
 async def test_a_value_of_another_type_is_a_miss(redis_server: RedisServer) -> None:
-    prefix = new_prefix()
     async with running_store(redis_server.address) as store:
-        key = await keep(make_replica(store, prefix, []), store, prefix)
+        redis = replace(LOCAL, key_prefix=store.settings.key_prefix)
+        key = await kept_key(Replica(store, redis=redis), store)
         await store.call_nowait("DEL", key)
         await store.call_nowait("LPUSH", key, "x")
-        events: list[Event] = []
-        assert await fetch(make_replica(store, prefix, events), events) == []
-        assert CacheMiss(CacheLevel.SHARED, MissReason.UNAVAILABLE) in events
-
-
-async def test_redis_drops_a_completion_after_its_time(redis_server: RedisServer) -> None:
-    prefix, settings = new_prefix(), replace(PATIENT, shared_ttl_s=0.5)
-    async with running_store(redis_server.address) as store:
-        await keep(make_replica(store, prefix, [], settings), store, prefix)
-        async with asyncio.timeout(10):
-            while await store.call_nowait("KEYS", f"{prefix}:cache:*"):
-                await asyncio.sleep(0.05)
-        events: list[Event] = []
-        assert await fetch(make_replica(store, prefix, events, settings), events) == []
-        assert CacheMiss(CacheLevel.SHARED, MissReason.ABSENT) in events
+        replica, received = Replica(store, redis=redis), Received()
+        replica.look_up(CANARY_REQUEST).fetch_nowait(received)
+        await eventually(lambda: replica.misses() == [MissReason.UNAVAILABLE])
+        assert received.answers == []

@@ -8,11 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from completion_server.planning.assumptions import Users
-from completion_server.planning.capacity import computed_tokens
-from completion_server.planning.fleet import Plan
-from completion_server.planning.gaps import typist
-from completion_server.planning.sensitivity import cost_levers, variations
+from loadtest.planning.assumptions import Users
+from loadtest.planning.demand import computed_tokens
+from loadtest.planning.fleet import Plan, cost_levers, variations
+from loadtest.traffic.typist import TypingModel
 
 _MAX_VARIATIONS = 14
 
@@ -64,6 +63,14 @@ def show(plan: Plan, console: Console, *, seats: int | None, target_usd: float |
         console.print(_levers(plan, target_usd))
 
 
+def _table(*columns: str, left: tuple[int, ...] = (0,)) -> Table:
+    """Return a table without rows, whose columns except those numbered in `left` are numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number in left else "right")
+    return table
+
+
 def _headline(plan: Plan) -> str:
     each = sorted({region.gpus for region in plan.regions})
     said = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
@@ -75,8 +82,7 @@ def _headline(plan: Plan) -> str:
 
 
 def _steps(plan: Plan, seats: int | None) -> Table:
-    table = Table("from seats to GPUs", "", "how", box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.columns[1].justify = "right"
+    table = _table("from seats to GPUs", "", "how", left=(0, 2))
     for name, value, how in _step_rows(plan, seats):
         table.add_row(name, value, how)
     return table
@@ -111,15 +117,12 @@ def _step_rows(plan: Plan, seats: int | None) -> Iterator[tuple[str, str, str]]:
 
 
 def _typing(users: Users) -> str:
-    keys_per_s = typist(users.away_share).keys_per_s
+    keys_per_s = TypingModel(away_share=users.away_share).keys_per_s
     return f"{users.typing_share:.0%} type, {keys_per_s:.2f} keys/s each, {users.debounce_ms:g} ms without a key"
 
 
 def _regions(plan: Plan) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("region")
-    for name in ("requests/s", "GPUs", "needed", "busy", "busy with a region lost"):
-        table.add_column(name, justify="right")
+    table = _table("region", "requests/s", "GPUs", "needed", "busy", "busy with a region lost")
     for region in plan.regions:
         lost = "-" if math.isnan(region.busy_if_lost) else f"{region.busy_if_lost:.0%}"
         figures = f"{region.requests_per_s:,.0f}", f"{region.gpus}", f"{region.needed_gpus}", f"{region.busy:.0%}", lost
@@ -146,10 +149,8 @@ def _verdicts(plan: Plan) -> Iterator[str]:
 
 
 def _sensitivity(plan: Plan) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("with this alone at its low / high estimate")
-    for name in ("assumed", "low", "high", "GPUs needed", "$ for a completion shown"):
-        table.add_column(name, justify="right")
+    first = "with this alone at its low / high estimate"
+    table = _table(first, "assumed", "low", "high", "GPUs needed", "$ for a completion shown")
     for each in variations(plan)[:_MAX_VARIATIONS]:
         gpus = f"{each.at_low.needed_gpus} / {each.at_high.needed_gpus}"
         costs = f"{each.at_low.usd_per_shown:.6f} / {each.at_high.usd_per_shown:.6f}"
@@ -158,10 +159,7 @@ def _sensitivity(plan: Plan) -> Table:
 
 
 def _levers(plan: Plan, target_usd: float) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(f"with this alone a completion shown costs ${target_usd:g}")
-    table.add_column("", justify="right")
-    table.add_column("")
+    table = _table(f"with this alone a completion shown costs ${target_usd:g}", "", "", left=(0, 2))
     for each in cost_levers(plan, target_usd):
         note = "" if each.is_possible else "not possible"
         table.add_row(_LEVER_TEXTS.get(each.name, option_of(each.name)), f"{each.value:.3g}", note)

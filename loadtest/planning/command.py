@@ -9,11 +9,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from completion_server.planning import tables
-from completion_server.planning.assumptions import MAX_SESSIONS, SECTIONS, Assumptions, assumptions_of
-from completion_server.planning.fleet import FleetRequirements, Plan, Region, plan_of
-from completion_server.planning.gaps import typist
-from completion_server.planning.report import LatencyGoal, Measured, ReportError, read_measured
+from loadtest.planning import tables
+from loadtest.planning.assumptions import MAX_SESSIONS, SECTIONS, Assumptions, assumptions_of
+from loadtest.planning.fleet import FleetRequirements, Plan, Region, plan_of
+from loadtest.planning.report import LatencyGoal, Measured, ReportError, read_measured
+from loadtest.traffic.typist import TypingModel
 
 _WIDTH = 120
 """Width of tables without a terminal."""
@@ -182,8 +182,7 @@ def _measured(assumptions: Assumptions, given: Mapping[str, Any]) -> Measured | 
     if rate is not None:
         return Measured(rate, None, f"given: {rate:g} requests/s")
     if editors is not None:
-        busy = typist(0.0)
-        rate = editors * busy.keys_per_s * busy.share_above(_TYPIST_DEBOUNCE_S)
+        rate = editors * TypingModel().requests_per_s(_TYPIST_DEBOUNCE_S)
         return Measured(rate, None, f"measured: {editors:g} editors who type all the time")
     if report is None:
         return None
@@ -203,7 +202,7 @@ def _with_option(message: str) -> str:
 
 def _draw(found: Plan, path: Path) -> None:
     try:
-        from completion_server.planning.picture import FORMATS, draw
+        from loadtest.planning.picture import FORMATS, draw
     except ImportError as error:
         msg = f"--plot: needs matplotlib; install completion-server[loadtest] ({error})"
         raise click.UsageError(msg) from error

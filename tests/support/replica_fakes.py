@@ -58,6 +58,7 @@ class FakeReplica(CompletionServiceServicer, health_pb2_grpc.HealthServicer):
     timeouts_ms: list[int] = field(default_factory=list)
     """Those of the requests of sessions; 0 for none."""
     num_sessions: int = 0
+    num_checks: int = 0
     metadata: list[dict[str, str]] = field(default_factory=list)
     address: str = ""
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -106,6 +107,7 @@ class FakeReplica(CompletionServiceServicer, health_pb2_grpc.HealthServicer):
         return pb.ReportFeedbackResponse()
 
     async def Check(self, request, context):  # noqa: ANN001, ANN201
+        self.num_checks += 1
         await self.may_check.wait()
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 
@@ -137,7 +139,7 @@ async def fake_replicas(*replicas: FakeReplica) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def view_of(
-    *endpoints: Endpoint,
+    *endpoints: Endpoint | str,
     connect_timeout_s: float = 2.0,
     clock: Clock | None = None,
     settings: RegionSettings = ONE_REGION,
@@ -147,10 +149,14 @@ async def view_of(
     def given_order(found: Iterable[Endpoint], _user: str, _tenant: str) -> tuple[Endpoint, ...]:
         return tuple(found)
 
-    async with Regions(endpoints, settings=settings, now=clock or Clock()) as regions:
+    async with Regions(
+        [Endpoint(each) if isinstance(each, str) else each for each in endpoints],
+        settings=settings,
+        now=clock or Clock(),
+    ) as regions:
         yield ReplicaSet(regions, user="ada", order=given_order, connect_timeout_s=connect_timeout_s)
 
 
 def pass_over(view: ReplicaSet, endpoint: Endpoint) -> None:
     """Make a user's next request go elsewhere, as after a refusal, until the clock is set forward."""
-    view._replicas.choice.standings.refused(endpoint, view.regions.now())
+    view._replicas.choice.refused(endpoint, view.regions.now())

@@ -13,10 +13,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from completion_server.planning.assumptions import MAX_SESSIONS
-from completion_server.planning.fleet import Plan, gpus_for, plan_of
-from completion_server.planning.sensitivity import variations
-from completion_server.planning.tables import option_of
+from loadtest.planning.assumptions import MAX_SESSIONS
+from loadtest.planning.fleet import Plan, gpus_for, plan_of, variations
+from loadtest.planning.tables import option_of
 
 FORMATS = (".svg", ".png", ".pdf")
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from completion_server.planning.command import plan
-from completion_server.planning.report import LatencyGoal, ReportError, read_measured
 from loadtest.commands.searches import capacity_json
+from loadtest.planning.command import plan
+from loadtest.planning.report import LatencyGoal, ReportError, read_measured
 from loadtest.report.figures import figures
 from loadtest.search.capacity import Capacity, Trial
 from loadtest.stats import RunStats
@@ -147,19 +147,13 @@ def test_one_of_several_targets_is_chosen(tmp_path: Path) -> None:
             read_measured(path, GOAL, target=target)
 
 
-def test_seats_open_a_share_of_their_editors() -> None:
+def test_seats_and_servers_can_be_given_in_several_ways() -> None:
     assert found("--seats", "20000")["assumptions"]["users"]["sessions"] == 12_000
     assert found("--seats", "10", "--open-share", "0.5")["assumptions"]["users"]["sessions"] == 5
     assert re.search(r"seats +20,000", run("--seats", "20000").output)
-
-
-def test_editors_of_the_capacity_benchmark_type_all_the_time() -> None:
-    one = found("--sessions", "1000", "--editors-per-server", "50")
-    assert one["capacity"]["requests_per_s"] == pytest.approx(50 * 2.5, rel=0.01)
-
-
-def test_a_rate_can_be_given() -> None:
     assert found("--sessions", "12000", "--server-per-s", "11")["needed_gpus"] == 183
+    typing = found("--sessions", "1000", "--editors-per-server", "50")  # they type all the time
+    assert typing["capacity"]["requests_per_s"] == pytest.approx(50 * 2.5, rel=0.01)
 
 
 COUNTED = ("--requests-per-session-hour", "38", "--shown-share", "0.83", "--server-per-s", "11")
@@ -243,15 +237,13 @@ def test_the_picture_marks_the_plan(tmp_path: Path) -> None:
     assert "not shown: 17%" in one.read_text()
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delitem(sys.modules, "completion_server.planning.picture", raising=False)
+def test_a_picture_that_cannot_be_drawn_or_written_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "loadtest.planning.picture", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = run("--sessions", "5", "--plot", str(tmp_path / "plan.svg"))
     assert result.exit_code == 2
     assert "--plot: needs matplotlib; install completion-server[loadtest]" in " ".join(result.output.split())
-
-
-def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    monkeypatch.undo()
     result = run("--sessions", "5", "--plot", str(tmp_path / "none" / "plan.svg"))
     assert result.exit_code == 2
     assert "can't be written: No such file or directory" in " ".join(result.output.split())

@@ -1,7 +1,7 @@
 """Reads what one server can do from a load test's document.
 
-It reads JSON of `loadtest run --out` (schema_version 2, docs/loadtest.md) and of `loadtest capacity --json`. The load
-tester's own package is not imported, because the server must not need it.
+It reads JSON of `loadtest run --out` (schema_version 2, docs/loadtest.md) and of `loadtest capacity --json`. The module
+that writes it is not imported, because it needs numpy, which `completion-server plan` does without.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from completion_server.planning.demand import Demand
+from loadtest.planning.demand import Demand
 
 _MAX_BYTES = 256 * 1024 * 1024
 

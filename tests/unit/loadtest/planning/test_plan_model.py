@@ -10,22 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.planning.assumptions import Answers, Gpu, Users
-from completion_server.planning.capacity import capacity_of, computed_tokens, rate_in_time, share_waiting
-from completion_server.planning.demand import demand_of
-from completion_server.planning.gaps import typist
+from loadtest.planning.assumptions import Answers, Gpu, Users
+from loadtest.planning.demand import capacity_of, computed_tokens, demand_of, rate_in_time, share_waiting
 from loadtest.traffic.typist import TypingModel
 
 DEBOUNCE_S = 0.05
-
-
-@pytest.mark.parametrize("away_share", [0.0, 0.5, 0.87])
-@pytest.mark.parametrize("debounce_s", [0.0, 0.05, 0.4])
-def test_the_typist_is_the_load_testers(away_share: float, debounce_s: float) -> None:
-    ours, theirs = typist(away_share), TypingModel(away_share=away_share)
-    assert ours.keys_per_s == pytest.approx(theirs.keys_per_s)
-    assert ours.keys_per_s * ours.share_above(debounce_s) == pytest.approx(theirs.requests_per_s(debounce_s))
-    assert sum(kind.probability for kind in ours.kinds) == pytest.approx(1)
 
 
 def test_requests_end_as_those_of_drawn_typists_do() -> None:
@@ -35,12 +24,11 @@ def test_requests_end_as_those_of_drawn_typists_do() -> None:
         keys = model.key_times_s(4000, chance)
         gaps = [after - before for before, after in itertools.pairwise(keys)]
         standing += [gap - DEBOUNCE_S for gap in gaps if gap > DEBOUNCE_S]
-    gaps_of = typist(0.5)
     for seconds in (0.06, 0.16, 0.26, 1.0):
         share = sum(each > seconds for each in standing) / len(standing)
-        assert gaps_of.share_standing(DEBOUNCE_S, seconds) == pytest.approx(share, abs=0.01)
+        assert model.share_standing(DEBOUNCE_S, seconds) == pytest.approx(share, abs=0.01)
         mean = sum(min(each, seconds) for each in standing) / len(standing)
-        assert gaps_of.mean_standing_s(DEBOUNCE_S, seconds) == pytest.approx(mean, rel=0.02)
+        assert model.mean_standing_s(DEBOUNCE_S, seconds) == pytest.approx(mean, rel=0.02)
 
 
 def test_the_parts_of_a_demand_belong_together() -> None:

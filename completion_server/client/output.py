@@ -1,0 +1,215 @@
+"""Shows completions, errors and answers: on a terminal, in a pipe, and as JSON under the contract's own names."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from completion.v1 import admin_pb2
+from completion.v1 import completion_pb2 as pb
+from completion_client import Completion, ServiceError
+from completion_client.health import SERVING
+from completion_server.client.cursor import Cursor
+
+# A model may write escape sequences, which must not control the user's terminal.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+_NO_TEXT = {
+    "stop": "the model has nothing to add here",
+    "length": "the model wrote nothing that can be shown",
+    "superseded": "a newer request of the same user superseded it",
+    "shed": "the server did not attempt it",
+    "cancelled": "it was cancelled",
+}
+
+START_HINT = "Start one with: completion-server serve --config FILE"
+
+_MAX_CAUSE_CHARS = 120
+_MS_PER_S = 1000
+
+
+class CompletionView:
+    """Shows one completion while it arrives: within its line on a terminal, alone in a pipe."""
+
+    def __init__(self, console: Console, cursor: Cursor, *, is_silent: bool = False) -> None:
+        """Show nothing yet. A silent view never shows anything."""
+        self._console = console
+        self._cursor = cursor
+        self._is_silent = is_silent
+        self._is_terminal = console.is_terminal and not is_silent
+
+    def begin(self) -> None:
+        """Show the cursor's line up to the cursor."""
+        if self._is_terminal:
+            self._console.out(printable(self._cursor.left), style="dim", highlight=False, end="")
+
+    def add(self, text: str) -> None:
+        """Show a piece of the completion."""
+        if self._is_terminal:
+            self._console.out(printable(text), style="bold green", highlight=False, end="")
+        elif not self._is_silent:
+            self._console.file.write(text)
+            self._console.file.flush()
+
+    def finish(self) -> None:
+        """Show the text right of the cursor and end the line."""
+        if self._is_terminal:
+            self._console.out(printable(self._cursor.right), style="dim", highlight=False)
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters other than tab and newline made visible."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def footer(completion: Completion) -> Text:
+    """Return one line with the times and tokens of a completion, "" if it has no End."""
+    if completion.end is None:
+        return Text()
+    usage = completion.end.usage
+    parts = [
+        f"TTFT {completion.ttft_ms:.1f} ms" if completion.ttft_ms is not None else "no text",
+        f"{completion.tokens_per_s:.0f} tokens/s" if completion.tokens_per_s is not None else "",
+        f"{completion.total_ms:.1f} ms in all",
+        completion.finish_reason or "",
+        f"from the {completion.cache_level} cache" if completion.cache_level else "",
+        f"{usage.completion_tokens} tokens",
+        f"prompt {usage.prompt_tokens} ({usage.cached_prompt_tokens} cached)",
+        f"draft {usage.drafted_tokens} ({usage.accepted_draft_tokens} accepted)"
+        if usage.drafted_tokens
+        else "no draft",
+    ]
+    line = Text(" · ".join(part for part in parts if part), style="dim")
+    return line if completion.text else line.append(f"\n{why_empty(completion)}")
+
+
+def why_empty(completion: Completion) -> str:
+    """Return a sentence for a completion without text."""
+    if completion.end is None:
+        return ""
+    reason = completion.finish_reason or ""
+    why = f"No completion: {_NO_TEXT.get(reason, reason)}"
+    if completion.shed_reason:
+        why += f" ({completion.shed_reason.replace('_', ' ')})"
+    if completion.limit:
+        why += f"; the limit is {completion.limit.name} = {completion.limit.allowed:.15g}"
+    if completion.end.HasField("retry_after_ms"):
+        why += f"; ask again in {completion.end.retry_after_ms} ms"
+    return why + "."
+
+
+def completion_dict(completion: Completion) -> dict[str, Any]:
+    """Return a completion with its usage, times and error."""
+    end = completion.end or pb.End()
+    return {
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "shed_reason": completion.shed_reason,
+        "retry_after_ms": end.retry_after_ms if end.HasField("retry_after_ms") else None,
+        "limit": completion.limit._asdict() if completion.limit else None,
+        "cache_level": completion.cache_level,
+        "usage": plain(end.usage),
+        "timings": plain(end.timings),
+        "ttft_ms": _rounded(completion.ttft_ms),
+        "tokens_per_s": _rounded(completion.tokens_per_s),
+        "total_ms": _rounded(completion.total_ms),
+        "error": error_dict(completion.error) if completion.error else None,
+    }
+
+
+def error_dict(error: ServiceError) -> dict[str, Any]:
+    """Return an error with its status, reason and fields."""
+    return {
+        "code": error.status.name,
+        "message": error.message,
+        "reason": error.reason or None,
+        "retry_after_ms": error.retry_after_ms,
+        "limit": error.limit._asdict() if error.limit else None,
+        "field_violations": [each._asdict() for each in error.violations],
+    }
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """Return a message as a dictionary under the contract's names, with its default values."""
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def rows_table(rows: Iterable[tuple[str, str]], styles: Mapping[str, str] | None = None) -> Table:
+    """Return a table of names and values; `styles` are those of rows by their names."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in rows:
+        table.add_row(name, value, style=(styles or {}).get(name, ""))
+    return table
+
+
+def engine_state(status: admin_pb2.GetStatusResponse) -> str:
+    """Return the state of the engine in one word."""
+    return admin_pb2.EngineState.Name(status.engine_state).removeprefix("ENGINE_STATE_").lower()
+
+
+def health_from(status: admin_pb2.GetStatusResponse) -> str:
+    """Return the health that a status implies, for a listener that offers no health checks."""
+    is_serving = status.engine_state == admin_pb2.ENGINE_STATE_READY and not status.draining
+    return SERVING if is_serving else "NOT_SERVING"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def explain(error: ServiceError, address: str, *, reached: bool = True) -> str:
+    """Return a sentence with the error and its remedy; `reached` says whether there was a connection at all."""
+    if not reached:
+        return f"No server answers at {address} ({_last_cause(error.message)}). {START_HINT}; or name another address."
+    template = _TEMPLATES.get(error.status)
+    text = template(error, address) if template else _failed(error, address)
+    return text + (f" Ask again in {_duration(error.retry_after_ms)}." if error.retry_after_ms is not None else "")
+
+
+def _duration(milliseconds: int) -> str:
+    seconds = milliseconds / _MS_PER_S
+    return f"{seconds:.0f} s" if seconds >= 1 else f"{milliseconds} ms"
+
+
+def _failed(error: ServiceError, address: str) -> str:
+    return f"The server at {address} failed: {error.message} ({error.status.name})."
+
+
+def _invalid(error: ServiceError, address: str) -> str:
+    faults = "; ".join(f"{each.field}: {each.description}" for each in error.violations) or error.message
+    return f"The server at {address} refused the request: {faults}."
+
+
+def _last_cause(details: str) -> str:
+    """Return the last cause in gRPC's long message about a failed connection."""
+    return details.rstrip(".; )").rsplit(": ", 1)[-1][:_MAX_CAUSE_CHARS]
+
+
+_TEMPLATES: dict[grpc.StatusCode, Callable[[ServiceError, str], str]] = {
+    grpc.StatusCode.UNAVAILABLE: lambda error, address: f"The server at {address} can't answer now: {error.message}.",
+    grpc.StatusCode.INVALID_ARGUMENT: _invalid,
+    grpc.StatusCode.DEADLINE_EXCEEDED: lambda error, address: (
+        f"The server at {address} did not finish in time; allow it more with --timeout-ms."
+    ),
+    grpc.StatusCode.UNAUTHENTICATED: lambda error, address: (
+        f"The server at {address} wants to know its user: {error.message}. Name one with --user."
+    ),
+    grpc.StatusCode.PERMISSION_DENIED: lambda error, address: (
+        f"The server at {address} does not allow this with your certificate: {error.message}."
+    ),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: lambda error, address: (
+        f"The server at {address} is overloaded: {error.message}."
+    ),
+    grpc.StatusCode.UNIMPLEMENTED: lambda error, address: (
+        f"The listener at {address} does not serve this: {error.message}. Is it the right port?"
+    ),
+    grpc.StatusCode.CANCELLED: lambda error, address: f"The call to {address} was cancelled: {error.message}.",
+}
