@@ -12,7 +12,6 @@ from enum import Enum
 
 from completion_server.core.cancellation import raise_if_cancelled
 from completion_server.core.clock import Clock
-from completion_server.engine.backoff import Backoff
 from completion_server.engine.interface import (
     Engine,
     EngineDeadError,
@@ -26,8 +25,8 @@ from completion_server.engine.interface import (
 )
 from completion_server.engine.quarantine import Quarantine
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.start_times import StartEstimate
-from completion_server.engine.supervised_speculation import SupervisedSpeculation
+from completion_server.engine.speculation_control import SupervisedSpeculation
+from completion_server.engine.start_times import Backoff, StartEstimate
 from completion_server.engine.vitals import WATCHES_PER_TIMEOUT, Vitals
 from completion_server.engine.warmup import warm_up
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Container
 
 from completion_server.engine.interface import EngineStep
-from completion_server.speculation.step_times import StepTimeEstimates
+from completion_server.speculation.estimates import StepTimeEstimates
 
 _CHECK_STEPS = 16
 _CHECK_SEQS = 128

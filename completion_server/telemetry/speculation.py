@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from completion_server.speculation.totals import SpeculationTotals
+from completion_server.speculation.figures import SpeculationTotals
 
 
 class SpeculationCollector(Collector):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from completion_server.engine.interface import EngineStep, SpeculationLookup
-from completion_server.engine.vllm.patches import counted_outputs
+from completion_server.engine.vllm.patches.server import counted_outputs
 
 
 @dataclasses.dataclass(slots=True)
@@ -121,7 +121,7 @@ class TokenAccounting:
                         is_undrafted=progress is not None and not progress.speculates,
                     )  # fmt: skip
 
-        counted_outputs.PATCH.apply(processor, count)
+        counted_outputs.apply(processor, count)
 
     def _count(self, output: Any, progress: GenerationProgress | None, num_speculative_tokens: int) -> None:
         num_tokens = len(output.new_token_ids)
