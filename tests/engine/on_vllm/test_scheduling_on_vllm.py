@@ -101,7 +101,7 @@ async def type_on(stub: CompletionServiceStub, session: int) -> list[Answer]:
     return answers
 
 
-@pytest.mark.parametrize("num_sessions", [48, pytest.param(MAX_SESSIONS, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_sessions", [24, pytest.param(MAX_SESSIONS, marks=pytest.mark.full)])
 async def test_many_sessions_typing_leave_nothing_behind(vllm_engine: "VllmEngine", num_sessions: int) -> None:
     async with serving(vllm_engine) as server, AsyncExitStack() as stack:
         stubs = []

@@ -2,12 +2,10 @@
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-import pytest_asyncio
 
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.processes import child_ids, with_descendants
@@ -29,12 +27,9 @@ def engine(vllm_engine: "VllmEngine") -> "VllmEngine":
     return vllm_engine
 
 
-@pytest_asyncio.fixture
-async def doomed_engine() -> "AsyncIterator[VllmEngine]":
-    engine = make_vllm_engine()
-    await engine.start()
-    yield engine
-    await engine.stop()
+@pytest.fixture
+def doomed_engine(doomed_vllm_engine: "VllmEngine") -> "VllmEngine":
+    return doomed_vllm_engine
 
 
 class TestVllmEngine(EngineContract, SpeculationContract):

@@ -1,6 +1,7 @@
 """The arguments of vLLM's engine: what they are made of, what is refused, and what its configuration says of K."""
 
 import os
+import re
 import sysconfig
 import warnings
 from dataclasses import make_dataclass
@@ -206,7 +207,7 @@ def test_a_machine_that_cannot_compile_runs_uncompiled_unless_told_to_compile(
     assert arguments.engine_args(EngineSettings(model="m"))["enforce_eager"] is True
     reason = "there is no C++ compiler 'no-such-compiler': install g++"
     assert f"the model runs uncompiled, which is slower; {reason}" in caplog.text
-    with pytest.raises(ConfigError, match=rf"engine.enforce_eager: must be true or unset .*, got false; {reason}"):
+    with pytest.raises(ConfigError, match=rf"enforce_eager: must be true or unset .*, got false; {re.escape(reason)}"):
         arguments.engine_args(EngineSettings(model="m", enforce_eager=False))
 
 
