@@ -179,17 +179,6 @@ async def test_an_engine_that_hangs_is_replaced_sooner_if_it_does_not_compute(
         await asking
 
 
-@on_bench(warm_up=True)
-async def test_an_engine_that_hangs_in_its_warm_up_is_replaced(bench: Bench) -> None:
-    bench.prepare = lambda engine: engine.hang() if len(bench.engines) == 1 else None
-    bench.engine.crash()
-    began_at = bench.clock.now()
-    await bench.until_failed()
-    await bench.until_ready()
-    assert len(bench.engines) == 3
-    assert bench.clock.now() - began_at < 70
-
-
 @on_bench(step_s=50.0, warm_up=True)
 async def test_a_slow_warm_up_is_no_hang(bench: Bench) -> None:
     assert bench.supervised.state is EngineState.READY

@@ -34,14 +34,6 @@ def test_an_engine_with_an_open_generation_that_is_silent_too_long_hangs() -> No
     assert watch.hangs_at(20) == pytest.approx(11, abs=0.3)
 
 
-def test_every_output_is_a_sign_of_life() -> None:
-    watch = Watch()
-    watch.vitals.generation_opened(0)
-    assert watch.hangs_at(3) is None
-    watch.vitals.output_received(3)
-    assert watch.hangs_at(20) == pytest.approx(13, abs=0.3)
-
-
 def test_a_newcomer_does_not_hide_that_the_engine_hangs() -> None:
     watch = Watch()
     watch.vitals.generation_opened(0)

@@ -16,7 +16,7 @@ from completion_server.engine.settings import EngineSettings, SpeculationSetting
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.speculation.controller import Controller
 from completion_server.speculation.live import LiveSpeculation, SpeculationLockedError, SpeculationMode
-from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule
+from completion_server.speculation.schedule import SpeculationSchedule
 from completion_server.speculation.trial import StartChoice, run_trial
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.cancels import cancel_and_wait
@@ -81,22 +81,8 @@ def on_bench(settings: SpeculationSettings | None = None, **how: Any) -> Callabl
 
 
 @on_bench()
-async def test_it_begins_with_the_k_of_the_engine(bench: Bench) -> None:
-    now = bench.live.active
-    assert now.schedule == now.operator_schedule == SpeculationSchedule.fixed(MAX_K, SEQS)
-    assert (now.mode, now.set_by) == (SpeculationMode.FIXED, "configuration")
-    assert (now.max_num_speculative_tokens, now.locked_reason) == (MAX_K, "")
-    assert bench.live.figures().num_tokens == 0, "the warm-up is not counted"
-
-
-@on_bench(SpeculationSettings("schedule", tuple(tuple(row) for row in ROWS)))
-async def test_it_begins_with_the_configured_schedule(bench: Bench) -> None:
-    now = bench.live.active
-    assert (now.mode, now.schedule.as_lists(), now.set_by) == (SpeculationMode.SCHEDULE, ROWS, "configuration")
-
-
-@on_bench()
 async def test_a_change_is_active_from_the_next_step_on(bench: Bench) -> None:
+    assert bench.live.figures().num_tokens == 0, "the warm-up is not counted"
     await asyncio.sleep(5)
     asking = asyncio.create_task(bench.ask("a", 400))
     await asyncio.sleep(0.2)
@@ -111,31 +97,6 @@ async def test_a_change_is_active_from_the_next_step_on(bench: Bench) -> None:
     bench.live.set_schedule(ROWS, "bob@host")
     assert await bench.ask("c") > 0
     assert bench.live.active.schedule.as_lists() == ROWS
-
-
-@on_bench()
-async def test_an_invalid_schedule_leaves_the_active_one(bench: Bench) -> None:
-    bench.live.set_schedule(ROWS, "ada")
-    before = bench.live.active
-    with pytest.raises(ScheduleError, match=r"schedule\[1\]: begins at batch size 4 and leaves a gap"):
-        bench.live.set_schedule([[1, 2, 4], [4, 8, 1]], "bob")
-    with pytest.raises(ScheduleError, match="is over the 4"):
-        bench.live.set_fixed(5, "bob")
-    with pytest.raises(ScheduleError, match="is over the 4"):
-        bench.live.set_auto("bob", [[1, 8, 5]])
-    assert bench.live.active == before
-
-
-@on_bench(max_k=0)
-async def test_without_a_draft_model_every_change_is_refused(bench: Bench) -> None:
-    assert bench.live.active.locked_reason
-    for change in (
-        lambda: bench.live.set_fixed(0, ""),
-        lambda: bench.live.set_schedule([], ""),
-        lambda: bench.live.set_auto(""),
-    ):
-        with pytest.raises(SpeculationLockedError, match="without a draft model"):
-            change()
 
 
 @in_virtual_time
