@@ -11,7 +11,7 @@ import pytest
 
 from completion_server.core.request import Sampling
 from completion_server.engine.interface import NGRAM, EngineStep, GenerationRequest, constant_lookup
-from tests.engine.contract_checks import prompt, run_request
+from tests.engine.contract import prompt, run_request
 from tests.support.vllm import asynchronous_scheduling, make_vllm_engine
 
 if TYPE_CHECKING:

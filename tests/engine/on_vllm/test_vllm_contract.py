@@ -9,8 +9,7 @@ import pytest
 
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.processes import child_ids, with_descendants
-from tests.engine.contract import EngineContract
-from tests.engine.contract_checks import run_request
+from tests.engine.contract import EngineContract, run_request
 from tests.engine.speculation_contract import SpeculationContract
 from tests.support.cancels import cancel_and_wait
 from tests.support.server import eventually
