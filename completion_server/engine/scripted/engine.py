@@ -232,22 +232,16 @@ class ScriptedEngine:
             await self._has_work.wait()
             batch.admit(loop.time())
             num_speculative_tokens = self._speculation.lookup[batch.num_running]
-            plan = batch.plan(num_speculative_tokens, loop.time())
-            step_s = self._times.step_s(
-                plan.num_prefill_tokens, plan.num_decoding, num_speculative_tokens, plan.num_prompts
-            )
+            step_s = batch.plan(num_speculative_tokens, loop.time())
             step_s = self._lengthen(step_s) if step_s else 0.0
             await asyncio.sleep(step_s or batch.idle_s(loop.time()))
             await self._is_awake.wait()
-            self._finish_step(num_speculative_tokens, step_s)
-
-    def _finish_step(self, num_speculative_tokens: int, step_s: float) -> None:
-        self.num_steps += self._batch.num_running > 0
-        counts = self._batch.finish_step(num_speculative_tokens, self.acceptance_rate)
-        if counts.num_tokens:
-            self._on_step(counts.step(step_s))
-        if self._batch.is_empty:
-            self._has_work.clear()
+            self.num_steps += batch.num_running > 0
+            step = batch.finish_step(num_speculative_tokens, self.acceptance_rate, step_s or None)
+            if step.num_tokens:
+                self._on_step(step)
+            if batch.is_empty:
+                self._has_work.clear()
 
 
 def _ignore(_step: EngineStep) -> None:
