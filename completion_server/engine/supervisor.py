@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from enum import Enum
 
 from completion_server.core.cancellation import raise_if_cancelled
@@ -77,9 +78,7 @@ class SupervisedEngine:
         )
         self._speculation = SupervisedSpeculation(self._engine, self._info)
         self._on_step: Callable[[EngineStep], None] = lambda _step: None
-        self._past_generated_tokens = 0
-        """Of the engines before this one."""
-        self._past_aborted_tokens = 0
+        self._past_generated_tokens = self._past_aborted_tokens = 0
         """Of the engines before this one."""
         self._num_heartbeats = 0
         self._watch_interval_s = settings.hang_timeout_s / WATCHES_PER_TIMEOUT
@@ -163,12 +162,10 @@ class SupervisedEngine:
     def stats(self) -> EngineStats:
         """Return the counters; token counts include those of the engines before a restart."""
         stats = self._engine.stats()
-        return EngineStats(
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
+        return replace(
+            stats,
             num_generated_tokens=self._past_generated_tokens + stats.num_generated_tokens,
             num_aborted_tokens=self._past_aborted_tokens + stats.num_aborted_tokens,
-            kv_usage=stats.kv_usage,
         )
 
     @property
@@ -265,9 +262,8 @@ class SupervisedEngine:
 
     def _take_engine(self, engine: Engine) -> None:
         """Replace the engine, and keep the token counts of the old one."""
-        stats = self._engine.stats()
-        self._past_generated_tokens += stats.num_generated_tokens
-        self._past_aborted_tokens += stats.num_aborted_tokens
+        past = self.stats()
+        self._past_generated_tokens, self._past_aborted_tokens = past.num_generated_tokens, past.num_aborted_tokens
         self._engine = engine
         self._change(EngineState.STARTING)
 

@@ -94,8 +94,8 @@ class VllmEngine:
         self._traces_endpoint = traces_endpoint
         self._llm: AsyncLLM | None = None
         self._info: EngineInfo | None = None
-        self._stats: _Stats | None = None
         self._accounting = TokenAccounting()
+        self._stats = _Stats(self._accounting.meter)
         self._publisher: LookupPublisher | None = None
         self._locked_reason = ""
         self._speculation: EngineSpeculation | None = None
@@ -187,17 +187,13 @@ class VllmEngine:
                 stack.enter_context(without_spans())
             llm = AsyncLLM.from_vllm_config(
                 config,
-                stat_loggers=[self._make_stats],
+                stat_loggers=[lambda _config, _index=0: self._stats],
                 enable_log_requests=args.enable_log_requests,
                 disable_log_stats=args.disable_log_stats,
             )
         if self._traces_endpoint:
             sampled_spans.apply(llm.output_processor)
         return llm
-
-    def _make_stats(self, _vllm_config: Any, _engine_index: int = 0) -> _Stats:
-        self._stats = _Stats(self._accounting.meter)
-        return self._stats
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
         """Generate; see the interface."""
@@ -243,13 +239,12 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         """Return the counters as last reported."""
-        stats = self._stats
         return EngineStats(
-            num_running=stats.num_running if stats else 0,
-            num_waiting=stats.num_waiting if stats else 0,
+            num_running=self._stats.num_running,
+            num_waiting=self._stats.num_waiting,
             num_generated_tokens=self._accounting.num_generated_tokens,
             num_aborted_tokens=self._accounting.num_aborted_tokens,
-            kv_usage=stats.kv_usage if stats else 0.0,
+            kv_usage=self._stats.kv_usage,
         )
 
     @property
