@@ -138,31 +138,6 @@ async def test_a_storm_of_one_users_requests_costs_the_engine_hardly_more_than_t
         assert vllm_engine.stats().num_generated_tokens - num_before < 200 * 4
 
 
-def num_arrived(server: RunningServer) -> float:
-    """Return how many requests have been queued so far."""
-    samples = itertools.chain.from_iterable(metric.samples for metric in server.registry.collect())
-    num_ended = sum(one.value for one in samples if one.name == "completion_requests_total")
-    return num_ended + server.count("completion_queued_requests") + server.count("completion_running_requests")
-
-
-async def test_a_request_cancelled_in_the_queue_never_reaches_the_engine(vllm_engine: "VllmEngine") -> None:
-    async with serving(vllm_engine, "shed.when=never", "scheduling.max_slots=1") as server:
-        num_before = num_arrived(server)
-        calls = [server.stub.Complete(key(session, 0, max_tokens=64)) for session in range(7)]
-        await eventually(lambda: num_arrived(server) == num_before + len(calls))
-        last = server.stub.Complete(key(7, 0, max_tokens=64, trigger=pb.TRIGGER_PREFETCH))  # behind all others
-        await eventually(lambda: num_arrived(server) == num_before + len(calls) + 1)
-        assert server.count("completion_queued_requests") > 1
-        num_stopped = server.count("completion_abort_seconds_count")
-        last.cancel()
-        for call in calls:
-            async for _ in call:
-                pass
-        outcomes = {"trigger": "prefetch", "shed_reason": ""}
-        await eventually(lambda: server.count("completion_requests_total", outcome="cancelled", **outcomes) == 1)
-        assert server.count("completion_abort_seconds_count") == num_stopped
-
-
 @pytest.mark.parametrize("phase", ["prefilling", "decoding"])
 async def test_a_request_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEngine", phase: str) -> None:
     async with serving(vllm_engine, "shed.when=never") as server:

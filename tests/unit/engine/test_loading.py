@@ -62,12 +62,6 @@ async def given_up(load: EngineLoad) -> None:
     await cancel_and_wait(running)
 
 
-async def test_a_load_returns_its_result() -> None:
-    load = EngineLoad()
-    load.may_end.set()
-    assert await load.loading.run() == "engine"
-
-
 async def test_a_load_that_fails_raises_its_error() -> None:
     def fail() -> str:
         raise OSError("no such model")
@@ -99,7 +93,7 @@ async def test_it_kills_no_process_that_it_did_not_start() -> None:
 async def test_a_result_that_came_before_it_was_given_up_is_handed_over() -> None:
     load = EngineLoad()
     load.may_end.set()
-    await load.loading.run()
+    assert await load.loading.run() == "engine"
     assert await load.loading.give_up() == "engine"
     assert await load.loading.give_up() is None
     assert not load.discarded
