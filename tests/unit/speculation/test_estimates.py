@@ -10,9 +10,9 @@ from completion_server.speculation.controller import DraftRest
 from completion_server.speculation.estimates import AcceptanceEstimates, StepTimeEstimates
 
 
-def changed(hold: float = 160.0) -> BatchSizeRange:
+def changed(max_hold_s: float = 160.0) -> BatchSizeRange:
     """Return a range whose operator set K = 2, after changes to 1 and to 4."""
-    under_test = BatchSizeRange(4, 4, 2, hold_s=10.0, max_hold_s=hold)
+    under_test = BatchSizeRange(4, 4, 2, max_hold_s=max_hold_s)
     under_test.change_to(1)
     under_test.change_to(4)
     return under_test
@@ -26,7 +26,7 @@ def take_steps(under_test: BatchSizeRange, seconds: float) -> None:
 @pytest.mark.parametrize(("goodput_of_operator", "k"), [(5.0, 2), (3.0, 1), (None, 1)])
 def test_a_failed_change_returns_to_the_better_of_two_for_a_while(goodput_of_operator: float | None, k: int) -> None:
     """Those two are the operator's K, 2, and the K before the change, 1."""
-    under_test = changed(hold=15.0)
+    under_test = changed(max_hold_s=15.0)
     for hold_s in (10.0, 15.0, 15.0):
         under_test.change_to(1)
         under_test.change_to(4)
