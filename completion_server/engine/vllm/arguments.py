@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm import envs
-from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
@@ -39,7 +39,7 @@ _NGRAM_TOKENS = 2, 4
 """The shortest and the longest run of tokens that is looked up in the prompt."""
 
 _SCHEDULE_KEY = "num_speculative_tokens_per_batch_size"
-"""The key that tells vLLM that K may vary; a version without it runs with a constant K."""
+"""The key that tells vLLM that K may vary."""
 
 _MAX_STEP_TOKENS = 2048
 """Tokens in a step. All generations in a step, and all requests that arrive meanwhile, wait for its end."""
@@ -164,8 +164,6 @@ def _schedule(settings: EngineSettings) -> list[list[int]]:
 
 def settings_locked_reason(settings: EngineSettings) -> str:
     """Return why these settings lock K; "" if they don't."""
-    if _SCHEDULE_KEY not in {field.name for field in dataclasses.fields(SpeculativeConfig)}:
-        return f"this vLLM has no {_SCHEDULE_KEY}"
     if int(settings.vllm.get("data_parallel_size") or 1) > 1:
         return "vLLM keeps K constant under data parallelism"
     if settings.vllm.get("scheduler_cls"):

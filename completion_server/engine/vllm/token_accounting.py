@@ -134,14 +134,8 @@ class TokenAccounting:
 
 
 def _drafted(speculation: Any) -> tuple[int, ...]:
-    """Return the draft tokens that a step verified, by position up to the last.
-
-    A vLLM that does not report positions is read as if all drafts had the same length.
-    """
-    counts = getattr(speculation, "num_draft_tokens_per_pos", None)
-    if counts is None:
-        num_drafts = int(speculation.num_drafts)
-        return (num_drafts,) * round(int(speculation.num_draft_tokens) / max(1, num_drafts))
+    """Return the draft tokens that a step verified, by position up to the last."""
+    counts = speculation.num_draft_tokens_per_pos
     num = len(counts)
     while num and not counts[num - 1]:
         num -= 1

@@ -4,7 +4,6 @@ import os
 import re
 import sysconfig
 import warnings
-from dataclasses import make_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,13 +153,6 @@ def test_vllm_is_started_without_a_schedule_if_k_is_locked(arguments: Any, vllm:
     assert ROWS not in arguments.engine_args(kept)["speculative_config"]
     assert message in arguments.settings_locked_reason(kept)
     assert arguments.settings_locked_reason(DRAFTING) == ""
-
-
-def test_a_vllm_without_schedules_is_started_without_one(arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    older = make_dataclass("SpeculativeConfig", ["method", "num_speculative_tokens"])
-    monkeypatch.setattr(arguments, "SpeculativeConfig", older)
-    assert ROWS not in arguments.engine_args(DRAFTING)["speculative_config"]
-    assert "this vLLM has no" in arguments.settings_locked_reason(DRAFTING)
 
 
 @pytest.mark.parametrize(("draft_model", "has_schedule"), [("d", False), ("ngram", True)])
