@@ -1,6 +1,7 @@
-"""The scripted engine's times, queue, cache, text, faults and refusals, in virtual time."""
+"""The scripted engine: the contract, and its times, queue, cache, text, faults and refusals in virtual time."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
@@ -9,8 +10,30 @@ from completion_server.engine.interface import EngineDeadError, EngineStats, Gen
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes, Token
 from completion_server.engine.settings import EngineSettings
 from loadtest.simulation.virtual_time import run
+from tests.engine.contract import EngineContract
+from tests.engine.speculation_contract import SpeculationContract
 from tests.support.cancels import cancel_and_wait
 from tests.support.scripted import collect, in_virtual_time, now, request, started, times_of
+
+QUICK = ServiceTimes(prefill_base_s=1e-3, prefill_per_token_s=1e-6, decode_base_s=1e-3)
+
+
+@pytest.fixture(params=[0, 3], ids=["plain", "speculative"])
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[ScriptedEngine]:
+    engine = ScriptedEngine(times=QUICK, num_speculative_tokens=request.param)
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+@pytest.fixture
+def doomed_engine(engine: ScriptedEngine) -> ScriptedEngine:
+    return engine
+
+
+class TestScriptedEngine(EngineContract, SpeculationContract):
+    quiet_s = 0.05
+    num_steps_to_stop = 1
 
 
 @in_virtual_time

@@ -27,13 +27,6 @@ class Watch:
         return None
 
 
-def test_an_engine_with_an_open_generation_that_is_silent_too_long_hangs() -> None:
-    watch = Watch()
-    watch.hangs_at(1)
-    watch.vitals.generation_opened(1)
-    assert watch.hangs_at(20) == pytest.approx(11, abs=0.3)
-
-
 def test_a_newcomer_does_not_hide_that_the_engine_hangs() -> None:
     watch = Watch()
     watch.vitals.generation_opened(0)
