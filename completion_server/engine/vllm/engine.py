@@ -187,13 +187,16 @@ class VllmEngine:
                 stack.enter_context(without_spans())
             llm = AsyncLLM.from_vllm_config(
                 config,
-                stat_loggers=[lambda _config, _index=0: self._stats],
+                stat_loggers=[self._make_stats],
                 enable_log_requests=args.enable_log_requests,
                 disable_log_stats=args.disable_log_stats,
             )
         if self._traces_endpoint:
             sampled_spans.apply(llm.output_processor)
         return llm
+
+    def _make_stats(self, _config: VllmConfig, _engine_index: int = 0) -> _Stats:
+        return self._stats
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
         """Generate; see the interface."""
