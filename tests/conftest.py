@@ -62,6 +62,17 @@ async def vllm_engine() -> "AsyncIterator[VllmEngine]":
 
 
 @pytest.fixture
+def doomed_vllm_engine(vllm_engine: "VllmEngine") -> "VllmEngine":
+    """Return the shared engine for the test that stops it, which runs last."""
+    return vllm_engine
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the test that stops the shared engine to the end."""
+    items.sort(key=lambda item: "doomed_vllm_engine" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture
 def make_identity(tmp_path: Path) -> MakeIdentity:
     """Return a function that makes keys and certificates."""
     return partial(make_identity_in, tmp_path)

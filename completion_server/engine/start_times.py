@@ -1,4 +1,4 @@
-"""How long starts of an engine take: predicts the end of a start from the duration of the last one."""
+"""How long starts of an engine take, as the last one did, and how long to wait before the start after a failure."""
 
 import contextlib
 import json
@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from completion_server.core.files import write_atomically
+from completion_server.engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
@@ -78,3 +79,21 @@ class StartEstimate:
             return None
         began_at = now if self._began_at is None else self._began_at
         return max(0.0, began_at + self._usual_s - now)
+
+
+class Backoff:
+    """Doubles the wait with each failure, until an engine has served for long enough."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._min_s = settings.restart_backoff_min_s
+        self._max_s = settings.restart_backoff_max_s
+        self._reset_s = settings.restart_backoff_reset_s
+        self._wait_s = 0.0
+
+    def next_wait_s(self, served_s: float) -> float:
+        """Return how long to wait after the failure of an engine that served for `served_s`, 0 if it did not start."""
+        if not self._wait_s or served_s >= self._reset_s:
+            self._wait_s = self._min_s
+        else:
+            self._wait_s = min(2 * self._wait_s, self._max_s)
+        return self._wait_s

@@ -8,11 +8,11 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from enum import Enum
 
 from completion_server.core.cancellation import raise_if_cancelled
 from completion_server.core.clock import Clock
-from completion_server.engine.backoff import Backoff
 from completion_server.engine.interface import (
     Engine,
     EngineDeadError,
@@ -26,8 +26,8 @@ from completion_server.engine.interface import (
 )
 from completion_server.engine.quarantine import Quarantine
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.start_times import StartEstimate
-from completion_server.engine.supervised_speculation import SupervisedSpeculation
+from completion_server.engine.speculation_control import SupervisedSpeculation
+from completion_server.engine.start_times import Backoff, StartEstimate
 from completion_server.engine.vitals import WATCHES_PER_TIMEOUT, Vitals
 from completion_server.engine.warmup import warm_up
 
@@ -78,9 +78,7 @@ class SupervisedEngine:
         )
         self._speculation = SupervisedSpeculation(self._engine, self._info)
         self._on_step: Callable[[EngineStep], None] = lambda _step: None
-        self._past_generated_tokens = 0
-        """Of the engines before this one."""
-        self._past_aborted_tokens = 0
+        self._past_generated_tokens = self._past_aborted_tokens = 0
         """Of the engines before this one."""
         self._num_heartbeats = 0
         self._watch_interval_s = settings.hang_timeout_s / WATCHES_PER_TIMEOUT
@@ -164,12 +162,10 @@ class SupervisedEngine:
     def stats(self) -> EngineStats:
         """Return the counters; token counts include those of the engines before a restart."""
         stats = self._engine.stats()
-        return EngineStats(
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
+        return replace(
+            stats,
             num_generated_tokens=self._past_generated_tokens + stats.num_generated_tokens,
             num_aborted_tokens=self._past_aborted_tokens + stats.num_aborted_tokens,
-            kv_usage=stats.kv_usage,
         )
 
     @property
@@ -266,9 +262,8 @@ class SupervisedEngine:
 
     def _take_engine(self, engine: Engine) -> None:
         """Replace the engine, and keep the token counts of the old one."""
-        stats = self._engine.stats()
-        self._past_generated_tokens += stats.num_generated_tokens
-        self._past_aborted_tokens += stats.num_aborted_tokens
+        past = self.stats()
+        self._past_generated_tokens, self._past_aborted_tokens = past.num_generated_tokens, past.num_aborted_tokens
         self._engine = engine
         self._change(EngineState.STARTING)
 

@@ -4,12 +4,15 @@ import math
 from collections.abc import Container
 
 from completion_server.engine.interface import EngineStep
-from completion_server.speculation.step_times import StepTimeEstimates
+from completion_server.speculation.estimates import StepTimeEstimates
 
 _CHECK_STEPS = 16
 _CHECK_SEQS = 128
 _CHECK_MARGIN = 0.03
 _CHECK_SIGMAS = 2.0
+
+HOLD_S, MAX_HOLD_S = 10.0, 160.0
+"""How long K stays after the first failed change, and at most; each further failure doubles it."""
 
 
 class GoodputCheck:
@@ -50,7 +53,7 @@ class GoodputCheck:
 class BatchSizeRange:
     """The K of a range of batch sizes, its measurements, and its running probe and check."""
 
-    def __init__(self, first: int, last: int, k: int, hold_s: float, max_hold_s: float) -> None:
+    def __init__(self, first: int, last: int, k: int, hold_s: float = HOLD_S, max_hold_s: float = MAX_HOLD_S) -> None:
         """Begin with the operator's `k`. A failed change holds K for `hold_s`, doubled each time up to `max_hold_s`."""
         self.first = first
         self.last = last

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from completion_server.engine.interface import EngineStep
-from completion_server.speculation.step_times import StepTimeEstimates
+from completion_server.speculation.estimates import StepTimeEstimates
 
 _MIN_STEPS = 3
 _MIN_FULL = 0.75

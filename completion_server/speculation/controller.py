@@ -20,14 +20,12 @@ chance that the first i draft tokens are all accepted. The controller chooses th
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from completion_server.engine.interface import EngineStep
-from completion_server.speculation.acceptance import AcceptanceEstimates
 from completion_server.speculation.batch_sizes import BatchSizeRange, split_batch_sizes
 from completion_server.speculation.calibration import Corrections
+from completion_server.speculation.estimates import AcceptanceEstimates, StepTimeEstimates
 from completion_server.speculation.schedule import ScheduleRow, SpeculationSchedule
-from completion_server.speculation.step_times import StepTimeEstimates
 
 _PROBE_STEPS = 6
 """Steps of a probe; the first ones mix two values of K and are not timed."""
@@ -35,26 +33,26 @@ _PROBE_STEPS = 6
 _MIN_STEPS_BETWEEN = 4
 """Steps in a range between two decisions."""
 
+_EXPLORATION_SHARE = 0.03
+"""Share of the time that probes may take."""
+
+_MIN_GAIN = 0.02
+"""Expected relative gain from which K changes."""
+
+_STALE_AFTER_S = 20.0
+"""Age from which a step time is measured again."""
+
+_ACCEPTANCE_STALE_AFTER_S = 1.0
+"""Age from which acceptance is measured again while nothing is drafted."""
+
 _ACCEPTANCE_PROBE_K = 2
 """K of a probe that measures only acceptance."""
 
-
-@dataclass(frozen=True, slots=True)
-class ControllerSettings:
-    """The controller's thresholds."""
-
-    exploration_share: float = 0.03
-    """Share of the time that probes may take."""
-    min_gain: float = 0.02
-    """Expected relative gain from which K changes."""
-    stale_after_s: float = 20.0
-    """Age from which a step time is measured again."""
-    acceptance_stale_after_s: float = 1.0
-    """Age from which acceptance is measured again while nothing is drafted."""
-    hold_s: float = 10.0
-    """How long K stays after the first failed change; each further failure doubles it."""
-    max_hold_s: float = 160.0
-    """How long K stays after a failed change at most."""
+_IDLE_S = 60.0
+"""How long the controller must have chosen K = 0 for all batch sizes."""
+_MIN_OFF_S = 600.0
+"""How long drafts are first switched off; each time that they did not pay again doubles it."""
+_MAX_OFF_S = 4 * 3600.0
 
 
 class Controller:
@@ -65,18 +63,15 @@ class Controller:
         operator_schedule: SpeculationSchedule,
         max_num_speculative_tokens: int,
         max_batch_size: int,
-        settings: ControllerSettings | None = None,
         corrections: Corrections | None = None,
     ) -> None:
         """Begin with the operator's schedule."""
-        self._settings = settings or ControllerSettings()
         self._corrections = corrections or Corrections()
         self._max_k = max_num_speculative_tokens
         self._max_batch_size = max_batch_size
         self._acceptance = AcceptanceEstimates(max_num_speculative_tokens)
-        hold = (self._settings.hold_s, self._settings.max_hold_s)
         self._ranges = [
-            BatchSizeRange(first, last, operator_schedule.num_speculative_tokens(last), *hold)
+            BatchSizeRange(first, last, operator_schedule.num_speculative_tokens(last))
             for first, last in split_batch_sizes(max_batch_size, {row.last for row in operator_schedule.rows})
         ]
         self._trial_times = [self._corrections.times_at(each.last) for each in self._ranges]
@@ -124,7 +119,7 @@ class Controller:
             self._budget_s -= step.seconds
             each.num_probe_steps += 1
         else:
-            self._budget_s += self._settings.exploration_share * step.seconds
+            self._budget_s += _EXPLORATION_SHARE * step.seconds
         each.num_steps += 1
 
     def _decide(self, each: BatchSizeRange, now: float) -> None:
@@ -164,7 +159,7 @@ class Controller:
             return False
         expected = {k: self._goodput(each, k) or 0.0 for k in range(self._max_k + 1)}
         best = max(expected, key=lambda k: expected[k])
-        if expected[best] <= current * (1 + self._settings.min_gain):
+        if expected[best] <= current * (1 + _MIN_GAIN):
             return False
         each.change_to(best)
         return True
@@ -184,11 +179,11 @@ class Controller:
 
     def _worth_probing(self, each: BatchSizeRange, now: float) -> Iterator[int]:
         """Yield other values of K, the most informative first."""
-        if each.chosen_k == 0 and now - self._acceptance.drafted_at > self._settings.acceptance_stale_after_s:
+        if each.chosen_k == 0 and now - self._acceptance.drafted_at > _ACCEPTANCE_STALE_AFTER_S:
             yield min(_ACCEPTANCE_PROBE_K, self._max_k)
         own = each.chosen_k
         near = {0, 1, own - 1, own + 1, own + 2} & set(range(self._max_k + 1)) - {own}
-        stale = [k for k in near if each.times.age_s(k, now) > self._settings.stale_after_s]
+        stale = [k for k in near if each.times.age_s(k, now) > _STALE_AFTER_S]
         yield from sorted(stale, key=lambda k: (each.probed_at.get(k, -1.0), k))
 
     def _goodput(self, each: BatchSizeRange, k: int) -> float | None:
@@ -206,3 +201,37 @@ class Controller:
         return next(
             (self._ranges[other].times for other in nearest if self._ranges[other].times.can_compare), each.times
         )
+
+
+class DraftRest:
+    """Decides when a controller that wants no drafts has the draft model switched off, and for how long.
+
+    Switching on again makes every prompt be computed anew once, so it is tried rarely.
+    """
+
+    def __init__(self) -> None:
+        """Begin with drafts switched on."""
+        self.is_off = False
+        self._off_s = _MIN_OFF_S
+        self._since: float | None = None
+        """Since when K = 0 is chosen; while drafts are off, since when they are."""
+
+    def switch_off(self, now: float) -> None:
+        """Begin a time without drafts."""
+        self.is_off, self._since = True, now
+
+    def observe(self, largest_k: int, now: float) -> bool:
+        """Take in the largest K that is chosen; return whether `is_off` has changed."""
+        if self.is_off:
+            assert self._since is not None
+            if now - self._since < self._off_s:
+                return False
+            self.is_off, self._since, self._off_s = False, now, min(2 * self._off_s, _MAX_OFF_S)
+            return True
+        if largest_k > 0:
+            self._since, self._off_s = None, _MIN_OFF_S
+        elif self._since is None:
+            self._since = now
+        elif now - self._since >= _IDLE_S:
+            self.switch_off(now)
+        return self.is_off

@@ -1,6 +1,7 @@
-"""Sums of drafted and accepted tokens over the last minutes, by position. Pure; the clock is injected."""
+"""Sums of drafted and accepted tokens by position: over the last minutes, and since the start by K. Pure."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from completion_server.core.clock import Clock
@@ -14,13 +15,28 @@ _SLICE_S = 1.0
 
 
 @dataclass(slots=True)
-class _Slice:
-    """The steps of one second."""
+class DraftSums:
+    """Sums over some steps."""
 
-    begins_at: float
+    num_steps: int = 0
     num_tokens: int = 0
     drafted: list[int] = field(default_factory=list)
+    """Draft tokens verified, by position."""
     accepted: list[int] = field(default_factory=list)
+    """Draft tokens accepted, by position."""
+
+    def add(self, num_steps: int, num_tokens: int, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """Add the numbers of a step, or the sums of others."""
+        self.num_steps += num_steps
+        self.num_tokens += num_tokens
+        for sums, counts in ((self.drafted, drafted), (self.accepted, accepted)):
+            sums += [0] * (len(counts) - len(sums))
+            for position, count in enumerate(counts):
+                sums[position] += count
+
+    def add_step(self, step: EngineStep) -> None:
+        """Add the numbers of a step."""
+        self.add(1, step.num_tokens, step.drafted, step.accepted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,42 +99,46 @@ class FiguresWindow:
         self._clock = clock
         self._window_s = window_s
         self._began_at = clock.now()
-        self._slices: deque[_Slice] = deque()
+        self._slices: deque[tuple[float, DraftSums]] = deque()
+        """The sums of about a second each, and when it began."""
 
     def add(self, step: EngineStep) -> None:
         """Take in a step that ended now."""
         now = self._clock.now()
-        if not self._slices or now - self._slices[-1].begins_at >= _SLICE_S:
+        if not self._slices or now - self._slices[-1][0] >= _SLICE_S:
             self._forget(now)
-            self._slices.append(_Slice(now))
-        current = self._slices[-1]
-        current.num_tokens += step.num_tokens
-        _add(current.drafted, step.drafted)
-        _add(current.accepted, step.accepted)
+            self._slices.append((now, DraftSums()))
+        self._slices[-1][1].add_step(step)
 
     def read(self) -> SpeculationFigures:
         """Return the current sums."""
         now = self._clock.now()
         self._forget(now)
-        drafted: list[int] = []
-        accepted: list[int] = []
-        for each in self._slices:
-            _add(drafted, each.drafted)
-            _add(accepted, each.accepted)
-        return SpeculationFigures(
-            seconds=min(self._window_s, now - self._began_at),
-            num_tokens=sum(each.num_tokens for each in self._slices),
-            drafted=tuple(drafted),
-            accepted=tuple(accepted),
-        )
+        total = DraftSums()
+        for _, each in self._slices:
+            total.add(each.num_steps, each.num_tokens, each.drafted, each.accepted)
+        seconds = min(self._window_s, now - self._began_at)
+        return SpeculationFigures(seconds, total.num_tokens, tuple(total.drafted), tuple(total.accepted))
 
     def _forget(self, now: float) -> None:
-        while self._slices and self._slices[0].begins_at <= now - self._window_s:
+        while self._slices and self._slices[0][0] <= now - self._window_s:
             self._slices.popleft()
 
 
-def _add(sums: list[int], counts: "tuple[int, ...] | list[int]") -> None:
-    """Add counts by position."""
-    sums += [0] * (len(counts) - len(sums))
-    for position, count in enumerate(counts):
-        sums[position] += count
+class SpeculationTotals:
+    """The steps of each K. K is at most the engine's maximum, so the number of totals has a bound."""
+
+    def __init__(self) -> None:
+        """Start at 0."""
+        self._by_k: dict[int, DraftSums] = {}
+
+    def add(self, step: EngineStep) -> None:
+        """Count a step."""
+        k = step.num_speculative_tokens
+        if k not in self._by_k:
+            self._by_k[k] = DraftSums(0, 0, [0] * k, [0] * k)
+        self._by_k[k].add_step(step)
+
+    def read(self) -> list[tuple[int, DraftSums]]:
+        """Return K and its totals, by K. Safe in any thread, while a step is being counted, too."""
+        return sorted(self._by_k.copy().items(), key=lambda item: item[0])

@@ -14,11 +14,9 @@ from completion_server.engine.interface import NGRAM, EngineStep, SpeculationCon
 from completion_server.engine.settings import SpeculationSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.speculation.calibration import Calibration, Corrections
-from completion_server.speculation.controller import Controller
-from completion_server.speculation.figures import FiguresWindow, SpeculationFigures
-from completion_server.speculation.rest import DraftRest
+from completion_server.speculation.controller import Controller, DraftRest
+from completion_server.speculation.figures import FiguresWindow, SpeculationFigures, SpeculationTotals
 from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule, parse_schedule
-from completion_server.speculation.totals import SpeculationTotals
 from completion_server.speculation.trial import StartChoice
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason, Usage
 from completion_server.core.request import Request, Trigger
 from completion_server.core.trace_context import TraceContext
-from completion_server.speculation.totals import SpeculationTotals
+from completion_server.speculation.figures import SpeculationTotals
 from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics
 from completion_server.telemetry.tenants import TenantMetrics
 

@@ -13,7 +13,7 @@ from completion_server.engine.interface import (
     GenerationRequest,
     constant_lookup,
 )
-from tests.engine.contract_checks import ContractChecks, Result, prompt, run_request
+from tests.engine.contract import ContractChecks, Result, prompt, run_request
 
 
 class SpeculationContract(ContractChecks):

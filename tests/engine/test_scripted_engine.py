@@ -1,287 +1,337 @@
-"""The scripted engine's times, queue, cache and text, in virtual time."""
+"""The scripted engine: the contract, and its times, queue, cache, text, faults and refusals in virtual time."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
 
-from completion_server.engine.interface import EngineStats, GenerationRequest, Sampling
+from completion_server.engine.interface import EngineDeadError, EngineStats, GenerationRequest, Sampling
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes, Token
 from completion_server.engine.settings import EngineSettings
 from loadtest.simulation.virtual_time import run
+from tests.engine.contract import EngineContract
+from tests.engine.speculation_contract import SpeculationContract
 from tests.support.cancels import cancel_and_wait
-from tests.support.scripted import collect, request, started, times_of
+from tests.support.scripted import collect, in_virtual_time, now, request, started, times_of
+
+QUICK = ServiceTimes(prefill_base_s=1e-3, prefill_per_token_s=1e-6, decode_base_s=1e-3)
 
 
-def test_a_single_generation_takes_its_prefill_and_a_step_for_each_further_token() -> None:
-    async def main() -> None:
-        engine = await started()
-        outputs = await collect(engine, request("a", num_prompt=10, max_tokens=3))
-        assert times_of(outputs) == [0.020, 0.026, 0.032]
-        assert [output.text for _, output in outputs] == ["a", "b", "c"]
-        assert [output.finish for _, output in outputs] == [None, None, "length"]
-        await engine.stop()
-
-    run(main())
+@pytest.fixture(params=[0, 3], ids=["plain", "speculative"])
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[ScriptedEngine]:
+    engine = ScriptedEngine(times=QUICK, num_speculative_tokens=request.param)
+    await engine.start()
+    yield engine
+    await engine.stop()
 
 
-def test_a_step_is_longer_the_more_generations_decode() -> None:
-    async def main() -> None:
-        engine = await started()
-        both = await asyncio.gather(*(collect(engine, request(name, max_tokens=2)) for name in "ab"))
-        assert [times_of(outputs) for outputs in both] == [[0.030, 0.037]] * 2
-        await engine.stop()
-
-    run(main())
+@pytest.fixture
+def doomed_engine(engine: ScriptedEngine) -> ScriptedEngine:
+    return engine
 
 
-def test_a_long_prompt_takes_several_steps_and_others_decode_meanwhile() -> None:
-    async def main() -> None:
-        engine = await started(max_num_batched_tokens=32)
-        long = asyncio.create_task(collect(engine, request("long", num_prompt=60, max_tokens=1)))
-        await asyncio.sleep(0.001)
-        short = await collect(engine, request("short", num_prompt=2, max_tokens=3))
-        assert times_of(await long) == [0.042 + 0.040]
-        assert times_of(short) == [0.082, 0.088, 0.094]
-        await engine.stop()
-
-    run(main())
+class TestScriptedEngine(EngineContract, SpeculationContract):
+    quiet_s = 0.05
+    num_steps_to_stop = 1
 
 
-def test_prompts_that_are_computed_apart_delay_no_other_generation() -> None:
-    async def main() -> None:
-        engine = await started(times=ServiceTimes(prefill_apart_s=0.045, decode_base_s=0.010), max_num_seqs=2)
-        first = asyncio.create_task(collect(engine, request("a", max_tokens=8)))
-        await asyncio.sleep(0.030)
-        late = asyncio.create_task(collect(engine, request("b", max_tokens=2)))
-        gone = asyncio.create_task(collect(engine, request("c", max_tokens=2)))
-        await asyncio.sleep(0.005)
-        gone.cancel()  # while it waits for a place
-        # The first token comes with the step after the prompt is ready, which is checked every 10 ms.
-        assert times_of(await first) == [0.055, 0.065, 0.075, 0.085, 0.095, 0.105, 0.115, 0.125]
-        assert times_of(await late) == [0.095, 0.105]
-        assert engine.stats() == EngineStats(num_generated_tokens=10)
-        await engine.stop()
-
-    run(main())
+@in_virtual_time
+async def test_a_single_generation_takes_its_prefill_and_a_step_for_each_further_token() -> None:
+    engine = await started()
+    outputs = await collect(engine, request("a", num_prompt=10, max_tokens=3))
+    assert times_of(outputs) == [0.020, 0.026, 0.032]
+    assert [output.text for _, output in outputs] == ["a", "b", "c"]
+    assert [output.finish for _, output in outputs] == [None, None, "length"]
 
 
-def test_the_cache_shortens_prefill() -> None:
-    async def main() -> None:
-        engine = await started()
-        first = await collect(engine, request("a", num_prompt=48, max_tokens=1))
-        again = await collect(engine, request("b", num_prompt=50, max_tokens=1))
-        salted = await collect(engine, request("c", num_prompt=50, max_tokens=1, cache_salt="s"))
-        assert [outputs[0][1].cached_prompt_tokens for outputs in (first, again, salted)] == [0, 48, 0]
-        assert times_of(first + again + salted) == [0.058, 0.070, 0.130]
-        whole = await collect(engine, request("d", num_prompt=48, max_tokens=1))
-        assert whole[0][1].cached_prompt_tokens == 32
-        await engine.stop()
-
-    run(main())
+@in_virtual_time
+async def test_a_step_is_longer_the_more_generations_decode() -> None:
+    engine = await started()
+    both = await asyncio.gather(*(collect(engine, request(name, max_tokens=2)) for name in "ab"))
+    assert [times_of(outputs) for outputs in both] == [[0.030, 0.037]] * 2
 
 
-def test_the_cache_forgets_the_stalest_prompt() -> None:
-    async def main() -> None:
-        engine = await started(num_kv_blocks=8)
-        prompts = {name: [at + 1000 * ord(name) for at in range(65)] for name in "ab"}
-        cached = []
-        for at, name in enumerate("aaba"):
-            outputs = await collect(engine, GenerationRequest(f"{name}{at}", prompts[name], 1))
-            cached.append(outputs[0][1].cached_prompt_tokens)
-        assert cached == [0, 64, 0, 64]
-        await collect(engine, GenerationRequest("c", list(range(65)), 1))
-        outputs = await collect(engine, GenerationRequest("b again", prompts["b"], 1))
-        assert outputs[0][1].cached_prompt_tokens == 0
-        await engine.stop()
-
-    run(main())
+@in_virtual_time
+async def test_a_long_prompt_takes_several_steps_and_others_decode_meanwhile() -> None:
+    engine = await started(max_num_batched_tokens=32)
+    long = asyncio.create_task(collect(engine, request("long", num_prompt=60, max_tokens=1)))
+    await asyncio.sleep(0.001)
+    short = await collect(engine, request("short", num_prompt=2, max_tokens=3))
+    assert times_of(await long) == [0.042 + 0.040]
+    assert times_of(short) == [0.082, 0.088, 0.094]
 
 
-def test_the_queue_runs_by_priority_then_arrival() -> None:
-    async def main() -> None:
-        engine = await started(max_num_seqs=1)
-        ended = []
-
-        async def consume(name: str, priority: int) -> None:
-            await collect(engine, request(name, max_tokens=2, priority=priority))
-            ended.append(name)
-
-        tasks = [asyncio.create_task(consume("first", 0))]
-        await asyncio.sleep(0.001)
-        tasks += [asyncio.create_task(consume(f"{name}", p)) for name, p in (("z", 2), ("x", 1), ("y", 1), ("w", 0))]
-        await asyncio.sleep(0.001)
-        assert (engine.stats().num_running, engine.stats().num_waiting) == (1, 4)
-        await asyncio.gather(*tasks)
-        assert ended == ["first", "w", "x", "y", "z"]
-        assert engine.stats() == EngineStats(num_generated_tokens=10)
-        await engine.stop()
-
-    run(main())
+@in_virtual_time
+async def test_prompts_that_are_computed_apart_delay_no_other_generation() -> None:
+    engine = await started(times=ServiceTimes(prefill_apart_s=0.045, decode_base_s=0.010), max_num_seqs=2)
+    first = asyncio.create_task(collect(engine, request("a", max_tokens=8)))
+    await asyncio.sleep(0.030)
+    late = asyncio.create_task(collect(engine, request("b", max_tokens=2)))
+    gone = asyncio.create_task(collect(engine, request("c", max_tokens=2)))
+    await asyncio.sleep(0.005)
+    gone.cancel()  # while it waits for a place
+    # The first token comes with the step after the prompt is ready, which is checked every 10 ms.
+    assert times_of(await first) == [0.055, 0.065, 0.075, 0.085, 0.095, 0.105, 0.115, 0.125]
+    assert times_of(await late) == [0.095, 0.105]
+    assert engine.stats() == EngineStats(num_generated_tokens=10)
 
 
-def test_generations_that_do_not_fit_into_memory_wait() -> None:
-    async def main() -> None:
-        engine = await started(num_kv_blocks=4)
-        tasks = [asyncio.create_task(collect(engine, request(name, num_prompt=30, max_tokens=2))) for name in "abc"]
-        await asyncio.sleep(0.001)
-        assert engine.stats() == EngineStats(num_running=2, num_waiting=1, kv_usage=1.0)
-        await asyncio.gather(*tasks)
-        assert engine.stats().kv_usage == 0.0
-        await engine.stop()
-
-    run(main())
-
-
-def test_an_abort_costs_the_step_that_runs_and_no_more() -> None:
-    async def main() -> None:
-        engine = await started()
-        async with aclosing(engine.generate(request("a", max_tokens=20))) as outputs:
-            async for _output in outputs:
-                break
-        assert engine.stats().num_running == 1
-        await asyncio.sleep(0.0061)
-        assert engine.stats() == EngineStats(num_generated_tokens=2, num_aborted_tokens=1)
-        await asyncio.sleep(1.0)
-        assert engine.num_steps == 2
-        await engine.stop()
-
-    run(main())
+@in_virtual_time
+async def test_the_cache_shortens_prefill() -> None:
+    engine = await started()
+    first = await collect(engine, request("a", num_prompt=48, max_tokens=1))
+    again = await collect(engine, request("b", num_prompt=50, max_tokens=1))
+    salted = await collect(engine, request("c", num_prompt=50, max_tokens=1, cache_salt="s"))
+    assert [outputs[0][1].cached_prompt_tokens for outputs in (first, again, salted)] == [0, 48, 0]
+    assert times_of(first + again + salted) == [0.058, 0.070, 0.130]
+    whole = await collect(engine, request("d", num_prompt=48, max_tokens=1))
+    assert whole[0][1].cached_prompt_tokens == 32
 
 
-def test_an_abort_in_the_queue_costs_nothing() -> None:
-    async def main() -> None:
-        engine = await started(max_num_seqs=1)
-        first = asyncio.create_task(collect(engine, request("first", max_tokens=2)))
-        await asyncio.sleep(0.001)
-        queued = asyncio.create_task(collect(engine, request("queued")))
-        await asyncio.sleep(0.001)
-        await cancel_and_wait(queued)
-        assert engine.stats().num_waiting == 0
-        await first
-        await asyncio.sleep(1.0)
-        assert engine.stats() == EngineStats(num_generated_tokens=2)
-        await engine.stop()
+@in_virtual_time
+async def test_the_cache_forgets_the_stalest_prompt() -> None:
+    engine = await started(num_kv_blocks=8)
+    prompts = {name: [at + 1000 * ord(name) for at in range(65)] for name in "ab"}
+    cached = []
+    for at, name in enumerate("aaba"):
+        outputs = await collect(engine, GenerationRequest(f"{name}{at}", prompts[name], 1))
+        cached.append(outputs[0][1].cached_prompt_tokens)
+    assert cached == [0, 64, 0, 64]
+    await collect(engine, GenerationRequest("c", list(range(65)), 1))
+    outputs = await collect(engine, GenerationRequest("b again", prompts["b"], 1))
+    assert outputs[0][1].cached_prompt_tokens == 0
 
-    run(main())
+
+@in_virtual_time
+async def test_the_queue_runs_by_priority_then_arrival() -> None:
+    engine = await started(max_num_seqs=1)
+    ended = []
+
+    async def consume(name: str, priority: int) -> None:
+        await collect(engine, request(name, max_tokens=2, priority=priority))
+        ended.append(name)
+
+    tasks = [asyncio.create_task(consume("first", 0))]
+    await asyncio.sleep(0.001)
+    tasks += [asyncio.create_task(consume(f"{name}", p)) for name, p in (("z", 2), ("x", 1), ("y", 1), ("w", 0))]
+    await asyncio.sleep(0.001)
+    assert (engine.stats().num_running, engine.stats().num_waiting) == (1, 4)
+    await asyncio.gather(*tasks)
+    assert ended == ["first", "w", "x", "y", "z"]
+    assert engine.stats() == EngineStats(num_generated_tokens=10)
+
+
+@in_virtual_time
+async def test_generations_that_do_not_fit_into_memory_wait() -> None:
+    engine = await started(num_kv_blocks=4)
+    tasks = [asyncio.create_task(collect(engine, request(name, num_prompt=30, max_tokens=2))) for name in "abc"]
+    await asyncio.sleep(0.001)
+    assert engine.stats() == EngineStats(num_running=2, num_waiting=1, kv_usage=1.0)
+    await asyncio.gather(*tasks)
+    assert engine.stats().kv_usage == 0.0
+
+
+@in_virtual_time
+async def test_an_abort_costs_the_step_that_runs_and_no_more() -> None:
+    engine = await started()
+    async with aclosing(engine.generate(request("a", max_tokens=20))) as outputs:
+        async for _output in outputs:
+            break
+    assert engine.stats().num_running == 1
+    await asyncio.sleep(0.0061)
+    assert engine.stats() == EngineStats(num_generated_tokens=2, num_aborted_tokens=1)
+    await asyncio.sleep(1.0)
+    assert engine.num_steps == 2
+
+
+@in_virtual_time
+async def test_an_abort_in_the_queue_costs_nothing() -> None:
+    engine = await started(max_num_seqs=1)
+    first = asyncio.create_task(collect(engine, request("first", max_tokens=2)))
+    await asyncio.sleep(0.001)
+    queued = asyncio.create_task(collect(engine, request("queued")))
+    await asyncio.sleep(0.001)
+    await cancel_and_wait(queued)
+    assert engine.stats().num_waiting == 0
+    await first
+    await asyncio.sleep(1.0)
+    assert engine.stats() == EngineStats(num_generated_tokens=2)
 
 
 @pytest.mark.parametrize(
     ("rate", "times", "accepted"),
     [(1.0, [0.020, 0.0335, 0.047], 6), (0.0, [0.020, *(0.020 + 0.0135 * step for step in range(1, 9))], 0)],
 )
-def test_speculation_writes_the_accepted_tokens_in_one_step(rate: float, times: list[float], accepted: int) -> None:
-    async def main() -> None:
-        engine = await started(num_speculative_tokens=3, acceptance_rate=rate)
-        outputs = await collect(engine, request("a", max_tokens=9))
-        assert times_of(outputs) == pytest.approx(times)
-        assert "".join(output.text for _, output in outputs) == "abcdefghi"
-        assert outputs[-1][1].accepted_draft_tokens == accepted
-        assert outputs[-1][1].drafted_tokens == 3 * (len(times) - 1)
-        await engine.stop()
-
-    run(main())
+@in_virtual_time
+async def test_speculation_writes_the_accepted_tokens_in_one_step(
+    rate: float, times: list[float], accepted: int
+) -> None:
+    engine = await started(num_speculative_tokens=3, acceptance_rate=rate)
+    outputs = await collect(engine, request("a", max_tokens=9))
+    assert times_of(outputs) == pytest.approx(times)
+    assert "".join(output.text for _, output in outputs) == "abcdefghi"
+    assert outputs[-1][1].accepted_draft_tokens == accepted
+    assert outputs[-1][1].drafted_tokens == 3 * (len(times) - 1)
 
 
 def test_acceptance_is_drawn_from_the_seed() -> None:
     async def main() -> list[float]:
         engine = await started(num_speculative_tokens=4, acceptance_rate=0.5, seed=1)
-        outputs = await collect(engine, request("a", max_tokens=24))
-        await engine.stop()
-        return times_of(outputs)
+        return times_of(await collect(engine, request("a", max_tokens=24)))
 
     first = run(main())
     assert first == run(main())
     assert 5 < len(first) < 24
 
 
-def test_a_script_that_runs_out_ends_with_a_token_of_its_own() -> None:
-    async def main() -> None:
-        engine = await started(lambda _request: ["日", "", "👩", "é"])
-        outputs = await collect(engine, request("a", max_tokens=9))
-        assert [(output.text, output.num_tokens, output.finish) for _, output in outputs] == [
-            ("日", 1, None),
-            ("", 1, None),
-            ("👩", 1, None),
-            ("é", 1, None),
-            ("", 1, "stop"),
-        ]
-        await engine.stop()
-
-    run(main())
+@in_virtual_time
+async def test_a_script_that_runs_out_ends_with_a_token_of_its_own() -> None:
+    engine = await started(lambda _request: ["日", "", "👩", "é"])
+    outputs = await collect(engine, request("a", max_tokens=9))
+    assert [output.text for _, output in outputs] == ["日", "", "👩", "é", ""]
+    assert [(output.num_tokens, output.finish) for _, output in outputs] == [(1, None)] * 4 + [(1, "stop")]
 
 
-def test_a_stop_token_ends_it_and_its_text_is_sent() -> None:
-    async def main() -> None:
-        engine = await started(lambda _request: ["a", Token("\n", 7), "b"])
-        ended = await collect(engine, request("a", stop_token_ids=(7,)))
-        assert [(output.text, output.finish) for _, output in ended] == [("a", None), ("\n", "stop")]
-        other = await collect(engine, request("b", stop_token_ids=(8,)))
-        assert "".join(output.text for _, output in other) == "a\nb"
-        await engine.stop()
-
-    run(main())
+@in_virtual_time
+async def test_a_stop_token_ends_it_and_its_text_is_sent() -> None:
+    engine = await started(lambda _request: ["a", Token("\n", 7), "b"])
+    ended = await collect(engine, request("a", stop_token_ids=(7,)))
+    assert [(output.text, output.finish) for _, output in ended] == [("a", None), ("\n", "stop")]
+    other = await collect(engine, request("b", stop_token_ids=(8,)))
+    assert "".join(output.text for _, output in other) == "a\nb"
 
 
-def test_a_slow_consumer_gets_merged_outputs() -> None:
-    async def main() -> None:
-        engine = await started()
-        outputs = engine.generate(request("a", max_tokens=6))
-        assert (await anext(outputs)).text == "a"
-        await asyncio.sleep(0.013)
-        merged = await anext(outputs)
-        assert (merged.text, merged.num_tokens, merged.finish) == ("bc", 2, None)
-        await asyncio.sleep(1.0)
-        last = await anext(outputs)
-        assert (last.text, last.num_tokens, last.finish) == ("def", 3, "length")
-        assert [output async for output in outputs] == []
-        await engine.stop()
-
-    run(main())
+@in_virtual_time
+async def test_a_slow_consumer_gets_merged_outputs() -> None:
+    engine = await started()
+    outputs = engine.generate(request("a", max_tokens=6))
+    assert (await anext(outputs)).text == "a"
+    await asyncio.sleep(0.013)
+    merged = await anext(outputs)
+    assert (merged.text, merged.num_tokens, merged.finish) == ("bc", 2, None)
+    await asyncio.sleep(1.0)
+    last = await anext(outputs)
+    assert (last.text, last.num_tokens, last.finish) == ("def", 3, "length")
+    assert [output async for output in outputs] == []
 
 
-def test_the_default_script_depends_on_prompt_and_seed() -> None:
-    async def main() -> None:
-        engine = ScriptedEngine()
+@in_virtual_time
+async def test_the_default_script_depends_on_prompt_and_seed() -> None:
+    engine = ScriptedEngine()
+    await engine.start()
+
+    async def text(name: str, token_ids: list[int], sampling: Sampling) -> str:
+        outputs = [output async for output in engine.generate(GenerationRequest(name, token_ids, 24, sampling))]
+        return "".join(output.text for output in outputs)
+
+    greedy, warm = Sampling(), Sampling(temperature=1.0)
+    assert await text("a", [1], greedy) == await text("b", [1], greedy) != await text("c", [2], greedy)
+    assert await text("a", [1], warm) == await text("a", [1], warm) != await text("b", [1], warm)
+    seeded = Sampling(temperature=1.0, seed=3)
+    assert await text("a", [1], seeded) == await text("b", [1], seeded)
+    assert (await text("a", [1], greedy)).count("\n") == 4
+
+
+@in_virtual_time
+async def test_the_models_length_bounds_a_generation() -> None:
+    engine = await started(max_model_len=12)
+    outputs = await collect(engine, request("a", num_prompt=10, max_tokens=5))
+    assert [output.finish for _, output in outputs] == [None, "length"]
+
+
+@in_virtual_time
+async def test_settings_give_its_size() -> None:
+    settings = EngineSettings(
+        kind="scripted", draft_model="d", num_speculative_tokens=2, max_num_seqs=3, scripted_kv_blocks=2
+    )
+    engine = ScriptedEngine.from_settings(settings)
+    await engine.start()
+    with pytest.raises(ValueError, match="do not fit into 2"):
+        await collect(engine, request("big", num_prompt=40))
+    assert (engine.info.max_num_seqs, engine.info.num_speculative_tokens) == (3, 2)
+    outputs = await collect(engine, request("a", max_tokens=8))
+    assert times_of(outputs)[-1] > 0.010
+
+
+@in_virtual_time
+async def test_a_crash_ends_every_generation_and_refuses_the_next() -> None:
+    engine = await started(max_num_seqs=1)
+    tasks = [asyncio.create_task(collect(engine, request(name, max_tokens=20))) for name in ("running", "waiting")]
+    await asyncio.sleep(0.030)
+    engine.crash("out of memory")
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(result) for result in results if isinstance(result, EngineDeadError)] == ["out of memory"] * 2
+    assert not engine.is_alive
+    assert engine.stats().num_running == engine.stats().num_waiting == 0
+    with pytest.raises(EngineDeadError, match="out of memory"):
+        await collect(engine, request("late"))
+
+
+@in_virtual_time
+async def test_an_output_from_before_the_crash_is_still_read() -> None:
+    engine = await started()
+    outputs = engine.generate(request("a", max_tokens=2))
+    await anext(outputs)
+    await asyncio.sleep(1.0)
+    engine.crash()
+    assert [output.finish async for output in outputs] == ["length"]
+
+
+@in_virtual_time
+async def test_a_hung_engine_is_silent_until_it_resumes() -> None:
+    engine = await started()
+    task = asyncio.create_task(collect(engine, request("a", max_tokens=2)))
+    await asyncio.sleep(0.001)
+    engine.hang()
+    await asyncio.sleep(60.0)
+    assert engine.is_alive
+    assert not task.done()
+    engine.resume()
+    assert times_of(await task) == [60.001, 60.007]
+    engine.hang()
+    late = asyncio.create_task(collect(engine, request("b")))
+    await asyncio.sleep(1.0)
+    await engine.stop()
+    await engine.stop()
+    with pytest.raises(EngineDeadError, match="stopped"):
+        await late
+
+
+@in_virtual_time
+async def test_an_error_in_the_script_is_the_engines_death() -> None:
+    engine = await started(lambda _request: [5])
+    with pytest.raises(EngineDeadError, match="the engine failed"):
+        await collect(engine, request("a"))
+    assert not engine.is_alive
+
+
+@in_virtual_time
+async def test_requests_that_can_never_run_are_refused() -> None:
+    engine = await started(max_model_len=100, num_kv_blocks=4)
+    with pytest.raises(ValueError, match="leaves no room in 100"):
+        await collect(engine, request("a", num_prompt=100))
+    with pytest.raises(ValueError, match="do not fit into 4"):
+        await collect(engine, request("b", num_prompt=90))
+    first = engine.generate(request("same"))
+    await anext(first)
+    with pytest.raises(ValueError, match="open already"):
+        await collect(engine, request("same"))
+    await first.aclose()
+
+
+@in_virtual_time
+async def test_an_engine_serves_after_its_start_and_starts_once() -> None:
+    engine = ScriptedEngine(times=ServiceTimes(start_s=20.0))
+    with pytest.raises(EngineDeadError, match="not started"):
+        _ = engine.info
+    with pytest.raises(EngineDeadError, match="not started"):
+        await collect(engine, request("a"))
+    await engine.start()
+    assert now() == 20.0
+    with pytest.raises(RuntimeError, match="starts once"):
         await engine.start()
-
-        async def text(name: str, token_ids: list[int], sampling: Sampling) -> str:
-            outputs = [output async for output in engine.generate(GenerationRequest(name, token_ids, 24, sampling))]
-            return "".join(output.text for output in outputs)
-
-        greedy, warm = Sampling(), Sampling(temperature=1.0)
-        assert await text("a", [1], greedy) == await text("b", [1], greedy) != await text("c", [2], greedy)
-        assert await text("a", [1], warm) == await text("a", [1], warm) != await text("b", [1], warm)
-        seeded = Sampling(temperature=1.0, seed=3)
-        assert await text("a", [1], seeded) == await text("b", [1], seeded)
-        assert (await text("a", [1], greedy)).count("\n") == 4
-        await engine.stop()
-
-    run(main())
-
-
-def test_the_models_length_bounds_a_generation() -> None:
-    async def main() -> None:
-        engine = await started(max_model_len=12)
-        outputs = await collect(engine, request("a", num_prompt=10, max_tokens=5))
-        assert [output.finish for _, output in outputs] == [None, "length"]
-        await engine.stop()
-
-    run(main())
-
-
-def test_settings_give_its_size() -> None:
-    async def main() -> None:
-        settings = EngineSettings(
-            kind="scripted", draft_model="d", num_speculative_tokens=2, max_num_seqs=3, scripted_kv_blocks=2
-        )
-        engine = ScriptedEngine.from_settings(settings)
-        await engine.start()
-        with pytest.raises(ValueError, match="do not fit into 2"):
-            await collect(engine, request("big", num_prompt=40))
-        assert (engine.info.max_num_seqs, engine.info.num_speculative_tokens) == (3, 2)
-        outputs = await collect(engine, request("a", max_tokens=8))
-        assert times_of(outputs)[-1] > 0.010
-        await engine.stop()
-
-    run(main())
+    broken = ScriptedEngine()
+    broken.crash("no such device")
+    with pytest.raises(EngineDeadError, match="no such device"):
+        await broken.start()

@@ -150,26 +150,30 @@ async def test_an_engine_that_hangs_under_load_is_replaced(server: RunningServer
     assert (await ask(server.stub, request(max_tokens=5))).reason == "length"
 
 
-async def test_a_hang_of_an_idle_engine_is_detected(server: RunningServer, fleet: Fleet) -> None:
-    fleet.current.hang()
+def out_of_files(_engine: ScriptedEngine) -> None:
+    raise OSError("too many open files")
+
+
+@pytest.mark.parametrize(
+    ("fault", "num_failing_starts", "spoil"),
+    [
+        (ScriptedEngine.hang, 0, ScriptedEngine.crash),
+        (ScriptedEngine.crash, 1, ScriptedEngine.hang),
+        (ScriptedEngine.crash, 2, out_of_files),
+    ],
+    ids=["it hangs while idle", "the next one hangs while it warms up", "the next two do not start"],
+)
+async def test_an_engine_is_replaced_until_one_serves(
+    server: RunningServer,
+    fleet: Fleet,
+    fault: Callable[[ScriptedEngine], None],
+    num_failing_starts: int,
+    spoil: Callable[[ScriptedEngine], None],
+) -> None:
+    fleet.num_failing_starts, fleet.spoil = num_failing_starts, spoil
+    fault(fleet.current)
     await until_restarted(server)
-    assert len(fleet.engines) == 2
-
-
-async def test_an_engine_that_hangs_while_it_warms_up_is_replaced(server: RunningServer, fleet: Fleet) -> None:
-    fleet.num_failing_starts, fleet.spoil = 1, ScriptedEngine.hang
-    fleet.current.crash()
-    await until_restarted(server)
-    assert len(fleet.engines) == 3
-
-
-async def test_a_failed_restart_is_repeated(server: RunningServer, fleet: Fleet) -> None:
-    def out_of_files(_engine: ScriptedEngine) -> None:
-        raise OSError("too many open files")
-
-    fleet.num_failing_starts, fleet.spoil = 2, out_of_files
-    fleet.current.crash()
-    await until_restarted(server)
+    assert fleet.num_failing_starts == 0
     assert (await ask(server.stub, request(max_tokens=5))).reason == "length"
 
 

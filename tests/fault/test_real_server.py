@@ -6,7 +6,7 @@ import re
 import shlex
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,14 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 HANG_TIMEOUT_S = 3.0
 START_TIMEOUT_S = 300.0
 """For machines that are busy with other things; a start on two idle cores takes 20 s."""
+STAGES = (
+    "draining: 1 requests to finish",
+    "closing sessions and connections",
+    "ending the server's tasks",
+    "closing the listeners",
+    "stopping the engine",
+    "stopped",
+)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -174,37 +182,30 @@ async def test_the_server_chooses_k(server: RealServer) -> None:
     assert "Traceback" not in log
 
 
-async def test_a_killed_engine_is_replaced_and_the_schedule_stays(server: RealServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fail", [psutil.Process.suspend, pytest.param(psutil.Process.kill, marks=pytest.mark.full)])
+async def test_an_engine_that_hangs_or_dies_is_replaced_and_the_schedule_stays(
+    server: RealServer, tmp_path: Path, fail: Callable[[psutil.Process], None]
+) -> None:
     rows = [[1, 2, 0], [3, 8, 2], [9, 64, 1]]  # two, as a heartbeat may run beside the request
     schedule = tmp_path / "schedule.json"
     schedule.write_text(json.dumps(rows))
     await speculation(server, "set", "--schedule", str(schedule))
     before = await speculation(server, "get")
+    core = server.engine_core()
     asking = asyncio.create_task(final_code(server, 1))
     await asyncio.sleep(0.2)
-    server.engine_core().kill()
-    assert await asyncio.wait_for(asking, 20) is grpc.StatusCode.UNAVAILABLE
-    await server.until_serving(is_serving=False, timeout_s=20)
-    await server.until_serving(is_serving=True, timeout_s=START_TIMEOUT_S)
-    after = await speculation(server, "get")
-    assert after["schedule"] == before["schedule"] == rows
-    assert [after[key] for key in ("mode", "by", "since_unix_ms")] == [
-        before[key] for key in ("mode", "by", "since_unix_ms")
-    ]
-    assert await drafted(server, 101) == 0
-    await speculation(server, "set", "--k", "2")
-    assert await drafted(server, 102) > 0
-
-
-async def test_an_engine_that_hangs_is_replaced(server: RealServer) -> None:
-    core = server.engine_core()
-    asking = asyncio.create_task(final_code(server, 2))
-    await asyncio.sleep(0.2)
-    core.suspend()
+    fail(core)
     assert await asyncio.wait_for(asking, HANG_TIMEOUT_S + 20) is grpc.StatusCode.UNAVAILABLE
     await server.until_serving(is_serving=False, timeout_s=20)
     await server.until_serving(is_serving=True, timeout_s=START_TIMEOUT_S)
     assert not core.is_running()
+    after = await speculation(server, "get")
+    assert after["schedule"] == rows
+    for key in ("schedule", "mode", "by", "since_unix_ms"):
+        assert after[key] == before[key]
+    assert await drafted(server, 101) == 0
+    await speculation(server, "set", "--k", "2")
+    assert await drafted(server, 102) > 0
 
 
 def files_of(processes: list[psutil.Process]) -> list[Path]:
@@ -231,8 +232,7 @@ async def test_sigterm_finishes_accepted_requests_and_leaves_nothing(server: Rea
     assert not alive
     assert not [file for file in files if file.exists()]
     log = server.serving.log.read_text()
-    stages = ("draining: 1 requests to finish", "stopping the engine", "stopped")
-    places = [log.rfind(f'"{stage}"') for stage in stages]
+    places = [log.rfind(f'"{stage}"') for stage in STAGES]
     assert -1 not in places
     assert places == sorted(places)
     assert "leaked" not in log

@@ -1,9 +1,19 @@
-"""Helpers for tests of the scripted engine in virtual time."""
+"""Helpers for tests in virtual time, and for those of the scripted engine."""
 
 import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ParamSpec, TypeVar
 
 from completion_server.engine.interface import GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from loadtest.simulation import virtual_time
+
+P = ParamSpec("P")
+T = TypeVar("T")
+AsyncTest = Callable[..., Coroutine[Any, Any, None]]
 
 TIMES = ServiceTimes(
     prefill_base_s=0.010,
@@ -13,6 +23,33 @@ TIMES = ServiceTimes(
     draft_s=0.002,
     verify_per_token_s=0.0005,
 )
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run an async test in virtual time. The tasks that it leaves are cancelled."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        virtual_time.run(test(*args, **kwargs))
+
+    return run
+
+
+def with_first(make: Callable[[], AbstractAsyncContextManager[T]]) -> Callable[[AsyncTest], Callable[..., None]]:
+    """Run an async test in virtual time inside a context, whose value is its first argument."""
+
+    def decorate(test: AsyncTest) -> Callable[..., None]:
+        @functools.wraps(test)
+        @in_virtual_time
+        async def run(**fixtures: Any) -> None:
+            async with make() as given:
+                await test(given, **fixtures)
+
+        _, *others = inspect.signature(test).parameters.values()
+        run.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 def now() -> float:

@@ -67,10 +67,8 @@ def split_by(pattern: str) -> Any:
 
 @cache
 def embedded() -> Tokenizer:
-    """Return the embedded models' own tokenizer if it exists, else one made like it."""
-    if EMBEDDED.is_file():
-        return Tokenizer.from_file(str(EMBEDDED))
-    return train(split_by(EMBEDDED_PATTERN), (*PIPED, "<|file_sep|>", "<|endoftext|>"))
+    """Return the embedded models' own tokenizer."""
+    return Tokenizer.from_file(str(EMBEDDED))
 
 
 @cache

@@ -5,20 +5,10 @@ admitted, so nothing is preempted; generated tokens do not enter the prefix cach
 """
 
 import heapq
-from dataclasses import dataclass
 
-from completion_server.engine.scripted.generation import ScriptedGeneration, StepCounts
+from completion_server.engine.interface import EngineStep
+from completion_server.engine.scripted.generation import ScriptedGeneration
 from completion_server.engine.scripted.model import BLOCK_TOKENS, PrefixCache, ServiceTimes
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """The work of a step."""
-
-    num_prefill_tokens: int
-    num_prompts: int
-    """Prompts that these tokens are of."""
-    num_decoding: int
 
 
 class ScriptedBatch:
@@ -104,10 +94,10 @@ class ScriptedBatch:
         self._num_used_blocks += generation.num_blocks
         self.num_waiting -= 1
 
-    def plan(self, num_speculative_tokens: int, now: float) -> StepPlan:
-        """Plan a step, decoding first."""
+    def plan(self, num_speculative_tokens: int, now: float) -> float:
+        """Plan a step, decoding first; return its duration in seconds."""
         if self._times.prefill_apart_s:
-            return self._plan_apart(now)
+            return self._plan_apart(num_speculative_tokens, now)
         num_decoding = 0
         for generation in self._running:
             generation.is_decoding = generation.num_prompt_left == 0
@@ -119,9 +109,9 @@ class ScriptedBatch:
             generation.num_prompt_now = num
             num_prefill_tokens += num
             num_prompts += num > 0
-        return StepPlan(num_prefill_tokens, num_prompts, num_decoding)
+        return self._times.step_s(num_prefill_tokens, num_decoding, num_speculative_tokens, num_prompts)
 
-    def _plan_apart(self, now: float) -> StepPlan:
+    def _plan_apart(self, num_speculative_tokens: int, now: float) -> float:
         """Plan a step without prompts, which are computed elsewhere. It decodes the first token after each of them."""
         num_decoding = 0
         for generation in self._running:
@@ -129,7 +119,7 @@ class ScriptedBatch:
             is_due = not generation.is_decoding and generation.prompt_due_at <= now
             generation.num_prompt_now = generation.num_prompt_left if is_due else 0
             num_decoding += generation.is_decoding or is_due
-        return StepPlan(0, 0, num_decoding)
+        return self._times.step_s(0, num_decoding, num_speculative_tokens, 0)
 
     def idle_s(self, now: float) -> float:
         """Return how long to wait when there is nothing to compute.
@@ -141,39 +131,47 @@ class ScriptedBatch:
         due_at = min(generation.prompt_due_at for generation in self._running)
         return min(self._times.decode_base_s, max(0.0, due_at - now))
 
-    def finish_step(self, num_speculative_tokens: int, acceptance_rate: float) -> StepCounts:
+    def finish_step(self, num_speculative_tokens: int, acceptance_rate: float, seconds: float | None) -> EngineStep:
         """Write the tokens of the step, drop generations that ended or were aborted, and return the counts."""
-        counts = StepCounts(num_speculative_tokens)
-        still_running = []
+        num_seqs = num_tokens = 0
+        has_prompts, has_undrafted = False, False
+        lengths = []  # of the accepted parts of the drafts
         for generation in self._running:
-            num_tokens = self._compute(generation, counts, acceptance_rate)
-            if generation.is_aborted:
-                self.num_aborted_tokens += num_tokens
-            elif num_tokens:
-                num_tokens = generation.write(num_tokens)
-            counts.add_tokens(num_tokens)
-            if generation.is_aborted or generation.is_over:
-                self._num_used_blocks -= generation.num_blocks
-            else:
-                still_running.append(generation)
+            speculates = generation.request.sampling.speculate
+            has_prompts |= generation.num_prompt_now > 0
+            has_undrafted |= generation.is_decoding and not speculates
+            if generation.is_decoding and speculates:
+                lengths.append(generation.draw_num_accepted(num_speculative_tokens, acceptance_rate))
+            num = self._write(generation, lengths[-1] if generation.is_decoding and speculates else 0)
+            num_seqs += num > 0
+            num_tokens += num
+        still_running = [each for each in self._running if not (each.is_aborted or each.is_over)]
+        self._num_used_blocks = sum(each.num_blocks for each in still_running)
         self._running = still_running
-        self.num_generated_tokens += counts.num_tokens
+        self.num_generated_tokens += num_tokens
         if self.is_empty:
             self._waiting.clear()
-        return counts
+        positions = range(num_speculative_tokens if lengths else 0)
+        return EngineStep(
+            num_seqs=num_seqs,
+            num_tokens=num_tokens,
+            seconds=seconds,
+            has_prompts=has_prompts,
+            drafted=tuple(len(lengths) for _ in positions),
+            accepted=tuple(sum(length > position for length in lengths) for position in positions),
+            has_undrafted=has_undrafted,
+        )
 
-    def _compute(self, generation: ScriptedGeneration, counts: StepCounts, acceptance_rate: float) -> int:
-        """Return how many tokens the step computed for a generation."""
-        if generation.is_decoding:
-            if not generation.request.sampling.speculate:
-                counts.has_undrafted = True
-                return 1
-            num_accepted = generation.draw_num_accepted(counts.num_speculative_tokens, acceptance_rate)
-            counts.add_draft(num_accepted)
-            return generation.num_room(1 + num_accepted)
-        generation.num_prompt_left -= generation.num_prompt_now
-        counts.has_prompts |= generation.num_prompt_now > 0
-        if generation.num_prompt_left:
-            return 0
-        self._cache.insert(generation.blocks, generation.request.cache_salt)
-        return 1
+    def _write(self, generation: ScriptedGeneration, num_accepted: int) -> int:
+        """Return how many tokens the step computed for a generation, and write them unless it was aborted."""
+        num_tokens = generation.num_room(1 + num_accepted)
+        if not generation.is_decoding:
+            generation.num_prompt_left -= generation.num_prompt_now
+            if generation.num_prompt_left:
+                return 0
+            self._cache.insert(generation.blocks, generation.request.cache_salt)
+            num_tokens = 1
+        if generation.is_aborted:
+            self.num_aborted_tokens += num_tokens
+            return num_tokens
+        return generation.write(num_tokens)

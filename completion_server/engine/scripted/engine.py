@@ -6,10 +6,9 @@ loop's, so that the engine also runs in virtual time. Knows nothing of users.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
-from completion_server.engine.draft_cache import DraftCache
 from completion_server.engine.interface import (
     EngineDeadError,
     EngineInfo,
@@ -18,8 +17,6 @@ from completion_server.engine.interface import (
     GenerationRequest,
     Output,
     SpeculationControl,
-    SpeculationLookup,
-    check_lookup,
     constant_lookup,
 )
 from completion_server.engine.scripted.batch import ScriptedBatch
@@ -35,6 +32,7 @@ from completion_server.engine.scripted.model import (
     plausible_code,
 )
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.speculation_control import EngineSpeculation
 
 __all__ = [
     "INSTANT",
@@ -49,31 +47,6 @@ __all__ = [
 
 _MAX_MODEL_LEN = 8192
 _NO_DRAFT = "the engine was started without a draft model"
-
-
-class ScriptedSpeculation:
-    """The `SpeculationControl` of a scripted engine."""
-
-    def __init__(self, info: EngineInfo) -> None:
-        """Begin with the lookup of the start."""
-        self._info = info
-        self._lookup = info.speculation_lookup
-        self.draft_cache = DraftCache()
-
-    @property
-    def lookup(self) -> SpeculationLookup:
-        """The active K by number of sequences."""
-        return self._lookup
-
-    def set_lookup(self, lookup: Sequence[int]) -> None:
-        """Make `lookup` active from the next step on; see the interface."""
-        self._lookup = check_lookup(lookup, self._info)
-        self.draft_cache.switch(is_off=False)
-
-    def switch_off(self) -> None:
-        """Set K = 0; see the interface."""
-        self._lookup = constant_lookup(0, self._info.max_num_seqs)
-        self.draft_cache.switch(is_off=True)
 
 
 class ScriptedEngine:
@@ -103,7 +76,7 @@ class ScriptedEngine:
         self._script = script
         self._times = times
         self._info = _describe(model, max_model_len, max_num_seqs, num_speculative_tokens)
-        self._speculation = ScriptedSpeculation(self._info)
+        self._speculation = EngineSpeculation(self._info)
         self._on_step: Callable[[EngineStep], None] = _ignore
         self._batch = ScriptedBatch(times, max_num_seqs, max_num_batched_tokens, num_kv_blocks)
         self._seed = seed
@@ -237,7 +210,7 @@ class ScriptedEngine:
         if request.id in self._open:
             msg = f"a generation {request.id!r} is open already"
             raise ValueError(msg)
-        salt = self._speculation.draft_cache.salt(request.cache_salt)
+        salt = self._speculation.salt(request.cache_salt)
         if salt != request.cache_salt:
             request = replace(request, cache_salt=salt)
         generation = ScriptedGeneration(request, max_tokens, iter(self._script(request)), self._seed)
@@ -259,22 +232,16 @@ class ScriptedEngine:
             await self._has_work.wait()
             batch.admit(loop.time())
             num_speculative_tokens = self._speculation.lookup[batch.num_running]
-            plan = batch.plan(num_speculative_tokens, loop.time())
-            step_s = self._times.step_s(
-                plan.num_prefill_tokens, plan.num_decoding, num_speculative_tokens, plan.num_prompts
-            )
+            step_s = batch.plan(num_speculative_tokens, loop.time())
             step_s = self._lengthen(step_s) if step_s else 0.0
             await asyncio.sleep(step_s or batch.idle_s(loop.time()))
             await self._is_awake.wait()
-            self._finish_step(num_speculative_tokens, step_s)
-
-    def _finish_step(self, num_speculative_tokens: int, step_s: float) -> None:
-        self.num_steps += self._batch.num_running > 0
-        counts = self._batch.finish_step(num_speculative_tokens, self.acceptance_rate)
-        if counts.num_tokens:
-            self._on_step(counts.step(step_s))
-        if self._batch.is_empty:
-            self._has_work.clear()
+            self.num_steps += batch.num_running > 0
+            step = batch.finish_step(num_speculative_tokens, self.acceptance_rate, step_s or None)
+            if step.num_tokens:
+                self._on_step(step)
+            if batch.is_empty:
+                self._has_work.clear()
 
 
 def _ignore(_step: EngineStep) -> None:

@@ -1,11 +1,11 @@
-"""One generation of the scripted engine, with its progress and its unread output; and the counts of one step."""
+"""One generation of the scripted engine, with its progress and its unread output."""
 
 import asyncio
 import random
 import zlib
 from collections.abc import Iterator
 
-from completion_server.engine.interface import EngineDeadError, EngineStep, GenerationRequest, Output
+from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
 from completion_server.engine.scripted.model import BLOCK_TOKENS, Token, blocks_of
 
 
@@ -98,41 +98,3 @@ class ScriptedGeneration:
             text, num_tokens = before.text + text, before.num_tokens + num_tokens
         self._unread = Output(text, num_tokens, finish, self.num_cached, self._num_drafted, self._num_accepted)
         self._has_event.set()
-
-
-class StepCounts:
-    """The counts of one step, added generation by generation."""
-
-    def __init__(self, num_speculative_tokens: int) -> None:
-        """Begin the count of a step with this K."""
-        self.num_speculative_tokens = num_speculative_tokens
-        self.num_tokens = 0
-        self.has_prompts = False
-        self.has_undrafted = False
-        self._num_seqs = 0
-        self._num_drafts = 0
-        self._accepted = [0] * num_speculative_tokens
-
-    def add_tokens(self, num_tokens: int) -> None:
-        """Count the tokens of a generation."""
-        self.num_tokens += num_tokens
-        self._num_seqs += num_tokens > 0
-
-    def add_draft(self, num_accepted: int) -> None:
-        """Count the accepted tokens of a generation's draft."""
-        self._num_drafts += 1
-        for position in range(num_accepted):
-            self._accepted[position] += 1
-
-    def step(self, step_s: float) -> EngineStep:
-        """Return the sums; `step_s` is 0 if the step has no duration of its own."""
-        drafted = (self._num_drafts,) * self.num_speculative_tokens if self._num_drafts else ()
-        return EngineStep(
-            num_seqs=self._num_seqs,
-            num_tokens=self.num_tokens,
-            seconds=step_s or None,
-            has_prompts=self.has_prompts,
-            drafted=drafted,
-            accepted=tuple(self._accepted[: len(drafted)]),
-            has_undrafted=self.has_undrafted,
-        )

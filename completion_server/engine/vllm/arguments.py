@@ -7,19 +7,22 @@ import dataclasses
 import difflib
 import importlib
 import logging
+import os
+import shutil
+import sysconfig
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from vllm.config import SpeculativeConfig, VllmConfig
+from vllm import envs
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import NGRAM, SpeculationLookup, constant_lookup, trial_ks
 from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
-from completion_server.engine.vllm.compiled import cannot_compile_reason
 from completion_server.engine.vllm.drafts.shared_lookup import MAX_NUM_SPECULATIVE_TOKENS
-from completion_server.engine.vllm.gpu_batches import gpu_batch_args
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +39,16 @@ _NGRAM_TOKENS = 2, 4
 """The shortest and the longest run of tokens that is looked up in the prompt."""
 
 _SCHEDULE_KEY = "num_speculative_tokens_per_batch_size"
-"""The key that tells vLLM that K may vary; a version without it runs with a constant K."""
+"""The key that tells vLLM that K may vary."""
+
+_MAX_STEP_TOKENS = 2048
+"""Tokens in a step. All generations in a step, and all requests that arrive meanwhile, wait for its end."""
+
+_LONG_PREFILL_TOKENS = 1024
+"""Tokens of one prompt in a step that other requests share: half of the step, so that short prompts fit beside it."""
+
+_DECODE_SHARE = 2
+"""A step has space for this many times the tokens that all generations decode in it."""
 
 
 def engine_args(settings: EngineSettings, *, traces_endpoint: str = "") -> dict[str, Any]:
@@ -49,14 +61,7 @@ def engine_args(settings: EngineSettings, *, traces_endpoint: str = "") -> dict[
             machine can't compile and the settings ask for it.
 
     """
-    args: dict[str, Any] = {
-        "model": settings.model,
-        "revision": settings.revision,
-        "dtype": settings.dtype,
-        "max_model_len": settings.max_model_len,
-        "max_num_seqs": settings.max_num_seqs,
-        "tensor_parallel_size": settings.tensor_parallel_size,
-        "trust_remote_code": settings.trust_remote_code,
+    args: dict[str, Any] = {key: getattr(settings, key) for key in _OWN_KEYS} | {
         "enforce_eager": _enforces_eager(settings),
         "enable_prefix_caching": True,
         "scheduling_policy": "priority",
@@ -80,6 +85,21 @@ def engine_args(settings: EngineSettings, *, traces_endpoint: str = "") -> dict[
     return args | settings.vllm
 
 
+def gpu_batch_args(settings: EngineSettings) -> dict[str, Any]:
+    """Return the engine arguments for the steps of a GPU, chosen for completions.
+
+    Chosen by reasoning, not by measurement (docs/configuration.md). They are defaults: `[engine.vllm]` has precedence.
+    """
+    args: dict[str, Any] = {"performance_mode": "interactivity"}
+    if settings.vllm.get("enable_chunked_prefill", True) is False:
+        return args  # a step must hold the longest prompt then, which is for vLLM to know
+    decoding = settings.max_num_seqs * (1 + settings.max_num_speculative_tokens)
+    args["max_num_batched_tokens"] = max(_MAX_STEP_TOKENS, _DECODE_SHARE * decoding)
+    if settings.max_model_len is None or settings.max_model_len >= _LONG_PREFILL_TOKENS:
+        args["long_prefill_token_threshold"] = _LONG_PREFILL_TOKENS
+    return args
+
+
 def _enforces_eager(settings: EngineSettings) -> bool:
     """Return whether to skip compilation: compiled code is faster, but not every machine can compile for its CPU."""
     is_compiled = not settings.enforce_eager
@@ -92,21 +112,35 @@ def _enforces_eager(settings: EngineSettings) -> bool:
     return bool(reason) or not is_compiled
 
 
+def cannot_compile_reason() -> str:
+    """Return why this machine can't compile a model for a CPU, and what to do about it; "" if it can.
+
+    torch writes C++ that includes Python.h, and vLLM keeps all of it in its cache folder.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        return f"there is no C++ compiler {compiler!r}: install g++, or name another one with CXX"
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.is_file():
+        return f"Python's headers are not installed ({header}): install python3-dev"
+    folder = Path(envs.VLLM_CACHE_ROOT)
+    if not os.access(next(each for each in (folder, *folder.parents) if each.exists()), os.W_OK):
+        return f"vLLM's cache folder {folder} can't be written: name another one with VLLM_CACHE_ROOT"
+    return ""
+
+
 @cache
 def _warn_once(message: str) -> None:
     logger.warning("%s", message)
 
 
-def _drafts(draft_model: str) -> dict[str, Any]:
-    """Return the arguments of `speculative_config` that name the source of drafts."""
-    if draft_model != NGRAM:
-        return {"method": "draft_model", "model": draft_model}
-    shortest, longest = _NGRAM_TOKENS
-    return {"method": "ngram", "prompt_lookup_min": shortest, "prompt_lookup_max": longest}
-
-
 def _speculation_args(settings: EngineSettings) -> dict[str, Any]:
-    speculative = _drafts(settings.draft_model) | {"num_speculative_tokens": settings.num_speculative_tokens}
+    speculative: dict[str, Any] = {"num_speculative_tokens": settings.num_speculative_tokens}
+    if settings.draft_model == NGRAM:
+        shortest, longest = _NGRAM_TOKENS
+        speculative |= {"method": "ngram", "prompt_lookup_min": shortest, "prompt_lookup_max": longest}
+    else:
+        speculative |= {"method": "draft_model", "model": settings.draft_model}
     args = {"per_request_spec_decode_metrics": "summary", "speculative_config": speculative}
     if not settings_locked_reason(settings):
         args["worker_extension_cls"] = _WORKER_EXTENSION
@@ -130,8 +164,6 @@ def _schedule(settings: EngineSettings) -> list[list[int]]:
 
 def settings_locked_reason(settings: EngineSettings) -> str:
     """Return why these settings lock K; "" if they don't."""
-    if _SCHEDULE_KEY not in {field.name for field in dataclasses.fields(SpeculativeConfig)}:
-        return f"this vLLM has no {_SCHEDULE_KEY}"
     if int(settings.vllm.get("data_parallel_size") or 1) > 1:
         return "vLLM keeps K constant under data parallelism"
     if settings.vllm.get("scheduler_cls"):

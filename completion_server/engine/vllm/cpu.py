@@ -4,7 +4,7 @@ vLLM calls `register` in each of its processes, before it installs its fallbacks
 `VLLM_PLUGINS` names the plugins to use, this must be among them (`process.check_plugins`).
 """
 
-from completion_server.engine.vllm.patches import compiled_loading, prompt_seeds, sampling_parameters
+from completion_server.engine.vllm.patches import ON_A_CPU
 
 
 def register() -> None:
@@ -13,14 +13,15 @@ def register() -> None:
 
     if not current_platform.is_cpu():
         return
-    sampling_parameters.PATCH.apply()
+    of_each_process, *of_the_worker = ON_A_CPU
+    of_each_process.apply()
     platform = type(current_platform)
     install_fallbacks = platform.register_triton_kernel_overrides
 
     def install_all() -> None:
         install_fallbacks()
-        prompt_seeds.PATCH.apply()
-        compiled_loading.PATCH.apply()
+        for patch in of_the_worker:
+            patch.apply()
 
     # Only the worker's process calls this: importing the runner would take the others half a second.
     platform.register_triton_kernel_overrides = staticmethod(install_all)  # type: ignore[method-assign]

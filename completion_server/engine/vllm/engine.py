@@ -21,9 +21,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from completion_server.core.errors import ConfigError
-from completion_server.engine.draft_cache import DraftCache
 from completion_server.engine.interface import (
-    NGRAM,
     EngineDeadError,
     EngineInfo,
     EngineStats,
@@ -31,10 +29,12 @@ from completion_server.engine.interface import (
     GenerationRequest,
     Output,
     SpeculationControl,
+    SpeculationLookup,
 )
 from completion_server.engine.loading import Loading
 from completion_server.engine.processes import Remnants, cpu_seconds, kill_and_wait, still_running
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.speculation_control import EngineSpeculation
 from completion_server.engine.vllm.arguments import (
     check_draft_length,
     engine_args,
@@ -43,9 +43,9 @@ from completion_server.engine.vllm.arguments import (
     schedulers_locked_reason,
 )
 from completion_server.engine.vllm.drafts.shared_lookup import SPECULATE, LookupPublisher
-from completion_server.engine.vllm.drafts.speculation import VllmSpeculation
 from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback, without_spans
-from completion_server.engine.vllm.patches import log_patches, sampled_spans, span_exporter
+from completion_server.engine.vllm.patches import log_patches
+from completion_server.engine.vllm.patches.server import sampled_spans, span_exporter
 from completion_server.engine.vllm.process import yield_to_server
 from completion_server.engine.vllm.token_accounting import GenerationProgress, StepMeter, TokenAccounting
 
@@ -94,12 +94,11 @@ class VllmEngine:
         self._traces_endpoint = traces_endpoint
         self._llm: AsyncLLM | None = None
         self._info: EngineInfo | None = None
-        self._stats: _Stats | None = None
         self._accounting = TokenAccounting()
+        self._stats = _Stats(self._accounting.meter)
         self._publisher: LookupPublisher | None = None
         self._locked_reason = ""
-        self._speculation: VllmSpeculation | None = None
-        self._draft_cache = DraftCache(has_kv=settings.draft_model != NGRAM)
+        self._speculation: EngineSpeculation | None = None
         self._loading = Loading(self._load, self._discard)
         self._processes: list[psutil.Process] = []
 
@@ -145,7 +144,13 @@ class VllmEngine:
         )
         self._accounting.lookup = self._info.speculation_lookup
         if self._publisher is not None and not self._locked_reason:
-            self._speculation = VllmSpeculation(self._info, self._publisher, self._accounting, self._draft_cache)
+            self._speculation = EngineSpeculation(self._info, self._publish)
+
+    def _publish(self, lookup: SpeculationLookup, is_off: bool) -> None:
+        """Tell the engine core, and the accounting, which estimates the drafts of aborted generations from K."""
+        assert self._publisher is not None
+        self._accounting.lookup = lookup
+        self._publisher.write(lookup, is_off=is_off)
 
     def _load(self) -> AsyncLLM:
         nice = self._settings.nice
@@ -178,7 +183,7 @@ class VllmEngine:
         self._loading.check()
         with ExitStack() as stack:
             if self._traces_endpoint:
-                stack.callback(span_exporter.PATCH.apply())
+                stack.callback(span_exporter.apply())
                 stack.enter_context(without_spans())
             llm = AsyncLLM.from_vllm_config(
                 config,
@@ -187,11 +192,10 @@ class VllmEngine:
                 disable_log_stats=args.disable_log_stats,
             )
         if self._traces_endpoint:
-            sampled_spans.PATCH.apply(llm.output_processor)
+            sampled_spans.apply(llm.output_processor)
         return llm
 
-    def _make_stats(self, _vllm_config: Any, _engine_index: int = 0) -> _Stats:
-        self._stats = _Stats(self._accounting.meter)
+    def _make_stats(self, _config: VllmConfig, _engine_index: int = 0) -> _Stats:
         return self._stats
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
@@ -202,7 +206,7 @@ class VllmEngine:
             raise EngineDeadError(msg)
         speculates = request.sampling.speculate or bool(self._locked_reason)
         progress = self._accounting.progress[request.id] = GenerationProgress(speculates)
-        salt = self._draft_cache.salt(request.cache_salt)
+        salt = self._speculation.salt(request.cache_salt) if self._speculation else request.cache_salt
         prompt = tokens_input(request.prompt_token_ids, cache_salt=salt or None)
         headers = request.trace_headers if self._traces_endpoint else None
         stream = llm.generate(
@@ -238,13 +242,12 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         """Return the counters as last reported."""
-        stats = self._stats
         return EngineStats(
-            num_running=stats.num_running if stats else 0,
-            num_waiting=stats.num_waiting if stats else 0,
+            num_running=self._stats.num_running,
+            num_waiting=self._stats.num_waiting,
             num_generated_tokens=self._accounting.num_generated_tokens,
             num_aborted_tokens=self._accounting.num_aborted_tokens,
-            kv_usage=stats.kv_usage if stats else 0.0,
+            kv_usage=self._stats.kv_usage,
         )
 
     @property

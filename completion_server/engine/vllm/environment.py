@@ -82,7 +82,8 @@ def keep_on_loopback(options: Mapping[str, Any]) -> None:
 
     `options` are vLLM's engine arguments. The operator's variables stay.
     """
-    if spans_hosts(options):
+    is_local = options.get("distributed_executor_backend") in {None, "uni", "mp"}
+    if not is_local or any(key in options for key in _OTHER_HOSTS_KEYS):
         return
     names = {entry.address: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
     address = next((address for address in _LOOPBACK if address in names), None)
@@ -90,12 +91,6 @@ def keep_on_loopback(options: Mapping[str, Any]) -> None:
         os.environ.setdefault("VLLM_HOST_IP", address)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", names[address])
         os.environ.setdefault("NCCL_SOCKET_IFNAME", names[address])
-
-
-def spans_hosts(options: Mapping[str, Any]) -> bool:
-    """Return whether an engine with these arguments may span several hosts."""
-    is_local = options.get("distributed_executor_backend") in {None, "uni", "mp"}
-    return not is_local or any(key in options for key in _OTHER_HOSTS_KEYS)
 
 
 def choose_model_runner(speculative_config: Mapping[str, Any] | None, *, is_older: bool = False) -> None:

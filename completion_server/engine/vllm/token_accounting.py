@@ -6,10 +6,10 @@ several, then the scheduler's statistics.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from completion_server.engine.interface import EngineStep, SpeculationLookup
-from completion_server.engine.vllm.patches import counted_outputs
+from completion_server.engine.vllm.patches.server import counted_outputs
 
 
 @dataclasses.dataclass(slots=True)
@@ -41,6 +41,13 @@ class GenerationProgress:
         self.num_steps += 1
 
 
+class _StepOutput(NamedTuple):
+    num_tokens: int
+    is_first: bool
+    is_last: bool
+    is_undrafted: bool
+
+
 class StepMeter:
     """Assembles steps from vLLM's reports."""
 
@@ -49,46 +56,37 @@ class StepMeter:
         self._ended_at: float | None = None
         """End of the previous step, by the engine core's clock; None if it may have been idle since."""
         self._now: float | None = None
-        self._num_seqs = 0
-        self._num_tokens = 0
-        self._num_ended = 0
-        self._has_prompts = False
-        self._has_undrafted = False
+        self._outputs: list[_StepOutput] = []
 
     def output(
         self, num_tokens: int, at: float, *, is_first: bool = False, is_last: bool = False, is_undrafted: bool = False
     ) -> None:
         """Add the tokens that a generation got in the step that ended `at`, perhaps its first or last ones."""
         self._now = at
-        self._num_seqs += 1
-        self._num_tokens += num_tokens
-        self._num_ended += is_last
-        self._has_prompts |= is_first
-        self._has_undrafted |= is_undrafted
+        self._outputs.append(_StepOutput(num_tokens, is_first, is_last, is_undrafted))
 
     def end(self, speculation: Any, num_running: int) -> None:
         """End the step after all its outputs. `speculation` is vLLM's SpecDecodingStats, None without drafts."""
-        before, now = self._ended_at, self._now
+        before, now, outputs = self._ended_at, self._now, self._outputs
         # A step without outputs computed a part of a prompt, or nothing: the next step's beginning is unknown.
-        self._ended_at = now if num_running else None
-        if now is not None:
-            # A running generation without output had a part of its prompt computed, or will in the next step, which is
-            # planned already.
-            has_pieces = num_running > self._num_seqs - self._num_ended
-            drafted = _drafted(speculation) if speculation is not None else ()
-            accepted = tuple(speculation.num_accepted_tokens_per_pos[: len(drafted)]) if drafted else ()
-            step = EngineStep(
-                num_seqs=self._num_seqs,
-                num_tokens=self._num_tokens,
+        self._ended_at, self._now, self._outputs = now if num_running else None, None, []
+        if now is None:
+            return
+        # A running generation without output had a part of its prompt computed, or will in the next step, which is
+        # planned already.
+        has_pieces = num_running > sum(not each.is_last for each in outputs)
+        drafted = _drafted(speculation) if speculation is not None else ()
+        self.on_step(
+            EngineStep(
+                num_seqs=len(outputs),
+                num_tokens=sum(each.num_tokens for each in outputs),
                 seconds=None if before is None else now - before,
-                has_prompts=self._has_prompts or has_pieces,
+                has_prompts=has_pieces or any(each.is_first for each in outputs),
                 drafted=drafted,
-                accepted=accepted,
-                has_undrafted=self._has_undrafted,
+                accepted=tuple(speculation.num_accepted_tokens_per_pos[: len(drafted)]) if drafted else (),
+                has_undrafted=any(each.is_undrafted for each in outputs),
             )
-            self._now, self._num_seqs, self._num_tokens = None, 0, 0
-            self._num_ended, self._has_prompts, self._has_undrafted = 0, False, False
-            self.on_step(step)
+        )
 
 
 class TokenAccounting:
@@ -121,7 +119,7 @@ class TokenAccounting:
                         is_undrafted=progress is not None and not progress.speculates,
                     )  # fmt: skip
 
-        counted_outputs.PATCH.apply(processor, count)
+        counted_outputs.apply(processor, count)
 
     def _count(self, output: Any, progress: GenerationProgress | None, num_speculative_tokens: int) -> None:
         num_tokens = len(output.new_token_ids)
@@ -136,14 +134,8 @@ class TokenAccounting:
 
 
 def _drafted(speculation: Any) -> tuple[int, ...]:
-    """Return the draft tokens that a step verified, by position up to the last.
-
-    A vLLM that does not report positions is read as if all drafts had the same length.
-    """
-    counts = getattr(speculation, "num_draft_tokens_per_pos", None)
-    if counts is None:
-        num_drafts = int(speculation.num_drafts)
-        return (num_drafts,) * round(int(speculation.num_draft_tokens) / max(1, num_drafts))
+    """Return the draft tokens that a step verified, by position up to the last."""
+    counts = speculation.num_draft_tokens_per_pos
     num = len(counts)
     while num and not counts[num - 1]:
         num -= 1

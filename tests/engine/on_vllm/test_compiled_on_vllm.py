@@ -6,7 +6,7 @@ import pytest
 
 from completion_server.engine.interface import NGRAM, GenerationRequest
 from completion_server.engine.vllm.patches.patch import LEFT_OUT_ENV
-from tests.engine.contract_checks import prompt, run_request
+from tests.engine.contract import prompt, run_request
 from tests.support.models import DRAFT, TARGET
 from tests.support.vllm import make_vllm_engine
 

@@ -15,7 +15,7 @@ from completion_server.core.request import Sampling
 from completion_server.engine.interface import EngineDeadError, GenerationRequest, constant_lookup
 from completion_server.engine.vllm.patches import ALL
 from completion_server.engine.vllm.patches.patch import LEFT_OUT_ENV
-from tests.engine.contract_checks import prompt, run_request
+from tests.engine.contract import prompt, run_request
 from tests.support import counting_worker
 from tests.support.vllm import make_vllm_engine
 

@@ -1,15 +1,18 @@
-"""The engine contract, on the real vLLM engine with speculative decoding on."""
+"""The real vLLM engine with speculative decoding on: the engine contract and its processes."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import ipaddress
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
-import pytest_asyncio
 
-from completion_server.core.errors import ConfigError
-from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
-from tests.engine.contract import EngineContract
+from completion_server.engine.interface import GenerationRequest
+from completion_server.engine.processes import child_ids, with_descendants
+from tests.engine.contract import EngineContract, run_request
 from tests.engine.speculation_contract import SpeculationContract
+from tests.support.cancels import cancel_and_wait
+from tests.support.server import eventually
 from tests.support.vllm import make_vllm_engine
 
 if TYPE_CHECKING:
@@ -23,46 +26,46 @@ def engine(vllm_engine: "VllmEngine") -> "VllmEngine":
     return vllm_engine
 
 
-@pytest_asyncio.fixture
-async def doomed_engine() -> "AsyncIterator[VllmEngine]":
-    engine = make_vllm_engine()
-    await engine.start()
-    yield engine
-    await engine.stop()
+@pytest.fixture
+def doomed_engine(doomed_vllm_engine: "VllmEngine") -> "VllmEngine":
+    return doomed_vllm_engine
 
 
 class TestVllmEngine(EngineContract, SpeculationContract):
     vocab_size = 4096
 
 
-def test_an_unknown_option_is_refused_with_the_nearest_one(vllm_engine: "VllmEngine") -> None:
-    from completion_server.engine.vllm.arguments import engine_args
-
-    assert engine_args(EngineSettings(model="m", vllm={"block_size": 64}))["block_size"] == 64
-    with pytest.raises(ConfigError, match=r"engine\.vllm\.block_sise: .*did you mean 'block_size'\?"):
-        engine_args(EngineSettings(model="m", vllm={"block_sise": 64}))
-
-
-def test_the_cache_blocks_on_a_cpu_are_the_servers_own_choice(vllm_engine: "VllmEngine") -> None:
-    from completion_server.engine.vllm.arguments import engine_args
-
-    assert engine_args(EngineSettings(model="m"))["block_size"] == CPU_BLOCK_SIZE
+async def test_an_engine_listens_on_loopback_alone(vllm_engine: "VllmEngine") -> None:
+    processes = [psutil.Process(process_id) for process_id in vllm_engine.process_ids]
+    assert len(processes) == 2, "the core and its worker"
+    sockets = [one for process in processes for one in process.net_connections()]
+    addresses = [one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN]
+    assert len(addresses) <= 1, "groups of one member share a port"
+    assert all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
-def test_models_are_compiled_unless_switched_off(vllm_engine: "VllmEngine") -> None:
-    from completion_server.engine.vllm.arguments import engine_args
+async def test_an_engine_is_idle_after_a_step(vllm_engine: "VllmEngine") -> None:
+    await run_request(vllm_engine, GenerationRequest("before", [1, 2, 3], 1))
+    await asyncio.sleep(1.5)
+    before = vllm_engine.cpu_seconds()
+    for number in range(3):
+        await run_request(vllm_engine, GenerationRequest(f"step {number}", [1, 2, 3], 1))
+        await asyncio.sleep(1.0)
+    # A worker that spins for a second after each step uses 3 s.
+    after = vllm_engine.cpu_seconds()
+    assert before
+    assert after
+    assert 0 < after - before < 1.5
 
-    assert engine_args(EngineSettings(model="m"))["enforce_eager"] is False
-    assert engine_args(EngineSettings(model="m", enforce_eager=True))["enforce_eager"] is True
 
-
-def test_a_machine_that_cannot_compile_runs_uncompiled_unless_told_to_compile(
-    vllm_engine: "VllmEngine", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from completion_server.engine.vllm.arguments import engine_args
-
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert engine_args(EngineSettings(model="m"))["enforce_eager"] is True
-    assert "the model runs uncompiled, which is slower; there is no C++ compiler 'no-such-compiler'" in caplog.text
-    with pytest.raises(ConfigError, match=r"engine.enforce_eager: must be true or unset .*, got false; there is no "):
-        engine_args(EngineSettings(model="m", enforce_eager=False))
+@pytest.mark.full
+async def test_a_load_that_is_given_up_leaves_no_process() -> None:
+    others = child_ids()
+    engine = make_vllm_engine()
+    starting = asyncio.create_task(engine.start())
+    await eventually(lambda: bool(child_ids() - others), 300.0)
+    processes = with_descendants(child_ids() - others)
+    await cancel_and_wait(starting)
+    await engine.stop()
+    assert child_ids() == others
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)

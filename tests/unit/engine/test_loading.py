@@ -62,12 +62,6 @@ async def given_up(load: EngineLoad) -> None:
     await cancel_and_wait(running)
 
 
-async def test_a_load_returns_its_result() -> None:
-    load = EngineLoad()
-    load.may_end.set()
-    assert await load.loading.run() == "engine"
-
-
 async def test_a_load_that_fails_raises_its_error() -> None:
     def fail() -> str:
         raise OSError("no such model")
@@ -76,8 +70,8 @@ async def test_a_load_that_fails_raises_its_error() -> None:
         await Loading(fail, lambda _result: None).run()
 
 
-async def test_a_load_that_is_given_up_leaves_no_process() -> None:
-    load = EngineLoad()
+async def test_a_load_that_is_given_up_leaves_no_process_and_kills_no_other() -> None:
+    other, load = start_core(), EngineLoad()
     await given_up(load)
     processes = with_descendants([load.cores[0].pid])
     assert len(processes) == 2
@@ -85,13 +79,6 @@ async def test_a_load_that_is_given_up_leaves_no_process() -> None:
     _gone, alive = psutil.wait_procs(processes, 10)
     assert not alive
     assert not load.discarded
-
-
-async def test_it_kills_no_process_that_it_did_not_start() -> None:
-    other = start_core()
-    load = EngineLoad()
-    await given_up(load)
-    await load.loading.give_up()
     await eventually(lambda: child_ids() == {other.pid})
     assert other.is_running()
 
@@ -99,7 +86,7 @@ async def test_it_kills_no_process_that_it_did_not_start() -> None:
 async def test_a_result_that_came_before_it_was_given_up_is_handed_over() -> None:
     load = EngineLoad()
     load.may_end.set()
-    await load.loading.run()
+    assert await load.loading.run() == "engine"
     assert await load.loading.give_up() == "engine"
     assert await load.loading.give_up() is None
     assert not load.discarded

@@ -1,8 +1,12 @@
+"""How long starts take, the wait before them, and the settings of an engine."""
+
 import json
 from pathlib import Path
 
+import pytest
+
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.start_times import StartTimes
+from completion_server.engine.start_times import Backoff, StartEstimate, StartTimes
 
 
 def test_the_duration_of_a_start_outlives_the_process(tmp_path: Path) -> None:
@@ -40,3 +44,32 @@ def test_starts_of_other_models_have_other_keys() -> None:
     ]  # fmt: skip
     assert len({each.start_key for each in settings}) == len(settings)
     assert EngineSettings(model="a", max_num_seqs=8).start_key == EngineSettings(model="a").start_key
+
+
+def test_the_end_of_a_start_is_predicted_from_the_last_one() -> None:
+    estimate = StartEstimate(10.0)
+    estimate.begin(100.0)
+    assert (estimate.remaining_s(104.0), estimate.remaining_s(130.0)) == (6.0, 0.0)
+    assert estimate.end(135.0) == estimate.remaining_s(140.0) == 35.0
+    first = StartEstimate()
+    first.begin(0.0)
+    assert first.remaining_s(1.0) is None
+
+
+def test_the_wait_doubles_until_an_engine_has_served_for_long() -> None:
+    backoff = Backoff(EngineSettings(restart_backoff_min_s=1, restart_backoff_max_s=5, restart_backoff_reset_s=60))
+    assert [backoff.next_wait_s(served_s) for served_s in (1000, 0, 59, 59, 60, 0)] == [1, 2, 4, 5, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hang_timeout_s": 90.0}, r"step_timeout_s: must be at least hang_timeout_s \(90\), got 60"),
+        ({"step_timeout_s": float("nan")}, "step_timeout_s: must be above 0, got nan"),
+        ({"quarantine_s": -1.0}, "quarantine_s: must be at least 0, got -1.0"),
+        ({"restart_backoff_reset_s": float("nan")}, "restart_backoff_reset_s: must be at least 0, got nan"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_name(values: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineSettings(**values)  # type: ignore[arg-type]

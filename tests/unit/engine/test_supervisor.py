@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -11,10 +13,9 @@ from completion_server.core.errors import SuspectedPromptError
 from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.start_times import StartEstimate
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from loadtest.simulation import virtual_time
 from tests.support.cancels import cancel_and_wait
+from tests.support.scripted import AsyncTest, with_first
 
 POISON = [6, 6, 6]
 
@@ -92,24 +93,22 @@ class Bench:
 STEP_S = 0.01
 
 
-def on_bench(
-    scenario: Callable[[Bench], Awaitable[None]], step_s: float = STEP_S, start_s: float = 0.0, **settings: float
-) -> None:
-    """Run a scenario on a supervised engine, by default without warm-up and heartbeats."""
+@asynccontextmanager
+async def running(step_s: float = STEP_S, start_s: float = 0.0, **settings: float) -> AsyncIterator[Bench]:
+    """Run a supervised engine, by default without warm-up and heartbeats."""
+    values: dict[str, Any] = {"warm_up": False, "heartbeat_s": 0.0, "restart_backoff_min_s": 1.0} | settings
+    times = ServiceTimes(start_s=start_s, decode_base_s=step_s, prefill_base_s=step_s)
+    bench = Bench(EngineSettings(**values), times)
+    await bench.supervised.start()
+    run = asyncio.create_task(bench.supervised.run())
+    await asyncio.sleep(0)
+    yield bench
+    await cancel_and_wait(run)
+    await bench.supervised.stop()
 
-    async def main() -> None:
-        values = {"warm_up": False, "heartbeat_s": 0.0, "restart_backoff_min_s": 1.0} | settings
-        bench = Bench(
-            EngineSettings(**values), ServiceTimes(start_s=start_s, decode_base_s=step_s, prefill_base_s=step_s)
-        )  # type: ignore[arg-type]
-        await bench.supervised.start()
-        run = asyncio.create_task(bench.supervised.run())
-        await asyncio.sleep(0)
-        await scenario(bench)
-        await cancel_and_wait(run)
-        await bench.supervised.stop()
 
-    virtual_time.run(main())
+def on_bench(**settings: float) -> Callable[[AsyncTest], Callable[..., None]]:
+    return with_first(lambda: running(**settings))
 
 
 def num_tasks() -> int:
@@ -118,195 +117,106 @@ def num_tasks() -> int:
     return sum(issubclass(type(one), asyncio.Task) for one in gc.get_objects())
 
 
-def test_a_heartbeat_leaves_nothing_behind() -> None:
-    async def scenario(bench: Bench) -> None:
-        await asyncio.sleep(100)
-        before = num_tasks()
-        await asyncio.sleep(1000)
-        assert bench.engine.stats().num_generated_tokens > 500
-        assert num_tasks() <= before + 1
-
-    on_bench(scenario, heartbeat_s=1.0)
+@on_bench(heartbeat_s=1.0)
+async def test_a_heartbeat_leaves_nothing_behind(bench: Bench) -> None:
+    await asyncio.sleep(100)
+    before = num_tasks()
+    await asyncio.sleep(1000)
+    assert bench.engine.stats().num_generated_tokens > 500
+    assert num_tasks() <= before + 1
 
 
-def test_the_end_of_a_restart_is_predicted_from_the_last_start() -> None:
-    async def scenario(bench: Bench) -> None:
-        assert bench.supervised.start_s == pytest.approx(40.0)
-        assert bench.supervised.remaining_start_s() == pytest.approx(40.0)  # of the start after a failure
-        bench.engine.crash("out of memory")
-        await bench.until_failed()
-        assert bench.supervised.remaining_start_s() == pytest.approx(41.0, abs=0.1)  # the back-off comes first
-        await asyncio.sleep(21.0)
-        assert bench.supervised.state is EngineState.STARTING
-        assert bench.supervised.remaining_start_s() == pytest.approx(20.0, abs=0.1)
-        await bench.until_ready()
-
-    on_bench(scenario, start_s=40.0, restart_backoff_min_s=1.0)
+@on_bench(start_s=40.0, restart_backoff_min_s=1.0)
+async def test_the_end_of_a_restart_is_predicted_from_the_last_start(bench: Bench) -> None:
+    assert bench.supervised.start_s == pytest.approx(40.0)
+    assert bench.supervised.remaining_start_s() == pytest.approx(40.0)  # of the start after a failure
+    bench.engine.crash("out of memory")
+    await bench.until_failed()
+    assert bench.supervised.remaining_start_s() == pytest.approx(41.0, abs=0.1)  # the back-off comes first
+    await asyncio.sleep(21.0)
+    assert bench.supervised.state is EngineState.STARTING
+    assert bench.supervised.remaining_start_s() == pytest.approx(20.0, abs=0.1)
+    await bench.until_ready()
 
 
-def test_a_start_that_takes_longer_than_the_last_one_has_no_time_left() -> None:
-    estimate = StartEstimate(10.0)
-    estimate.begin(100.0)
-    assert estimate.remaining_s(104.0) == 6.0
-    assert estimate.remaining_s(130.0) == 0.0
-    assert estimate.end(135.0) == 35.0
-    assert estimate.remaining_s(140.0) == 35.0
+@on_bench(step_s=1.0)
+async def test_a_watch_that_was_stopped_itself_does_not_blame_the_engine(bench: Bench) -> None:
+    asking = asyncio.create_task(bench.ask(num_tokens=4))
+    await asyncio.sleep(1.5)
+    bench.clock.shift_s += 3600.0
+    assert await asking == 4
+    assert bench.supervised.num_restarts == 0
 
 
-def test_nothing_is_predicted_before_a_start_was_seen() -> None:
-    estimate = StartEstimate()
-    estimate.begin(0.0)
-    assert estimate.remaining_s(1.0) is None
+@on_bench()
+async def test_a_hang_is_found_by_a_watch_that_always_comes_late(bench: Bench) -> None:
+    asking = asyncio.create_task(bench.ask(num_tokens=4))
+    bench.engine.hang()
+    for _ in range(20):
+        await asyncio.sleep(0.5)
+        bench.clock.shift_s += 60.0
+    with pytest.raises(EngineDeadError):
+        await asking
 
 
-def test_a_watch_that_was_stopped_itself_does_not_blame_the_engine() -> None:
-    async def scenario(bench: Bench) -> None:
-        asking = asyncio.create_task(bench.ask(num_tokens=4))
-        await asyncio.sleep(1.5)
-        bench.clock.shift_s += 3600.0
-        assert await asking == 4
-        assert bench.supervised.num_restarts == 0
-
-    on_bench(scenario, step_s=1.0)
+@on_bench(step_s=40.0)
+async def test_an_engine_that_still_computes_gets_as_long_as_a_step_may_take(bench: Bench) -> None:
+    bench.engine.cpu_rate = 0.5
+    assert await bench.ask(num_tokens=2) == 2
+    assert bench.supervised.num_restarts == 0
 
 
-def test_a_hang_is_found_by_a_watch_that_always_comes_late() -> None:
-    async def scenario(bench: Bench) -> None:
-        asking = asyncio.create_task(bench.ask(num_tokens=4))
-        bench.engine.hang()
-        for _ in range(20):
-            await asyncio.sleep(0.5)
-            bench.clock.shift_s += 60.0
-        with pytest.raises(EngineDeadError):
-            await asking
-
-    on_bench(scenario)
-
-
-def test_an_engine_that_still_computes_gets_as_long_as_a_step_may_take() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.engine.cpu_rate = 0.5
-        assert await bench.ask(num_tokens=2) == 2
-        assert bench.supervised.num_restarts == 0
-
-    on_bench(scenario, step_s=40.0)
+@pytest.mark.parametrize(("cpu_rate", "after_s"), [(2.0, 60.0), (0.01, 10.0)], ids=["spins for ever", "waits for ever"])
+@on_bench()
+async def test_an_engine_that_hangs_is_replaced_sooner_if_it_does_not_compute(
+    bench: Bench, cpu_rate: float, after_s: float
+) -> None:
+    bench.engine.cpu_rate = cpu_rate
+    bench.engine.hang()
+    asking = asyncio.create_task(bench.ask())
+    assert after_s <= await bench.until_failed() < after_s + 2
+    with pytest.raises(EngineDeadError):
+        await asking
 
 
-def test_an_engine_that_spins_for_ever_is_replaced() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.engine.cpu_rate = 2.0
-        bench.engine.hang()
-        asking = asyncio.create_task(bench.ask())
-        assert 60.0 <= await bench.until_failed() < 62.0
-        with pytest.raises(EngineDeadError):
-            await asking
-
-    on_bench(scenario)
+@on_bench(step_s=50.0, warm_up=True)
+async def test_a_slow_warm_up_is_no_hang(bench: Bench) -> None:
+    assert bench.supervised.state is EngineState.READY
+    assert bench.supervised.num_restarts == 0
 
 
-def test_an_engine_that_waits_for_ever_is_replaced_sooner() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.engine.cpu_rate = 0.01
-        bench.engine.hang()
-        asking = asyncio.create_task(bench.ask())
-        assert 10.0 <= await bench.until_failed() < 11.0
-        with pytest.raises(EngineDeadError):
-            await asking
-
-    on_bench(scenario)
-
-
-def test_an_engine_that_hangs_in_its_warm_up_is_replaced() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.prepare = lambda engine: engine.hang() if len(bench.engines) == 1 else None
-        bench.engine.crash()
-        began_at = bench.clock.now()
-        await bench.until_failed()
-        await bench.until_ready()
-        assert len(bench.engines) == 3
-        assert bench.clock.now() - began_at < 70
-
-    on_bench(scenario, warm_up=True)
-
-
-def test_a_slow_warm_up_is_no_hang() -> None:
-    async def scenario(bench: Bench) -> None:
-        assert bench.supervised.state is EngineState.READY
-        assert bench.supervised.num_restarts == 0
-
-    on_bench(scenario, step_s=50.0, warm_up=True)
-
-
-def test_the_back_off_grows_over_lives_that_are_short() -> None:
-    async def scenario(bench: Bench) -> None:
-        waits = []
-        for _ in range(7):
-            bench.engine.crash()
-            await bench.until_failed()
-            began_at = bench.clock.now()
-            await bench.until_ready()
-            waits.append(round(bench.clock.now() - began_at))
-            await asyncio.sleep(5)
-        assert waits == [1, 2, 4, 8, 16, 30, 30]
-
-    on_bench(scenario)
-
-
-def test_the_back_off_is_forgotten_after_a_good_life() -> None:
-    async def scenario(bench: Bench) -> None:
-        for _ in range(4):
-            bench.engine.crash()
-            await bench.until_failed()
-            await bench.until_ready()
-        await asyncio.sleep(61)
+@on_bench()
+async def test_the_back_off_grows_over_lives_that_are_short(bench: Bench) -> None:
+    waits = []
+    for served_s in (0, 5, 5, 5, 5, 5, 5, 61):
+        await asyncio.sleep(served_s)
         bench.engine.crash()
         await bench.until_failed()
         began_at = bench.clock.now()
         await bench.until_ready()
-        assert round(bench.clock.now() - began_at) == 1
+        waits.append(round(bench.clock.now() - began_at))
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 1]
 
-    on_bench(scenario)
 
-
-def test_a_prompt_that_stops_the_engine_twice_is_refused_and_others_are_served() -> None:
-    async def scenario(bench: Bench) -> None:
-        for _ in range(2):
-            with pytest.raises(EngineDeadError):
+@on_bench(heartbeat_s=5.0)
+async def test_a_prompt_that_hangs_the_engine_is_refused_though_its_callers_give_up(bench: Bench) -> None:
+    for _ in range(2):
+        bench.engine.hang()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
                 await bench.ask("bad", POISON)
-            await bench.until_failed()
-            await bench.until_ready()
-        for attempt in range(20):
-            with pytest.raises(SuspectedPromptError, match="suspected of stopping it"):
-                await bench.ask(f"bad {attempt}", POISON)
-            assert await bench.ask(f"good {attempt}") == 5
-        assert bench.supervised.num_restarts == 2
-
-    on_bench(scenario)
+        await bench.until_failed()
+        await bench.until_ready()
+    with pytest.raises(SuspectedPromptError):
+        await bench.ask("bad", POISON)
+    assert await bench.ask() == 5
 
 
-def test_a_prompt_that_hangs_the_engine_is_refused_though_its_callers_give_up() -> None:
-    async def scenario(bench: Bench) -> None:
-        for _ in range(2):
-            bench.engine.hang()
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1):
-                    await bench.ask("bad", POISON)
-            await bench.until_failed()
-            await bench.until_ready()
-        with pytest.raises(SuspectedPromptError):
-            await bench.ask("bad", POISON)
-        assert await bench.ask() == 5
-
-    on_bench(scenario, heartbeat_s=5.0)
-
-
-def test_the_heartbeat_is_never_a_suspect() -> None:
-    async def scenario(bench: Bench) -> None:
-        for _ in range(2):
-            bench.engine.hang()
-            await bench.until_failed()
-            await bench.until_ready()
-        assert await bench.ask(prompt=[1]) == 5
-        assert bench.supervised.num_restarts == 2
-
-    on_bench(scenario, heartbeat_s=5.0)
+@on_bench(heartbeat_s=5.0)
+async def test_the_heartbeat_is_never_a_suspect(bench: Bench) -> None:
+    for _ in range(2):
+        bench.engine.hang()
+        await bench.until_failed()
+        await bench.until_ready()
+    assert await bench.ask(prompt=[1]) == 5
+    assert bench.supervised.num_restarts == 2

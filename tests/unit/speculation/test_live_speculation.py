@@ -1,29 +1,26 @@
-"""The active schedule of a server: its changes, its figures and its totals."""
+"""The active schedule of a server and its changes."""
 
 import asyncio
-import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from completion_server.engine.interface import EngineStep, GenerationRequest, SpeculationLookup, constant_lookup
+from completion_server.engine.interface import GenerationRequest, SpeculationLookup, constant_lookup
 from completion_server.engine.scripted.engine import Script, ScriptedEngine, ServiceTimes, plausible_code
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.speculation.controller import Controller
-from completion_server.speculation.figures import FiguresWindow
 from completion_server.speculation.live import LiveSpeculation, SpeculationLockedError, SpeculationMode
-from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule
-from completion_server.speculation.totals import SpeculationTotals
+from completion_server.speculation.schedule import SpeculationSchedule
 from completion_server.speculation.trial import StartChoice, run_trial
-from completion_server.telemetry.metrics import SpeculationCollector
-from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.cancels import cancel_and_wait
+from tests.support.scripted import AsyncTest, in_virtual_time, with_first
 
 MAX_K = 4
 SEQS = 8
@@ -65,300 +62,200 @@ def lookup_of(engine: ScriptedEngine) -> SpeculationLookup:
     return engine.speculation.lookup
 
 
-def on_bench(
-    scenario: Callable[[Bench], Awaitable[None]],
-    settings: SpeculationSettings | None = None,
-    max_k: int = MAX_K,
-    start: StartChoice | None = None,
+@asynccontextmanager
+async def running(
+    settings: SpeculationSettings, max_k: int = MAX_K, start: StartChoice | None = None
+) -> AsyncIterator[Bench]:
+    bench = Bench(settings, max_k)
+    await bench.supervised.start()
+    bench.live.begin(start)
+    run = asyncio.create_task(bench.supervised.run())
+    await asyncio.sleep(0)
+    yield bench
+    await cancel_and_wait(run)
+    await bench.supervised.stop()
+
+
+def on_bench(settings: SpeculationSettings | None = None, **how: Any) -> Callable[[AsyncTest], Callable[..., None]]:
+    return with_first(lambda: running(settings or SpeculationSettings("fixed"), **how))
+
+
+@on_bench()
+async def test_a_change_is_active_from_the_next_step_on(bench: Bench) -> None:
+    assert bench.live.figures().num_tokens == 0, "the warm-up is not counted"
+    await asyncio.sleep(5)
+    asking = asyncio.create_task(bench.ask("a", 400))
+    await asyncio.sleep(0.2)
+    bench.live.set_fixed(0, "ada@host")
+    now = bench.live.active
+    assert (now.mode, now.set_by) == (SpeculationMode.FIXED, "ada@host")
+    assert now.schedule == SpeculationSchedule.fixed(0, SEQS)
+    assert 1_005_000 < now.since_unix_ms < 1_006_000
+    drafted = await asking
+    assert 0 < drafted < 100
+    assert await bench.ask("b") == 0
+    bench.live.set_schedule(ROWS, "bob@host")
+    assert await bench.ask("c") > 0
+    assert bench.live.active.schedule.as_lists() == ROWS
+
+
+@in_virtual_time
+async def test_settings_without_an_effect_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(SpeculationSettings("schedule", ((1, 8, 2),)), max_k=0):
+        assert "can't be changed while it runs: the engine was started without a draft model" in caplog.text
+    async with running(SpeculationSettings("schedule", ((1, 8, 9),))):
+        assert "not active: schedule[0]: K = 9 is over the 4" in caplog.text
+
+
+@on_bench()
+async def test_a_change_survives_a_restart_of_the_engine(bench: Bench) -> None:
+    bench.live.set_schedule([[1, 8, 0]], "ada")
+    before = bench.live.active
+    await bench.restart()
+    assert len(bench.engines) == 2
+    assert bench.live.active == before
+    assert lookup_of(bench.engines[-1]) == constant_lookup(0, SEQS)
+    assert await bench.ask("after") == 0
+    assert bench.live.figures().num_tokens >= 40
+
+
+@on_bench()
+async def test_a_change_during_a_restart_is_active_after_it(bench: Bench) -> None:
+    bench.engines[-1].crash("no memory left")
+    bench.live.set_fixed(1, "ada")
+    assert bench.live.active.schedule == SpeculationSchedule.fixed(1, SEQS)
+    while bench.supervised.state is not EngineState.READY or len(bench.engines) < 2:
+        await asyncio.sleep(0.1)
+    assert lookup_of(bench.engines[-1]) == constant_lookup(1, SEQS)
+
+
+@on_bench()
+async def test_the_servers_choice_survives_a_restart(bench: Bench) -> None:
+    bench.live.set_auto("ada", [[1, 8, 4]])
+    bench.engines[-1].acceptance_rate = 0.0
+    asking = asyncio.create_task(bench.ask("long", 3000))
+    await asyncio.sleep(20)
+    now = bench.live.active
+    assert (now.mode, now.set_by, now.operator_schedule.as_lists()) == (SpeculationMode.AUTO, "ada", [[1, 8, 4]])
+    assert now.schedule.num_speculative_tokens(1) == 0
+    assert now.since_unix_ms > 1_000_000
+    num_drafted = bench.live.figures().num_drafted
+    await asyncio.sleep(5)
+    assert bench.live.figures().num_drafted > num_drafted  # a probe tries drafts again
+    assert bench.live.active == now  # and does not change the choice
+    await asking
+    await bench.restart()
+    assert bench.live.active.schedule.num_speculative_tokens(1) == 0
+    bench.live.set_fixed(3, "bob")
+    await bench.ask("more", 300)
+    assert bench.live.active.mode is SpeculationMode.FIXED
+    assert bench.live.active.schedule == SpeculationSchedule.fixed(3, SEQS)
+
+
+@on_bench()
+async def test_the_time_of_the_change_moves_with_every_choice_and_with_nothing_else(bench: Bench) -> None:
+    bench.live.set_auto("ada", [[1, 8, 0]])
+    bench.engines[-1].acceptance_rate = 0.9
+    asking = asyncio.create_task(bench.ask("long", 20_000))
+    seen = [bench.live.active]
+    while not asking.done():
+        await asyncio.sleep(0.003)
+        seen.append(bench.live.active)
+    assert seen[-1].schedule.num_speculative_tokens(1) > 0
+    for before, now in pairwise(seen):
+        assert (before.schedule == now.schedule) == (before.since_unix_ms == now.since_unix_ms)
+
+
+@in_virtual_time
+async def test_changes_are_refused_before_the_engine_has_started() -> None:
+    bench = Bench(SpeculationSettings(), MAX_K)
+    changes: list[Callable[[], None]] = [
+        lambda: bench.live.set_fixed(1, "ada"),
+        lambda: bench.live.set_schedule(ROWS, "ada"),
+        lambda: bench.live.set_auto("ada"),
+    ]
+    for change in changes:
+        with pytest.raises(SpeculationLockedError, match="is starting"):
+            change()
+
+
+@on_bench()
+async def test_the_controller_stops_if_an_engine_comes_back_locked(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        bench = Bench(settings or SpeculationSettings("fixed"), max_k)
-        await bench.supervised.start()
-        bench.live.begin(start)
-        run = asyncio.create_task(bench.supervised.run())
-        await asyncio.sleep(0)
-        await scenario(bench)
-        await cancel_and_wait(run)
-        await bench.supervised.stop()
-
-    virtual_time.run(main())
-
-
-def test_it_begins_with_the_k_of_the_engine() -> None:
-    async def scenario(bench: Bench) -> None:
-        now = bench.live.active
-        assert now.schedule == now.operator_schedule == SpeculationSchedule.fixed(MAX_K, SEQS)
-        assert (now.mode, now.set_by) == (SpeculationMode.FIXED, "configuration")
-        assert (now.max_num_speculative_tokens, now.locked_reason) == (MAX_K, "")
-
-    on_bench(scenario)
-
-
-def test_it_begins_with_the_configured_schedule() -> None:
-    async def scenario(bench: Bench) -> None:
-        now = bench.live.active
-        assert (now.mode, now.schedule.as_lists(), now.set_by) == (SpeculationMode.SCHEDULE, ROWS, "configuration")
-
-    on_bench(scenario, SpeculationSettings("schedule", tuple(tuple(row) for row in ROWS)))
-
-
-def test_a_change_is_active_from_the_next_step_on() -> None:
-    async def scenario(bench: Bench) -> None:
-        await asyncio.sleep(5)
-        asking = asyncio.create_task(bench.ask("a", 400))
-        await asyncio.sleep(0.2)
-        bench.live.set_fixed(0, "ada@host")
-        now = bench.live.active
-        assert (now.mode, now.set_by) == (SpeculationMode.FIXED, "ada@host")
-        assert now.schedule == SpeculationSchedule.fixed(0, SEQS)
-        assert 1_005_000 < now.since_unix_ms < 1_006_000
-        drafted = await asking
-        assert 0 < drafted < 100
-        assert await bench.ask("b") == 0
-        bench.live.set_schedule(ROWS, "bob@host")
-        assert await bench.ask("c") > 0
-        assert bench.live.active.schedule.as_lists() == ROWS
-
-    on_bench(scenario)
-
-
-def test_an_invalid_schedule_leaves_the_active_one() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.live.set_schedule(ROWS, "ada")
-        before = bench.live.active
-        with pytest.raises(ScheduleError, match=r"schedule\[1\]: begins at batch size 4 and leaves a gap"):
-            bench.live.set_schedule([[1, 2, 4], [4, 8, 1]], "bob")
-        with pytest.raises(ScheduleError, match="is over the 4"):
-            bench.live.set_fixed(5, "bob")
-        with pytest.raises(ScheduleError, match="is over the 4"):
-            bench.live.set_auto("bob", [[1, 8, 5]])
-        assert bench.live.active == before
-
-    on_bench(scenario)
-
-
-def test_without_a_draft_model_every_change_is_refused() -> None:
-    async def scenario(bench: Bench) -> None:
-        assert bench.live.active.locked_reason
-        for change in (
-            lambda: bench.live.set_fixed(0, ""),
-            lambda: bench.live.set_schedule([], ""),
-            lambda: bench.live.set_auto(""),
-        ):
-            with pytest.raises(SpeculationLockedError, match="without a draft model"):
-                change()
-
-    on_bench(scenario, max_k=0)
-
-
-def test_settings_without_an_effect_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(_bench: Bench) -> None:
-        pass
-
-    with caplog.at_level(logging.WARNING):
-        on_bench(scenario, SpeculationSettings("schedule", ((1, 8, 2),)), max_k=0)
-        on_bench(scenario, SpeculationSettings("schedule", ((1, 8, 9),)))
-    assert "can't be changed while it runs: the engine was started without a draft model" in caplog.text
-    assert "not active: schedule[0]: K = 9 is over the 4" in caplog.text
-
-
-def test_a_change_survives_a_restart_of_the_engine() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.live.set_schedule([[1, 8, 0]], "ada")
-        before = bench.live.active
-        await bench.restart()
-        assert len(bench.engines) == 2
-        assert bench.live.active == before
-        assert lookup_of(bench.engines[-1]) == constant_lookup(0, SEQS)
-        assert await bench.ask("after") == 0
-        assert bench.live.figures().num_tokens >= 40
-
-    on_bench(scenario)
-
-
-def test_a_change_during_a_restart_is_active_after_it() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.engines[-1].crash("no memory left")
-        bench.live.set_fixed(1, "ada")
-        assert bench.live.active.schedule == SpeculationSchedule.fixed(1, SEQS)
-        while bench.supervised.state is not EngineState.READY or len(bench.engines) < 2:
-            await asyncio.sleep(0.1)
-        assert lookup_of(bench.engines[-1]) == constant_lookup(1, SEQS)
-
-    on_bench(scenario)
-
-
-def test_warm_ups_are_not_counted() -> None:
-    async def scenario(bench: Bench) -> None:
-        assert bench.live.figures().num_tokens == 0
-
-    on_bench(scenario)
-
-
-def test_the_servers_choice_survives_a_restart() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.live.set_auto("ada", [[1, 8, 4]])
-        bench.engines[-1].acceptance_rate = 0.0
-        asking = asyncio.create_task(bench.ask("long", 3000))
-        await asyncio.sleep(20)
-        now = bench.live.active
-        assert (now.mode, now.set_by, now.operator_schedule.as_lists()) == (SpeculationMode.AUTO, "ada", [[1, 8, 4]])
-        assert now.schedule.num_speculative_tokens(1) == 0
-        assert now.since_unix_ms > 1_000_000
-        num_drafted = bench.live.figures().num_drafted
-        await asyncio.sleep(5)
-        assert bench.live.figures().num_drafted > num_drafted  # a probe tries drafts again
-        assert bench.live.active == now  # and does not change the choice
-        await asking
-        await bench.restart()
-        assert bench.live.active.schedule.num_speculative_tokens(1) == 0
-        bench.live.set_fixed(3, "bob")
-        await bench.ask("more", 300)
-        assert bench.live.active.mode is SpeculationMode.FIXED
-        assert bench.live.active.schedule == SpeculationSchedule.fixed(3, SEQS)
-
-    on_bench(scenario)
-
-
-def test_the_time_of_the_change_moves_with_every_choice_and_with_nothing_else() -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.live.set_auto("ada", [[1, 8, 0]])
-        bench.engines[-1].acceptance_rate = 0.9
-        asking = asyncio.create_task(bench.ask("long", 20_000))
-        seen = [bench.live.active]
-        while not asking.done():
-            await asyncio.sleep(0.003)
-            seen.append(bench.live.active)
-        assert seen[-1].schedule.num_speculative_tokens(1) > 0
-        for before, now in pairwise(seen):
-            assert (before.schedule == now.schedule) == (before.since_unix_ms == now.since_unix_ms)
-
-    on_bench(scenario)
-
-
-def test_changes_are_refused_before_the_engine_has_started() -> None:
-    async def main() -> None:
-        bench = Bench(SpeculationSettings(), MAX_K)
-        changes: list[Callable[[], None]] = [
-            lambda: bench.live.set_fixed(1, "ada"),
-            lambda: bench.live.set_schedule(ROWS, "ada"),
-            lambda: bench.live.set_auto("ada"),
-        ]
-        for change in changes:
-            with pytest.raises(SpeculationLockedError, match="is starting"):
-                change()
-
-    virtual_time.run(main())
-
-
-def test_the_controller_stops_if_an_engine_comes_back_locked(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.live.set_auto("ada", ROWS)
-        monkeypatch.setattr(Controller, "observe", lambda _self, _step, _now: SpeculationSchedule.fixed(0, SEQS))
-        bench.max_k = 0
-        await bench.restart()
-        await bench.ask("a")
-        assert bench.supervised.state is EngineState.READY
-        assert "without a draft model" in bench.live.active.locked_reason
-        assert (bench.live.active.mode, bench.live.active.schedule.as_lists()) == (
-            SpeculationMode.SCHEDULE, [[1, SEQS, 0]],
-        )  # fmt: skip
-
-    with caplog.at_level(logging.ERROR):
-        on_bench(scenario)
+    bench.live.set_auto("ada", ROWS)
+    monkeypatch.setattr(Controller, "observe", lambda _self, _step, _now: SpeculationSchedule.fixed(0, SEQS))
+    bench.max_k = 0
+    await bench.restart()
+    await bench.ask("a")
+    assert bench.supervised.state is EngineState.READY
+    now = bench.live.active
+    assert "without a draft model" in now.locked_reason
+    assert (now.mode, now.schedule.as_lists()) == (SpeculationMode.SCHEDULE, [[1, SEQS, 0]])
     assert caplog.text.count("no longer chosen by the server") == 1
 
 
-def test_an_error_of_the_controller_does_not_reach_the_engine(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@on_bench()
+async def test_an_error_of_the_controller_does_not_reach_the_engine(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(bench: Bench) -> None:
-        bench.live.set_auto("ada", ROWS)
-
-        def fail(_self: Controller, _step: EngineStep, _now: float) -> SpeculationSchedule | None:
-            raise ZeroDivisionError
-
-        monkeypatch.setattr(Controller, "observe", fail)
-        await bench.ask("a")
-        assert bench.supervised.state is EngineState.READY
-        assert (bench.live.active.mode, bench.live.active.schedule.as_lists()) == (SpeculationMode.SCHEDULE, ROWS)
-
-    with caplog.at_level(logging.ERROR):
-        on_bench(scenario)
+    bench.live.set_auto("ada", ROWS)
+    monkeypatch.setattr(Controller, "observe", lambda _self, _step, _now: 1 / 0)
+    await bench.ask("a")
+    assert bench.supervised.state is EngineState.READY
+    assert (bench.live.active.mode, bench.live.active.schedule.as_lists()) == (SpeculationMode.SCHEDULE, ROWS)
     assert "no longer chosen by the server" in caplog.text
 
 
-def test_k_zero_of_an_operator_switches_the_draft_model_off() -> None:
-    async def scenario(bench: Bench) -> None:
-        prompt = [1, 2, 3] * 30
+@on_bench()
+async def test_k_zero_of_an_operator_switches_the_draft_model_off(bench: Bench) -> None:
+    prompt = [1, 2, 3] * 30
 
-        async def cached(name: str) -> int:
-            outputs = bench.supervised.generate(GenerationRequest(name, prompt, 8))
-            return [output.cached_prompt_tokens async for output in outputs][-1]
+    async def cached(name: str) -> int:
+        outputs = bench.supervised.generate(GenerationRequest(name, prompt, 8))
+        return [output.cached_prompt_tokens async for output in outputs][-1]
 
-        await cached("first")
-        bench.live.set_fixed(0, "ada")
-        assert await cached("off") > 0
-        bench.live.set_fixed(2, "ada")
-        assert await cached("on") == 0, "the draft model lacks these prompts"
-        assert await cached("on again") > 0
-
-    on_bench(scenario)
+    await cached("first")
+    bench.live.set_fixed(0, "ada")
+    assert await cached("off") > 0
+    bench.live.set_fixed(2, "ada")
+    assert await cached("on") == 0, "the draft model lacks these prompts"
+    assert await cached("on again") > 0
 
 
-def test_it_begins_with_the_choice_of_the_trial() -> None:
-    async def scenario(bench: Bench) -> None:
-        assert bench.live.active.mode is SpeculationMode.AUTO
-        assert bench.live.active.schedule.as_lists() == [[1, 2, 3], [3, 8, 0]]
-
-    on_bench(scenario, SpeculationSettings("auto"), start=StartChoice(((1, 2, 3), (3, 8, 0)), ""))
+@on_bench(SpeculationSettings("auto"), start=StartChoice(((1, 2, 3), (3, 8, 0)), ""))
+async def test_it_begins_with_the_choice_of_the_trial(bench: Bench) -> None:
+    assert bench.live.active.mode is SpeculationMode.AUTO
+    assert bench.live.active.schedule.as_lists() == [[1, 2, 3], [3, 8, 0]]
 
 
-def test_drafts_that_do_not_pay_at_start_are_tried_again_later() -> None:
-    async def scenario(bench: Bench) -> None:
-        assert await bench.ask("at start") == 0
-        await asyncio.sleep(599)
-        assert await bench.ask("still off") == 0
-        await asyncio.sleep(1)
-        drafted = [await bench.ask(f"later-{i}") for i in range(20)]
-        assert any(drafted)
-        assert bench.live.active.schedule.largest > 0, "they pay here"
-
-    on_bench(scenario, SpeculationSettings("auto"), start=StartChoice(((1, SEQS, 0),), ""))
+@on_bench(SpeculationSettings("auto"), start=StartChoice(((1, SEQS, 0),), ""))
+async def test_drafts_that_do_not_pay_at_start_are_tried_again_later(bench: Bench) -> None:
+    assert await bench.ask("at start") == 0
+    await asyncio.sleep(599)
+    assert await bench.ask("still off") == 0
+    await asyncio.sleep(1)
+    drafted = [await bench.ask(f"later-{i}") for i in range(20)]
+    assert any(drafted)
+    assert bench.live.active.schedule.largest > 0, "they pay here"
 
 
-def test_the_active_k_of_a_batch_size_follows_every_change() -> None:
-    async def scenario(bench: Bench) -> None:
-        live = bench.live
-        live.set_schedule(ROWS, "ada")
-        assert [live.num_speculative_tokens(num_seqs) for num_seqs in (0, 1, 2, 3, SEQS, 2 * SEQS)] == [
-            4,
-            4,
-            4,
-            1,
-            1,
-            1,
-        ]
-        live.set_fixed(0, "ada")
-        assert live.num_speculative_tokens(1) == 0
-
-    on_bench(scenario)
+@on_bench()
+async def test_the_active_k_of_a_batch_size_follows_every_change(bench: Bench) -> None:
+    live = bench.live
+    live.set_schedule(ROWS, "ada")
+    found = [live.num_speculative_tokens(num_seqs) for num_seqs in (0, 1, 2, 3, SEQS, 2 * SEQS)]
+    assert found == [4, 4, 4, 1, 1, 1]
+    live.set_fixed(0, "ada")
+    assert live.num_speculative_tokens(1) == 0
 
 
-def test_the_active_k_is_zero_without_a_draft_model() -> None:
-    async def scenario(bench: Bench) -> None:
+@pytest.mark.parametrize("max_k", [0, MAX_K], ids=["no draft model", "drafts are off"])
+@in_virtual_time
+async def test_the_active_k_is_zero_without_drafts(max_k: int) -> None:
+    start = StartChoice(((1, SEQS, 0),), "") if max_k else None
+    async with running(SpeculationSettings("auto"), max_k, start) as bench:
         assert bench.live.num_speculative_tokens(1) == 0
-
-    on_bench(scenario, max_k=0)
-
-
-def test_the_active_k_is_zero_while_drafts_are_switched_off() -> None:
-    async def scenario(bench: Bench) -> None:
-        assert bench.live.num_speculative_tokens(1) == 0
-
-    on_bench(scenario, SpeculationSettings("auto"), start=StartChoice(((1, SEQS, 0),), ""))
 
 
 def sample(document: int, num_keys: int, num_tokens: int, cache_salt: str) -> GenerationRequest:
@@ -368,100 +265,21 @@ def sample(document: int, num_keys: int, num_tokens: int, cache_salt: str) -> Ge
 
 
 @pytest.mark.parametrize("is_corrected", [True, False])
-def test_the_controller_keeps_the_choice_of_the_trial_for_the_same_text(*, is_corrected: bool) -> None:
+@in_virtual_time
+async def test_the_controller_keeps_the_choice_of_the_trial_for_the_same_text(*, is_corrected: bool) -> None:
     """Completions of four tokens end before many drafts do, which the steps do not show."""
 
-    async def main() -> tuple[SpeculationSchedule, SpeculationSchedule]:
-        bench = Bench(SpeculationSettings("auto"), MAX_K, lambda _request: ["x"] * 3)
-        await bench.supervised.start()
-        engine, control = bench.supervised.current, bench.supervised.speculation
-        assert control is not None
-        choice = await run_trial(engine, control, sample, LoopClock(), 10.0, random.Random(1))
-        assert choice.rows == ((1, SEQS, 2),)
-        bench.live.begin(choice if is_corrected else replace(choice, log_gains={}))
-        run = asyncio.create_task(bench.supervised.run())
-        await asyncio.sleep(0)
-        begun = bench.live.active.schedule
-        for number in range(2000):
-            await asyncio.gather(*(bench.ask(f"typed-{caller}-{number}") for caller in range(4)))
-        run.cancel()
-        await asyncio.wait([run])
-        await bench.supervised.stop()
-        return begun, bench.live.active.schedule
-
-    begun, now = virtual_time.run(main())
-    assert (now == begun) is is_corrected, (begun, now)
-
-
-class ManualClock:
-    def __init__(self) -> None:
-        self.at = 100.0
-
-    def now(self) -> float:
-        return self.at
-
-
-def test_an_empty_window() -> None:
-    figures = FiguresWindow(ManualClock()).read()
-    assert (figures.num_tokens, figures.num_drafted, figures.tokens_per_s) == (0, 0, 0.0)
-    assert figures.acceptance is None
-    assert figures.mean_accepted_length is None
-    assert figures.acceptance_by_position == ()
-
-
-def test_sums_by_position() -> None:
-    clock = ManualClock()
-    window = FiguresWindow(clock)
-    window.add(EngineStep(num_seqs=4, num_tokens=7, drafted=(4, 4), accepted=(2, 1)))
-    clock.at += 0.5
-    window.add(EngineStep(num_seqs=2, num_tokens=6, drafted=(2, 2, 2), accepted=(2, 1, 1)))
-    window.add(EngineStep(num_seqs=1, num_tokens=1))
-    clock.at += 9.5
-    figures = window.read()
-    assert figures.seconds == pytest.approx(10)
-    assert (figures.num_tokens, figures.tokens_per_s) == (14, pytest.approx(1.4))
-    assert (figures.drafted, figures.accepted) == ((6, 6, 2), (4, 2, 1))
-    assert (figures.num_drafted, figures.num_accepted, figures.num_wasted) == (14, 7, 7)
-    assert figures.acceptance == pytest.approx(0.5)
-    assert figures.acceptance_by_position == pytest.approx((4 / 6, 2 / 6, 1 / 2))
-    assert figures.mean_accepted_length == pytest.approx(1 + 7 / 6)
-
-
-def test_what_is_older_than_the_window_is_forgotten() -> None:
-    clock = ManualClock()
-    window = FiguresWindow(clock, window_s=10)
-    for _ in range(100):
-        window.add(EngineStep(num_seqs=1, num_tokens=2, drafted=(1,), accepted=(1,)))
-        clock.at += 0.5
-    figures = window.read()
-    assert figures.seconds == 10
-    assert 18 <= figures.num_drafted <= 20
-    assert figures.tokens_per_s == pytest.approx(4, rel=0.1)
-    clock.at += 100
-    assert window.read().num_tokens == 0
-
-
-def test_steps_are_counted_by_k_and_position() -> None:
-    totals = SpeculationTotals()
-    totals.add(EngineStep(3, 5, drafted=(3, 2), accepted=(2, 0)))
-    totals.add(EngineStep(1, 3, drafted=(1, 1), accepted=(1, 1)))
-    totals.add(EngineStep(4, 4))  # K = 0
-    registry = CollectorRegistry()
-    registry.register(SpeculationCollector(totals))
-
-    def value(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(f"completion_speculation_{name}_total", labels)
-
-    assert (value("steps", k="2"), value("steps", k="0")) == (2, 1)
-    assert (value("drafted_tokens", k="2", position="1"), value("drafted_tokens", k="2", position="2")) == (4, 3)
-    assert (value("accepted_tokens", k="2", position="1"), value("accepted_tokens", k="2", position="2")) == (3, 1)
-    assert value("drafted_tokens", k="0", position="1") is None
-
-
-def test_a_reading_does_not_change_with_later_k() -> None:
-    totals = SpeculationTotals()
-    totals.add(EngineStep(1, 1))
-    read = totals.read()
-    totals.add(EngineStep(1, 2, drafted=(1,), accepted=(1,)))
-    assert [k for k, _ in read] == [0]
-    assert [k for k, _ in totals.read()] == [0, 1]
+    bench = Bench(SpeculationSettings("auto"), MAX_K, lambda _request: ["x"] * 3)
+    await bench.supervised.start()
+    engine, control = bench.supervised.current, bench.supervised.speculation
+    assert control is not None
+    choice = await run_trial(engine, control, sample, LoopClock(), 10.0, random.Random(1))
+    assert choice.rows == ((1, SEQS, 2),)
+    bench.live.begin(choice if is_corrected else replace(choice, log_gains={}))
+    run = asyncio.create_task(bench.supervised.run())
+    await asyncio.sleep(0)
+    begun = bench.live.active.schedule
+    for number in range(2000):
+        await asyncio.gather(*(bench.ask(f"typed-{caller}-{number}") for caller in range(4)))
+    assert (bench.live.active.schedule == begun) is is_corrected, begun
+    await cancel_and_wait(run)

@@ -16,8 +16,10 @@ from loadtest.bench.speculation.known import KNOWN, SEQS, make_request
 from loadtest.bench.speculation.trial import MAX_LOSS, Start, Truth, measure_truth, start_once
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
+from tests.support.scripted import in_virtual_time
 
 NUM_STARTS = 20
+STEPS = ServiceTimes(decode_base_s=0.01)
 LOSES, GAINS_4, GAINS_8, SMALL_BATCHES = KNOWN
 
 
@@ -31,6 +33,7 @@ def start(name: str, seed: int) -> Start:
 
 
 async def run_on(engine: ScriptedEngine) -> StartChoice:
+    await engine.start()
     assert engine.speculation is not None
     return await run_trial(engine, engine.speculation, make_request, LoopClock(), 10.0, random.Random(1))
 
@@ -48,7 +51,9 @@ def test_one_truth_changes_with_the_batch_size() -> None:
     assert max(gains[16], key=lambda k: gains[16][k]) == 0
 
 
-@pytest.mark.parametrize("name", [LOSES, pytest.param(GAINS_4, marks=pytest.mark.full), GAINS_8, SMALL_BATCHES])
+@pytest.mark.parametrize(
+    "name", [LOSES, *(pytest.param(each, marks=pytest.mark.full) for each in (GAINS_4, GAINS_8)), SMALL_BATCHES]
+)
 def test_of_20_starts_19_choose_a_schedule_within_3_percent_of_the_best(name: str) -> None:
     starts = [start(name, seed) for seed in range(NUM_STARTS)]
     over = [truth_of(name).over_best(each.choice.rows, is_adjusted=True) for each in starts]
@@ -83,55 +88,35 @@ def test_few_ks_are_measured(max_k: int, ks: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("most", "sizes"), [(1, (1,)), (3, (1,)), (4, (1, 4)), (SEQS, (1, 4, 16))])
-def test_a_small_engine_is_measured_at_the_sizes_that_it_has(most: int, sizes: tuple[int, ...]) -> None:
-    async def main() -> StartChoice:
-        engine = ScriptedEngine(max_num_seqs=most, num_speculative_tokens=1, times=ServiceTimes(decode_base_s=0.01))
-        await engine.start()
-        choice = await run_on(engine)
-        await engine.stop()
-        return choice
-
+@in_virtual_time
+async def test_a_small_engine_is_measured_at_the_sizes_that_it_has(most: int, sizes: tuple[int, ...]) -> None:
     assert trial_sizes(most) == sizes
-    assert virtual_time.run(main()).rows[-1][1] == most
+    choice = await run_on(ScriptedEngine(max_num_seqs=most, num_speculative_tokens=1, times=STEPS))
+    assert choice.rows[-1][1] == most
 
 
-def test_an_engine_that_is_too_slow_for_a_trial_begins_without_drafts() -> None:
-    async def main() -> tuple[StartChoice, float]:
-        engine = ScriptedEngine(times=ServiceTimes(decode_base_s=1.0), num_speculative_tokens=4)
-        await engine.start()
-        choice = await run_on(engine)
-        await engine.stop()
-        return choice, LoopClock().now()
-
-    choice, took_s = virtual_time.run(main())
+@in_virtual_time
+async def test_an_engine_that_is_too_slow_for_a_trial_begins_without_drafts() -> None:
+    choice = await run_on(ScriptedEngine(times=ServiceTimes(decode_base_s=1.0), num_speculative_tokens=4))
     assert choice.is_off
     assert "1 request: too few rounds (" in choice.reason
-    assert took_s < 150
+    assert LoopClock().now() < 150
 
 
 @pytest.mark.parametrize(("num_blocks", "warns"), [(8192, False), (100, True)])
-def test_a_prefix_cache_that_is_too_small_for_the_trial_is_told(
+@in_virtual_time
+async def test_a_prefix_cache_that_is_too_small_for_the_trial_is_told(
     num_blocks: int, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        times = ServiceTimes(decode_base_s=0.01)
-        engine = ScriptedEngine(times=times, num_speculative_tokens=4, num_kv_blocks=num_blocks)
-        await engine.start()
-        await run_on(engine)
-        await engine.stop()
-
-    virtual_time.run(main())
+    await run_on(ScriptedEngine(times=STEPS, num_speculative_tokens=4, num_kv_blocks=num_blocks))
     assert ("the prefix cache held only" in caplog.text) == warns
 
 
-def test_an_engine_that_dies_ends_the_trial() -> None:
-    async def main() -> None:
-        engine = KNOWN[GAINS_8].make()
-        await engine.start()
-        trial = asyncio.create_task(run_on(engine))
-        await asyncio.sleep(3)
-        engine.crash()
-        with pytest.raises(EngineDeadError, match="crashed"):
-            await trial
-
-    virtual_time.run(main())
+@in_virtual_time
+async def test_an_engine_that_dies_ends_the_trial() -> None:
+    engine = KNOWN[GAINS_8].make()
+    trial = asyncio.create_task(run_on(engine))
+    await asyncio.sleep(3)
+    engine.crash()
+    with pytest.raises(EngineDeadError, match="crashed"):
+        await trial

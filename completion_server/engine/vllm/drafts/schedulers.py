@@ -24,7 +24,7 @@ from completion_server.engine.vllm.drafts.shared_lookup import (
     is_lookup_published,
     open_published_lookup,
 )
-from completion_server.engine.vllm.patches import unfetched_drafts
+from completion_server.engine.vllm.patches.drafts import unfetched_drafts
 
 
 class _LookupScheduler(Scheduler):
@@ -39,7 +39,7 @@ class _LookupScheduler(Scheduler):
         self._active_lookup: list[int] = self.dynamic_sd_lookup or [] if is_supported else []
         self.proposes_drafts = True
         """Whether the step planned last asks for drafts; read by a patch of vLLM's engine core."""
-        unfetched_drafts.PATCH.apply()
+        unfetched_drafts.apply()
         self._shared = open_published_lookup(self.scheduler_config.max_num_seqs, is_supported=is_supported)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:

@@ -1,11 +1,10 @@
 """K by number of sequences in shared memory: the server writes the lookup, the engine core reads it at each step.
 
-A file of one page, mapped by both. Its header is three words, each written and read as one:
+A file of one page, mapped by both. Its header is two words, each written and read as one:
 
 - `version` counts the lookups written. Lookup number v is in slot v % 2, so that the active one is never overwritten. A
   slot also holds its own version and a checksum. A reader that was overtaken by two writes finds a mismatch and tries
   again at the next step: it can't read a mixture of two lookups, in any memory order of the processor.
-- `taken` is the version that the engine core last made active.
 - `state` is a `ReaderState`: whether the engine core reads this lookup at all.
 
 The file's name is passed on in the environment, not in vLLM's configuration, whose hash is the key of compiled models.
@@ -29,7 +28,7 @@ RUNS_DRAFT = "completion_server_runs_draft"
 LOOKUP_ENV = "COMPLETION_SERVER_SPECULATION_LOOKUP"
 """Environment variable with the path of the shared file."""
 
-HEADER_BYTES = 24
+HEADER_BYTES = 16
 """Size of the header; the two slots follow it."""
 
 MAX_NUM_SPECULATIVE_TOKENS = 255
@@ -39,7 +38,7 @@ _LIVE = 1
 """Entry 0 of a lookup, which no step uses, says whether the draft model runs at all: `_LIVE` or 0."""
 
 _WORD = 8
-_VERSION, _TAKEN, _STATE = range(HEADER_BYTES // _WORD)
+_VERSION, _STATE = range(HEADER_BYTES // _WORD)
 _SLOT_HEAD = struct.Struct("=QII")
 """A slot's version, checksum and number of entries; then one byte for each K."""
 
@@ -60,54 +59,39 @@ class SharedLookup:
 
     def __init__(self, path: str, max_num_seqs: int) -> None:
         """Map the file, which has space for lookups of up to `max_num_seqs`."""
+        self._num_entries = max_num_seqs + 1
         self._slot_size = _slot_size(max_num_seqs)
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _file_size(max_num_seqs))
         self._header = memoryview(self._memory).cast("Q")
-        self._max_num_seqs = max_num_seqs
-
-    @property
-    def num_entries(self) -> int:
-        """Length of a lookup."""
-        return self._max_num_seqs + 1
-
-    @property
-    def version(self) -> int:
-        """How many lookups were written."""
-        return self._header[_VERSION]
-
-    @property
-    def taken(self) -> int:
-        """The version that the engine core last made active."""
-        return self._header[_TAKEN]
+        self._num_read = 0
+        """The version that this end has read last."""
 
     @property
     def reader(self) -> ReaderState:
-        """Whether the engine core reads the lookup."""
+        """Whether the engine core reads the lookup; the engine core sets it."""
         return ReaderState(self._header[_STATE])
 
-    def set_reader(self, state: ReaderState) -> None:
-        """Set whether the lookup is read; for the engine core."""
+    @reader.setter
+    def reader(self, state: ReaderState) -> None:
         self._header[_STATE] = state
 
-    def write(self, lookup: Sequence[int]) -> int:
-        """Write K by number of sequences, from 0 on, and return its version; for the server."""
-        if len(lookup) != self.num_entries:
-            msg = f"a lookup for this engine has {self.num_entries} entries, got {len(lookup)}"
+    def write(self, lookup: Sequence[int]) -> None:
+        """Write K by number of sequences, from 0 on; for the server."""
+        if len(lookup) != self._num_entries:
+            msg = f"a lookup for this engine has {self._num_entries} entries, got {len(lookup)}"
             raise ValueError(msg)
-        version = self.version + 1
+        version = self._header[_VERSION] + 1
         entries = bytes(lookup)
-        checksum = _checksum(version, entries)
+        slot = _SLOT_HEAD.pack(version, _checksum(version, entries), len(entries)) + entries
         at = self._slot_at(version)
-        self._memory[at : at + _SLOT_HEAD.size] = _SLOT_HEAD.pack(version, checksum, len(entries))
-        self._memory[at + _SLOT_HEAD.size : at + _SLOT_HEAD.size + len(entries)] = entries
+        self._memory[at : at + len(slot)] = slot
         self._header[_VERSION] = version
-        return version
 
     def read_new(self) -> list[int] | None:
         """Return the newest lookup, None if it was read before; for the engine core, at each step."""
         version = self._header[_VERSION]
-        if version == self._header[_TAKEN]:
+        if version == self._num_read:
             return None
         at = self._slot_at(version)
         slot = self._memory[at : at + self._slot_size]
@@ -115,7 +99,7 @@ class SharedLookup:
         entries = slot[_SLOT_HEAD.size : _SLOT_HEAD.size + num_entries]
         if written != version or checksum != _checksum(version, entries):
             return None
-        self._header[_TAKEN] = version
+        self._num_read = version
         return list(entries)
 
     def close(self) -> None:
@@ -132,7 +116,9 @@ class LookupPublisher:
 
     def __init__(self, max_num_seqs: int) -> None:
         """Create the file without a lookup."""
-        self._path = create_lookup_file(max_num_seqs)
+        handle, self._path = tempfile.mkstemp(prefix="completion-server-", suffix=".speculation")
+        with os.fdopen(handle, "wb") as file:
+            file.truncate(_file_size(max_num_seqs))
         self._shared = SharedLookup(self._path, max_num_seqs)
 
     @contextlib.contextmanager
@@ -159,13 +145,9 @@ class LookupPublisher:
             case ReaderState.ABSENT:
                 return "the engine does not read the server's lookup of K"
 
-    def write(self, lookup: Sequence[int]) -> None:
-        """Make K by number of sequences, from 0 on, active from the next step on."""
-        self._shared.write([_LIVE, *lookup[1:]])
-
-    def switch_off(self) -> None:
-        """Set K = 0, and do not run the draft model from the next step on."""
-        self._shared.write([0] * self._shared.num_entries)
+    def write(self, lookup: Sequence[int], *, is_off: bool = False) -> None:
+        """Make K by number of sequences, from 0 on, active from the next step on; do not run the draft model if off."""
+        self._shared.write([0 if is_off else _LIVE, *lookup[1:]])
 
     def close(self) -> None:
         """Unmap the file. May be called more than once."""
@@ -183,16 +165,8 @@ def open_published_lookup(max_num_seqs: int, *, is_supported: bool) -> SharedLoo
     if path is None:
         return None
     shared = SharedLookup(path, max_num_seqs)
-    shared.set_reader(ReaderState.READING if is_supported else ReaderState.UNSUPPORTED)
+    shared.reader = ReaderState.READING if is_supported else ReaderState.UNSUPPORTED
     return shared if is_supported else None
-
-
-def create_lookup_file(max_num_seqs: int) -> str:
-    """Create the file without a lookup and return its path; the caller removes it."""
-    handle, path = tempfile.mkstemp(prefix="completion-server-", suffix=".speculation")
-    with os.fdopen(handle, "wb") as file:
-        file.truncate(_file_size(max_num_seqs))
-    return path
 
 
 def _file_size(max_num_seqs: int) -> int:

@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,9 +40,9 @@ class Patch:
     """By minor version of vLLM: the digest of the function that the patch relies on."""
     replacement: Callable[..., Any]
     """Takes the function, and returns what replaces it."""
-    relies_on: Mapping[str, str] = field(default_factory=dict)
+    relies_on: Mapping[str, str]
     """By minor version of vLLM: the function whose source is checked, if it is not the replaced one."""
-    is_required: bool = False
+    is_required: bool
     """Whether an engine without the patch would be wrong: it does not start then."""
 
     def misfit(self) -> str:
@@ -101,6 +101,23 @@ class Patch:
         replacement.__wrapped__ = original
         setattr(holder, name, replacement)
         return lambda: setattr(holder, name, original)
+
+
+def patching(
+    replaces: str,
+    *,
+    fault: str,
+    digests: Mapping[str, str],
+    relies_on: Mapping[str, str] | None = None,
+    is_required: bool = False,
+) -> Callable[[Callable[..., Any]], Patch]:
+    """Return a decorator that makes a function, which returns what replaces its argument, a patch of its name."""
+
+    def make(replacement: Callable[..., Any]) -> Patch:
+        name = replacement.__name__.replace("_", "-")
+        return Patch(name, fault, replaces, digests, replacement, relies_on or {}, is_required)
+
+    return make
 
 
 def vllm_version() -> str:

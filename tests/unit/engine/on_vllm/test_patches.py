@@ -4,7 +4,6 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from importlib import import_module
@@ -14,27 +13,18 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch.distributed import HashStore, distributed_c10d
 
 from completion_server.core.errors import ConfigError
 from completion_server.engine.vllm import cpu
-from completion_server.engine.vllm.patches import ALL, compiled_loading, gloo_device, idle_polling, log_patches
+from completion_server.engine.vllm.patches import ALL, log_patches
 from completion_server.engine.vllm.patches import patch as patching
+from completion_server.engine.vllm.patches.cpu import compiled_loading, expand, without
+from completion_server.engine.vllm.patches.drafts import needs_no_draft
 from completion_server.engine.vllm.patches.patch import LEFT_OUT_ENV, Patch, digest, source
-from completion_server.engine.vllm.patches.prompt_seeds import without
-from completion_server.engine.vllm.patches.sampling_parameters import expand
-from completion_server.engine.vllm.patches.skipped_drafts import needs_no_draft
+from completion_server.engine.vllm.patches.processes import MAX_POLL_S, gloo_device, idle_polling
 
 PARTS = {"is_cpu": True, "is_k_live": True, "has_spans": True}
 BY_NAME = {patch.name: patch for patch in ALL}
-
-
-@pytest.fixture
-def applied(request: pytest.FixtureRequest) -> Iterator[Patch]:
-    """Apply a patch to this process during a test."""
-    undo = request.param.apply()
-    yield request.param
-    undo()
 
 
 @pytest.mark.filterwarnings("ignore")  # of imports
@@ -50,17 +40,14 @@ def test_each_patch_fits_and_checks_the_source_of_a_function(patch: Patch) -> No
     ("changed", "reason"),
     [
         ({"digests": {"0.1": "a", "0.2": "b"}}, "it is for vLLM 0.1 and 0.2, and this is "),
-        (
-            {"digests": {"0.32": digest("other")}},
-            "wait in vLLM 0.32.0 is another one than that in 0.32.0",
-        ),
+        ({"digests": {"0.32": digest("other")}}, "wait in vLLM 0.32.0 is another one than that in 0.32.0"),
         ({"replaces": "vllm.no_such.module:f"}, "vllm.no_such.module:f is missing in vLLM 0.32.0: no such module"),
         ({"replaces": "no_such.module:f"}, "no such module"),
         ({"replaces": "vllm.tracing:Gone.f"}, "vllm.tracing:Gone.f is missing in vLLM 0.32.0: no such function"),
     ],
 )
 def test_a_patch_that_does_not_fit_says_why_and_is_left_out(changed: dict[str, Any], reason: str) -> None:
-    patch = replace(idle_polling.PATCH, **changed)
+    patch = replace(idle_polling, **changed)
     assert reason in patch.misfit()
     holder = SimpleNamespace(wait=None)
     patch.apply(holder)
@@ -72,10 +59,10 @@ def test_a_patch_is_applied_once_and_can_be_undone() -> None:
         """Return at once."""
 
     holder = SimpleNamespace(wait=wait)
-    undo = idle_polling.PATCH.apply(holder)
+    undo = idle_polling.apply(holder)
     patched = holder.wait
     assert patched is not wait
-    idle_polling.PATCH.apply(holder)
+    idle_polling.apply(holder)
     assert holder.wait is patched
     undo()
     assert holder.wait is wait
@@ -87,9 +74,8 @@ def test_an_engine_without_a_required_patch_does_not_start(monkeypatch: pytest.M
         if patch.is_required:
             with pytest.raises(ConfigError, match=rf"'{patch.name}' .* fit: .* this is 0\.99\.1\. Without it "):
                 patch.apply(SimpleNamespace())
-    assert {patch.name for patch in ALL if patch.is_required} == {
-        "sampling-parameters", "prompt-seeds", "counted-outputs"
-    }  # fmt: skip
+    required = {patch.name for patch in ALL if patch.is_required}
+    assert required == {"sampling-parameters", "prompt-seeds", "counted-outputs"}
     with pytest.raises(ConfigError, match=r"'counted-outputs' .* Without it no token and no step is counted"):
         log_patches(**PARTS)
 
@@ -152,7 +138,7 @@ def test_a_function_that_was_loaded_can_be_finalized() -> None:
         return SimpleNamespace(_artifacts=SimpleNamespace(compiled_fn=compiled), f_globals=f_globals)
 
     compiler = SimpleNamespace(load_compiled_function=load_compiled_function)
-    compiled_loading.PATCH.apply(compiler)
+    compiled_loading.apply(compiler)
     compiler.load_compiled_function(None, f_globals={})
     finalize_loading = getattr(compiled, "finalize_loading", None)
     assert finalize_loading is not None
@@ -196,8 +182,10 @@ def test_the_draft_model_runs_where_drafts_or_its_cache_need_it(step: Step, is_u
 TIMEOUT_S = 3  # without the patch the reader looks again after five seconds
 
 
-@pytest.mark.parametrize("applied", [idle_polling.PATCH], indirect=True, ids=["idle-polling"])
-def test_a_message_is_read_although_its_notification_is_lost(applied: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_is_read_although_its_notification_is_lost(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request.addfinalizer(idle_polling.apply())
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue, SpinCondition
 
     writer = MessageQueue(1, 1)
@@ -207,7 +195,7 @@ def test_a_message_is_read_although_its_notification_is_lost(applied: Patch, mon
     reader.wait_until_ready()
     ready.join(TIMEOUT_S)
     monkeypatch.setattr(SpinCondition, "notify", lambda _self: None)
-    time.sleep(2 * idle_polling.MAX_POLL_S)  # the reader polls no more
+    time.sleep(2 * MAX_POLL_S)  # the reader polls no more
     later = threading.Timer(0.1, writer.enqueue, ["late"])
     later.start()
     assert reader.dequeue(timeout=TIMEOUT_S) == "late"
@@ -215,13 +203,6 @@ def test_a_message_is_read_although_its_notification_is_lost(applied: Patch, mon
 
 
 MINUTE = timedelta(minutes=1)
-
-
-@pytest.mark.parametrize("applied", [gloo_device.PATCH], indirect=True, ids=["gloo-device"])
-def test_a_group_of_one_is_made_with_the_keywords_of_newer_torch(applied: Patch) -> None:
-    make: Any = distributed_c10d.ProcessGroupGloo
-    group = make(HashStore(), 0, 1, timeout=MINUTE, enable_reconfigure=False)
-    assert (group.rank(), group.size()) == (0, 1)
 
 
 class TorchsGloo:
@@ -241,11 +222,9 @@ class TorchsGloo:
 @pytest.mark.parametrize(
     ("size", "others", "expected"),
     [
-        (1, {}, (SimpleNamespace(_devices=["a device"], _timeout=MINUTE), {})),
         (1, {"enable_reconfigure": False}, (SimpleNamespace(_devices=["a device"], _timeout=MINUTE), {})),
         (1, {"enable_reconfigure": True}, ({"timeout": MINUTE, "enable_reconfigure": True},)),
         (2, {"enable_reconfigure": False}, ({"timeout": MINUTE, "enable_reconfigure": False},)),
-        (2, {}, ({"timeout": MINUTE},)),
     ],
 )
 def test_only_plain_groups_of_one_share_a_device(
@@ -254,6 +233,6 @@ def test_only_plain_groups_of_one_share_a_device(
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(TorchsGloo, "made", [])
     torchs = SimpleNamespace(ProcessGroupGloo=TorchsGloo)
-    gloo_device.PATCH.apply(torchs)
+    gloo_device.apply(torchs)
     torchs.ProcessGroupGloo("store", 0, size, timeout=MINUTE, **others)
     assert TorchsGloo.made == [("store", 0, size, *expected)]

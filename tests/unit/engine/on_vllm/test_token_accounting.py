@@ -47,17 +47,6 @@ def test_a_step_with_a_part_of_a_prompt_beside_others_has_prompts() -> None:
     assert [step.has_prompts for step in steps] == [False, True, False]
 
 
-def test_a_vllm_that_does_not_report_positions_is_read() -> None:
-    steps: list[EngineStep] = []
-    meter = StepMeter()
-    meter.on_step = steps.append
-    meter.output(3, 1.0)
-    meter.end(
-        SimpleNamespace(num_drafts=2, num_draft_tokens=6, num_accepted_tokens_per_pos=[2, 1, 0, 0]), num_running=1
-    )
-    assert (steps[0].drafted, steps[0].accepted) == ((2, 2, 2), (2, 1, 0))
-
-
 def test_drafts_are_estimated_by_k_until_vllm_reports_them() -> None:
     progress = GenerationProgress()
     progress.add(1, 4)

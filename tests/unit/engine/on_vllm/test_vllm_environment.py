@@ -1,12 +1,19 @@
-"""The environment variables that vLLM's processes start with, on any machine: which they are, and whose word holds."""
+"""The environment and the logs of an engine's processes, with and without a server, on any machine."""
 
 import logging
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
+from completion_server.core.errors import ConfigError
 from completion_server.engine.vllm import process as vllm_process
 from completion_server.engine.vllm.environment import (
     DEFAULTS,
@@ -14,35 +21,41 @@ from completion_server.engine.vllm.environment import (
     choose_model_runner,
     engine_environment,
     has_draft_model,
+    keep_on_loopback,
     without_spans,
 )
+from completion_server.engine.vllm.offline import ENVIRONMENT, offline_engine
+from tests.support.models import ROOT
 
+SPAWNED = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 DRAFTING = {"method": "draft_model", "model": "d", "num_speculative_tokens": 4}
+LOOPBACK = ("VLLM_HOST_IP", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 @pytest.fixture(autouse=True)
 def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*DEFAULTS, RUNNER):
+    for name in (*DEFAULTS, *ENVIRONMENT, *LOOPBACK, RUNNER, "VLLM_PLUGINS", "OTEL_SDK_DISABLED"):
         monkeypatch.setenv(name, "")  # so that the test's own values go again
         monkeypatch.delenv(name)
 
 
 def test_processes_are_spawned_and_no_sampler_is_compiled() -> None:
-    wanted = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-    assert engine_environment(None, {}) == wanted
+    assert engine_environment(None, {}) == SPAWNED
     vllm_process.prepare("warning", 1)
-    assert {name: os.environ[name] for name in wanted} == wanted
+    assert {name: os.environ[name] for name in SPAWNED} == SPAWNED
 
 
 def test_variables_of_the_operator_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_USE_FLASHINFER_SAMPLER": "1", RUNNER: "1"}
-    for name, value in own.items():
+    for name, value in (own | {"GLOO_SOCKET_IFNAME": "eth7"}).items():
         monkeypatch.setenv(name, value)
     assert engine_environment(DRAFTING, own) == {}
     vllm_process.prepare("warning", 1)
     choose_model_runner(DRAFTING)
     choose_model_runner(None)
+    keep_on_loopback({})
     assert {name: os.environ[name] for name in own} == own
+    assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["VLLM_HOST_IP"]) == ("eth7", "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -66,25 +79,205 @@ def test_the_older_runner_is_for_draft_models_alone(config: Mapping[str, Any] | 
     assert os.environ.get(RUNNER) == ("0" if expected else None)
 
 
-def test_engines_that_start_one_after_another_have_each_their_own_runner() -> None:
+def test_engines_that_start_one_after_another_have_each_their_own_runner(caplog: pytest.LogCaptureFixture) -> None:
     seen = []
-    for config in (DRAFTING, None, DRAFTING):
-        choose_model_runner(config)
-        seen.append(os.environ.get(RUNNER))
-    assert seen == ["0", None, "0"]
-
-
-def test_the_choice_of_the_runner_is_logged_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "completion_server"):
-        choose_model_runner(DRAFTING)
-    assert [(each.getMessage(), each.levelname) for each in caplog.records] == [(f"{RUNNER}=0", "DEBUG")]
+        for config in (DRAFTING, None, DRAFTING):
+            choose_model_runner(config)
+            seen.append(os.environ.get(RUNNER))
+    assert seen == ["0", None, "0"]
+    assert caplog.messages == [f"{RUNNER}=0"] * 2
 
 
 @pytest.mark.parametrize("given", [None, "false"])
 def test_the_engines_processes_make_no_spans(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
-    monkeypatch.setenv("OTEL_SDK_DISABLED", given or "")
-    if given is None:
-        monkeypatch.delenv("OTEL_SDK_DISABLED")
+    if given is not None:
+        monkeypatch.setenv("OTEL_SDK_DISABLED", given)
     with without_spans():
         assert os.environ["OTEL_SDK_DISABLED"] == "true"
     assert os.environ.get("OTEL_SDK_DISABLED") == given
+
+
+@pytest.mark.parametrize(
+    ("options", "is_local"),
+    [
+        ({}, True),
+        ({"distributed_executor_backend": "mp"}, True),
+        ({"data_parallel_size": 2}, True),
+        ({"nnodes": 2}, False),
+        ({"distributed_executor_backend": "ray"}, False),
+        ({"kv_transfer_config": {}}, False),
+    ],
+)
+def test_only_an_engine_on_one_host_is_kept_on_loopback(options: dict[str, object], is_local: bool) -> None:
+    keep_on_loopback(options)
+    assert [name in os.environ for name in LOOPBACK] == [is_local] * 3
+
+
+LISTEN_AS_VLLM_DOES = """
+import os, tempfile
+import psutil, torch.distributed
+from completion_server.engine.vllm.environment import keep_on_loopback
+from completion_server.engine.vllm.patches.processes import gloo_device
+gloo_device.apply()
+keep_on_loopback({settings})
+init_method = "file://" + os.path.join(tempfile.mkdtemp(), "store")
+torch.distributed.init_process_group("gloo", init_method=init_method, rank=0, world_size=1)
+group = torch.distributed.new_group([0], backend="gloo")
+total = torch.ones(2)
+torch.distributed.all_reduce(total, group=group)
+assert total.tolist() == [1, 1]
+print(*(one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN))
+"""
+
+
+def outer_address() -> str:
+    """Return an address by which other hosts reach this machine."""
+    for addresses in psutil.net_if_addrs().values():
+        for entry in addresses:
+            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
+                return entry.address
+    pytest.skip("this machine has no address but loopback")
+
+
+@pytest.mark.parametrize("settings", ["{}", "{'data_parallel_address': '192.0.2.1'}"])
+def test_on_a_host_with_an_outer_address_only_an_engine_on_several_hosts_listens_there(settings: str) -> None:
+    """A process like vLLM's listens on a host whose name has an outer address."""
+    in_namespace = ["unshare", "--user", "--map-root-user", "--uts"]
+    if subprocess.run([*in_namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine allows no host name of the test's own")
+    program = 'hostname "$0" && exec "$@"'
+    code = LISTEN_AS_VLLM_DOES.format(settings=settings)
+    command = [*in_namespace, "sh", "-c", program, outer_address(), sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ("127.0.0.1" if settings == "{}" else outer_address())
+
+
+def test_plugins_that_vllm_would_not_load_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm_process.check_plugins()
+    monkeypatch.setenv("VLLM_PLUGINS", "lora,completion_server,completion_server_on_cpu")
+    vllm_process.check_plugins()
+    monkeypatch.setenv("VLLM_PLUGINS", "lora,completion_server")
+    expected = r"VLLM_PLUGINS: must be unset or contain completion_server,completion_server_on_cpu, .* got 'lora,"
+    with pytest.raises(ConfigError, match=expected):
+        vllm_process.check_plugins()
+    monkeypatch.delenv("VLLM_PLUGINS")
+    monkeypatch.setattr(vllm_process, "entry_points", lambda group: ())
+    with pytest.raises(ConfigError, match=r"vLLM finds no plugin completion_server, .* pip install --no-deps"):
+        vllm_process.check_plugins()
+
+
+@pytest.mark.parametrize(("of_server", "of_engine"), [(0, 5), (3, 8), (17, 19)])
+def test_all_processes_of_the_engine_have_one_niceness(
+    monkeypatch: pytest.MonkeyPatch, of_server: int, of_engine: int
+) -> None:
+    niceness = of_server
+
+    def nice(increment: int) -> int:
+        nonlocal niceness
+        niceness = min(19, niceness + increment)
+        return niceness
+
+    monkeypatch.setattr(os, "nice", nice)
+    monkeypatch.setenv(vllm_process.NICE_ENV, "")
+    vllm_process.yield_to_server(5)
+    vllm_process.lower_priority()  # the engine core
+    assert niceness == of_engine
+    vllm_process.lower_priority()  # its worker, which begins with the core's niceness
+    assert niceness == of_engine
+
+
+class FakeLLM:
+    """Notes its settings, and the runner that its start would have chosen."""
+
+    started: list[tuple[dict[str, Any], str | None]]
+
+    def __init__(self, **settings: Any) -> None:
+        FakeLLM.started.append((settings, os.environ.get(RUNNER)))
+        self.llm_engine = SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None))
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Take vLLM's place, and return its platform, which is a GPU."""
+    FakeLLM.started = []
+    found = SimpleNamespace(is_cpu=lambda: False)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=FakeLLM))
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.exceptions", SimpleNamespace(EngineDeadError=RuntimeError))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=found))
+    return found
+
+
+def start(
+    fixed: dict[str, Any], options: dict[str, Any] | None = None, **how: Any
+) -> tuple[dict[str, Any], str | None]:
+    with offline_engine(Path("m"), fixed, options, **how):
+        return FakeLLM.started[-1]
+
+
+@pytest.mark.usefixtures("platform")
+def test_an_engine_without_a_server_has_the_same_environment() -> None:
+    given: list[tuple[dict[str, Any], dict[str, Any] | None]]
+    given = [({"speculative_config": DRAFTING}, None), ({}, None), ({}, {"speculative_config": DRAFTING})]
+    assert [start(fixed, options)[1] for fixed, options in given] == ["0", None, "0"]
+    assert {name: os.environ[name] for name in SPAWNED} == SPAWNED
+    assert os.environ["VLLM_HOST_IP"] == "127.0.0.1"
+
+
+@pytest.mark.usefixtures("platform")
+def test_an_engine_without_a_server_on_several_hosts_chooses_its_address() -> None:
+    start({}, {"distributed_executor_backend": "ray"})
+    assert not any(name in os.environ for name in LOOPBACK)
+
+
+def test_a_model_alone_can_run_as_it_runs_in_speculation(platform: SimpleNamespace) -> None:
+    settings, runner = start({}, speculation_graphs="piecewise")
+    assert (settings["compilation_config"], runner) == ({"cudagraph_mode": "PIECEWISE"}, "0")
+    settings, runner = start({}, speculation_graphs="full")
+    assert ("compilation_config" in settings, runner) == (False, "0")
+    own = {"compilation_config": {"cudagraph_mode": "NONE"}}
+    assert start({}, own, speculation_graphs="piecewise")[0]["compilation_config"] == own["compilation_config"]
+    assert start({})[1] is None
+    platform.is_cpu = lambda: True
+    assert "compilation_config" not in start({}, speculation_graphs="piecewise")[0], "no graphs on a CPU"
+
+
+PROMPT_ID, DRAFT_ID = "471100", "471199"
+MARK = "=== now as in an engine's process ==="
+PROGRAM = f"""
+import logging, sys
+from completion_server.engine.vllm import process as vllm_process
+vllm_process.prepare("warning", 1)
+from vllm.logging_utils.dump_input import dump_engine_exception
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+
+def fail():
+    output = SchedulerOutput.make_empty()
+    output.scheduled_new_reqs = [
+        NewRequestData("r1", [{PROMPT_ID}], [], SamplingParams(), None, ([0],), 0, None)
+    ]
+    output.scheduled_spec_decode_tokens = {{"r1": [{DRAFT_ID}]}}
+    dump_engine_exception("the configuration", output, None)
+    try:
+        raise ValueError("bad token {PROMPT_ID}")
+    except ValueError:
+        logging.getLogger("vllm.v1.engine.core").exception("EngineCore encountered a fatal error.")
+
+fail()
+sys.stderr.write("{MARK}")
+vllm_process.keep_client_text_out_of_logs()
+fail()
+"""
+
+
+def test_the_logs_of_a_failed_step_contain_no_tokens() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, cwd=ROOT)
+    before, _, after = (done.stdout + done.stderr).partition(MARK)
+    for token in (PROMPT_ID, DRAFT_ID):
+        assert token in before, "vLLM logs something else now: see whether the filter is still needed, and still fits"
+        assert token not in after
+    assert "EngineCore encountered a fatal error." in after
+    assert "ValueError" in after
