@@ -165,6 +165,10 @@ class Corpus:
             for batch in file.iter_batches(ROWS_A_GROUP):
                 yield from (Document(**row) for row in batch.to_pylist())
 
+    def training_texts(self) -> Iterator[str]:
+        """The texts to train on; one batch of documents is in memory at a time."""
+        return (document.text for document in self.documents(Side.TRAIN))
+
     def texts(self, side: Side, part: int | None = None) -> list[str]:
         """The texts of one side, of one part or of all."""
         return [document.text for document in self.documents(side, part)]

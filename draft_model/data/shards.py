@@ -13,8 +13,9 @@ computed directly, so a run resumes in mid-epoch from the number of its step alo
 import io
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -112,6 +113,11 @@ def shard_paths(folder: Path, number: int) -> tuple[Path, Path]:
     return folder / f"ids-{number:05d}.npy", folder / f"middle-{number:05d}.npy"
 
 
+def _missing_shards(folder: Path, settings: DataSettings) -> list[int]:
+    numbers = range(settings.num_shards)
+    return [number for number in numbers if not all(path.is_file() for path in shard_paths(folder, number))]
+
+
 def load_manifest(folder: Path) -> DataManifest:
     """The manifest that `build_data` wrote; PipelineError names the command to run when it is missing."""
     path = folder / MANIFEST
@@ -154,27 +160,15 @@ def build_data(
         file_digest(generated) if generated else "", encoder.vocab_size,
     )  # fmt: skip
     _open_folder(out, tokenizer, manifest)
-    missing = [
-        number for number in range(settings.num_shards) if not all(p.is_file() for p in shard_paths(out, number))
-    ]
+    missing = _missing_shards(out, settings)
     done = settings.num_shards - len(missing)
     write = partial(_write_shard, corpus.folder, out, manifest, generated)
     on_shard(done, settings.num_shards)
-    for _ in _spread(write, missing, num_workers):
-        done += 1
-        on_shard(done, settings.num_shards)
+    with nullcontext() if num_workers == 1 else ProcessPoolExecutor(num_workers) as pool:
+        for _ in pool.map(write, missing) if pool else map(write, missing):
+            done += 1
+            on_shard(done, settings.num_shards)
     return manifest
-
-
-def _spread(write: Callable[[int], None], numbers: Sequence[int], num_workers: int) -> Any:  # noqa: ANN401
-    if num_workers == 1:
-        return map(write, numbers)
-    return _in_processes(write, numbers, num_workers)
-
-
-def _in_processes(write: Callable[[int], None], numbers: Sequence[int], num_workers: int) -> Any:  # noqa: ANN401
-    with ProcessPoolExecutor(num_workers) as pool:
-        yield from pool.map(write, numbers)
 
 
 def _open_folder(out: Path, tokenizer: Path, manifest: DataManifest) -> None:
@@ -254,17 +248,15 @@ class BlockSource:
         """Look for every shard; PipelineError when some are missing."""
         self.manifest: DataManifest = load_manifest(folder)
         settings = self.manifest.settings
-        paths = [shard_paths(folder, number) for number in range(settings.num_shards)]
-        missing = sum(not all(path.is_file() for path in pair) for pair in paths)
-        if missing:
+        if missing := len(_missing_shards(folder, settings)):
             raise PipelineError(
-                f"{folder} lacks {missing} of {len(paths)} shards; run the same `draft-model data` again"
+                f"{folder} lacks {missing} of {settings.num_shards} shards; run the same `draft-model data` again"
             )
         self._shard = lru_cache(OPEN_SHARDS)(partial(_open_shard, folder))
         self._blocks_a_shard = settings.blocks_a_shard
         self._row_tokens = settings.row_tokens
         self._seed = seed
-        self.num_blocks = len(paths) * settings.blocks_a_shard
+        self.num_blocks = settings.num_shards * settings.blocks_a_shard
         self.block_tokens = settings.block_tokens
 
     def block(self, place: int) -> TokenBlock:

@@ -1,23 +1,26 @@
-"""Model folders: the network, loading and exporting them.
+"""Model folders: the network, loading, exporting, and serving them in vLLM.
 
-The network is transformers' own Llama, so the trained network is the one that is exported and served.
+The network is transformers' own Llama, so the trained network is the one that is exported and served. Knows shapes and
+folders; must not know corpora or training.
 """
 
 import json
 import shutil
+import time
 import warnings
-from collections.abc import Mapping
-from contextlib import redirect_stderr
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     CompressedTensorsConfig,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -25,6 +28,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from completion_server.engine.vllm import offline
 from draft_model.core import ModelShape, PipelineError, replacing_folder
 
 INIT_STD = 0.02
@@ -110,11 +114,6 @@ def _shape_of(model: LlamaForCausalLM) -> ModelShape:
     )  # fmt: skip
 
 
-def num_parameters(model: PreTrainedModel) -> int:
-    """Number of distinct parameters, the tied embedding counted once."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def read_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a model folder; PipelineError when it can't be read."""
     path = folder / "config.json"
@@ -155,6 +154,26 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedMo
     return model
 
 
+@torch.inference_mode()
+def write_tokens(
+    model: PreTrainedModel, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0, *,
+    stops: Sequence[int] = (),
+) -> list[int]:  # fmt: skip
+    """A model's completion of a prompt, up to and with the first of the tokens `stops`, if there are any."""
+    ids = torch.tensor([list(prompt)])
+    sampling: dict[str, Any] = (
+        {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    )
+    generator: Any = model
+    # A model's own defaults, such as a penalty for repetition, are not the engine's.
+    generator.generation_config = GenerationConfig(eos_token_id=list(stops) or None)  # type: ignore[no-untyped-call]
+    output: Tensor = generator.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, pad_token_id=0, **sampling
+    )
+    written: list[int] = output[0, len(prompt) :].tolist()
+    return written
+
+
 def export_model(
     weights: Mapping[str, Tensor], shape: ModelShape, tokenizer: PreTrainedTokenizerFast, card: str, out: Path
 ) -> None:
@@ -177,3 +196,137 @@ def rewrite_card(model: Path, card: str, out: Path) -> None:
     with replacing_folder(out, CONFIG) as folder:
         shutil.copytree(model, folder, dirs_exist_ok=True)
         (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class AcceptanceCounts:
+    """Counts of drafts of at most K tokens: all drafts, and those with their first, second, ... token accepted."""
+
+    num_drafts: int
+    accepted_at: tuple[int, ...]
+
+    def __add__(self, other: "AcceptanceCounts") -> "AcceptanceCounts":
+        """Add the counts of drafts with the same K."""
+        pairs = zip(self.accepted_at, other.accepted_at, strict=True)
+        return AcceptanceCounts(self.num_drafts + other.num_drafts, tuple(left + right for left, right in pairs))
+
+    def __sub__(self, earlier: "AcceptanceCounts") -> "AcceptanceCounts":
+        """The counts since an earlier moment."""
+        return self + AcceptanceCounts(-earlier.num_drafts, tuple(-count for count in earlier.accepted_at))
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """K."""
+        return len(self.accepted_at)
+
+    @property
+    def per_token(self) -> float:
+        """Accepted tokens over drafted tokens."""
+        drafted = self.num_drafts * self.num_speculative_tokens
+        return sum(self.accepted_at) / drafted if drafted else 0.0
+
+    @property
+    def per_position(self) -> tuple[float, ...]:
+        """The share of drafts that were accepted up to each position."""
+        return tuple(count / self.num_drafts if self.num_drafts else 0.0 for count in self.accepted_at)
+
+    @property
+    def mean_length(self) -> float:
+        """Mean tokens of a step, including the target's own."""
+        return 1.0 + (sum(self.accepted_at) / self.num_drafts if self.num_drafts else 0.0)
+
+    @property
+    def conditional(self) -> float:
+        """The probability that a drafted token is accepted given that those before it are."""
+        tried = self.num_drafts + sum(self.accepted_at[:-1])
+        return sum(self.accepted_at) / tried if tried else 0.0
+
+
+@dataclass(frozen=True)
+class GeneratedTokens:
+    """The tokens of a completion without its end token; `stop` is the end token, None after a cut-off."""
+
+    ids: list[int]
+    stop: int | None = None
+
+
+class OfflineEngine:
+    """A running vLLM."""
+
+    def __init__(self, llm: Any) -> None:  # noqa: ANN401 - vLLM's own type, imported late
+        self._llm = llm
+        self.took_s = 0.0
+        """Duration of the last call of `complete`."""
+        self.context_tokens: int = llm.llm_engine.model_config.max_model_len
+        """Limit of a prompt and its completion together."""
+
+    def complete(
+        self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0,
+        ignore_end: bool = False, stops: Sequence[int] = (),
+    ) -> list[GeneratedTokens]:  # fmt: skip
+        """Complete every prompt, up to the end token (not with `ignore_end`) or one of the tokens `stops`."""
+        from vllm import SamplingParams
+
+        params = [
+            SamplingParams(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=seed + number if temperature else None,
+                ignore_eos=ignore_end,
+                stop_token_ids=list(stops),
+            )
+            for number in range(len(prompts))
+        ]
+        begun = time.perf_counter()
+        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs = self._llm.generate(requests, params, use_tqdm=False)
+        self.took_s = time.perf_counter() - begun
+        return [_completion(output.outputs[0]) for output in outputs]
+
+    def speculation(self, num_speculative_tokens: int) -> AcceptanceCounts:
+        """The counters of speculation, for drafts of this length."""
+        drafts, accepted = 0, [0] * num_speculative_tokens
+        for metric in self._llm.get_metrics():
+            if metric.name == "vllm:spec_decode_num_drafts":
+                drafts += metric.value
+            elif metric.name == "vllm:spec_decode_num_accepted_tokens_per_pos":
+                accepted = [old + new for old, new in zip(accepted, metric.values, strict=True)]
+        return AcceptanceCounts(drafts, tuple(accepted))
+
+
+def _completion(written: Any) -> GeneratedTokens:  # noqa: ANN401 - vLLM's own type, imported late
+    ids = list(written.token_ids)
+    return GeneratedTokens(ids[:-1], ids[-1]) if written.finish_reason == "stop" else GeneratedTokens(ids)
+
+
+def refuse_options(options: Mapping[str, Any], *fixed: str) -> None:
+    """Raise PipelineError when the chosen `options` of vLLM have one of the `fixed` settings."""
+    try:
+        offline.refuse_options(options, *fixed)
+    except offline.OfflineEngineError as error:
+        raise PipelineError(str(error)) from error
+
+
+@contextmanager
+def open_engine(
+    target: Path, draft: Path | None = None, *, num_speculative_tokens: int = 0, max_num_seqs: int | None = None,
+    options: Mapping[str, Any] | None = None, speculation_graphs: Literal["full", "piecewise"] | None = None,
+) -> Iterator[OfflineEngine]:  # fmt: skip
+    """Start vLLM on a target, with a draft when one is given; stop it at the end.
+
+    `options` are vLLM's own settings, such as `tensor_parallel_size`; `speculation_graphs` runs a model alone with the
+    graphs that it has in speculation. Raises PipelineError when it does not start, dies later, or `options` has a
+    setting that is fixed here.
+    """
+    fixed: dict[str, Any] = {"speculative_config": None, "disable_log_stats": False}
+    if max_num_seqs is not None:
+        fixed["max_num_seqs"] = max_num_seqs
+    if draft is not None and num_speculative_tokens:
+        fixed["speculative_config"] = {
+            "method": "draft_model", "model": str(draft), "num_speculative_tokens": num_speculative_tokens,
+        }  # fmt: skip
+    try:
+        with offline.offline_engine(target, fixed, options, speculation_graphs=speculation_graphs) as llm:
+            yield OfflineEngine(llm)
+    except offline.OfflineEngineError as error:
+        raise PipelineError(str(error)) from error

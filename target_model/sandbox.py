@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import IO
 
-from target_model.core import EvaluationError
-from target_model.sandbox import confined
+from target_model import confined
+from target_model.core import TargetError
 
 GRACE_S = 30.0
 """Time for the interpreter's start and end, besides the program's own."""
@@ -73,7 +73,7 @@ class CheckedProgram:
     """The function whose calls in the check go to the program; arguments and results are Python literals."""
 
 
-class WeakSandboxError(EvaluationError):
+class WeakSandboxError(TargetError):
     """The kernel can't confine a program."""
 
     def __init__(self, missing: str) -> None:

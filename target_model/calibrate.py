@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from target_model.core import QuantiseError, new_folder
-from target_model.quantisation import llmcompressor_job
-from target_model.quantisation.quantise import (
+from target_model import llmcompressor_job
+from target_model.core import TargetError, new_folder
+from target_model.quantise import (
     LINEAR_SUFFIXES,
     Report,
     is_quantised,
@@ -58,11 +58,11 @@ def quantise_calibrated(
     """Write `model` with its linear layers in INT8 to the new folder `out`, rounded for the least error on the texts.
 
     `on_progress(done, total)` is called after every part of the model. Returns the report and llmcompressor's warnings.
-    Raises QuantiseError for a missing environment, a folder that is not a model or of an unknown architecture, texts
+    Raises TargetError for a missing environment, a folder that is not a model or of an unknown architecture, texts
     without content, weights that are not finite before or after, an `out` that exists, or a disk that refuses.
     """
     if not calibration.python.exists():
-        raise QuantiseError(
+        raise TargetError(
             f"calibration needs an environment of its own, and there is no {calibration.python}: run `make calibration`"
         )
     config, files = read_config(model), weight_files(model)
@@ -70,7 +70,7 @@ def quantise_calibrated(
     texts = sample(calibration.texts, calibration.num_samples)
     expected = {name for file in files for name, tensor in tensors_of(file) if is_quantised(name, tensor)}
     if not expected:
-        raise QuantiseError(f"{model} has no linear layers that this scheme knows")
+        raise TargetError(f"{model} has no linear layers that this scheme knows")
     with new_folder(out) as folder:
         with tempfile.TemporaryDirectory(prefix=".calibration-", dir=folder) as scratch:
             job = llmcompressor_job.Job(
@@ -88,10 +88,10 @@ def quantise_calibrated(
 
 
 def sample(texts: Sequence[str], num_samples: int) -> list[str]:
-    """One piece of each of `num_samples` texts, the same at every call; QuantiseError when all texts are blank."""
+    """One piece of each of `num_samples` texts, the same at every call; TargetError when all texts are blank."""
     texts = [text for text in texts if text.strip()]
     if not texts:
-        raise QuantiseError("the calibration data has no text that is not blank")
+        raise TargetError("the calibration data has no text that is not blank")
     number = min(num_samples, len(texts))
     chosen = (texts[index * len(texts) // number] for index in range(number))
     at = random.Random(0)
@@ -101,7 +101,7 @@ def sample(texts: Sequence[str], num_samples: int) -> list[str]:
 
 
 def _run(python: Path, job: llmcompressor_job.Job, scratch: Path, on_progress: Callable[[int, int], None]) -> list[str]:
-    """Run the job in the other environment; return its warnings. Raises QuantiseError when it does not succeed."""
+    """Run the job in the other environment; return its warnings. Raises TargetError when it does not succeed."""
     path, log = scratch / "job.json", scratch / "log.txt"
     path.write_text(json.dumps(job), encoding="utf-8")
     warnings: list[str] = []
@@ -112,7 +112,7 @@ def _run(python: Path, job: llmcompressor_job.Job, scratch: Path, on_progress: C
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
         except OSError as error:
-            raise QuantiseError(f"cannot start {python}: {error.strerror}; run `make calibration`") from error
+            raise TargetError(f"cannot start {python}: {error.strerror}; run `make calibration`") from error
         with process:
             try:
                 for event in map(_event, process.stdout or ()):
@@ -126,7 +126,7 @@ def _run(python: Path, job: llmcompressor_job.Job, scratch: Path, on_progress: C
                 raise
     if process.returncode or refusal:
         last_words = log.read_text(encoding="utf-8", errors="replace").strip()[-LAST_WORDS:]
-        raise QuantiseError(refusal or f"calibration failed{_why(process.returncode)}: {last_words}")
+        raise TargetError(refusal or f"calibration failed{_why(process.returncode)}: {last_words}")
     return list(dict.fromkeys(warnings))
 
 
@@ -134,7 +134,7 @@ def _event(line: bytes) -> dict[str, Any]:
     try:
         event: dict[str, Any] = json.loads(line)
     except ValueError:
-        raise QuantiseError(
+        raise TargetError(
             f"calibration failed: {line.decode(errors='replace').strip()!r} instead of an event"
         ) from None
     return event
@@ -148,16 +148,16 @@ def _why(status: int) -> str:
 
 
 def _check(folder: Path, expected: set[str]) -> int:
-    """Count the kept tensors. QuantiseError when another set of matrices is in int8, or a value is not finite."""
+    """Count the kept tensors. TargetError when another set of matrices is in int8, or a value is not finite."""
     found, num_kept = set(), 0
     for file in weight_files(folder):
         for name, tensor in tensors_of(file):
             if tensor.dtype == torch.int8:
                 found.add(name)
             elif not bool(torch.isfinite(tensor).all()):
-                raise QuantiseError(f"calibration left {name} with values that are not finite")
+                raise TargetError(f"calibration left {name} with values that are not finite")
             elif not name.endswith("_scale"):
                 num_kept += 1
     if found != expected:
-        raise QuantiseError(f"calibration treated other layers than asked for: {sorted(found ^ expected)[:3]}")
+        raise TargetError(f"calibration treated other layers than asked for: {sorted(found ^ expected)[:3]}")
     return num_kept

@@ -16,8 +16,8 @@ started, however fast they fork. If the kernel gives no namespaces, and the call
 watches the processes and kills those that it finds.
 
 Exit status: `PASSED`, `FAILED`, `TIMED_OUT` or `TOO_WEAK`, with the missing kernel features on standard error.
-The arguments are `runner.Limits` as JSON, the name of the function, and the descriptor from which the checker reads its
-code as JSON; the program is on standard input. Imports nothing of this project, and nothing after it is confined.
+The arguments are `sandbox.Limits` as JSON, the name of the function, and the descriptor from which the checker reads
+its code as JSON; the program is on standard input. Imports nothing of this project, and nothing after it is confined.
 """
 
 import ast

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from target_model.core import QuantiseError, new_folder
+from target_model.core import TargetError, new_folder
 
 INT8_MAX = 127
 MATRIX_DIMS = 2
@@ -25,7 +25,6 @@ LINEAR_SUFFIXES = (
     "gate_proj.weight", "up_proj.weight", "down_proj.weight",
 )  # fmt: skip
 KEPT_SUFFIXES = ("embed_tokens.weight", "lm_head.weight")
-IGNORED = ["lm_head"]
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
@@ -73,7 +72,7 @@ def quantization_config() -> dict[str, Any]:
         "format": "int-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": list(IGNORED),
+        "ignore": ["lm_head"],
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
@@ -94,21 +93,21 @@ class Report:
 
 
 def read_config(model: Path) -> dict[str, Any]:
-    """The model's `config.json`; QuantiseError when it is missing, not JSON, or says the model is quantised already."""
+    """The model's `config.json`; TargetError when it is missing, not JSON, or says the model is quantised already."""
     path = model / "config.json"
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise QuantiseError(f"{model} is not a model folder: it has no config.json") from None
+        raise TargetError(f"{model} is not a model folder: it has no config.json") from None
     except json.JSONDecodeError as error:
-        raise QuantiseError(f"{path} is not JSON: {error}") from error
+        raise TargetError(f"{path} is not JSON: {error}") from error
     if "quantization_config" in config:
-        raise QuantiseError(f"{model} is quantised already")
+        raise TargetError(f"{model} is quantised already")
     return config
 
 
 def weight_files(model: Path) -> list[Path]:
-    """The safetensors files of a model folder, sorted; QuantiseError when there are none.
+    """The safetensors files of a model folder, sorted; TargetError when there are none.
 
     They are those of the index if there is one: some folders hold copies of the weights that the index leaves out.
     """
@@ -116,19 +115,19 @@ def weight_files(model: Path) -> list[Path]:
     try:
         named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise QuantiseError(f"{index} is no index of weights: {error!r}") from error
+        raise TargetError(f"{index} is no index of weights: {error!r}") from error
     files = sorted({model / str(name) for name in named}) or sorted(model.glob("*.safetensors"))
     missing = next((file for file in files if not file.is_file()), None)
     if missing or not files:
         text = f"{index} names {missing.name}, which is not there" if missing else f"{model} has no safetensors files"
-        raise QuantiseError(text)
+        raise TargetError(text)
     return files
 
 
 def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None] = lambda done, total: None) -> Report:
     """Write `model` with its linear layers in INT8 to the new folder `out`, tokenizer and card copied.
 
-    `on_tensor(done, total)` is called after every tensor. Memory holds one weights file at a time. Raises QuantiseError
+    `on_tensor(done, total)` is called after every tensor. Memory holds one weights file at a time. Raises TargetError
     for a folder that is not a model, a linear layer of a name that the scheme does not know, an `out` that exists, or a
     disk that refuses.
     """
@@ -152,7 +151,7 @@ def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None
             _save(converted, folder / file.name)
             placed |= dict.fromkeys(converted, file.name)
         if num_quantised == 0:
-            raise QuantiseError(f"{model} has no linear layers that this scheme knows")
+            raise TargetError(f"{model} has no linear layers that this scheme knows")
         write_side_files(model, folder, config)
         if len(files) > 1:
             _write_index(folder, placed)
@@ -162,14 +161,14 @@ def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None
 
 
 def refuse_unknown_matrices(files: Sequence[Path]) -> None:
-    """Raise QuantiseError for a linear layer that the scheme does not know: the configuration would call it INT8."""
+    """Raise TargetError for a linear layer that the scheme does not know: the configuration would call it INT8."""
     for file in files:
         names = _names(file)
         with safe_open(file, framework="pt") as tensors:
             for name in names:
                 if is_unknown_matrix(name, len(tensors.get_slice(name).get_shape())):
                     known = ", ".join(LINEAR_SUFFIXES)
-                    raise QuantiseError(f"{name}: this scheme knows no such matrix; known are {known}")
+                    raise TargetError(f"{name}: this scheme knows no such matrix; known are {known}")
 
 
 def _convert(name: str, tensor: Tensor, into: dict[str, Tensor]) -> float:
@@ -177,9 +176,8 @@ def _convert(name: str, tensor: Tensor, into: dict[str, Tensor]) -> float:
     try:
         quantised, scale = quantise_weight(tensor)
     except ValueError as error:
-        raise QuantiseError(f"{name}: {error}") from error
-    into[name] = quantised
-    into[f"{name}_scale"] = scale
+        raise TargetError(f"{name}: {error}") from error
+    into[name], into[f"{name}_scale"] = quantised, scale
     values = tensor.to(torch.float32)
     difference = dequantise_weight(quantised, scale) - values
     return float(difference.norm() / values.norm().clamp(min=1e-12))
@@ -190,11 +188,11 @@ def _names(file: Path) -> list[str]:
         with safe_open(file, framework="pt") as tensors:
             return list(tensors.keys())
     except SafetensorError as error:
-        raise QuantiseError(f"{file} is not a safetensors file: {error}") from error
+        raise TargetError(f"{file} is not a safetensors file: {error}") from error
 
 
 def tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a safetensors file, one in memory at a time; QuantiseError when it is none."""
+    """The tensors of a safetensors file, one in memory at a time; TargetError when it is none."""
     for name in _names(file):
         with safe_open(file, framework="pt") as tensors:
             yield name, tensors.get_tensor(name)
@@ -205,7 +203,7 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
         save_file(tensors, path, metadata={"format": "pt"})
         path.chmod(0o644)  # safetensors writes files that only the owner can read.
     except SafetensorError as error:
-        raise QuantiseError(f"cannot write {path.name}: {error}; nothing was left there") from error
+        raise TargetError(f"cannot write {path.name}: {error}; nothing was left there") from error
 
 
 def is_weight(path: Path) -> bool:

@@ -12,20 +12,19 @@ from pathlib import Path
 from rich.console import Console
 
 from completion_server.prompt.templates import EMBEDDED
-from draft_model.core import Preset, replacing_folder, weights_digest
+from draft_model.card import BuildFigures, ModelFigures, render_card, save_figures
+from draft_model.core import Preset, weights_digest
 from draft_model.corpus.store import Corpus, Side
 from draft_model.data.samples import GENERATED_SHARE
 from draft_model.data.shards import DataSettings, build_data
-from draft_model.data.tokenizer import load_encoder, train_tokenizer
+from draft_model.data.tokenizer import load_encoder, write_tokenizer
 from draft_model.distil import GenerationSettings, draw_cursors, generate
 from draft_model.evaluation.held_out import evaluate, held_out_splits, run_probes
 from draft_model.evaluation.offline import Pair, measure
 from draft_model.evaluation.report import OfflineFigures, offline_figures
-from draft_model.models.network import load_model, num_parameters, rewrite_card
-from draft_model.pair.card import BuildFigures, ModelFigures, render_card, save_figures
-from draft_model.training.run import MIX, MODEL, Distillation, train
-from draft_model.training.state import Budget
-from draft_model.training.trainer import TrainResult
+from draft_model.models import load_model, rewrite_card
+from draft_model.training.run import MIX, MODEL, train
+from draft_model.training.trainer import Budget, TrainResult
 from draft_model.training.world import joined_world
 
 GENERATION = GenerationSettings(max_tokens=48, temperature=0.0, seed=30)
@@ -62,7 +61,8 @@ def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, c
     Raises PipelineError for failures that the user can fix.
     """
     corpus = Corpus(root / "corpus")
-    ensure_tokenizer(corpus, root / "tokenizer", target.preset.shape.vocab_size)
+    if not (root / "tokenizer" / "tokenizer.json").is_file():
+        write_tokenizer(corpus.training_texts(), root / "tokenizer", target.preset.shape.vocab_size)
     build_data(corpus, root / "tokenizer", EMBEDDED, root / "data", settings.data)
     with joined_world(is_compiled=settings.is_compiled) as world:
         first = train(target.preset, root / "data", root / "target", target.budget, world, console)
@@ -74,7 +74,7 @@ def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, c
         )
         second = train(
             draft.preset, draft_data, of_draft / "run", draft.budget, world, console,
-            start_from=written, distillation=Distillation(written, settings.mix) if settings.mix else None,
+            start_from=written, teacher=written if settings.mix else None, mix=settings.mix,
         )  # fmt: skip
     console.print("measuring on held-out files")
     runs = ((target, root / "target", first), (draft, of_draft / "run", second))
@@ -84,15 +84,6 @@ def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, c
         rewrite_card(run / MODEL, render_card(figures, name), role.out)
         console.print(f"wrote {role.out}")
     return figures
-
-
-def ensure_tokenizer(corpus: Corpus, out: Path, vocab_size: int) -> None:
-    """Train the tokenizer on the training side, unless it exists."""
-    if (out / "tokenizer.json").is_file():
-        return
-    with replacing_folder(out, mark="") as folder:
-        tokenizer = train_tokenizer((document.text for document in corpus.documents(Side.TRAIN)), vocab_size)
-        tokenizer.save_pretrained(str(folder))
 
 
 def _make_draft_data(corpus: Corpus, root: Path, target: Path, out: Path, settings: BuildSettings) -> Path:
@@ -119,7 +110,7 @@ def _measure(
 def _measure_model(role: Role, run: Path, result: TrainResult, texts: Sequence[str], device: str) -> ModelFigures:
     model, encoder = load_model(run / MODEL), load_encoder(run / MODEL)
     return ModelFigures(
-        role.preset, num_parameters(model), result.num_steps, result.num_tokens, result.active_s, device,
+        role.preset, model.num_parameters(), result.num_steps, result.num_tokens, result.active_s, device,
         role.budget.minutes, evaluate(model, encoder, texts), run_probes(model, encoder),
     )  # fmt: skip
 
