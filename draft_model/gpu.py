@@ -35,6 +35,7 @@ from completion_server.engine.vllm.offline import OfflineEngineError, offline_en
 from completion_server.prompt.templates import EMBEDDED
 from draft_model.core import PRESETS, ModelShape
 from draft_model.data.shards import TOKENIZER, DataManifest, DataSettings, save_manifest, shard_paths
+from draft_model.models import make_config
 
 CODE_LLAMA_13B = ModelShape(40, 5120, 13_824, 40, 40, head_dim=128, vocab_size=32_016, context_tokens=4096)
 SKIPPED_STEPS = 3
@@ -79,11 +80,6 @@ def run(command: Sequence[str]) -> str:
     if done.returncode:
         raise click.ClickException(f"{' '.join(command[1:4])} ended with {done.returncode}; why is above")
     return done.stdout
-
-
-def device_name() -> str:
-    """The GPU's name, or "cpu"."""
-    return ask_driver("name") or "cpu"
 
 
 def ask_driver(field: str) -> str:
@@ -173,29 +169,11 @@ def measure_training(sizes: Sizes, folder: Path) -> dict[str, Any]:
 
 def write_model(shape: ModelShape, out: Path, *, is_int8: bool) -> None:
     """Write a model folder with a `config.json` and nothing else."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "bfloat16",
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "max_position_embeddings": shape.context_tokens,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10_000.0,
-        "tie_word_embeddings": True,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
+    config: Any = make_config(shape, end_token_id=2)
+    config.architectures, config.dtype = ["LlamaForCausalLM"], "bfloat16"
     if is_int8:
-        config["quantization_config"] = json.loads(INT8_CONFIG.read_text(encoding="utf-8"))["quantization_config"]
-    out.mkdir(parents=True)
-    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        config.quantization_config = json.loads(INT8_CONFIG.read_text(encoding="utf-8"))["quantization_config"]
+    config.save_pretrained(str(out))
 
 
 def measure_steps(name: str, shape: ModelShape, *, is_int8: bool, tiny: bool, folder: Path) -> dict[str, Any]:
@@ -244,9 +222,10 @@ def time_steps(model: Path, sizes: Sizes) -> dict[str, float | None]:
         with offline_engine(model, settings, speculation_graphs="piecewise") as llm:
             cache = llm.llm_engine.vllm_config.cache_config
             most = max_sequences(cache.num_gpu_blocks, cache.block_size, sequence_tokens)
-            timer = _StepTimer(llm, config["vocab_size"], prompt_tokens)
+            rng = np.random.default_rng(0)
             for size in sizes.batch_sizes:
-                found[str(size)] = timer.step_ms(size, sizes.timed_tokens) if size <= most else None
+                prompts = rng.integers(3, config["vocab_size"], (size, prompt_tokens)).tolist()
+                found[str(size)] = step_ms(llm, prompts, sizes.timed_tokens) if size <= most else None
                 if size > most:
                     click.echo(
                         f"left out: {size} sequences of {sequence_tokens:,} tokens at once; the KV cache holds {most}, "
@@ -258,42 +237,31 @@ def time_steps(model: Path, sizes: Sizes) -> dict[str, float | None]:
     return found
 
 
-class _StepTimer:
-    """Times decode steps of batches with random prompts."""
+def step_ms(llm: Any, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:  # noqa: ANN401 - vLLM's own type
+    """Milliseconds of a step: a generation of `num_tokens` more, over those tokens; the median of three."""
+    from vllm import SamplingParams
 
-    def __init__(self, llm: Any, vocab_size: int, prompt_tokens: int) -> None:  # noqa: ANN401 - vLLM's own type
-        self._llm = llm
-        self._vocab_size = vocab_size
-        self._prompt_tokens = prompt_tokens
-        self._rng = np.random.default_rng(0)
-
-    def step_ms(self, size: int, num_tokens: int) -> float:
-        """Milliseconds of a step: a generation of `num_tokens` more, over those tokens; the median of three."""
-        self._generate_s(size, 2)
-        pairs = [(self._generate_s(size, 1 + num_tokens), self._generate_s(size, 1)) for _ in range(3)]
-        return round(1e3 * median(long - short for long, short in pairs) / num_tokens, 3)
-
-    def _generate_s(self, size: int, num_tokens: int) -> float:
-        from vllm import SamplingParams
-
-        prompts = self._rng.integers(3, self._vocab_size, (size, self._prompt_tokens)).tolist()
+    def generate_s(num_tokens: int) -> float:
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
         begun = time.perf_counter()
-        self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
         return time.perf_counter() - begun
+
+    generate_s(2)
+    pairs = [(generate_s(1 + num_tokens), generate_s(1)) for _ in range(3)]
+    return round(1e3 * median(long - short for long, short in pairs) / num_tokens, 3)
 
 
 @click.command(context_settings={"max_content_width": 110})
 @click.option("--tiny", is_flag=True, help="Small shapes and a few steps, to try the program itself.")
-@click.option("--train-minutes", type=float, default=None, help="Of training.  [default: 3]")
+@click.option("--train-minutes", type=float, help="Of training.  [default: 3]")
 @click.option(
     "--block-tokens",
     type=int,
-    default=None,
     help="Computed at a time in training; smaller where memory runs out.  [default: 16384]",
 )
-@click.option("--only", type=click.Choice(["train", "decode"]), default=None, help="One half.  [default: both]")
-@click.option("--step", "model", type=click.Path(path_type=Path), default=None, hidden=True)
+@click.option("--only", type=click.Choice(["train", "decode"]), help="One half.  [default: both]")
+@click.option("--step", "model", type=click.Path(path_type=Path), hidden=True)
 def main(
     *, tiny: bool, train_minutes: float | None, block_tokens: int | None, only: str | None, model: Path | None
 ) -> None:
@@ -306,7 +274,7 @@ def main(
         sizes = replace(sizes, train_minutes=train_minutes)
     if block_tokens is not None:
         sizes = replace(sizes, block_tokens=block_tokens)
-    figures: dict[str, Any] = {"device": device_name(), "tiny": tiny}
+    figures: dict[str, Any] = {"device": ask_driver("name") or "cpu", "tiny": tiny}
     with tempfile.TemporaryDirectory(prefix="measure-") as folder:
         if only != "decode":
             figures["train"] = measure_training(sizes, Path(folder))

@@ -23,14 +23,16 @@ from draft_model.core import VOCAB_SIZE
 from draft_model.corpus.collect import HELD_OUT_PERCENT, CorpusSettings, collect_corpus
 from draft_model.corpus.filters import DEFAULT_SUFFIXES, Rules
 from draft_model.corpus.readers import (
+    HELD_OUT,
+    fetch_wheels,
     read_archive,
+    read_embedded_sources,
     read_folder,
     read_hugging_face,
     read_jsonl,
     read_parquet,
     read_repositories,
 )
-from draft_model.corpus.sources import HELD_OUT, fetch_wheels, read_embedded_sources
 from draft_model.corpus.store import Corpus, Document, Side
 from draft_model.data.samples import FIM_SHARE, GENERATED_SHARE, SNIPPET_SHARE
 from draft_model.data.shards import DataSettings, build_data

@@ -18,8 +18,7 @@ from draft_model.commands import (
 from draft_model.core import PRESETS, PipelineError, Preset, check_replaceable, find_preset
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.filters import DEFAULT_SUFFIXES, Rules
-from draft_model.corpus.readers import read_repositories
-from draft_model.corpus.sources import HELD_OUT, fetch_wheels, read_embedded_sources
+from draft_model.corpus.readers import HELD_OUT, fetch_wheels, read_embedded_sources, read_repositories
 from draft_model.corpus.store import MANIFEST
 from draft_model.data.shards import DataSettings
 from draft_model.evaluation.held_out import probe_table

@@ -7,7 +7,6 @@ first paragraph, tabs become blanks. Other models learn files as editors send th
 import ast
 import re
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import PurePosixPath
@@ -57,14 +56,12 @@ class Rules:
 
 def judge(document: Document, rules: Rules) -> Document | Refusal:
     """The document in the form for the corpus, or the reason to leave it out. Cheap checks come first."""
-    checks: tuple[tuple[Refusal, Callable[[], bool]], ...] = (
-        (Refusal.LICENCE, lambda: is_permissive(document.licence)),
-        (Refusal.PATH, lambda: is_wanted_path(PurePosixPath(document.path), rules.suffixes)),
-        (Refusal.SIZE, lambda: rules.min_bytes <= len(document.text.encode("utf-8", "replace")) <= rules.max_bytes),
-    )
-    for refusal, is_fine in checks:
-        if not is_fine():
-            return refusal
+    if not is_permissive(document.licence):
+        return Refusal.LICENCE
+    if not is_wanted_path(PurePosixPath(document.path), rules.suffixes):
+        return Refusal.PATH
+    if not rules.min_bytes <= len(document.text.encode("utf-8", "replace")) <= rules.max_bytes:
+        return Refusal.SIZE
     return _judge_text(document, rules)
 
 

@@ -1,4 +1,4 @@
-"""Samples, shards and the order of blocks."""
+"""Rows of samples, shards and the order of blocks, and completions stored in chunks."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from completion_server.prompt.templates import EMBEDDED
 from draft_model.core import PipelineError
 from draft_model.corpus.store import Corpus
-from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split, keeping_chunks, load_splits
 from draft_model.data.samples import CorpusText, SampleMaker, window_chars
 from draft_model.data.shards import (
@@ -26,6 +25,7 @@ from draft_model.data.shards import (
     load_manifest,
     shard_paths,
 )
+from draft_model.data.tokenizer import TemplateEncoder
 
 positions = st.floats(0, 1, exclude_max=True)
 
@@ -36,11 +36,6 @@ def test_a_window_is_whole_lines_of_one_document(source: str, position: float, n
     window = corpus.window(position, num_chars)
     assert window.endswith("\n")
     assert any(f"\n{window}" in f"\n{document}" for document in (source, "other = 1\n" * 30))
-
-
-def test_a_corpus_without_text_is_refused() -> None:
-    with pytest.raises(PipelineError, match="no text"):
-        CorpusText(["", "  \n"])
 
 
 def test_a_row_is_full_and_marks_what_stands_behind_the_middle_marker(source: str, encoder: TemplateEncoder) -> None:
@@ -88,46 +83,51 @@ def test_a_share_of_the_splits_shows_other_files_of_the_folder(source: str, enco
     assert maker.draw(0.1, 500, Random(1)).ids[:1] != opened, "no source says which texts are of one folder"
 
 
-def test_shards_do_not_depend_on_the_process_or_the_order(
-    data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
-) -> None:
-    out = tmp_path / "data"
-    build_data(corpus, tokenizer_folder, EMBEDDED, out, data_settings, num_workers=2)
-    names = sorted(path.name for path in out.iterdir())
-    assert names == ["data.json", "ids-00000.npy", "ids-00001.npy", "middle-00000.npy", "middle-00001.npy", "tokenizer"]
-    assert all((out / name).read_bytes() == (data / name).read_bytes() for name in names if name != "tokenizer")
+def test_long_rows_have_long_samples_and_those_of_the_embedded_models_stay(encoder: TemplateEncoder) -> None:
+    assert [window_chars(tokens) for tokens in (64, 1024, 4096)] == [2800, 2800, 11_200]
+    corpus = CorpusText(["value = compute(first, second)\n" * 1000])
+    maker = SampleMaker(corpus, encoder, max_window_chars=window_chars(4096))
+    lengths = [len(maker.draw(0.1, 4096, Random(seed)).ids) for seed in range(40)]
+    assert max(lengths) > 2000
 
 
-def test_an_interrupted_build_makes_the_missing_shards(
+def test_shards_depend_neither_on_the_process_nor_on_an_interruption(
     data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
 ) -> None:
-    out, reported = tmp_path / "data", []
-    build_data(corpus, tokenizer_folder, EMBEDDED, out, data_settings)
-    kept, _ = shard_paths(out, 0)
-    made_at = kept.stat().st_mtime_ns
-    shard_paths(out, 1)[1].unlink()
+    def build(num_workers: int) -> list[tuple[int, int]]:
+        reported: list[tuple[int, int]] = []
+        build_data(
+            corpus, tokenizer_folder, EMBEDDED, tmp_path, data_settings, num_workers=num_workers,
+            on_shard=lambda done, total: reported.append((done, total)),
+        )  # fmt: skip
+        return reported
+
+    assert build(2) == [(0, 2), (1, 2), (2, 2)]
+    made_at = shard_paths(tmp_path, 0)[0].stat().st_mtime_ns
+    shard_paths(tmp_path, 1)[1].unlink()
     with pytest.raises(PipelineError, match="lacks 1 of 2 shards"):
-        BlockSource(out, 1)
-    build_data(
-        corpus,
-        tokenizer_folder,
-        EMBEDDED,
-        out,
-        data_settings,
-        on_shard=lambda done, total: reported.append((done, total)),
-    )
-    assert reported == [(1, 2), (2, 2)]
-    assert kept.stat().st_mtime_ns == made_at
-    assert shard_paths(out, 1)[1].read_bytes() == shard_paths(data, 1)[1].read_bytes()
+        BlockSource(tmp_path, 1)
+    assert build(1) == [(1, 2), (2, 2)]
+    assert shard_paths(tmp_path, 0)[0].stat().st_mtime_ns == made_at
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["data.json", "ids-00000.npy", "ids-00001.npy", "middle-00000.npy", "middle-00001.npy", "tokenizer"]
+    assert all((tmp_path / name).read_bytes() == (data / name).read_bytes() for name in names if name != "tokenizer")
 
 
-def test_data_of_other_settings_is_not_mixed_in(
-    data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings
+def test_data_of_other_settings_is_not_mixed_in_and_bad_input_writes_nothing(
+    data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
 ) -> None:
     with pytest.raises(PipelineError, match=r"made otherwise \(seed 5, not 6\)"):
         build_data(corpus, tokenizer_folder, EMBEDDED, data, replace(data_settings, seed=6))
     with pytest.raises(ValueError, match="divide the block"):
         replace(data_settings, row_tokens=(48,))
+    generated, out = tmp_path / "generated.jsonl", tmp_path / "data"
+    generated.write_text("no JSON\n")
+    with pytest.raises(PipelineError, match="holds no splits"):
+        build_data(corpus, tokenizer_folder, EMBEDDED, out, data_settings, generated=generated)
+    assert not out.exists()
+    with pytest.raises(PipelineError, match="no text"):
+        CorpusText(["", "  \n"])
 
 
 def test_data_with_generated_text_of_another_drawing_is_not_mixed_in(tmp_path: Path, data: Path) -> None:
@@ -145,23 +145,27 @@ def test_data_with_generated_text_of_another_drawing_is_not_mixed_in(tmp_path: P
     assert "drawing" not in load_manifest(data).fingerprint
 
 
-def test_a_file_of_no_splits_is_refused_before_anything_is_written(
-    corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
+def test_the_fingerprint_of_data_has_the_form_that_checkpoints_carry() -> None:
+    manifest = DataManifest(DataSettings(4096), EMBEDDED, "c", "t", "", 320)
+    assert manifest.fingerprint == (
+        "DataManifest(settings=DataSettings(num_tokens=4096, block_tokens=2048, row_tokens=(1024, 256, 512, 256), "
+        "blocks_a_shard=1024, fim_share=0.7, generated_share=0.0, seed=20), layout=Layout(name='embedded', "
+        "order='prefix_first', prefix='<|fim_prefix|>', suffix='<|fim_suffix|>', middle='<|fim_middle|>', "
+        "file='<|file_sep|>', is_typed_line_only=True), corpus='c', tokenizer='t', generated='', vocab_size=320)"
+    )
+
+
+def test_blocks_have_rows_of_one_length_each_and_the_marks_of_their_completions(
+    data: Path, encoder: TemplateEncoder
 ) -> None:
-    (tmp_path / "generated.jsonl").write_text("no JSON\n")
-    with pytest.raises(PipelineError, match="holds no splits"):
-        build_data(
-            corpus, tokenizer_folder, EMBEDDED, tmp_path / "data", data_settings,
-            generated=tmp_path / "generated.jsonl",
-        )  # fmt: skip
-    assert not (tmp_path / "data").exists()
-
-
-def test_blocks_have_rows_of_one_length_each(data: Path) -> None:
     source = BlockSource(data, 1)
-    shapes = {tuple(source.block(place).ids.shape) for place in range(source.num_blocks)}
-    assert shapes == {(1, 64), (2, 32)}
-    assert source.block(0).is_middle.shape == source.block(0).ids.shape
+    blocks = [source.block(place) for place in range(source.num_blocks)]
+    assert {tuple(block.ids.shape) for block in blocks} == {(1, 64), (2, 32)}
+    for block in blocks:
+        assert block.ids.shape == block.is_middle.shape
+        assert bool(block.is_middle[block.ids == encoder.end].all())
+    assert np.load(shard_paths(data, 0)[0]).dtype == np.uint16
+    assert blocks[0].ids.dtype == torch.int64
 
 
 def test_every_block_comes_once_an_epoch_in_an_order_that_the_seed_decides(data: Path) -> None:
@@ -177,15 +181,6 @@ def test_every_block_comes_once_an_epoch_in_an_order_that_the_seed_decides(data:
     assert visited(source, 0) != visited(BlockSource(data, 2), 0)
 
 
-def test_the_marks_equal_the_packed_ones(data: Path, encoder: TemplateEncoder) -> None:
-    source = BlockSource(data, 1)
-    for place in range(source.num_blocks):
-        block = source.block(place)
-        assert bool(block.is_middle[block.ids == encoder.end].all())
-    assert np.load(shard_paths(data, 0)[0]).dtype == np.uint16
-    assert source.block(0).ids.dtype == torch.int64
-
-
 def test_few_shards_are_open_at_a_time(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draft_model.data.shards.OPEN_SHARDS", 1)
     descriptors = Path("/proc/self/fd")
@@ -194,14 +189,6 @@ def test_few_shards_are_open_at_a_time(data: Path, monkeypatch: pytest.MonkeyPat
     for place in range(source.num_blocks):
         source.block(place)
     assert len(list(descriptors.iterdir())) - before == 2
-
-
-def test_long_rows_have_long_samples_and_those_of_the_embedded_models_stay(encoder: TemplateEncoder) -> None:
-    assert [window_chars(tokens) for tokens in (64, 1024, 4096)] == [2800, 2800, 11_200]
-    corpus = CorpusText(["value = compute(first, second)\n" * 1000])
-    maker = SampleMaker(corpus, encoder, max_window_chars=window_chars(4096))
-    lengths = [len(maker.draw(0.1, 4096, Random(seed)).ids) for seed in range(40)]
-    assert max(lengths) > 2000
 
 
 def test_generated_text_is_read_back_and_other_files_are_refused(tmp_path: Path) -> None:
@@ -233,13 +220,3 @@ def test_generated_text_is_read_back_and_other_files_are_refused(tmp_path: Path)
     for name, message in (("missing", "draft-model generate"), ("empty", "is empty"), ("other", "holds no splits")):
         with pytest.raises(PipelineError, match=message):
             load_splits(tmp_path / name)
-
-
-def test_the_fingerprint_of_data_has_the_form_that_checkpoints_carry() -> None:
-    manifest = DataManifest(DataSettings(4096), EMBEDDED, "c", "t", "", 320)
-    assert manifest.fingerprint == (
-        "DataManifest(settings=DataSettings(num_tokens=4096, block_tokens=2048, row_tokens=(1024, 256, 512, 256), "
-        "blocks_a_shard=1024, fim_share=0.7, generated_share=0.0, seed=20), layout=Layout(name='embedded', "
-        "order='prefix_first', prefix='<|fim_prefix|>', suffix='<|fim_suffix|>', middle='<|fim_middle|>', "
-        "file='<|file_sep|>', is_typed_line_only=True), corpus='c', tokenizer='t', generated='', vocab_size=320)"
-    )

@@ -17,10 +17,12 @@ from completion_server.prompt.loading import load_prompt_builder
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.templates import EMBEDDED, Order, Template
 from draft_model.core import PipelineError
-from draft_model.data.encoder import PromptContext, Snippet, TemplateEncoder
 from draft_model.data.fim import Split, encode_split, split_at_random
 from draft_model.data.tokenizer import (
     SPECIAL_TOKENS,
+    PromptContext,
+    Snippet,
+    TemplateEncoder,
     check_same_vocabulary,
     load_encoder,
     load_tokenizer,
@@ -36,18 +38,16 @@ def test_any_text_comes_back(encoder: TemplateEncoder, text: str) -> None:
     assert encoder.decode(encoder.encode(text)) == text
 
 
-def test_no_text_is_no_vocabulary() -> None:
-    with pytest.raises(PipelineError, match="no text to learn a tokenizer from"):
-        train_tokenizer([])
-
-
-def test_the_special_tokens_come_first_and_nothing_is_added(
-    tokenizer: PreTrainedTokenizerFast, encoder: TemplateEncoder
+def test_the_special_tokens_come_first_nothing_is_added_and_transformers_loads_what_is_saved(
+    tokenizer: PreTrainedTokenizerFast, tokenizer_folder: Path, encoder: TemplateEncoder
 ) -> None:
     assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [0, 1, 2, 3, 4]
-    assert encoder.end == 0
-    assert tokenizer("x")["input_ids"] == encoder.encode("x")
-    assert tokenizer.eos_token == tokenizer.bos_token == tokenizer.pad_token == SPECIAL_TOKENS[0]
+    assert tokenizer.eos_token == tokenizer.bos_token == tokenizer.pad_token == SPECIAL_TOKENS[encoder.end]
+    loaded = AutoTokenizer.from_pretrained(str(tokenizer_folder))
+    assert loaded.is_fast
+    assert loaded.encode("self.x = x\n", add_special_tokens=True) == encoder.encode("self.x = x\n")
+    assert load_encoder(tokenizer_folder).encode("total(items)") == encoder.encode("total(items)")
+    assert load_encoder(tokenizer_folder).template == server_template(tokenizer_folder) == EMBEDDED
 
 
 @pytest.mark.parametrize(
@@ -65,38 +65,38 @@ def test_words_digits_punctuation_and_line_ends(
     assert [text[start:end] for _, (start, end) in split] == pieces
 
 
-def test_transformers_loads_what_is_saved(
-    tokenizer: PreTrainedTokenizerFast, encoder: TemplateEncoder, tmp_path: Path
+def test_what_is_no_tokenizer_or_another_ones_is_a_clear_error(
+    tokenizer_folder: Path, source: str, encoder: TemplateEncoder, tmp_path: Path
 ) -> None:
-    tokenizer.save_pretrained(str(tmp_path))
-    loaded = AutoTokenizer.from_pretrained(str(tmp_path))
-    assert loaded.is_fast
-    assert loaded.encode("self.x = x\n", add_special_tokens=True) == encoder.encode("self.x = x\n")
-    assert make_encoder(load_tokenizer(tmp_path)).encode("total(items)") == encoder.encode("total(items)")
-
-
-def test_a_folder_without_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"no tokenizer\.json"):
         load_tokenizer(tmp_path)
-
-
-def test_another_vocabulary_is_an_error_that_says_which_tokens_differ(
-    tokenizer_folder: Path, source: str, tmp_path: Path
-) -> None:
+    with pytest.raises(PipelineError, match="the server builds no prompts"):
+        server_template(tmp_path)
+    with pytest.raises(PipelineError, match="no text to learn a tokenizer from"):
+        train_tokenizer([])
     check_same_vocabulary(tokenizer_folder, tokenizer_folder)
     train_tokenizer([source.replace("self", "this")] * 4, 320).save_pretrained(str(tmp_path))
     with pytest.raises(PipelineError, match=r"tokens differ: '.+'.*takes its target's tokenizer"):
         check_same_vocabulary(tokenizer_folder, tmp_path)
-
-
-def test_our_own_tokenizer_has_our_own_layout(tokenizer_folder: Path) -> None:
-    assert load_encoder(tokenizer_folder).template == EMBEDDED
+    other = Template("other", Order.PREFIX_FIRST, "<a>", "<|fim_suffix|>", "<b>")
+    with pytest.raises(PipelineError, match="lacks <a>, <b> of the template other"):
+        make_encoder(load_tokenizer(tokenizer_folder), other)
+    assert encoder.holds_marker("x = '<|fim_middle|>'")
+    assert not encoder.holds_marker("x = '<|'")
 
 
 SUFFIX_FIRST: dict[str, Any] = {"template": "fim", "template_fields": {"order": "suffix_first"}}
+
+
 NO_MIDDLE: dict[str, Any] = {"template": "fim", "template_fields": {"order": "suffix_first", "middle": ""}}
+
+
 PREFIX_ONLY: dict[str, Any] = {"template": "prefix-only"}
+
+
 EVERY_ORDER = [{}, SUFFIX_FIRST, NO_MIDDLE, PREFIX_ONLY]
+
+
 EVERY_PLACE_OF_OTHER_FILES: list[dict[str, Any]] = [
     {},
     {"template": "embedded", "template_fields": {"path_at": "outside"}},
@@ -106,7 +106,11 @@ EVERY_PLACE_OF_OTHER_FILES: list[dict[str, Any]] = [
     {"template": "fim", "template_fields": {"text_header": "+++++ {path}\n"}},
     PREFIX_ONLY,
 ]
+
+
 LANGUAGES = {"a/b/c/d/own.py": "python", "own.rs": "rust", "own.lua": "lua", "a/Dockerfile": "dockerfile"}
+
+
 OTHERS = (
     Snippet("one/deep/in/folders/first.py", "import os\n\n\ndef first():\n    return 1\n\n"),
     Snippet("a  b/second.py", "class Second:\n    x = 2"),
@@ -128,10 +132,6 @@ def server_prompts(model: Path, settings: dict[str, Any], requests: list[dict[st
         builder.build(replace(empty, caller=caller, **request)).token_ids
         for caller, request in zip(callers, requests, strict=True)
     ]
-
-
-def test_the_embedded_template_is_the_one_that_the_server_finds(tokenizer_folder: Path) -> None:
-    assert server_template(tokenizer_folder) == EMBEDDED
 
 
 @pytest.mark.parametrize("settings", EVERY_ORDER)
@@ -204,16 +204,3 @@ def test_a_completion_ends_where_its_family_ends_it(code_llama: Path) -> None:
     assert set(encoder.stops) == {vocabulary[token] for token in ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")}
     ids, middle_from = encode_split(encoder, Split("", "", "x", "y"))
     assert ids[middle_from:] == [vocabulary["x"], encoder.end]
-
-
-def test_a_tokenizer_that_the_server_refuses_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="the server builds no prompts"):
-        server_template(tmp_path)
-
-
-def test_missing_markers_are_named(encoder: TemplateEncoder, tokenizer_folder: Path) -> None:
-    other = Template("other", Order.PREFIX_FIRST, "<a>", "<|fim_suffix|>", "<b>")
-    with pytest.raises(PipelineError, match="lacks <a>, <b> of the template other"):
-        make_encoder(load_tokenizer(tokenizer_folder), other)
-    assert encoder.holds_marker("x = '<|fim_middle|>'")
-    assert not encoder.holds_marker("x = '<|'")

@@ -29,37 +29,41 @@ from draft_model.corpus.store import Document, Side
 from tests.unit.draft_model.tiny import different_source
 
 METADATA = "Name: thing\nVersion: 1.0\nLicense-Expression: MIT\n"
-MIT = "Permission is hereby granted, free of charge, to any person obtaining a copy"
+CODE = Document("thing", "thing.py", "MIT", "x = 1\n", "1.0")
 ROW = {"content": different_source(7), "max_stars_repo_name": "a/b", "max_stars_repo_path": "c.py", "licenses": ["mit"]}
 
 
-def write_archive(path: Path, contents: dict[str, str]) -> None:
-    if path.suffix == ".zip":
+def write_archive(path: Path, contents: dict[str, str]) -> Path:
+    if path.suffix in {".zip", ".whl"}:
         with zipfile.ZipFile(path, "w") as archive:
             for name, text in contents.items():
                 archive.writestr(name, text)
-        return
+        return path
     with tarfile.open(path, "w:gz") as tar:
         for name, text in contents.items():
             member = tarfile.TarInfo(name)
             member.size = len(text)
             tar.addfile(member, io.BytesIO(text.encode()))
+    return path
 
 
-def test_folders_wheels_and_archives_are_read(repositories: Path, tmp_path: Path) -> None:
+def test_folders_are_read_with_their_licences(repositories: Path, tmp_path: Path) -> None:
     own = list(read_folder(repositories / "one", (".py",)))
     assert [item.licence for item in own] == ["MIT"] * 8
     assert {item.repository for item in read_repositories(repositories, (".py",))} == {"one", "two", "three"}
-    wheel = tmp_path / "thing-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("thing/__init__.py", "x = 1\n")
-        archive.writestr("thing-1.0.dist-info/METADATA", "Name: thing\nVersion: 1.0\nLicense-Expression: MIT\n")
-    assert list(read_archive(wheel)) == [Document("thing", "thing/__init__.py", "MIT", "x = 1\n", "1.0")]
     with pytest.raises(PipelineError, match="not a folder"):
         list(read_folder(tmp_path / "missing", (".py",)))
-    (tmp_path / "bad.whl").write_bytes(b"no")
-    with pytest.raises(PipelineError, match="not an archive"):
-        list(read_archive(tmp_path / "bad.whl"))
+
+
+def test_a_wheel_is_read_with_its_own_metadata_and_not_with_that_of_a_package_that_it_vendors(tmp_path: Path) -> None:
+    own = METADATA.replace("MIT", "GPL-3.0-only") + "\nWhat it does, in many words.\n"
+    contents = {
+        "thing.py": "x = 1\n",
+        "_vendor/other.dist-info/METADATA": "Name: other\nVersion: 2\nLicense-Expression: MIT\n",
+        "thing-1.0.dist-info/METADATA": own,
+    }
+    wheel = write_archive(tmp_path / "thing-1.0-py3-none-any.whl", contents)
+    assert list(read_archive(wheel)) == [Document("thing", "thing.py", "GPL-3.0-only", "x = 1\n", "1.0")]
 
 
 @pytest.mark.parametrize("suffix", [".tar.gz", ".zip"])
@@ -67,9 +71,9 @@ def test_folders_wheels_and_archives_are_read(repositories: Path, tmp_path: Path
 def test_a_source_archive_has_its_metadata_at_the_top_or_beside_the_code(
     inner: str, suffix: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / f"thing-1.0{suffix}"
-    write_archive(path, {"thing-1.0/thing.py": "x = 1\n", f"thing-1.0/{inner}": METADATA})
-    assert list(read_archive(path)) == [Document("thing", "thing.py", "MIT", "x = 1\n", "1.0")]
+    contents = {"thing-1.0/thing.py": "x = 1\n", f"thing-1.0/{inner}": METADATA}
+    path = write_archive(tmp_path / f"thing-1.0{suffix}", contents)
+    assert list(read_archive(path)) == [CODE]
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(PipelineError, match="not an archive"):
         list(read_archive(path))
@@ -79,22 +83,19 @@ def test_a_source_archive_has_its_metadata_at_the_top_or_beside_the_code(
 @pytest.mark.parametrize(
     "inner",
     [
-        "thing-main/tests/data/foo.egg-info/PKG-INFO",
-        "thing-main/pkg/_vendor/x.egg-info/PKG-INFO",
-        "thing-main/vendor/x.dist-info/METADATA",
-        "tests/foo.egg-info/PKG-INFO",
+        ("thing-main/tests/data/foo.egg-info/PKG-INFO",),
+        ("thing-main/pkg/_vendor/x.egg-info/PKG-INFO",),
+        ("thing-main/vendor/x.dist-info/METADATA",),
+        ("tests/foo.egg-info/PKG-INFO",),
+        ("thing-main/a.egg-info/PKG-INFO", "thing-main/b.egg-info/PKG-INFO"),
     ],
 )
-def test_a_source_archive_without_metadata_takes_no_others(inner: str, suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"thing{suffix}"
-    write_archive(path, {"thing-main/thing.py": "x = 1\n", inner: METADATA})
-    with pytest.raises(PipelineError, match="no package metadata of its own"):
-        list(read_archive(path))
-
-
-def test_two_packages_at_the_top_of_an_archive_are_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "both.zip"
-    write_archive(path, {"both/a.egg-info/PKG-INFO": METADATA, "both/b.egg-info/PKG-INFO": METADATA})
+def test_a_source_archive_without_one_metadata_of_its_own_is_refused(
+    inner: tuple[str, ...], suffix: str, tmp_path: Path
+) -> None:
+    path = write_archive(
+        tmp_path / f"thing{suffix}", {"thing-main/thing.py": "x = 1\n", **dict.fromkeys(inner, METADATA)}
+    )
     with pytest.raises(PipelineError, match="no package metadata of its own"):
         list(read_archive(path))
 
@@ -123,34 +124,6 @@ def test_an_archive_that_can_not_be_unpacked_is_named(kind: str, tmp_path: Path)
     path.write_bytes(data)
     with pytest.raises(PipelineError, match=f"{path.name} is not an archive that can be read"):
         list(read_archive(path))
-
-
-def test_a_parquet_file_that_breaks_off_names_itself(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"text": [different_source(number) for number in range(50)]}), path, compression="gzip")
-    data = bytearray(path.read_bytes())
-    data[100:400] = bytes(300)  # In the first pages; their metadata is at the end.
-    path.write_bytes(data)
-    with pytest.raises(PipelineError, match=r"a\.parquet is not a Parquet file that can be read"):
-        list(read_parquet(path))
-
-
-def test_a_wheel_is_not_taken_for_a_package_that_it_vendors(tmp_path: Path) -> None:
-    wheel = tmp_path / "thing-1.0-py3-none-any.whl"
-    own = "Name: thing\nVersion: 1.0\nLicense-Expression: GPL-3.0-only\n\nWhat it does, in many words.\n"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("thing/__init__.py", "x = 1\n")
-        archive.writestr("_vendor/other.dist-info/METADATA", "Name: other\nVersion: 2\nLicense-Expression: MIT\n")
-        archive.writestr("thing-1.0.dist-info/METADATA", own)
-    assert list(read_archive(wheel)) == [Document("thing", "thing/__init__.py", "GPL-3.0-only", "x = 1\n", "1.0")]
-
-
-def test_vendored_metadata_alone_is_none(tmp_path: Path) -> None:
-    wheel = tmp_path / "thing.zip"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("thing/_vendor/other.dist-info/METADATA", "Name: other\nLicense-Expression: MIT\n")
-    with pytest.raises(PipelineError, match="no package metadata"):
-        list(read_archive(wheel))
 
 
 def test_the_current_folder_is_read_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +201,16 @@ def test_a_data_set_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with gzip.open(folder / "train.jsonl.gz", "wt") as lines:
         lines.write(json.dumps(ROW) + "\n")
     assert [item.path for item in read_hugging_face(str(folder))] == ["c.py"]
+
+
+def test_a_parquet_file_that_breaks_off_names_itself(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [different_source(number) for number in range(50)]}), path, compression="gzip")
+    data = bytearray(path.read_bytes())
+    data[100:400] = bytes(300)  # In the first pages; their metadata is at the end.
+    path.write_bytes(data)
+    with pytest.raises(PipelineError, match=r"a\.parquet is not a Parquet file that can be read"):
+        list(read_parquet(path))
 
 
 @pytest.mark.parametrize(

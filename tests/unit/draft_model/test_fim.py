@@ -1,39 +1,27 @@
+"""Splits for fill-in-the-middle and their samples."""
+
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import MAX_COMPLETION_CHARS, block_end, encode_split, narrow, ragged_pieces, split_at_random
+from draft_model.data.tokenizer import TemplateEncoder
 
 texts = st.text(alphabet="ab_ (:)\n\té€\U0001f40d", min_size=1, max_size=200).filter(lambda text: bool(text.strip()))
 seeds = st.integers(0, 1 << 30)
 
 
 @given(texts, seeds)
-def test_the_parts_of_a_split_are_the_text_again(text: str, seed: int) -> None:
+def test_a_split_is_the_text_in_whole_lines_around_the_cursors_line(text: str, seed: int) -> None:
     split = split_at_random(text, Random(seed))
-    assert text.startswith(split.before + split.typed + split.completion + split.after)
-
-
-@given(texts, seeds)
-def test_before_is_whole_lines_and_typed_is_one(text: str, seed: int) -> None:
-    split = split_at_random(text, Random(seed))
+    shown = split.before + split.typed + split.completion
+    assert text.startswith(shown + split.after)
     assert split.before == "" or split.before.endswith("\n")
     assert "\n" not in split.typed
-
-
-@given(texts, seeds)
-def test_after_is_the_rest_or_cut_at_a_line_end_or_empty(text: str, seed: int) -> None:
-    split = split_at_random(text, Random(seed))
-    rest = text[len(split.before + split.typed + split.completion) :]
-    assert split.after in {"", rest} or split.after.endswith(tuple("\n"))
-
-
-@given(texts, seeds)
-def test_the_same_seed_gives_the_same_split(text: str, seed: int) -> None:
-    assert split_at_random(text, Random(seed)) == split_at_random(text, Random(seed))
+    assert split.after in {"", text[len(shown) :]} or split.after.endswith("\n")
+    assert split_at_random(text, Random(seed)) == split
 
 
 @given(texts, seeds, st.integers(0, 300))

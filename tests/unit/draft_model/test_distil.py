@@ -13,10 +13,10 @@ from draft_model import distil as module
 from draft_model.core import PipelineError
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.store import Corpus, Document
-from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split, load_splits
+from draft_model.data.tokenizer import TemplateEncoder
 from draft_model.distil import GenerationSettings, draw_cursors, generate
-from draft_model.models.engine import GeneratedTokens, SpeculationCounts, open_engine
+from draft_model.models import GeneratedTokens, open_engine
 from tests.unit.draft_model.tiny import different_source
 
 Answer = Callable[[int], GeneratedTokens]
@@ -140,10 +140,6 @@ def test_settings_that_the_figures_depend_on_can_not_be_chosen() -> None:
         refused = pytest.raises(PipelineError, match=f"{', '.join(options)}: no setting to choose here")
         with refused, open_engine(Path("target"), max_num_seqs=given, options=options):
             pass
-
-
-def test_counts_since_are_differences() -> None:
-    assert SpeculationCounts(7, (5, 2)).since(SpeculationCounts(3, (1, 1))) == SpeculationCounts(4, (4, 1))
 
 
 class Dying:

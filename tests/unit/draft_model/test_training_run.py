@@ -2,7 +2,6 @@
 
 import errno
 import json
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from io import StringIO
@@ -18,15 +17,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from draft_model.core import PipelineError, Preset, locked
 from draft_model.data.tokenizer import load_tokenizer
-from draft_model.models.network import export_model, load_model, make_model
-from draft_model.training.record import BOARD, METRICS, PICTURE, read_metrics, recording
-from draft_model.training.run import LOCK, Distillation, train
-from draft_model.training.state import Budget
-from draft_model.training.trainer import ProgressObserver, Trainer
+from draft_model.models import export_model, load_model, make_model
+from draft_model.training.run import BOARD, LOCK, METRICS, PICTURE, read_metrics, recording, train
+from draft_model.training.trainer import Budget, ProgressObserver
 from draft_model.training.world import World
+from tests.support.models import TARGET
 
 CONSOLE = Console(file=StringIO())
-ROOT = Path(__file__).parents[4]
 
 
 class FullDiskBoard:
@@ -78,19 +75,10 @@ def test_a_run_is_one_processes_at_a_time(
     assert train(preset, data, out, Budget(steps=2), World(), CONSOLE).num_steps == 2
 
 
-def test_continuing_removes_a_killed_processes_partial_checkpoint(
-    trainer: Callable[..., Trainer], tmp_path: Path
-) -> None:
-    (tmp_path / ".run.123.tmp").write_bytes(b"half a checkpoint")
-    (tmp_path / ".other.123.tmp").write_bytes(b"of another run")
-    trainer(tmp_path / "run", Budget(steps=1))
-    assert [path.name for path in tmp_path.iterdir()] == [".other.123.tmp"]
-
-
 def test_a_run_that_starts_from_a_model_is_another_run(data: Path, preset: Preset, tmp_path: Path) -> None:
-    train(preset, data, tmp_path / "target", Budget(steps=2), World(), CONSOLE)
     start = tmp_path / "target" / "model"
-    train(preset, data, tmp_path / "draft", Budget(steps=2), World(), CONSOLE, start_from=start)
+    for name, steps, start_from in (("target", 2, None), ("draft", 2, start)):
+        train(preset, data, tmp_path / name, Budget(steps=steps), World(), CONSOLE, start_from=start_from)
     first, begun = (read_metrics(tmp_path / name)[0]["loss"] for name in ("target", "draft"))
     assert begun < first, "it begins with the weights of the other run"
     with pytest.raises(PipelineError, match="another"):
@@ -100,40 +88,40 @@ def test_a_run_that_starts_from_a_model_is_another_run(data: Path, preset: Prese
         train(preset, data, tmp_path / "draft", Budget(steps=3), World(), CONSOLE, start_from=start)
 
 
-def test_a_run_leaves_a_model_its_figures_and_a_picture(data: Path, preset: Preset, tmp_path: Path) -> None:
-    result = train(preset, data, tmp_path / "run", Budget(steps=6), World(), CONSOLE)
-    names = {path.name for path in (tmp_path / "run").iterdir()}
+def test_a_run_leaves_a_model_its_figures_and_a_picture_and_forgets_lines_behind_its_checkpoint(
+    data: Path, preset: Preset, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(preset, data, run, Budget(steps=3), World(), CONSOLE)
+    with (run / METRICS).open("a") as lines:
+        lines.write('{"step": 4}\n{"step": 5, "lo')
+    with closing(SummaryWriter(str(run / BOARD))) as board:
+        board.add_scalar("loss", 99.0, 4)
+    result = train(preset, data, run, Budget(steps=5), World(), CONSOLE)
+    names = {path.name for path in run.iterdir()}
     assert names == {".lock", "checkpoint.pt", "loss.png", "metrics.jsonl", "model", "run.json", "tensorboard"}
-    assert (tmp_path / "run" / PICTURE).read_bytes().startswith(b"\x89PNG")
-    steps = read_metrics(tmp_path / "run")
-    assert [step["step"] for step in steps] == list(range(1, 7))
-    assert all(step["utilisation"] > 0.0 for step in steps)
-    outcome = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert outcome["num_tokens"] == result.num_tokens == 6 * 256
-    # A second call has nothing to train, and distils nothing from a teacher of another vocabulary.
-    assert train(preset, data, tmp_path / "run", Budget(steps=6), World(), CONSOLE).num_steps == 6
+    assert (run / PICTURE).read_bytes().startswith(b"\x89PNG")
+    assert json.loads((run / "run.json").read_text())["num_tokens"] == result.num_tokens == 5 * 256
+    metrics = read_metrics(run)
+    assert [step["step"] for step in metrics] == [1, 2, 3, 4, 5]
+    assert all(step["utilisation"] > 0.0 for step in metrics)
+    accumulated = EventAccumulator(str(run / BOARD)).Reload()
+    drawn = {point.step: point.value for point in accumulated.Scalars("loss")}
+    assert drawn == pytest.approx({step["step"]: step["loss"] for step in metrics}, rel=1e-6)
 
 
-def test_a_teacher_of_another_vocabulary_is_refused_before_anything_is_written(
+def test_a_draft_has_as_many_embeddings_as_its_target_which_may_be_padded_but_has_the_same_vocabulary(
     data: Path, preset: Preset, tmp_path: Path
 ) -> None:
-    embedded = ROOT / "target_model" / "embedded"
     with pytest.raises(PipelineError, match="tokens differ"):
-        train(
-            preset, data, tmp_path / "run", Budget(steps=1), World(), CONSOLE, distillation=Distillation(embedded, 0.5)
-        )
+        train(preset, data, tmp_path / "run", Budget(steps=1), World(), CONSOLE, teacher=TARGET)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_draft_has_as_many_embeddings_as_its_target_which_may_be_padded(
-    data: Path, preset: Preset, tmp_path: Path
-) -> None:
     padded = replace(preset.shape, vocab_size=preset.shape.vocab_size + 8)
     tokenizer = load_tokenizer(data / "tokenizer")
     export_model(make_model(padded, 1).state_dict(), padded, tokenizer, "", tmp_path / "target")
-    taught = {"distillation": Distillation(tmp_path / "target", 0.5)}
-    for name, learnt_from in (("taught", taught), ("begun", {"start_from": tmp_path / "target"})):
-        train(preset, data, tmp_path / name, Budget(steps=1), World(), CONSOLE, **learnt_from)  # type: ignore[arg-type]
+    for name in ("teacher", "start_from"):
+        learnt_from: Any = {name: tmp_path / "target"}
+        train(preset, data, tmp_path / name, Budget(steps=1), World(), CONSOLE, **learnt_from)
         config = json.loads((tmp_path / name / "model" / "config.json").read_text())
         assert config["vocab_size"] == padded.vocab_size
 
@@ -158,21 +146,6 @@ def test_a_target_of_another_family_teaches_with_its_own_network_and_is_no_start
     load_tokenizer(data / "tokenizer").save_pretrained(str(tmp_path / "qwen"))
     ids = torch.arange(16)[None]
     assert torch.equal(load_model(tmp_path / "qwen")(input_ids=ids).logits, qwen.eval()(input_ids=ids).logits)
-    distillation = Distillation(tmp_path / "qwen", 0.5)
-    train(preset, data, tmp_path / "run", Budget(steps=1), World(), CONSOLE, distillation=distillation)
+    train(preset, data, tmp_path / "run", Budget(steps=1), World(), CONSOLE, teacher=tmp_path / "qwen")
     with pytest.raises(PipelineError, match="a Llama, not qwen2"):
         train(preset, data, tmp_path / "other", Budget(steps=1), World(), CONSOLE, start_from=tmp_path / "qwen")
-
-
-def test_lines_behind_the_checkpoint_and_torn_lines_are_forgotten(data: Path, preset: Preset, tmp_path: Path) -> None:
-    train(preset, data, tmp_path / "run", Budget(steps=3), World(), CONSOLE)
-    with (tmp_path / "run" / METRICS).open("a") as lines:
-        lines.write('{"step": 4}\n{"step": 5, "lo')
-    with closing(SummaryWriter(str(tmp_path / "run" / BOARD))) as board:
-        board.add_scalar("loss", 99.0, 4)
-    train(preset, data, tmp_path / "run", Budget(steps=5), World(), CONSOLE)
-    metrics = read_metrics(tmp_path / "run")
-    assert [step["step"] for step in metrics] == [1, 2, 3, 4, 5]
-    board = EventAccumulator(str(tmp_path / "run" / BOARD)).Reload()
-    drawn = {point.step: point.value for point in board.Scalars("loss")}
-    assert drawn == pytest.approx({step["step"]: step["loss"] for step in metrics}, rel=1e-6)

@@ -1,5 +1,6 @@
-"""Acceptance: the arithmetic, the kinds of code, and the figures of a pair."""
+"""Acceptance: the arithmetic, the kinds of code, the figures of a pair; and greedy text with and without a draft."""
 
+import gzip
 import json
 from math import sqrt
 from pathlib import Path
@@ -9,17 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_model.core import Preset
-from draft_model.data.encoder import TemplateEncoder
+from draft_model.core import PipelineError, Preset
 from draft_model.data.fim import Split
+from draft_model.data.tokenizer import TemplateEncoder
 from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.kinds import Kind, kinds_of, kinds_of_pieces
 from draft_model.evaluation.offline import (
     MAX_DRAFT,
-    AcceptanceCounts,
     AcceptanceTally,
     Pair,
-    complete,
     draft_matches,
     expected_speedup,
     expected_tokens,
@@ -28,15 +27,32 @@ from draft_model.evaluation.offline import (
     share_interval,
     token_kinds,
 )
-from draft_model.evaluation.online import DecodeTimes, EngineFigures, conditional_acceptance, engine_run
+from draft_model.evaluation.online import (
+    DecodeTimes,
+    EngineFigures,
+    IdentityReport,
+    TextDifference,
+    compare,
+    describe,
+    engine_run,
+    read_prompts,
+)
 from draft_model.evaluation.report import offline_figures, render_report, write_report
-from draft_model.models.network import make_model
+from draft_model.models import AcceptanceCounts, make_model, write_tokens
 
-lists = st.lists(st.booleans(), max_size=40)
-lengths = st.integers(1, 8)
+CODE = '''import os.path
+# why
+def size(self, items):
+    """Count them."""
+    for item in items:
+        total = total + item * 2
+    return len(items)
+'''
+TAIL = CODE[CODE.index("        total") :] + "\ndef more(x):\n    return x\n"
+BRACKETS = 'call(\n    # why\n    "text",\n)\n# why\n"""Said."""\n'
 
 
-@given(lists, lengths)
+@given(st.lists(st.booleans(), max_size=40), st.integers(1, 8))
 def test_a_replay_is_what_a_step_by_step_speculation_does(matches: list[bool], length: int) -> None:
     at, drafts, accepted = 1, 0, 0
     while at < len(matches):
@@ -60,9 +76,13 @@ def test_counts_equal_those_made_by_hand() -> None:
     assert found.per_token == pytest.approx(2 / 3)
     assert found.per_position == pytest.approx((2 / 3, 2 / 3))
     assert found.mean_length == pytest.approx(7 / 3)
-    assert (found + found).num_drafts == 6
-    assert conditional_acceptance(found) == pytest.approx(4 / 5)
+    assert found.conditional == pytest.approx(4 / 5)
+    assert found + found == AcceptanceCounts(6, (4, 4))
+    assert AcceptanceCounts(7, (5, 2)) - AcceptanceCounts(3, (1, 1)) == AcceptanceCounts(4, (4, 1))
     assert replay([], 3).per_token == 0.0
+    over_the_end = replay([True, True, False, True, True, True, True], 3, num_tokens=4)
+    assert over_the_end == AcceptanceCounts(2, (2, 1, 1)), "with the target's tokens there"
+    assert replay([True, True, False, True], 3) == AcceptanceCounts(2, (2, 0, 0))
 
 
 def test_the_formula_is_the_sum_that_it_stands_for() -> None:
@@ -72,61 +92,33 @@ def test_the_formula_is_the_sum_that_it_stands_for() -> None:
     assert expected_speedup(0.0, 4, 0.25) == pytest.approx(0.5)
 
 
-CODE = '''import os.path
-# why
-def size(self, items):
-    """Count them."""
-    for item in items:
-        total = total + item * 2
-    return len(items)
-'''
-
-
 @pytest.mark.parametrize(
-    ("piece", "kind"),
+    ("text", "piece", "kind"),
     [
-        ("import", Kind.IDIOMS),
-        ("path", Kind.IDIOMS),
-        ("# why", Kind.COMMENTS),
-        ("size", Kind.IDENTIFIERS),
-        ("self", Kind.IDIOMS),
-        ("):", Kind.SYNTAX),
-        ("Count", Kind.COMMENTS),
-        ("in ", Kind.IDIOMS),
-        ("= total", Kind.LOGIC),
-        ("* 2", Kind.LOGIC),
-        ("len", Kind.IDIOMS),
-        ("item *", Kind.IDENTIFIERS),
+        (CODE, "import", Kind.IDIOMS),
+        (CODE, "path", Kind.IDIOMS),
+        (CODE, "# why", Kind.COMMENTS),
+        (CODE, "size", Kind.IDENTIFIERS),
+        (CODE, "self", Kind.IDIOMS),
+        (CODE, "):", Kind.SYNTAX),
+        (CODE, "Count", Kind.COMMENTS),
+        (CODE, "in ", Kind.IDIOMS),
+        (CODE, "= total", Kind.LOGIC),
+        (CODE, "* 2", Kind.LOGIC),
+        (CODE, "len", Kind.IDIOMS),
+        (CODE, "item *", Kind.IDENTIFIERS),
+        (BRACKETS, "text", Kind.LOGIC),
+        (BRACKETS, "Said", Kind.COMMENTS),
+        (TAIL, "return len", Kind.IDIOMS),
+        (TAIL, "more", Kind.IDENTIFIERS),
+        (TAIL, "(x)", Kind.SYNTAX),
+        ("x = 1\n\f\ny = len(z)\n", "y", Kind.IDENTIFIERS),
+        ("x = 1\n\f\ny = len(z)\n", "len", Kind.IDIOMS),
+        ('x = "abc\ny = len(z)\n', "len", Kind.IDIOMS),
     ],
 )
-def test_each_kind_of_code(piece: str, kind: Kind) -> None:
-    assert kinds_of(CODE)[CODE.index(piece)] is kind
-
-
-def test_a_string_that_begins_a_line_inside_brackets_is_no_docstring() -> None:
-    text = 'call(\n    # why\n    "text",\n)\n# why\n"""Said."""\n'
-    kinds = kinds_of(text)
-    assert kinds[text.index("text")] is Kind.LOGIC
-    assert kinds[text.index("Said")] is Kind.COMMENTS
-
-
-def test_a_piece_of_a_file_has_the_kinds_of_the_whole() -> None:
-    piece = CODE[CODE.index("        total") :] + "\ndef more(x):\n    return x\n"
-    kinds = kinds_of(piece)
-    assert kinds[piece.index("return len")] is Kind.IDIOMS
-    assert kinds[piece.index("more")] is Kind.IDENTIFIERS
-    assert kinds[piece.index("(x)")] is Kind.SYNTAX
-
-
-def test_a_form_feed_ends_no_line() -> None:
-    text = "x = 1\n\f\ny = len(z)\n"
-    kinds = kinds_of(text)
-    assert (kinds[text.index("y")], kinds[text.index("len")]) == (Kind.IDENTIFIERS, Kind.IDIOMS)
-
-
-def test_an_open_string_costs_its_own_line_at_most() -> None:
-    text = 'x = "abc\ny = len(z)\n'
-    assert kinds_of(text)[text.index("len")] is Kind.IDIOMS
+def test_each_kind_of_code(text: str, piece: str, kind: Kind) -> None:
+    assert kinds_of(text)[text.index(piece)] is kind
 
 
 @given(st.text(alphabet="ab1 ()'\"#\n\\=é", max_size=80))
@@ -142,34 +134,33 @@ def test_a_piece_has_the_kind_of_what_one_sees_first() -> None:
     assert kinds_of_pieces("x\n", 1, ["\n", ""]) == [Kind.SYNTAX, Kind.SYNTAX]
 
 
+def test_tokens_of_a_completion_have_the_kinds_of_their_place(encoder: TemplateEncoder) -> None:
+    split = Split("", "x = f(", "", "# end\n")
+    written = [*encoder.encode("y)"), encoder.end]
+    kinds = token_kinds(encoder, split, written)
+    assert kinds[0] is Kind.IDENTIFIERS
+    assert kinds[-1] is Kind.SYNTAX
+
+
 @pytest.fixture
 def pair(preset: Preset, encoder: TemplateEncoder) -> Pair:
     return Pair(make_model(preset.shape, 1).eval(), make_model(preset.shape, 2).eval(), encoder)
 
 
-def test_predictions_equal_drafting_token_by_token(pair: Pair) -> None:
+def test_a_completion_ends_with_its_stops_and_predictions_equal_drafting_token_by_token(pair: Pair) -> None:
     prompt = pair.encoder.encode_prompt("", "def f(", "")
-    written = complete(pair, prompt, 8)
+    written = write_tokens(pair.target, prompt, 8)
+    other = next(token for token in range(pair.encoder.vocab_size) if token not in written)
+    stopped = write_tokens(pair.target, prompt, 8, stops=[other, written[3]])
+    assert stopped == written[: written.index(written[3]) + 1]
+    pair.target.generation_config.repetition_penalty = 1e9
+    assert write_tokens(pair.target, prompt, 8) == written, "a model's own defaults are not the engine's"
     matches = draft_matches(pair, prompt, written)
+    assert len(matches) == len(written) == 8
     for at, token in enumerate(written):
         with torch.inference_mode():
             logits = pair.draft(input_ids=torch.tensor([[*prompt, *written[:at]]])).logits[0, -1]
         assert matches[at] is (int(logits.argmax()) == token)
-
-
-def test_a_completion_ends_with_the_first_of_its_stops(pair: Pair) -> None:
-    prompt = pair.encoder.encode_prompt("", "def f(", "")
-    written = complete(pair, prompt, 8)
-    other = next(token for token in range(pair.encoder.vocab_size) if token not in written)
-    assert len(written) == 8
-    assert complete(pair, prompt, 8, stops=[other, written[3]]) == written[: written.index(written[3]) + 1]
-
-
-def test_a_models_own_defaults_for_writing_do_not_matter(pair: Pair) -> None:
-    prompt = pair.encoder.encode_prompt("", "def f(", "")
-    written = complete(pair, prompt, 8)
-    pair.target.generation_config.repetition_penalty = 1e9
-    assert complete(pair, prompt, 8) == written
 
 
 def test_a_model_predicts_itself(pair: Pair, source: str) -> None:
@@ -183,34 +174,19 @@ def test_a_model_predicts_itself(pair: Pair, source: str) -> None:
     assert sum(count for _, count in figures.by_kind.values()) == tally.num_tokens
 
 
-def test_a_draft_over_the_end_counts_with_the_targets_tokens_there() -> None:
-    whole = replay([True, True, False, True, True, True, True], 3, num_tokens=4)
-    assert whole == AcceptanceCounts(2, (2, 1, 1))
-    assert replay([True, True, False, True], 3) == AcceptanceCounts(2, (2, 0, 0))
-
-
-def test_at_a_temperature_the_share_predicted_is_the_targets_probability_of_the_drafts_token(pair: Pair) -> None:
+def test_at_a_temperature_the_share_predicted_is_the_targets_probability_of_the_drafts_token(
+    pair: Pair, source: str
+) -> None:
     prompt = pair.encoder.encode_prompt("", "x", "")
     with torch.inference_mode():
         ids = torch.tensor([prompt])
         chosen = int(pair.draft(input_ids=ids).logits[0, -1].argmax())
         theirs = torch.softmax(pair.target(input_ids=ids).logits[0, -1] / 0.05, dim=-1)
     torch.manual_seed(1)
-    first = [complete(pair, prompt, 1, 0.05)[0] for _ in range(400)]
+    first = [write_tokens(pair.target, prompt, 1, 0.05)[0] for _ in range(400)]
     assert first.count(chosen) / 400 == pytest.approx(float(theirs[chosen]), abs=0.09)
-
-
-def test_a_measurement_is_the_same_again(pair: Pair, source: str) -> None:
     splits = held_out_splits([source], 2)
-    assert measure(pair, splits, 4, 0.8) == measure(pair, splits, 4, 0.8)
-
-
-def test_tokens_of_a_completion_have_the_kinds_of_their_place(encoder: TemplateEncoder) -> None:
-    split = Split("", "x = f(", "", "# end\n")
-    written = [*encoder.encode("y)"), encoder.end]
-    kinds = token_kinds(encoder, split, written)
-    assert kinds[0] is Kind.IDENTIFIERS
-    assert kinds[-1] is Kind.SYNTAX
+    assert measure(pair, splits, 4, 0.8) == measure(pair, splits, 4, 0.8), "the same seed"
 
 
 def test_an_interval_is_as_wide_as_completions_differ() -> None:
@@ -247,3 +223,32 @@ def test_the_report_shows_what_was_measured(tmp_path: Path) -> None:
     assert "of the target 4.00 and 5.00 ms, of the draft 1.00 and 2.50 ms" in text
     assert "In vLLM" not in render_report(offline, None)
     assert len(offline.greedy.per_position) == MAX_DRAFT
+
+
+def test_where_texts_differ_the_gap_is_that_of_the_targets_logits(pair: Pair) -> None:
+    texts, others = [[3, 4, 7], [6], [3, 0]], [[3, 9], [6], [3, 9]]  # The last text ends earlier.
+    found = compare(pair.target, [[1, 2], [5], [1]], texts, others)
+    assert [(one.prompt, one.place) for one in found.differences] == [(0, 1), (2, 1)]
+    for difference, ids, token in zip(found.differences, ([1, 2, 3], [1, 3]), (4, 0), strict=True):
+        with torch.inference_mode():
+            logits = pair.target(input_ids=torch.tensor([ids])).logits[0, -1]
+        assert difference.gap_nats == pytest.approx(abs(float(logits[token] - logits[9])), rel=1e-4)
+    assert found.share == pytest.approx(1 / 3)
+    assert describe(found).startswith("1 of 3 greedy completions are the same with the draft; where they differ")
+    close, wide = (IdentityReport(1, (TextDifference(0, 1, gap),)) for gap in (0.1, 1.0))
+    assert describe(close).endswith("0.100 nats apart at most, which rounding to bfloat16 explains.")
+    assert describe(wide).endswith("1.000 nats apart at most, more than rounding to bfloat16 explains.")
+    assert describe(IdentityReport(1, ())) == "1 of 1 greedy completions are the same with the draft."
+
+
+def test_prompts_are_read_packed_or_not_and_refused_by_name(tmp_path: Path) -> None:
+    plain, packed, bad = (tmp_path / name for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl"))
+    plain.write_text('{"prompt": "def f():"}\n\n', encoding="utf-8")
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_prompts(plain) == read_prompts(packed) == ["def f():"]
+    for content, word in (("{}", "prompt"), ("", "no prompts"), ("[", "prompt")):
+        bad.write_text(content, encoding="utf-8")
+        with pytest.raises(PipelineError, match=word):
+            read_prompts(bad)
+    with pytest.raises(PipelineError, match="cannot read"):
+        read_prompts(tmp_path / "none.jsonl")

@@ -14,27 +14,24 @@ from transformers import AutoConfig
 from draft_model.core import PRESETS
 from draft_model.data.shards import BlockSource
 from draft_model.gpu import FULL, PROMPT_SHARE, TINY, main, max_sequences, time_steps, write_data, write_model
-from target_model.quantisation.quantise import quantization_config
+from target_model.quantise import quantization_config
 
 
-def test_the_trainer_reads_its_random_data(tmp_path: Path) -> None:
-    plan = replace(FULL, block_tokens=4096)
-    write_data(plan, tmp_path / "data")
+def test_the_trainer_reads_its_random_data_and_the_target_is_a_13b_llama_in_int8(tmp_path: Path) -> None:
+    write_data(replace(FULL, block_tokens=4096), tmp_path / "data")
     source = BlockSource(tmp_path / "data", 0)
     assert source.manifest.vocab_size == PRESETS["draft-1b"].shape.vocab_size
     block = source.block(0)
     assert block.ids.shape == block.is_middle.shape == (1, 4096)
     assert 0 <= int(block.ids.min()) <= int(block.ids.max()) < 32_016
-    assert plan.batch_tokens % FULL.block_tokens == 0
-    assert FULL.block_tokens % PRESETS["draft-1b"].shape.context_tokens == 0
-
-
-def test_the_target_is_a_13b_llama_in_int8(tmp_path: Path) -> None:
+    assert FULL.batch_tokens % FULL.block_tokens == FULL.block_tokens % PRESETS["draft-1b"].shape.context_tokens == 0
     write_model(FULL.target, tmp_path / "target", is_int8=True)
     assert 12.5e9 < FULL.target.num_parameters < 13.5e9
     config = AutoConfig.from_pretrained(tmp_path / "target")
     assert (config.num_hidden_layers, config.hidden_size, config.vocab_size) == (40, 5120, 32_016)
-    assert json.loads((tmp_path / "target" / "config.json").read_text())["quantization_config"] == quantization_config()
+    written = json.loads((tmp_path / "target" / "config.json").read_text())
+    assert written["quantization_config"] == quantization_config()
+    assert (written["dtype"], written["architectures"]) == ("bfloat16", ["LlamaForCausalLM"])
 
 
 def test_the_figures_are_the_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -49,7 +46,7 @@ def test_the_figures_are_the_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path
         return ""
 
     monkeypatch.setattr("draft_model.gpu.run", run)
-    monkeypatch.setattr("draft_model.gpu.device_name", lambda: "cpu")
+    monkeypatch.setattr("draft_model.gpu.ask_driver", lambda _field: "")
     result = CliRunner().invoke(main, ["--tiny"])
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout.splitlines()[-1])

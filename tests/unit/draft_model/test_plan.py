@@ -10,59 +10,37 @@ from click.testing import CliRunner
 
 from draft_model.commands.train import plan as plan_command
 from draft_model.core import PipelineError, TrainSettings, find_preset
-from draft_model.training import flops
-from draft_model.training.flops import PEAK_FLOPS, flops_per_token, known_flops, peak_flops
+from draft_model.training import world
 from draft_model.training.optim import learning_rate_scale
-from draft_model.training.plan import (
-    DOLLARS_PER_HOUR,
-    GPU_GIB,
-    Utilisation,
-    describe_plan,
-    make_plan,
-    measured_utilisation,
-)
-from draft_model.training.record import METRICS
-from draft_model.training.state import Budget
+from draft_model.training.plan import describe_plan, make_plan, measured_utilisation
+from draft_model.training.run import METRICS
+from draft_model.training.trainer import Budget
+from draft_model.training.world import known_flops, peak_flops
+
+DRAFT = find_preset("draft-1b")
+COMMAND = ["--gpus", "8", "--gpu", "a100", "--tokens", "50e9"]
 
 
-def test_a_paused_process_spends_a_few_steps_and_not_the_pause() -> None:
-    budget = Budget(minutes=10)
-    for _ in range(20):
-        budget.spend_step(2.0)
-    budget.spend_step(900.0)
-    assert budget.active_s == 48.0
-    assert budget.progress == pytest.approx(0.08)
-    assert budget.left_s == pytest.approx(552.0)
-
-
-def test_a_lasting_slowdown_is_not_taken_for_a_pause() -> None:
-    budget = Budget(minutes=10)
+def test_a_pause_spends_a_few_steps_and_a_lasting_slowdown_its_time() -> None:
+    paused, slow = Budget(minutes=10), Budget(minutes=10)
+    for duration_s in [2.0] * 20 + [900.0]:
+        paused.spend_step(duration_s)
+    assert (paused.active_s, paused.progress, paused.left_s) == pytest.approx((48.0, 0.08, 552.0))
     for duration_s in [1.0] * 10 + [10.0] * 40:
-        budget.spend_step(duration_s)
-    assert budget.active_s > 250.0
+        slow.spend_step(duration_s)
+    assert slow.active_s > 250.0
 
 
-def test_steps_are_counted_exactly() -> None:
+def test_steps_are_counted_exactly_and_one_kind_of_budget_is_given() -> None:
     budget = Budget(steps=4)
-    assert budget.progress == 0.0
-    budget.spend_step(1.0)
-    assert budget.progress == 0.25
-    for _ in range(4):
+    for progress in (0.0, 0.25, 0.5, 0.75, 1.0, 1.0):
+        assert budget.progress == progress
         budget.spend_step(1.0)
-    assert budget.progress == 1.0
     assert budget.left_s == 0.0
-
-
-@pytest.mark.parametrize("budget", [Budget(steps=0), Budget(minutes=0)])
-def test_an_empty_budget_is_spent(budget: Budget) -> None:
-    assert budget.progress == 1.0
-
-
-def test_one_kind_of_budget_is_given() -> None:
-    with pytest.raises(ValueError, match="one of them"):
-        Budget()
-    with pytest.raises(ValueError, match="one of them"):
-        Budget(minutes=1, steps=1)
+    assert Budget(steps=0).progress == Budget(minutes=0).progress == 1.0
+    for given in ({}, {"minutes": 1, "steps": 1}):
+        with pytest.raises(ValueError, match="one of them"):
+            Budget(**given)
 
 
 def test_the_rate_warms_up_stays_and_decays_to_zero() -> None:
@@ -71,10 +49,6 @@ def test_the_rate_warms_up_stays_and_decays_to_zero() -> None:
     assert learning_rate_scale(0.2, 100, settings) == 1.0
     assert learning_rate_scale(0.75, 100, settings) == pytest.approx(0.5)
     assert learning_rate_scale(1.0, 100, settings) == 0.0
-
-
-DRAFT = find_preset("draft-1b")
-COMMAND = ["--gpus", "8", "--gpu", "a100", "--tokens", "50e9"]
 
 
 def write_run(folder: Path, *shares: float, divergence: float = 0.0) -> Path:
@@ -94,8 +68,8 @@ def printed(*more: str) -> dict[str, Any]:
 def test_operations_are_counted_by_hand() -> None:
     shape = DRAFT.shape
     dense = 6 * (shape.num_matrix_parameters + 32_016 * 2048)
-    assert flops_per_token(shape, 0) == dense
-    assert flops_per_token(shape, 4096) == dense + 6 * 12 * 2048 * 4096
+    assert shape.flops_per_token(0) == dense
+    assert shape.flops_per_token(4096) == dense + 6 * 12 * 2048 * 4096
 
 
 @pytest.mark.parametrize(
@@ -134,24 +108,10 @@ def test_a_peak_that_is_not_known_is_measured_in_a_product_as_large_as_the_devic
         measured.append((device, size))
         return 1e12
 
-    monkeypatch.setattr(flops, "measured_flops", measure)
+    monkeypatch.setattr(world, "measured_flops", measure)
     monkeypatch.setattr(torch.cuda, "get_device_name", {"cuda:0": "NVIDIA A10G", "cuda:1": "NVIDIA RTX A1000"}.get)
     assert [peak_flops(device) for device in ("cuda:0", "cuda:1", "cpu")] == [70e12, 1e12, 1e12]
     assert measured == [("cuda:1", 8192), ("cpu", 1024)]
-
-
-def test_a_product_takes_time() -> None:
-    assert 1e6 < flops.measured_flops("cpu", 64) < 1e15
-
-
-def test_a_plan_gives_the_known_cost_of_a_run() -> None:
-    plan = make_plan(DRAFT, 50e9, "a100", 8, Utilisation(0.4, "given"))
-    assert 2.5 < plan.days < 5.0
-    assert plan.gpu_hours == pytest.approx(plan.days * 24 * 8)
-    assert plan.state_gib_per_gpu < plan.gib_per_gpu
-    assert "1.00B parameters" in describe_plan(plan)
-    assert "teacher" not in describe_plan(plan)
-    assert set(GPU_GIB) == set(DOLLARS_PER_HOUR) == set(PEAK_FLOPS)
 
 
 def test_a_plan_of_nothing_or_for_an_unknown_gpu_is_refused() -> None:
@@ -163,8 +123,14 @@ def test_a_plan_of_nothing_or_for_an_unknown_gpu_is_refused() -> None:
         make_plan(DRAFT, 1e9, "a100", 8, num_teacher_parameters=-5)
 
 
-def test_a_teacher_adds_a_forward_pass_to_days_hours_and_cost() -> None:
+def test_a_teacher_adds_a_forward_pass_to_the_known_cost_of_a_run() -> None:
     alone, taught = (make_plan(DRAFT, 50e9, "a100", 8, num_teacher_parameters=size) for size in (0, 13_000_000_000))
+    assert 2.5 < alone.days < 5.0
+    assert alone.gpu_hours == pytest.approx(alone.days * 24 * 8)
+    assert alone.dollars == pytest.approx(alone.gpu_hours * 1.8)
+    assert alone.state_gib_per_gpu < alone.gib_per_gpu == 80
+    assert "1.00B parameters" in describe_plan(alone)
+    assert "teacher" not in describe_plan(alone)
     assert taught.teacher_flops == 50e9 * 2 * 13e9
     assert taught.flops == alone.flops + taught.teacher_flops
     more = taught.flops / alone.flops
@@ -187,21 +153,18 @@ def test_the_plan_says_where_its_utilisation_is_from(tmp_path: Path) -> None:
     assert f"at 40.0% of the peak (measured in {run})" in shown
 
 
-def test_a_utilisation_is_given_or_measured_not_both(tmp_path: Path) -> None:
-    result = CliRunner().invoke(plan_command, [*COMMAND, "--utilisation", "0.5", "--from-run", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "give --utilisation or --from-run, one of them" in result.output
-
-
-def test_a_run_that_measured_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_run_that_measured_nothing_or_a_utilisation_beside_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"there is no run in .*nowhere"):
         measured_utilisation(tmp_path / "nowhere")
-    with pytest.raises(PipelineError, match="no step with a utilisation above 0 among 2"):
-        measured_utilisation(write_run(tmp_path / "zeros", 0.0, 0.0))
     with pytest.raises(PipelineError, match=r"must be at most 1, it is 1\.3"):
         measured_utilisation(write_run(tmp_path / "above", 1.3))
-    result = CliRunner().invoke(plan_command, [*COMMAND, "--from-run", str(tmp_path / "zeros")])
-    assert (result.exit_code, "Traceback" in result.output) == (1, False)
+    zeros = ["--from-run", str(write_run(tmp_path / "zeros", 0.0, 0.0))]
+    for more, status, said in (
+        (zeros, 1, "no step with a utilisation above 0 among 2"),
+        ([*zeros, "--utilisation", "0.5"], 2, "give --utilisation or --from-run, one of them"),
+    ):
+        result = CliRunner().invoke(plan_command, [*COMMAND, *more])
+        assert (result.exit_code, said in result.output, "Traceback" in result.output) == (status, True, False)
 
 
 def test_the_teacher_of_a_measured_run_does_not_count_twice(tmp_path: Path) -> None:
