@@ -191,12 +191,6 @@ def measure_steps(name: str, shape: ModelShape, *, is_int8: bool, tiny: bool, fo
     }
 
 
-def step_ratios(draft: dict[str, float | None], target: dict[str, float | None]) -> dict[str, float | None]:
-    """The draft's step over the target's by batch size; None where either was left out."""
-    pairs = {size: (draft[size], target[size]) for size in target}
-    return {size: round(ours / theirs, 3) if ours and theirs else None for size, (ours, theirs) in pairs.items()}
-
-
 def max_sequences(num_blocks: int, block_tokens: int, sequence_tokens: int) -> int:
     """The most sequences of `sequence_tokens` that a KV cache holds at once; vLLM takes one block for itself."""
     return (num_blocks - 1) // -(-sequence_tokens // block_tokens)
@@ -281,7 +275,10 @@ def main(
         if only != "train":
             for name, shape, is_int8 in (("target", sizes.target, True), ("draft", sizes.draft, False)):
                 figures[name] = measure_steps(name, shape, is_int8=is_int8, tiny=tiny, folder=Path(folder) / name)
-            figures["draft_to_target"] = step_ratios(figures["draft"]["step_ms"], figures["target"]["step_ms"])
+            target, draft = figures["target"]["step_ms"], figures["draft"]["step_ms"]
+            figures["draft_to_target"] = {
+                size: round(draft[size] / target[size], 3) if draft[size] and target[size] else None for size in target
+            }
     click.echo(json.dumps(figures))
 
 

@@ -21,7 +21,7 @@ from draft_model.data.tokenizer import load_encoder, write_tokenizer
 from draft_model.distil import GenerationSettings, draw_cursors, generate
 from draft_model.evaluation.held_out import evaluate, held_out_splits, run_probes
 from draft_model.evaluation.offline import Pair, measure
-from draft_model.evaluation.report import OfflineFigures, offline_figures
+from draft_model.evaluation.report import offline_figures
 from draft_model.models import load_model, rewrite_card
 from draft_model.training.run import MIX, MODEL, train
 from draft_model.training.trainer import Budget, TrainResult
@@ -102,9 +102,12 @@ def _measure(
     """Evaluate the weights as exported: rounded to bfloat16, computed in float32."""
     texts = corpus.texts(Side.HELD_OUT)
     target, draft = (_measure_model(role, run, result, texts, device) for role, run, result in runs)
-    pair = measure_pair(runs[0][1] / MODEL, runs[1][1] / MODEL, texts, settings.num_cursors)
+    folders = [run / MODEL for _, run, _ in runs]
+    pair = Pair(load_model(folders[0]), load_model(folders[1]), load_encoder(folders[0]))
+    splits = held_out_splits(texts, settings.num_cursors, is_typed_line_only=pair.encoder.template.is_typed_line_only)
+    accepted = offline_figures(len(splits), {0.0: measure(pair, splits, PAIR_TOKENS)})
     sources = corpus.manifest.sources
-    return BuildFigures(target, draft, pair, sources, len(texts), settings.mix, settings.num_generated)
+    return BuildFigures(target, draft, accepted, sources, len(texts), settings.mix, settings.num_generated)
 
 
 def _measure_model(role: Role, run: Path, result: TrainResult, texts: Sequence[str], device: str) -> ModelFigures:
@@ -113,10 +116,3 @@ def _measure_model(role: Role, run: Path, result: TrainResult, texts: Sequence[s
         role.preset, model.num_parameters(), result.num_steps, result.num_tokens, result.active_s, device,
         role.budget.minutes, evaluate(model, encoder, texts), run_probes(model, encoder),
     )  # fmt: skip
-
-
-def measure_pair(target: Path, draft: Path, texts: Sequence[str], num_cursors: int) -> OfflineFigures:
-    """Measure how much of the draft the target accepts, offline and greedily."""
-    pair = Pair(load_model(target), load_model(draft), load_encoder(target))
-    splits = held_out_splits(texts, num_cursors, is_typed_line_only=pair.encoder.template.is_typed_line_only)
-    return offline_figures(len(splits), {0.0: measure(pair, splits, PAIR_TOKENS)})

@@ -92,7 +92,10 @@ class ServedModel:
     def losses(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """Nats of every row, summed over its tokens behind the first."""
         outputs = self._generate(rows, 1, prompt_logprobs=0)
-        return [_nats(row, output.prompt_logprobs) for row, output in zip(rows, outputs, strict=True)]
+        return [
+            -sum(options[token].logprob for token, options in zip(row[1:], output.prompt_logprobs[1:], strict=True))
+            for row, output in zip(rows, outputs, strict=True)
+        ]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without markers."""
@@ -134,11 +137,6 @@ class ServedModel:
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs: list[Any] = self._llm.generate(requests, params, use_tqdm=False)
         return outputs
-
-
-def _nats(row: Sequence[int], logprobs: Sequence[Any]) -> float:
-    nats: float = -sum(options[token].logprob for token, options in zip(row[1:], logprobs[1:], strict=True))
-    return nats
 
 
 @contextmanager

@@ -25,7 +25,6 @@ LINEAR_SUFFIXES = (
     "gate_proj.weight", "up_proj.weight", "down_proj.weight",
 )  # fmt: skip
 KEPT_SUFFIXES = ("embed_tokens.weight", "lm_head.weight")
-WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
 CARD = "README.md"
@@ -35,12 +34,6 @@ CARD_NOTE = "This folder is the INT8 copy; the figures above were measured befor
 def is_quantised(name: str, tensor: Tensor) -> bool:
     """Whether a tensor is a linear layer's matrix; embeddings, norms and the output head are kept."""
     return tensor.ndim == MATRIX_DIMS and name.endswith(LINEAR_SUFFIXES)
-
-
-def is_unknown_matrix(name: str, num_dims: int) -> bool:
-    """Whether a tensor is a matrix that is known neither as a linear layer's nor as one to keep."""
-    is_matrix = num_dims == MATRIX_DIMS and name.endswith(".weight")
-    return is_matrix and not name.endswith((*LINEAR_SUFFIXES, *KEPT_SUFFIXES))
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,10 +156,11 @@ def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None
 def refuse_unknown_matrices(files: Sequence[Path]) -> None:
     """Raise TargetError for a linear layer that the scheme does not know: the configuration would call it INT8."""
     for file in files:
-        names = _names(file)
+        names = [name for name in _names(file) if name.endswith(".weight")]
+        unknown = [name for name in names if not name.endswith((*LINEAR_SUFFIXES, *KEPT_SUFFIXES))]
         with safe_open(file, framework="pt") as tensors:
-            for name in names:
-                if is_unknown_matrix(name, len(tensors.get_slice(name).get_shape())):
+            for name in unknown:
+                if len(tensors.get_slice(name).get_shape()) == MATRIX_DIMS:
                     known = ", ".join(LINEAR_SUFFIXES)
                     raise TargetError(f"{name}: this scheme knows no such matrix; known are {known}")
 

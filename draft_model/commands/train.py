@@ -42,6 +42,12 @@ preset_option = click.option("--preset", required=True, help=f"One of {KNOWN}.")
 SHORTENED = Rules(is_shortened=True)
 
 
+def chosen_preset(name: str, **settings: int | None) -> Preset:
+    """The preset called `name`, with the training settings that are given."""
+    preset, given = find_preset(name), {key: value for key, value in settings.items() if value is not None}
+    return replace(preset, train=replace(preset.train, **given))
+
+
 def chosen_budget(preset: Preset, minutes: float | None, steps: int | None, tokens: int | None) -> Budget:
     """The given budget, or the preset's minutes; UsageError when several are given."""
     given = [value for value in (minutes, steps, tokens) if value is not None]
@@ -99,13 +105,7 @@ def train(
       torchrun --nproc-per-node 8 -m draft_model train --preset draft-1b --data data --out run --tokens 50e9
     """
     refuse_without("teacher", "mix")
-    chosen = find_preset(preset)
-    settings = replace(
-        chosen.train,
-        seed=chosen.train.seed if seed is None else seed,
-        batch_tokens=chosen.train.batch_tokens if batch_tokens is None else batch_tokens,
-    )
-    chosen = replace(chosen, train=settings)
+    chosen = chosen_preset(preset, seed=seed, batch_tokens=batch_tokens)
     budget = chosen_budget(chosen, minutes, steps, tokens)
     with joined_world(is_compiled=is_compiled) as world:
         result = run_training(
@@ -198,7 +198,7 @@ def build_embedded(
         check_replaceable(folder, CONFIG)
     if not (work / "corpus" / MANIFEST).is_file():
         _collect(work, repositories, hold_out)
-    target, draft = _preset("embedded-target", seed), _preset("embedded-draft", seed)
+    target, draft = (chosen_preset(name, seed=seed) for name in ("embedded-target", "embedded-draft"))
     settings = BuildSettings(
         DataSettings(int(data_tokens), seed=target.train.seed), mix, generated, is_compiled=is_compiled
     )
@@ -226,8 +226,3 @@ def _collect(work: Path, repositories: Path | None, hold_out: tuple[str, ...]) -
     fetch_wheels(work / "wheels")
     settings = CorpusSettings(SHORTENED, held_out_percent=0.0, held_out=(*HELD_OUT, *hold_out))
     collect_corpus(read_embedded_sources(work / "wheels"), work / "corpus", settings)
-
-
-def _preset(name: str, seed: int | None) -> Preset:
-    preset = find_preset(name)
-    return preset if seed is None else replace(preset, train=replace(preset.train, seed=seed))

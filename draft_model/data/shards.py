@@ -173,7 +173,9 @@ def build_data(
 
 def _open_folder(out: Path, tokenizer: Path, manifest: DataManifest) -> None:
     if (out / MANIFEST).is_file():
-        others = _differences(load_manifest(out), manifest)
+        records = [one.record for one in (load_manifest(out), manifest)]
+        old, new = ({**record.pop("settings"), **record} for record in records)
+        others = [f"{name} {old[name]!r}, not {new[name]!r}" for name in new if old[name] != new[name]]
         if others:
             raise PipelineError(
                 f"{out} holds data made otherwise ({', '.join(others)}); remove it or choose another --out"
@@ -185,13 +187,6 @@ def _open_folder(out: Path, tokenizer: Path, manifest: DataManifest) -> None:
     except OSError as error:
         raise PipelineError(f"cannot write {out}: {error.strerror}") from error
     save_manifest(manifest, out)
-
-
-def _differences(old: DataManifest, new: DataManifest) -> list[str]:
-    """Describe the fields that differ."""
-    records = [manifest.record for manifest in (old, new)]
-    before, now = ({**each.pop("settings"), **each} for each in records)
-    return [f"{name} {before[name]!r}, not {now[name]!r}" for name in now if before[name] != now[name]]
 
 
 def _write_shard(corpus: Path, out: Path, manifest: DataManifest, generated: Path | None, number: int) -> None:

@@ -155,7 +155,8 @@ class TemplateEncoder:
         """Token ids of the prompt for the text between `typed` and `after`, with other files in front."""
         template = self.template
         before = self._opening + lead_of(template, context) + before
-        files = [token for text in file_texts(template, context) for token in self._encode_opened(text)]
+        texts = file_texts(template, context)
+        files = [token for text in texts for token in (self._ids[template.file], *self.encode(text))]
         if template.order is Order.PREFIX_ONLY:
             return [*self.begin, *files, *self.encode(before + typed)]
         left = [self._ids[template.prefix], *self.encode(before if template.middle else before + typed)]
@@ -170,9 +171,6 @@ class TemplateEncoder:
         opening = [self._ids[self.template.file]] if self.template.file else list(self.begin)
         pieces = [self._opening + piece if number == 0 else piece for number, piece in enumerate(pieces)]
         return opening + [token for piece in pieces for token in self.encode(piece)]
-
-    def _encode_opened(self, text: str) -> list[int]:
-        return [self._ids[self.template.file], *self.encode(text)]
 
 
 def _without_blank(backend: Tokenizer) -> Tokenizer | None:
@@ -298,17 +296,12 @@ def load_encoder(folder: Path) -> TemplateEncoder:
     return make_encoder(tokenizer, EMBEDDED if is_ours else server_template(folder))
 
 
-def differing_tokens(ours: PreTrainedTokenizerFast, theirs: PreTrainedTokenizerFast) -> list[str]:
-    """The tokens whose ids are not the same in both vocabularies, those of the lowest ids first."""
-    left, right = ours.get_vocab(), theirs.get_vocab()
-    differing = {token for token in left.keys() | right.keys() if left.get(token) != right.get(token)}
-    return sorted(differing, key=lambda token: (min(left.get(token, 1 << 60), right.get(token, 1 << 60)), token))
-
-
 def check_same_vocabulary(draft: Path, target: Path) -> None:
     """Raise PipelineError, which names the tokens, when the vocabularies of a draft and its target differ."""
-    differing = differing_tokens(load_tokenizer(draft), load_tokenizer(target))
+    ours, theirs = load_tokenizer(draft).get_vocab(), load_tokenizer(target).get_vocab()
+    differing = [token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)]
     if differing:
+        differing.sort(key=lambda token: (min(ours.get(token, 1 << 60), theirs.get(token, 1 << 60)), token))
         shown = ", ".join(repr(token) for token in differing[:8])
         raise PipelineError(
             f"{draft} and {target} have other vocabularies: {len(differing):,} tokens differ: {shown}"
