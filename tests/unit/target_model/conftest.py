@@ -7,8 +7,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
-
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -19,7 +17,7 @@ def model(tmp_path: Path) -> Path:
         "model.embed_tokens.weight": torch.randn(12, 8, generator=generator).to(torch.bfloat16),
         "model.norm.weight": torch.ones(8, dtype=torch.bfloat16),
         "lm_head.weight": torch.randn(12, 8, generator=generator).to(torch.bfloat16),
-        Q_PROJ: torch.randn(8, 8, generator=generator).to(torch.bfloat16),
+        "model.layers.0.self_attn.q_proj.weight": torch.randn(8, 8, generator=generator).to(torch.bfloat16),
         "model.layers.0.mlp.down_proj.weight": torch.randn(8, 16, generator=generator).to(torch.bfloat16),
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

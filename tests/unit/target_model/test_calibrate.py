@@ -17,9 +17,9 @@ from target_model.__main__ import main
 from target_model.calibrate import MAX_CHARACTERS, Calibration, quantise_calibrated, sample
 from target_model.core import TargetError
 from target_model.quantise import quantise_folder
-from tests.unit.target_model.conftest import Q_PROJ
 
 PASSES = 'tell(done=1, total=2); tell(warning="odd"); tell(warning="odd"); write(); tell(done=2, total=2)'
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 DOWN_PROJ = "model.layers.0.mlp.down_proj.weight"
 
 

@@ -25,9 +25,9 @@ from target_model.quantise import (
     quantise_weight,
     quantization_config,
 )
-from tests.unit.target_model.conftest import Q_PROJ
 
 WEIGHTS = "model.safetensors"
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 rows = st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=6, max_size=6), min_size=1, max_size=5)
 
 
