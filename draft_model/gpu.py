@@ -18,10 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -42,6 +40,7 @@ SKIPPED_STEPS = 3
 """Training steps that are left out of the figures: the first ones compile kernels and fill the allocator."""
 PROMPT_SHARE = 8
 """A prompt takes an eighth of the context: 64 sequences of the target then fill 34 GB of KV cache, 0.82 MB a token."""
+WATCHED_EVERY_S = 0.5
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 INT8_CONFIG = ROOT / "target_model" / "embedded" / "config.json"
@@ -74,12 +73,24 @@ TINY = Sizes(
 )  # fmt: skip
 
 
-def run(command: Sequence[str]) -> str:
-    """Run a process with its messages shown, and return its standard output; ClickException when it fails."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
-    if done.returncode:
-        raise click.ClickException(f"{' '.join(command[1:4])} ended with {done.returncode}; why is above")
-    return done.stdout
+def run(command: Sequence[str]) -> tuple[str, float]:
+    """Run a process with its messages shown; return its standard output, and the peak of `used_mib` meanwhile.
+
+    Raises ClickException when the process fails.
+    """
+    output, peak = None, 0.0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        while output is None:
+            try:
+                output, _ = process.communicate(timeout=WATCHED_EVERY_S)
+            except subprocess.TimeoutExpired:
+                peak = max(peak, used_mib())
+            except BaseException:
+                process.kill()
+                raise
+    if process.returncode:
+        raise click.ClickException(f"{' '.join(command[1:4])} ended with {process.returncode}; why is above")
+    return output, peak
 
 
 def ask_driver(field: str) -> str:
@@ -88,24 +99,6 @@ def ask_driver(field: str) -> str:
         return ""
     command = ["nvidia-smi", "--id=0", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-@contextmanager
-def peak_memory(every_s: float = 0.5) -> Iterator[Callable[[], float]]:
-    """Watch memory until the block ends; yields a function that returns the peak of `used_mib` so far."""
-    peak, ended = [0.0], threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(every_s):
-            peak[0] = max(peak[0], used_mib())
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield lambda: peak[0]
-    finally:
-        ended.set()
-        thread.join()
 
 
 def used_mib() -> float:
@@ -149,8 +142,7 @@ def measure_training(sizes: Sizes, folder: Path) -> dict[str, Any]:
         "-m", "draft_model", "train", "--preset", sizes.preset, "--data", str(folder / "data"),
         "--out", str(folder / "run"), "--batch-tokens", str(sizes.batch_tokens), *budget,
     ]  # fmt: skip
-    with peak_memory() as peak:
-        run(command)
+    _, peak_mib = run(command)
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line) for line in lines][SKIPPED_STEPS:]
     if not steps:
@@ -163,7 +155,7 @@ def measure_training(sizes: Sizes, folder: Path) -> dict[str, Any]:
         "block_tokens": sizes.block_tokens,
         "tokens_per_s": round(median(step["tokens_per_s"] for step in steps)),
         "mfu": round(median(step["utilisation"] for step in steps), 4),
-        "peak_memory_mib": round(peak()),
+        "peak_memory_mib": round(peak_mib),
     }
 
 
@@ -180,7 +172,7 @@ def measure_steps(name: str, shape: ModelShape, *, is_int8: bool, tiny: bool, fo
     """Time the decode steps of a shape in a new process; return the times with the weights' size."""
     click.echo(f"decode steps of the {name} ...", err=True)
     write_model(shape, folder, is_int8=is_int8)
-    output = run([sys.executable, "-m", "draft_model.gpu", "--step", str(folder), *(["--tiny"] if tiny else [])])
+    output, _ = run([sys.executable, "-m", "draft_model.gpu", "--step", str(folder), *(["--tiny"] if tiny else [])])
     weights = shape.num_matrix_parameters * (1 if is_int8 else 2)
     rest = shape.num_parameters - shape.num_matrix_parameters
     return {

@@ -31,7 +31,6 @@ M = TypeVar("M", bound=PreTrainedModel)
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_SPREAD = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 CPU_PROBE_SIZE = 1024
 GPU_PROBE_SIZE = 8192
 """Smaller products do not occupy a whole GPU: the peak would seem low, and utilisation above 100%."""
@@ -131,16 +130,13 @@ class World:
     def model_state(self, model: nn.Module) -> dict[str, Tensor]:
         """Whole weights on the CPU; empty on all processes but the main one. All must call it."""
         if self.size == 1:
-            return model.state_dict()
+            return model.state_dict()  # A view of the weights: the other call copies them.
         state: dict[str, Any] = get_model_state_dict(model, options=_WHOLE)
         return state
 
     def load_model_state(self, model: nn.Module, state: dict[str, Tensor]) -> None:
         """Put whole weights into the model. All processes must call it, the main one with the weights."""
-        if self.size == 1:
-            model.load_state_dict(state)
-            return
-        set_model_state_dict(model, dict[str, Any](state), options=_SPREAD)
+        set_model_state_dict(model, dict[str, Any](state), options=self._loading)
 
     def optimiser_state(self, model: nn.Module, optimiser: Optimizer) -> dict[str, Any]:
         """The whole state of an optimiser by parameter name, so that another number of processes can resume from it."""
@@ -148,8 +144,11 @@ class World:
 
     def load_optimiser_state(self, model: nn.Module, optimiser: Optimizer, state: dict[str, Any]) -> None:
         """Put a whole state into the optimiser. All processes must call it, the main one with the state."""
-        options = _SPREAD if self.size > 1 else StateDictOptions(full_state_dict=True)
-        set_optimizer_state_dict(model, optimiser, state, options=options)
+        set_optimizer_state_dict(model, optimiser, state, options=self._loading)
+
+    @property
+    def _loading(self) -> StateDictOptions:
+        return StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.size > 1)
 
 
 def num_processes() -> int:

@@ -35,15 +35,15 @@ def test_the_trainer_reads_its_random_data_and_the_target_is_a_13b_llama_in_int8
 
 
 def test_the_figures_are_the_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def run(command: list[str]) -> str:
+    def run(command: list[str]) -> tuple[str, float]:
         if "--step" in command:
             target, draft = {"1": 4.0, "2": 8.0, "4": None}, {"1": 1.0, "2": 4.0, "4": 5.0}
-            return f"chatter\n{json.dumps(target if 'target' in command[4] else draft)}\n"
+            return f"chatter\n{json.dumps(target if 'target' in command[4] else draft)}\n", 0.0
         out = Path(command[command.index("--out") + 1])
         out.mkdir()
         steps = [{"tokens_per_s": 100.0 * number, "utilisation": 0.1} for number in range(1, 6)]
         (out / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-        return ""
+        return "", 512.0
 
     monkeypatch.setattr("draft_model.gpu.run", run)
     monkeypatch.setattr("draft_model.gpu.ask_driver", lambda _field: "")
