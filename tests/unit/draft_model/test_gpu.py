@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from draft_model.core import PRESETS
 from draft_model.data.shards import BlockSource
-from draft_model.gpu import FULL, PROMPT_SHARE, TINY, main, max_sequences, time_steps, write_data, write_model
+from draft_model.gpu import FULL, TINY, main, time_steps, write_data, write_model
 from target_model.quantise import quantization_config
 
 
@@ -85,13 +85,3 @@ def test_a_batch_that_the_kv_cache_cannot_hold_is_left_out(
     assert [value is None for value in found.values()] == [False, False, True]
     printed = capsys.readouterr().err
     assert printed == "left out: 8 sequences of 41 tokens at once; the KV cache holds 7, in 24 blocks of 16 tokens\n"
-
-
-def test_all_batches_fit_beside_the_target_on_80_gb() -> None:
-    shape, block_tokens = FULL.target, 16
-    weights = shape.num_parameters + shape.vocab_size * shape.hidden_size  # int8, the embedding bfloat16
-    free = 0.9 * 80e9 - weights - 8e9  # vLLM's default share; activations and CUDA graphs, generously
-    token_bytes = 2 * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
-    sequence_tokens = shape.context_tokens // PROMPT_SHARE + 1 + FULL.timed_tokens
-    most = max_sequences(int(free / (token_bytes * block_tokens)), block_tokens, sequence_tokens)
-    assert most >= max(FULL.batch_sizes)

@@ -258,28 +258,19 @@ def test_figures_are_reported_before_a_later_model_fails(tmp_path: Path, monkeyp
     assert "| figure | first |" in result.stdout
 
 
-def test_an_unwritable_path_is_an_error_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "earlier.json").write_text("hours of measuring")
+def test_bad_options_are_errors_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text("hours of measuring")
     monkeypatch.setattr("target_model.__main__.measure_all", lambda *_: pytest.fail("measured"))
-    result = CliRunner().invoke(main, ["evaluate", "--model", "first", "--out", str(tmp_path / "file" / "out.json")])
-    assert result.exit_code == 1
-    assert "Error: cannot write" in result.output
-    earlier = ["--out", str(tmp_path / "earlier.json"), "--humaneval", "missing"]
-    assert CliRunner().invoke(main, ["evaluate", "--model", "first", *earlier]).exit_code == 1
-    assert (tmp_path / "earlier.json").read_text() == "hours of measuring", "nothing better has come"
-
-
-def test_the_command_explains_errors() -> None:
     for arguments, status, message in (
-        (["--humaneval", "missing"], 1, "cannot read missing"),
+        (["--out", str(earlier / "out.json")], 1, "Error: cannot write"),
+        (["--out", str(earlier), "--humaneval", "missing"], 1, "cannot read missing"),
         (["--engine-options", "[1]"], 2, "'[1]' is not a JSON object"),
         (["--engine-options", "{"], 2, "'{' is not JSON"),
     ):
-        result = CliRunner().invoke(main, ["evaluate", "--model", "missing", *arguments])
+        result = CliRunner().invoke(main, ["evaluate", "--model", "first", *arguments])
         assert (result.exit_code, message in result.output) == (status, True), result.output
+    assert earlier.read_text() == "hours of measuring", "nothing better has come"
 
 
 def test_without_a_strong_sandbox_nothing_is_measured_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
