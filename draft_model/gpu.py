@@ -78,7 +78,8 @@ def run(command: Sequence[str]) -> tuple[str, float]:
 
     Raises ClickException when the process fails.
     """
-    output, peak = None, 0.0
+    output: str | None = None
+    peak = 0.0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         while output is None:
             try:

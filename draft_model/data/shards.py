@@ -13,9 +13,9 @@ computed directly, so a run resumes in mid-epoch from the number of its step alo
 import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -164,8 +164,11 @@ def build_data(
     done = settings.num_shards - len(missing)
     write = partial(_write_shard, corpus.folder, out, manifest, generated)
     on_shard(done, settings.num_shards)
-    with nullcontext() if num_workers == 1 else ProcessPoolExecutor(num_workers) as pool:
-        for _ in pool.map(write, missing) if pool else map(write, missing):
+    with ExitStack() as stack:
+        each: Callable[..., Iterator[None]] = map
+        if num_workers > 1:
+            each = stack.enter_context(ProcessPoolExecutor(num_workers)).map
+        for _ in each(write, missing):
             done += 1
             on_shard(done, settings.num_shards)
     return manifest

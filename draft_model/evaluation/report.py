@@ -83,11 +83,7 @@ def render_report(offline: OfflineFigures, engine: EngineFigures | None, identit
         "",
         f"| kind of code, predicted | {heads} | tokens |",
         "| --- |" + " --- |" * (len(degrees) + 1),
-        *(
-            f"| {kind.value} | {' | '.join(f'{found.by_kind[kind.value][0]:.1%}' for _, found in degrees)} | "
-            f"{greedy.by_kind[kind.value][1]:,} |"
-            for kind in Kind
-        ),
+        *(_kind_line(kind.value, [found for _, found in degrees]) for kind in Kind),
     ]
     lines += _engine_lines(engine) if engine else []
     lines += ["", describe(identity)] if identity else []
@@ -105,6 +101,10 @@ def _length_line(length: int, found: Sequence[TallyFigures]) -> str:
 def _with_interval(share: float, interval: tuple[float, float]) -> str:
     low, high = interval
     return f"{share:.1%} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def _kind_line(kind: str, found: Sequence[TallyFigures]) -> str:
+    return f"| {kind} | {' | '.join(f'{one.by_kind[kind][0]:.1%}' for one in found)} | {found[0].by_kind[kind][1]:,} |"
 
 
 def _engine_lines(engine: EngineFigures) -> list[str]:
