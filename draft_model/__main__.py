@@ -13,8 +13,8 @@ from draft_model.commands.evaluate import evaluate, held_out, probes
 from draft_model.commands.train import build_embedded, plan, train
 
 
-@click.group(context_settings={"max_content_width": 110})
-@click.option("--threads", type=click.IntRange(min=1), default=None, help="CPU threads.  [default: all cores]")
+@click.group(context_settings={"max_content_width": 110, "show_default": True})
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 def main(threads: int | None) -> None:
     """Make and measure drafts for speculative decoding, and the small models that come with the server.
 
@@ -42,9 +42,7 @@ def _leave(_signal: int, _frame: object) -> None:
     sys.exit(128 + signal.SIGTERM)
 
 
-for command in (
-    corpus, tokenizer, data, train, plan, generate, evaluate, held_out, probes, build_embedded,
-):  # fmt: skip
+for command in (corpus, tokenizer, data, train, plan, generate, evaluate, held_out, probes, build_embedded):
     main.add_command(command)
 
 

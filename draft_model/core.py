@@ -163,6 +163,16 @@ class ModelShape:
         norms = (2 * self.num_layers + 1) * self.hidden_size
         return self.num_matrix_parameters + norms + self.vocab_size * self.hidden_size
 
+    def flops_per_token(self, row_tokens: float) -> float:
+        """Operations that training takes per token, in rows of `row_tokens`.
+
+        Counted as in "PaLM" (Chowdhery et al., 2022), appendix B: six operations a parameter and token for forward and
+        backward, and the attention scores on top, halved because they are causal. Recomputation would not count.
+        """
+        dense = self.num_matrix_parameters + self.vocab_size * self.hidden_size
+        attention = self.num_layers * self.num_heads * self.head_dim * row_tokens
+        return 6.0 * dense + 6.0 * attention
+
 
 @dataclass(frozen=True)
 class TrainSettings:

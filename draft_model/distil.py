@@ -13,11 +13,10 @@ from typing import Any
 
 from draft_model.core import PipelineError, file_digest, weights_digest
 from draft_model.corpus.store import Corpus, Side
-from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split, keeping_chunks, load_splits, split_at_random
 from draft_model.data.samples import CorpusText
-from draft_model.data.tokenizer import template_fingerprint
-from draft_model.models.engine import OfflineEngine, open_engine
+from draft_model.data.tokenizer import TemplateEncoder, template_fingerprint
+from draft_model.models import OfflineEngine, open_engine
 
 CHUNK = 1_000
 """Cursors in a chunk: a chunk is stored once all of it is completed."""

@@ -18,10 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -35,12 +33,14 @@ from completion_server.engine.vllm.offline import OfflineEngineError, offline_en
 from completion_server.prompt.templates import EMBEDDED
 from draft_model.core import PRESETS, ModelShape
 from draft_model.data.shards import TOKENIZER, DataManifest, DataSettings, save_manifest, shard_paths
+from draft_model.models import make_config
 
 CODE_LLAMA_13B = ModelShape(40, 5120, 13_824, 40, 40, head_dim=128, vocab_size=32_016, context_tokens=4096)
 SKIPPED_STEPS = 3
 """Training steps that are left out of the figures: the first ones compile kernels and fill the allocator."""
 PROMPT_SHARE = 8
 """A prompt takes an eighth of the context: 64 sequences of the target then fill 34 GB of KV cache, 0.82 MB a token."""
+WATCHED_EVERY_S = 0.5
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 INT8_CONFIG = ROOT / "target_model" / "embedded" / "config.json"
@@ -73,17 +73,25 @@ TINY = Sizes(
 )  # fmt: skip
 
 
-def run(command: Sequence[str]) -> str:
-    """Run a process with its messages shown, and return its standard output; ClickException when it fails."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
-    if done.returncode:
-        raise click.ClickException(f"{' '.join(command[1:4])} ended with {done.returncode}; why is above")
-    return done.stdout
+def run(command: Sequence[str]) -> tuple[str, float]:
+    """Run a process with its messages shown; return its standard output, and the peak of `used_mib` meanwhile.
 
-
-def device_name() -> str:
-    """The GPU's name, or "cpu"."""
-    return ask_driver("name") or "cpu"
+    Raises ClickException when the process fails.
+    """
+    output: str | None = None
+    peak = 0.0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        while output is None:
+            try:
+                output, _ = process.communicate(timeout=WATCHED_EVERY_S)
+            except subprocess.TimeoutExpired:
+                peak = max(peak, used_mib())
+            except BaseException:
+                process.kill()
+                raise
+    if process.returncode:
+        raise click.ClickException(f"{' '.join(command[1:4])} ended with {process.returncode}; why is above")
+    return output, peak
 
 
 def ask_driver(field: str) -> str:
@@ -92,24 +100,6 @@ def ask_driver(field: str) -> str:
         return ""
     command = ["nvidia-smi", "--id=0", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-@contextmanager
-def peak_memory(every_s: float = 0.5) -> Iterator[Callable[[], float]]:
-    """Watch memory until the block ends; yields a function that returns the peak of `used_mib` so far."""
-    peak, ended = [0.0], threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(every_s):
-            peak[0] = max(peak[0], used_mib())
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield lambda: peak[0]
-    finally:
-        ended.set()
-        thread.join()
 
 
 def used_mib() -> float:
@@ -153,8 +143,7 @@ def measure_training(sizes: Sizes, folder: Path) -> dict[str, Any]:
         "-m", "draft_model", "train", "--preset", sizes.preset, "--data", str(folder / "data"),
         "--out", str(folder / "run"), "--batch-tokens", str(sizes.batch_tokens), *budget,
     ]  # fmt: skip
-    with peak_memory() as peak:
-        run(command)
+    _, peak_mib = run(command)
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line) for line in lines][SKIPPED_STEPS:]
     if not steps:
@@ -167,42 +156,24 @@ def measure_training(sizes: Sizes, folder: Path) -> dict[str, Any]:
         "block_tokens": sizes.block_tokens,
         "tokens_per_s": round(median(step["tokens_per_s"] for step in steps)),
         "mfu": round(median(step["utilisation"] for step in steps), 4),
-        "peak_memory_mib": round(peak()),
+        "peak_memory_mib": round(peak_mib),
     }
 
 
 def write_model(shape: ModelShape, out: Path, *, is_int8: bool) -> None:
     """Write a model folder with a `config.json` and nothing else."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "bfloat16",
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "max_position_embeddings": shape.context_tokens,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10_000.0,
-        "tie_word_embeddings": True,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
+    config: Any = make_config(shape, end_token_id=2)
+    config.architectures, config.dtype = ["LlamaForCausalLM"], "bfloat16"
     if is_int8:
-        config["quantization_config"] = json.loads(INT8_CONFIG.read_text(encoding="utf-8"))["quantization_config"]
-    out.mkdir(parents=True)
-    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        config.quantization_config = json.loads(INT8_CONFIG.read_text(encoding="utf-8"))["quantization_config"]
+    config.save_pretrained(str(out))
 
 
 def measure_steps(name: str, shape: ModelShape, *, is_int8: bool, tiny: bool, folder: Path) -> dict[str, Any]:
     """Time the decode steps of a shape in a new process; return the times with the weights' size."""
     click.echo(f"decode steps of the {name} ...", err=True)
     write_model(shape, folder, is_int8=is_int8)
-    output = run([sys.executable, "-m", "draft_model.gpu", "--step", str(folder), *(["--tiny"] if tiny else [])])
+    output, _ = run([sys.executable, "-m", "draft_model.gpu", "--step", str(folder), *(["--tiny"] if tiny else [])])
     weights = shape.num_matrix_parameters * (1 if is_int8 else 2)
     rest = shape.num_parameters - shape.num_matrix_parameters
     return {
@@ -211,12 +182,6 @@ def measure_steps(name: str, shape: ModelShape, *, is_int8: bool, tiny: bool, fo
         "weights_mib": round((weights + 2 * rest) / 2**20),
         "step_ms": json.loads(output.splitlines()[-1]),
     }
-
-
-def step_ratios(draft: dict[str, float | None], target: dict[str, float | None]) -> dict[str, float | None]:
-    """The draft's step over the target's by batch size; None where either was left out."""
-    pairs = {size: (draft[size], target[size]) for size in target}
-    return {size: round(ours / theirs, 3) if ours and theirs else None for size, (ours, theirs) in pairs.items()}
 
 
 def max_sequences(num_blocks: int, block_tokens: int, sequence_tokens: int) -> int:
@@ -244,9 +209,10 @@ def time_steps(model: Path, sizes: Sizes) -> dict[str, float | None]:
         with offline_engine(model, settings, speculation_graphs="piecewise") as llm:
             cache = llm.llm_engine.vllm_config.cache_config
             most = max_sequences(cache.num_gpu_blocks, cache.block_size, sequence_tokens)
-            timer = _StepTimer(llm, config["vocab_size"], prompt_tokens)
+            rng = np.random.default_rng(0)
             for size in sizes.batch_sizes:
-                found[str(size)] = timer.step_ms(size, sizes.timed_tokens) if size <= most else None
+                prompts = rng.integers(3, config["vocab_size"], (size, prompt_tokens)).tolist()
+                found[str(size)] = step_ms(llm, prompts, sizes.timed_tokens) if size <= most else None
                 if size > most:
                     click.echo(
                         f"left out: {size} sequences of {sequence_tokens:,} tokens at once; the KV cache holds {most}, "
@@ -258,42 +224,31 @@ def time_steps(model: Path, sizes: Sizes) -> dict[str, float | None]:
     return found
 
 
-class _StepTimer:
-    """Times decode steps of batches with random prompts."""
+def step_ms(llm: Any, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:  # noqa: ANN401 - vLLM's own type
+    """Milliseconds of a step: a generation of `num_tokens` more, over those tokens; the median of three."""
+    from vllm import SamplingParams
 
-    def __init__(self, llm: Any, vocab_size: int, prompt_tokens: int) -> None:  # noqa: ANN401 - vLLM's own type
-        self._llm = llm
-        self._vocab_size = vocab_size
-        self._prompt_tokens = prompt_tokens
-        self._rng = np.random.default_rng(0)
-
-    def step_ms(self, size: int, num_tokens: int) -> float:
-        """Milliseconds of a step: a generation of `num_tokens` more, over those tokens; the median of three."""
-        self._generate_s(size, 2)
-        pairs = [(self._generate_s(size, 1 + num_tokens), self._generate_s(size, 1)) for _ in range(3)]
-        return round(1e3 * median(long - short for long, short in pairs) / num_tokens, 3)
-
-    def _generate_s(self, size: int, num_tokens: int) -> float:
-        from vllm import SamplingParams
-
-        prompts = self._rng.integers(3, self._vocab_size, (size, self._prompt_tokens)).tolist()
+    def generate_s(num_tokens: int) -> float:
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
         begun = time.perf_counter()
-        self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
         return time.perf_counter() - begun
+
+    generate_s(2)
+    pairs = [(generate_s(1 + num_tokens), generate_s(1)) for _ in range(3)]
+    return round(1e3 * median(long - short for long, short in pairs) / num_tokens, 3)
 
 
 @click.command(context_settings={"max_content_width": 110})
 @click.option("--tiny", is_flag=True, help="Small shapes and a few steps, to try the program itself.")
-@click.option("--train-minutes", type=float, default=None, help="Of training.  [default: 3]")
+@click.option("--train-minutes", type=float, help="Of training.  [default: 3]")
 @click.option(
     "--block-tokens",
     type=int,
-    default=None,
     help="Computed at a time in training; smaller where memory runs out.  [default: 16384]",
 )
-@click.option("--only", type=click.Choice(["train", "decode"]), default=None, help="One half.  [default: both]")
-@click.option("--step", "model", type=click.Path(path_type=Path), default=None, hidden=True)
+@click.option("--only", type=click.Choice(["train", "decode"]), help="One half.  [default: both]")
+@click.option("--step", "model", type=click.Path(path_type=Path), hidden=True)
 def main(
     *, tiny: bool, train_minutes: float | None, block_tokens: int | None, only: str | None, model: Path | None
 ) -> None:
@@ -306,14 +261,17 @@ def main(
         sizes = replace(sizes, train_minutes=train_minutes)
     if block_tokens is not None:
         sizes = replace(sizes, block_tokens=block_tokens)
-    figures: dict[str, Any] = {"device": device_name(), "tiny": tiny}
+    figures: dict[str, Any] = {"device": ask_driver("name") or "cpu", "tiny": tiny}
     with tempfile.TemporaryDirectory(prefix="measure-") as folder:
         if only != "decode":
             figures["train"] = measure_training(sizes, Path(folder))
         if only != "train":
             for name, shape, is_int8 in (("target", sizes.target, True), ("draft", sizes.draft, False)):
                 figures[name] = measure_steps(name, shape, is_int8=is_int8, tiny=tiny, folder=Path(folder) / name)
-            figures["draft_to_target"] = step_ratios(figures["draft"]["step_ms"], figures["target"]["step_ms"])
+            target, draft = figures["target"]["step_ms"], figures["draft"]["step_ms"]
+            figures["draft_to_target"] = {
+                size: round(draft[size] / target[size], 3) if draft[size] and target[size] else None for size in target
+            }
     click.echo(json.dumps(figures))
 
 

@@ -11,38 +11,33 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 
+from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
 from target_model.core import check_writable, write_atomically
-from target_model.evaluation.measure import Material, TargetFigures, measure_all, render, to_json
-from target_model.evaluation.served import serving
-from target_model.evaluation.tasks import read_tasks, read_texts
-from target_model.quantisation.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
-from target_model.quantisation.quantise import Report, quantise_folder
-from target_model.sandbox.runner import CheckedProgram, Limits, run_program
+from target_model.measure import Material, TargetFigures, measure_all, render, serving, to_json
+from target_model.quantise import Report, quantise_folder
+from target_model.sandbox import CheckedProgram, Limits, run_program
+from target_model.tasks import read_tasks, read_texts
 
 MIB = 1 << 20
 FILE = click.Path(path_type=Path, dir_okay=False)
-MAX_TEXTS = 100
+FOLDER = click.Path(path_type=Path)
 T = TypeVar("T")
 
 
 @click.command()
-@click.option(
-    "--model", type=click.Path(path_type=Path), required=True, help="Model folder in the Hugging Face layout."
-)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="New folder for the INT8 copy.")
+@click.option("--model", type=FOLDER, required=True, help="Model folder in the Hugging Face layout.")
+@click.option("--out", type=FOLDER, required=True, help="New folder for the INT8 copy.")
 @click.option(
     "--scheme",
     type=click.Choice(["w8a8"]),
     default="w8a8",
-    show_default=True,
     help="w8a8: weights int8 per output channel, activations int8 per token.",
 )
 @click.option(
     "--calibration",
     type=FILE,
-    default=None,
     metavar="DATA",
     help="Code to calibrate on: Parquet or JSON lines with a column text. Needs `make calibration`.",
 )
@@ -50,14 +45,12 @@ T = TypeVar("T")
     "--samples",
     type=click.IntRange(min=1),
     default=Calibration.num_samples,
-    show_default=True,
     help="Texts of DATA that are used, spread evenly.",
 )
 @click.option(
     "--smoothing",
     type=click.FloatRange(0, 1),
     default=Calibration.smoothing,
-    show_default=True,
     help="SmoothQuant's strength; 0: GPTQ alone.",
 )
 @click.option(
@@ -65,6 +58,7 @@ T = TypeVar("T")
     type=FILE,
     default=ENVIRONMENT,
     metavar="PYTHON",
+    show_default=False,
     help="Interpreter of another environment with llmcompressor, such as one for CUDA.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -99,7 +93,10 @@ def quantize(
     warnings: list[str] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(scheme, total=None)
-        update = partial(_update, progress, task)
+
+        def update(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
         if calibration is None:
             report = quantise_folder(model, out, update)
         else:
@@ -110,17 +107,13 @@ def quantize(
     click.echo(json.dumps(asdict(report)) if as_json else describe(report, out))
 
 
-def _update(progress: Progress, task: TaskID, done: int, total: int) -> None:
-    progress.update(task, completed=done, total=total)
-
-
 def describe(report: Report, out: Path) -> str:
     """Describe the report in a few lines."""
     worst = report.worst_relative_error
+    error = "" if worst is None else f", largest relative error of a matrix {worst:.2%}"
     return (
         f"{out}: {report.num_quantised} matrices in int8, {report.num_kept} tensors kept\n"
-        f"{report.bytes_before / MIB:.1f} -> {report.bytes_after / MIB:.1f} MiB"
-        + ("" if worst is None else f", largest relative error of a matrix {worst:.2%}")
+        f"{report.bytes_before / MIB:.1f} -> {report.bytes_after / MIB:.1f} MiB{error}"
     )
 
 
@@ -139,16 +132,14 @@ def _object(_context: click.Context, _parameter: click.Parameter, value: str) ->
 @click.option(
     "--model", "models", multiple=True, required=True, metavar="[NAME=]DIR", help="One or more, side by side."
 )
-@click.option("--humaneval", type=FILE, default=None, help="HumanEval.jsonl.gz, for pass@1.")
-@click.option("--single-line", type=FILE, default=None, help="HumanEval-SingleLineInfilling.jsonl.gz.")
-@click.option("--held-out", type=FILE, default=None, help="Held-out code, Parquet or JSON lines with a column text.")
+@click.option("--humaneval", type=FILE, help="HumanEval.jsonl.gz, for pass@1.")
+@click.option("--single-line", type=FILE, help="HumanEval-SingleLineInfilling.jsonl.gz.")
+@click.option("--held-out", type=FILE, help="Held-out code, Parquet or JSON lines with a column text.")
+@click.option("--max-tasks", type=click.IntRange(min=1), help="Of each set, spread evenly.  [default: all]")
+@click.option("--max-texts", type=click.IntRange(min=1), default=100, help="For the loss.")
+@click.option("--out", type=FILE, help="Also write the figures there as JSON, after each model.")
 @click.option(
-    "--max-tasks", type=click.IntRange(min=1), default=None, help="Of each set, spread evenly.  [default: all]"
-)
-@click.option("--max-texts", type=click.IntRange(min=1), default=MAX_TEXTS, show_default=True, help="For the loss.")
-@click.option("--out", type=FILE, default=None, help="Also write the figures there as JSON, after each model.")
-@click.option(
-    "--engine-options", default="{}", callback=_object, metavar="JSON",
+    "--engine-options", default="{}", callback=_object, metavar="JSON", show_default=False,
     help="""vLLM's own settings, such as '{"tensor_parallel_size": 4}'.""",
 )  # fmt: skip
 @click.option(
@@ -213,7 +204,7 @@ def spread(all_of_them: list[T], most: int | None) -> list[T]:
     return [all_of_them[number * len(all_of_them) // most] for number in range(most)]
 
 
-@click.group(context_settings={"max_content_width": 110})
+@click.group(context_settings={"max_content_width": 110, "show_default": True})
 def main() -> None:
     """Make an INT8 copy of a target model, and measure its quality and speed.
 

@@ -8,33 +8,35 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from draft_model.commands.common import (
+from draft_model.commands import (
     CONSOLE,
     FILE,
     FOLDER,
     WORK,
-    Number,
     corpus_option,
     counting,
     engine_option,
+    number,
     refuse_without,
 )
-from draft_model.core import VOCAB_SIZE, replacing_folder
+from draft_model.core import VOCAB_SIZE
 from draft_model.corpus.collect import HELD_OUT_PERCENT, CorpusSettings, collect_corpus
 from draft_model.corpus.filters import DEFAULT_SUFFIXES, Rules
 from draft_model.corpus.readers import (
+    HELD_OUT,
+    fetch_wheels,
     read_archive,
+    read_embedded_sources,
     read_folder,
     read_hugging_face,
     read_jsonl,
     read_parquet,
     read_repositories,
 )
-from draft_model.corpus.sources import HELD_OUT, fetch_wheels, read_embedded_sources
 from draft_model.corpus.store import Corpus, Document, Side
 from draft_model.data.samples import FIM_SHARE, GENERATED_SHARE, SNIPPET_SHARE
 from draft_model.data.shards import DataSettings, build_data
-from draft_model.data.tokenizer import load_encoder, train_tokenizer
+from draft_model.data.tokenizer import load_encoder, write_tokenizer
 from draft_model.distil import GenerationSettings, draw_cursors
 from draft_model.distil import generate as write_generated
 
@@ -48,7 +50,6 @@ BYTES_A_TOKEN = 3.5
     "--out",
     type=FOLDER,
     default=WORK / "corpus",
-    show_default=True,
     help="Folder for the corpus; one that is there is replaced, anything else is not.",
 )
 @click.option("--folder", type=FOLDER, multiple=True, help="Code of your own, one repository; a licence in it counts.")
@@ -59,14 +60,12 @@ BYTES_A_TOKEN = 3.5
 @click.option("--parquet", type=FILE, multiple=True, help="The same columns, or those of The Stack, in Parquet.")
 @click.option("--archive", type=FILE, multiple=True, help="A wheel or source archive of a package.")
 @click.option("--dataset", multiple=True, metavar="NAME[:CONFIG]", help="A data set of the Hugging Face hub, streamed.")
-@click.option("--split", default="train", show_default=True, help="Which split of the data sets.")
+@click.option("--split", default="train", help="Which split of the data sets.")
 @click.option(
-    "--suffix", "suffixes", multiple=True, default=DEFAULT_SUFFIXES, show_default=True,
+    "--suffix", "suffixes", multiple=True, default=DEFAULT_SUFFIXES,
     help="Of files that are code, such as .py; may be given more than once.",
 )  # fmt: skip
-@click.option(
-    "--max-bytes", type=click.IntRange(min=1), default=Rules().max_bytes, show_default=True, help="Of one file."
-)
+@click.option("--max-bytes", type=click.IntRange(min=1), default=Rules().max_bytes, help="Of one file.")
 @click.option(
     "--shorten/--no-shorten", "is_shortened", default=None,
     help="Drop licence headers, tabs and the rest of long docstrings from Python: for models of a few million "
@@ -75,11 +74,9 @@ BYTES_A_TOKEN = 3.5
 @click.option(
     "--deduplicated", is_flag=True, help="The sources have no near copies, as after datatrove: keep no index of them."
 )
-@click.option("--held-out-percent", type=click.FloatRange(0, 50), default=HELD_OUT_PERCENT, show_default=True)
+@click.option("--held-out-percent", type=click.FloatRange(0, 50), default=HELD_OUT_PERCENT)
 @click.option("--hold-out", multiple=True, metavar="REPOSITORY", help="Hold this repository out in any case.")
-@click.option(
-    "--parts", type=click.IntRange(min=1), default=4, show_default=True, help="Files to spread each side over."
-)
+@click.option("--parts", type=click.IntRange(min=1), default=4, help="Files to spread each side over.")
 def corpus(
     *, out: Path, folder: Paths, repositories: Paths, jsonl: Paths, parquet: Paths, archive: Paths,
     dataset: tuple[str, ...], split: str, suffixes: tuple[str, ...], max_bytes: int,
@@ -132,8 +129,8 @@ def _counted(documents: Iterator[Document]) -> Iterator[Document]:
 
 @click.command()
 @corpus_option
-@click.option("--out", type=FOLDER, default=WORK / "tokenizer", show_default=True, help="New folder for it.")
-@click.option("--vocab-size", type=click.IntRange(min=300), default=VOCAB_SIZE, show_default=True)
+@click.option("--out", type=FOLDER, default=WORK / "tokenizer", help="New folder for it.")
+@click.option("--vocab-size", type=click.IntRange(min=300), default=VOCAB_SIZE)
 def tokenizer(corpus_folder: Path, out: Path, vocab_size: int) -> None:
     """Learn a tokenizer from the training side of a corpus, for models that have no target to take one from.
 
@@ -141,11 +138,8 @@ def tokenizer(corpus_folder: Path, out: Path, vocab_size: int) -> None:
     Example:
       draft-model tokenizer --corpus work/embedded/corpus --out work/embedded/tokenizer
     """
-    texts = (document.text for document in Corpus(corpus_folder).documents(Side.TRAIN))
-    with replacing_folder(out, mark="") as folder:
-        learnt = train_tokenizer(texts, vocab_size)
-        learnt.save_pretrained(str(folder))
-    click.echo(f"{out}: {len(learnt):,} tokens")
+    num_tokens = write_tokenizer(Corpus(corpus_folder).training_texts(), out, vocab_size)
+    click.echo(f"{out}: {num_tokens:,} tokens")
 
 
 def row_lengths(text: str) -> tuple[int, ...]:
@@ -159,30 +153,26 @@ def row_lengths(text: str) -> tuple[int, ...]:
 @click.command()
 @corpus_option
 @click.option(
-    "--tokenizer", type=FOLDER, default=WORK / "tokenizer", show_default=True,
+    "--tokenizer", type=FOLDER, default=WORK / "tokenizer",
     help="Folder of a tokenizer, and of its template; a draft uses those of its target.",
 )  # fmt: skip
-@click.option("--out", type=FOLDER, default=WORK / "data", show_default=True)
+@click.option("--out", type=FOLDER, default=WORK / "data")
+@click.option("--tokens", type=number, required=True, help="Training tokens, such as 50e9, rounded up to whole shards.")
+@click.option("--row-tokens", default="1024,256,512,256", help="Lengths of rows, in turn.")
+@click.option("--block-tokens", type=click.IntRange(min=1), default=2_048, help="Computed at a time.")
+@click.option("--blocks-per-shard", type=click.IntRange(min=1), default=1_024)
+@click.option("--fim-share", type=click.FloatRange(0, 1), default=FIM_SHARE)
 @click.option(
-    "--tokens", type=Number(), required=True, help="Training tokens, such as 50e9, rounded up to whole shards."
-)
-@click.option("--row-tokens", default="1024,256,512,256", show_default=True, help="Lengths of rows, in turn.")
-@click.option(
-    "--block-tokens", type=click.IntRange(min=1), default=2_048, show_default=True, help="Computed at a time."
-)
-@click.option("--blocks-per-shard", type=click.IntRange(min=1), default=1_024, show_default=True)
-@click.option("--fim-share", type=click.FloatRange(0, 1), default=FIM_SHARE, show_default=True)
-@click.option(
-    "--snippet-share", type=click.FloatRange(0, 1), default=SNIPPET_SHARE, show_default=True,
+    "--snippet-share", type=click.FloatRange(0, 1), default=SNIPPET_SHARE,
     help="Share of the fill-in-the-middle samples with pieces of other files in front.",
 )  # fmt: skip
-@click.option("--generated", type=FILE, default=None, help="File of completions, from `draft-model generate`.")
+@click.option("--generated", type=FILE, help="File of completions, from `draft-model generate`.")
 @click.option(
-    "--generated-share", type=click.FloatRange(0, 1), default=GENERATED_SHARE, show_default=True,
+    "--generated-share", type=click.FloatRange(0, 1), default=GENERATED_SHARE,
     help="Share of generated samples, if there is a file of them.",
 )  # fmt: skip
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--seed", type=int, default=20, show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), default=1)
+@click.option("--seed", type=int, default=20)
 def data(
     *, corpus_folder: Path, tokenizer: Path, out: Path, tokens: int, row_tokens: str, block_tokens: int,
     blocks_per_shard: int, fim_share: float, snippet_share: float, generated: Path | None,
@@ -222,10 +212,10 @@ def data(
 @corpus_option
 @click.option("--target", type=FOLDER, required=True, help="The target, in the Hugging Face layout.")
 @click.option("--out", type=FILE, required=True, help="JSON lines: the target's completions with the text around them.")
-@click.option("--prompts", type=click.IntRange(min=1), default=20_000, show_default=True)
-@click.option("--max-tokens", type=click.IntRange(min=1), default=48, show_default=True, help="Of a completion.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
-@click.option("--seed", type=int, default=30, show_default=True)
+@click.option("--prompts", type=click.IntRange(min=1), default=20_000)
+@click.option("--max-tokens", type=click.IntRange(min=1), default=48, help="Of a completion.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0)
+@click.option("--seed", type=int, default=30)
 @engine_option
 def generate(
     *, corpus_folder: Path, target: Path, out: Path, prompts: int, max_tokens: int, temperature: float, seed: int,

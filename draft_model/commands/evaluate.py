@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from draft_model.commands.common import (
+from draft_model.commands import (
     CONSOLE,
     FILE,
     FOLDER,
@@ -40,8 +40,7 @@ from draft_model.evaluation.report import (
     render_report,
     write_report,
 )
-from draft_model.models.engine import refuse_options
-from draft_model.models.network import check_goes_with, load_model, read_config
+from draft_model.models import check_goes_with, load_model, read_config, refuse_options
 
 TEMPERATURES = (0.2, 0.8)
 ALL_LENGTHS = tuple(range(1, MAX_DRAFT + 1))
@@ -54,32 +53,30 @@ NOT_TO_CHOOSE = ("model", "speculative_config", "max_num_seqs")
 @click.option("--target", type=FOLDER, required=True)
 @click.option("--draft", type=FOLDER, required=True)
 @corpus_option
-@click.option("--out", type=FOLDER, default=None, help="Folder for report.md, report.json and acceptance.png.")
-@click.option("--cursors", type=click.IntRange(min=1), default=200, show_default=True, help="In held-out files.")
+@click.option("--out", type=FOLDER, help="Folder for report.md, report.json and acceptance.png.")
+@click.option("--cursors", type=click.IntRange(min=1), default=200, help="In held-out files.")
 @click.option(
-    "--offline-cursors", type=click.IntRange(min=1), default=None,
+    "--offline-cursors", type=click.IntRange(min=1),
     help="At most so many of these offline too, in float32 on the CPU: few for a large target.  [default: all]",
 )  # fmt: skip
-@click.option("--max-tokens", type=click.IntRange(min=2), default=32, show_default=True, help="Of a completion.")
+@click.option("--max-tokens", type=click.IntRange(min=2), default=32, help="Of a completion.")
 @click.option(
     "--speculate",
     "lengths",
     type=click.IntRange(1, MAX_DRAFT),
     multiple=True,
     default=ALL_LENGTHS,
+    show_default=False,
     help="K in the engine; may be given more than once.  [default: 1 to 8]",
 )
 @click.option("--greedy-only", is_flag=True, help="Leave the temperatures out: a third of the time.")
-@click.option("--engine/--no-engine", "with_engine", default=True, show_default=True, help="Measure in vLLM too.")
+@click.option("--engine/--no-engine", "with_engine", default=True, help="Measure in vLLM too.")
 @click.option(
     "--prompts",
     type=FILE,
-    default=None,
     help=f"JSON lines with prompts, such as HumanEval: is greedy text the same with a draft of {IDENTITY_LENGTH}?",
 )
-@click.option(
-    "--prompt-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Of a prompt's completion."
-)
+@click.option("--prompt-tokens", type=click.IntRange(min=1), default=32, help="Of a prompt's completion.")
 @engine_option
 @json_option
 def evaluate(

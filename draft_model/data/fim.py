@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from draft_model.core import PipelineError, locked, replacing_file, write_atomically
-from draft_model.data.encoder import NO_CONTEXT, PromptContext, TemplateEncoder
+from draft_model.data.tokenizer import NO_CONTEXT, PromptContext, TemplateEncoder
 
 EMPTY_AFTER_SHARE = 0.15
 CUT_AFTER_SHARE = 0.25

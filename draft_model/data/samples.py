@@ -18,8 +18,8 @@ from random import Random
 import numpy as np
 
 from draft_model.core import PipelineError
-from draft_model.data.encoder import NO_CONTEXT, PromptContext, Snippet, TemplateEncoder
 from draft_model.data.fim import Split, encode_split, narrow, ragged_pieces, split_at_random
+from draft_model.data.tokenizer import NO_CONTEXT, PromptContext, Snippet, TemplateEncoder
 
 FIM_SHARE = 0.7
 SNIPPET_SHARE = 0.2

@@ -13,8 +13,9 @@ computed directly, so a run resumes in mid-epoch from the number of its step alo
 import io
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -112,6 +113,11 @@ def shard_paths(folder: Path, number: int) -> tuple[Path, Path]:
     return folder / f"ids-{number:05d}.npy", folder / f"middle-{number:05d}.npy"
 
 
+def _missing_shards(folder: Path, settings: DataSettings) -> list[int]:
+    numbers = range(settings.num_shards)
+    return [number for number in numbers if not all(path.is_file() for path in shard_paths(folder, number))]
+
+
 def load_manifest(folder: Path) -> DataManifest:
     """The manifest that `build_data` wrote; PipelineError names the command to run when it is missing."""
     path = folder / MANIFEST
@@ -154,32 +160,25 @@ def build_data(
         file_digest(generated) if generated else "", encoder.vocab_size,
     )  # fmt: skip
     _open_folder(out, tokenizer, manifest)
-    missing = [
-        number for number in range(settings.num_shards) if not all(p.is_file() for p in shard_paths(out, number))
-    ]
+    missing = _missing_shards(out, settings)
     done = settings.num_shards - len(missing)
     write = partial(_write_shard, corpus.folder, out, manifest, generated)
     on_shard(done, settings.num_shards)
-    for _ in _spread(write, missing, num_workers):
-        done += 1
-        on_shard(done, settings.num_shards)
+    with ExitStack() as stack:
+        each: Callable[..., Iterator[None]] = map
+        if num_workers > 1:
+            each = stack.enter_context(ProcessPoolExecutor(num_workers)).map
+        for _ in each(write, missing):
+            done += 1
+            on_shard(done, settings.num_shards)
     return manifest
-
-
-def _spread(write: Callable[[int], None], numbers: Sequence[int], num_workers: int) -> Any:  # noqa: ANN401
-    if num_workers == 1:
-        return map(write, numbers)
-    return _in_processes(write, numbers, num_workers)
-
-
-def _in_processes(write: Callable[[int], None], numbers: Sequence[int], num_workers: int) -> Any:  # noqa: ANN401
-    with ProcessPoolExecutor(num_workers) as pool:
-        yield from pool.map(write, numbers)
 
 
 def _open_folder(out: Path, tokenizer: Path, manifest: DataManifest) -> None:
     if (out / MANIFEST).is_file():
-        others = _differences(load_manifest(out), manifest)
+        records = [one.record for one in (load_manifest(out), manifest)]
+        old, new = ({**record.pop("settings"), **record} for record in records)
+        others = [f"{name} {old[name]!r}, not {new[name]!r}" for name in new if old[name] != new[name]]
         if others:
             raise PipelineError(
                 f"{out} holds data made otherwise ({', '.join(others)}); remove it or choose another --out"
@@ -191,13 +190,6 @@ def _open_folder(out: Path, tokenizer: Path, manifest: DataManifest) -> None:
     except OSError as error:
         raise PipelineError(f"cannot write {out}: {error.strerror}") from error
     save_manifest(manifest, out)
-
-
-def _differences(old: DataManifest, new: DataManifest) -> list[str]:
-    """Describe the fields that differ."""
-    records = [manifest.record for manifest in (old, new)]
-    before, now = ({**each.pop("settings"), **each} for each in records)
-    return [f"{name} {before[name]!r}, not {now[name]!r}" for name in now if before[name] != now[name]]
 
 
 def _write_shard(corpus: Path, out: Path, manifest: DataManifest, generated: Path | None, number: int) -> None:
@@ -254,17 +246,15 @@ class BlockSource:
         """Look for every shard; PipelineError when some are missing."""
         self.manifest: DataManifest = load_manifest(folder)
         settings = self.manifest.settings
-        paths = [shard_paths(folder, number) for number in range(settings.num_shards)]
-        missing = sum(not all(path.is_file() for path in pair) for pair in paths)
-        if missing:
+        if missing := len(_missing_shards(folder, settings)):
             raise PipelineError(
-                f"{folder} lacks {missing} of {len(paths)} shards; run the same `draft-model data` again"
+                f"{folder} lacks {missing} of {settings.num_shards} shards; run the same `draft-model data` again"
             )
         self._shard = lru_cache(OPEN_SHARDS)(partial(_open_shard, folder))
         self._blocks_a_shard = settings.blocks_a_shard
         self._row_tokens = settings.row_tokens
         self._seed = seed
-        self.num_blocks = len(paths) * settings.blocks_a_shard
+        self.num_blocks = settings.num_shards * settings.blocks_a_shard
         self.block_tokens = settings.block_tokens
 
     def block(self, place: int) -> TokenBlock:

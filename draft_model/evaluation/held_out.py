@@ -8,15 +8,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split, encode_split, split_at_random
 from draft_model.data.samples import CorpusText
+from draft_model.data.tokenizer import TemplateEncoder
+from draft_model.models import write_tokens
 from draft_model.training.optim import token_losses
 
 NUM_SPLITS = 400
@@ -140,29 +140,12 @@ PROBES: tuple[CursorProbe, ...] = (
 )
 
 
-def complete(model: PreTrainedModel, encoder: TemplateEncoder, before: str, typed: str, after: str) -> str:
-    """The greedy completion at a cursor, at most `MAX_NEW_TOKENS` tokens."""
-    prompt = torch.tensor([encoder.encode_prompt(before, typed, after)])
-    generator: Any = model
-    generator.generation_config = GenerationConfig(eos_token_id=encoder.stops)  # type: ignore[no-untyped-call]
-    with torch.inference_mode():
-        output = generator.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=MAX_NEW_TOKENS,
-            do_sample=False,
-            pad_token_id=encoder.end,
-        )
-    return encoder.decode(output[0, prompt.shape[1] :].tolist())
-
-
-def run_probes(
-    model: PreTrainedModel, encoder: TemplateEncoder, probes: tuple[CursorProbe, ...] = PROBES
-) -> list[ProbeResult]:
-    """Complete every probe."""
+def run_probes(model: PreTrainedModel, encoder: TemplateEncoder) -> list[ProbeResult]:
+    """Complete every probe greedily, with at most `MAX_NEW_TOKENS` tokens."""
     results = []
-    for probe in probes:
-        completion = complete(model, encoder, probe.before, probe.typed, probe.after)
+    for probe in PROBES:
+        prompt = encoder.encode_prompt(probe.before, probe.typed, probe.after)
+        completion = encoder.decode(write_tokens(model, prompt, MAX_NEW_TOKENS, stops=encoder.stops))
         results.append(ProbeResult(probe, completion, completion.startswith(probe.expected)))
     return results
 

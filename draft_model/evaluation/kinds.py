@@ -119,9 +119,5 @@ def kinds_of_pieces(text: str, start: int, pieces: Sequence[str]) -> list[Kind]:
     ends = [start]
     for piece in pieces:
         ends.append(ends[-1] + len(piece))
-    return [_kind_of_piece(kinds, text, begin, end) for begin, end in pairwise(ends)]
-
-
-def _kind_of_piece(kinds: Sequence[Kind], text: str, begin: int, end: int) -> Kind:
-    visible = next((at for at in range(begin, end) if not text[at].isspace()), begin)
-    return kinds[visible] if visible < len(kinds) else Kind.SYNTAX
+    shown = (next((at for at in range(begin, end) if not text[at].isspace()), begin) for begin, end in pairwise(ends))
+    return [kinds[at] if at < len(kinds) else Kind.SYNTAX for at in shown]

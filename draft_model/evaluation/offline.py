@@ -16,52 +16,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split
+from draft_model.data.tokenizer import TemplateEncoder
 from draft_model.evaluation.kinds import Kind, kinds_of_pieces
+from draft_model.models import AcceptanceCounts, write_tokens
 
 MAX_DRAFT = 8
 SEED = 0
-
-
-@dataclass(frozen=True)
-class AcceptanceCounts:
-    """Counts of drafts of at most K tokens: all drafts, and those with their first, second, ... token accepted."""
-
-    num_drafts: int
-    accepted_at: tuple[int, ...]
-
-    def __add__(self, other: "AcceptanceCounts") -> "AcceptanceCounts":
-        """Add the counts of drafts with the same K."""
-        pairs = zip(self.accepted_at, other.accepted_at, strict=True)
-        return AcceptanceCounts(self.num_drafts + other.num_drafts, tuple(left + right for left, right in pairs))
-
-    @property
-    def num_speculative_tokens(self) -> int:
-        """K."""
-        return len(self.accepted_at)
-
-    @property
-    def per_token(self) -> float:
-        """Accepted tokens over drafted tokens."""
-        drafted = self.num_drafts * self.num_speculative_tokens
-        return sum(self.accepted_at) / drafted if drafted else 0.0
-
-    @property
-    def per_position(self) -> tuple[float, ...]:
-        """The share of drafts that were accepted up to each position."""
-        return tuple(count / self.num_drafts if self.num_drafts else 0.0 for count in self.accepted_at)
-
-    @property
-    def mean_length(self) -> float:
-        """Mean tokens of a step, including the target's own."""
-        return 1.0 + (sum(self.accepted_at) / self.num_drafts if self.num_drafts else 0.0)
 
 
 def replay(matches: Sequence[bool], num_speculative_tokens: int, num_tokens: int | None = None) -> AcceptanceCounts:
@@ -177,25 +142,6 @@ class Pair:
 
 
 @torch.inference_mode()
-def complete(
-    pair: Pair, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0, *, stops: Sequence[int] = ()
-) -> list[int]:
-    """The target's completion of a prompt, up to and with the first of the tokens `stops`, if there are any."""
-    ids = torch.tensor([list(prompt)])
-    sampling: dict[str, Any] = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    )
-    generator: Any = pair.target
-    # A model's own defaults, such as a penalty for repetition, are not the engine's.
-    generator.generation_config = GenerationConfig(eos_token_id=list(stops) or None)  # type: ignore[no-untyped-call]
-    output: Tensor = generator.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, pad_token_id=pair.encoder.end, **sampling
-    )
-    written: list[int] = output[0, len(prompt) :].tolist()
-    return written
-
-
-@torch.inference_mode()
 def draft_matches(pair: Pair, prompt: Sequence[int], written: Sequence[int]) -> list[bool]:
     """For each written token, whether it is the draft's most likely token behind the text before it."""
     row = torch.tensor([[*prompt, *written]])
@@ -216,8 +162,8 @@ def measure(
     tally = AcceptanceTally()
     for number, split in enumerate(splits):
         prompt = pair.encoder.encode_prompt(split.before, split.typed, split.after)
-        written = complete(pair, prompt, max_tokens, temperature, stops=pair.encoder.stops)
-        beyond = complete(pair, [*prompt, *written], MAX_DRAFT, temperature)
+        written = write_tokens(pair.target, prompt, max_tokens, temperature, stops=pair.encoder.stops)
+        beyond = write_tokens(pair.target, [*prompt, *written], MAX_DRAFT, temperature)
         tally.add(draft_matches(pair, prompt, [*written, *beyond]), token_kinds(pair.encoder, split, written))
         on_split(number + 1, len(splits))
     return tally

@@ -19,8 +19,8 @@ import torch
 from transformers import PreTrainedModel
 
 from draft_model.core import PipelineError
-from draft_model.evaluation.offline import AcceptanceCounts, expected_speedup
-from draft_model.models.engine import OfflineEngine, open_engine
+from draft_model.evaluation.offline import expected_speedup
+from draft_model.models import AcceptanceCounts, OfflineEngine, open_engine
 
 MAX_ROUNDING_NATS = 0.25
 """Two logits near 16 are rounded to 0.125 in bfloat16, and each may be off by one such step."""
@@ -55,11 +55,6 @@ class DecodeTimes:
     target_ms: float
     draft_ms: float
 
-    @property
-    def draft_share(self) -> float:
-        """The draft's step over the target's."""
-        return self.draft_ms / self.target_ms
-
 
 @dataclass(frozen=True)
 class EngineFigures:
@@ -85,14 +80,8 @@ def engine_run(
         identical_share,
         tokens_per_s,
         tokens_per_s / without_draft,
-        expected_speedup(conditional_acceptance(greedy), length, mean(step.draft_share for step in steps)),
+        expected_speedup(greedy.conditional, length, mean(step.draft_ms / step.target_ms for step in steps)),
     )
-
-
-def conditional_acceptance(found: AcceptanceCounts) -> float:
-    """The probability that a drafted token is accepted given that those before it are, as the formula needs."""
-    tried = found.num_drafts + sum(found.accepted_at[:-1])
-    return sum(found.accepted_at) / tried if tried else 0.0
 
 
 @dataclass(frozen=True)
@@ -190,10 +179,9 @@ def serve(
         for degree in temperatures:
             before = engine.speculation(num_speculative_tokens)
             completions = engine.complete(prompts, max_tokens=max_tokens, temperature=degree, stops=stops)
-            counted = engine.speculation(num_speculative_tokens).since(before)
+            counted = engine.speculation(num_speculative_tokens) - before
             texts = [[*one.ids, *([] if one.stop is None else [one.stop])] for one in completions]
-            acceptance = AcceptanceCounts(counted.num_drafts, counted.accepted_at) if draft else None
-            served.append(OnlinePass(texts, acceptance, sum(map(len, texts)) / engine.took_s))
+            served.append(OnlinePass(texts, counted if draft else None, sum(map(len, texts)) / engine.took_s))
         return served
 
 

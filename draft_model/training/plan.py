@@ -5,20 +5,11 @@ from pathlib import Path
 from statistics import median
 
 from draft_model.core import PipelineError, Preset
-from draft_model.training.flops import PEAK_FLOPS, flops_per_token
-from draft_model.training.record import METRICS, read_metrics
+from draft_model.training.run import METRICS, read_metrics
+from draft_model.training.world import GPUS
 
 DEFAULT_UTILISATION = 0.35
 """A cautious guess for FSDP2 in bfloat16 without tuning; `train` prints the measured one."""
-GPU_GIB = {
-    "a100": 80, "h100": 80, "h100-pcie": 80, "h100-nvl": 94, "h200": 141, "h200-nvl": 141, "b200": 192, "l40s": 48,
-    "l4": 24, "a10": 24, "a10g": 24, "mi300x": 192,
-}  # fmt: skip
-DOLLARS_PER_HOUR = {
-    "a100": 1.8, "h100": 2.9, "h100-pcie": 2.4, "h100-nvl": 2.6, "h200": 3.6, "h200-nvl": 3.4, "b200": 5.5,
-    "l40s": 1.0, "l4": 0.7, "a10": 0.7, "a10g": 1.0, "mi300x": 3.0,
-}  # fmt: skip
-"""Rough on-demand prices of one GPU; give your own."""
 BYTES_PER_MATRIX_PARAMETER = 4 + 4 + 4 + 2
 """Weight, gradient and Muon's momentum in float32, and the bfloat16 copy for computing."""
 BYTES_PER_OTHER_PARAMETER = 4 + 4 + 8 + 2
@@ -85,20 +76,15 @@ def measured_utilisation(run: Path) -> Utilisation:
 
 
 def make_plan(
-    preset: Preset,
-    num_tokens: float,
-    gpu: str,
-    num_gpus: int,
-    utilisation: Utilisation = ASSUMED,
-    dollars_per_hour: float | None = None,
-    num_teacher_parameters: int = 0,
-) -> TrainingPlan:
+    preset: Preset, num_tokens: float, gpu: str, num_gpus: int, utilisation: Utilisation = ASSUMED,
+    dollars_per_hour: float | None = None, num_teacher_parameters: int = 0,
+) -> TrainingPlan:  # fmt: skip
     """The plan for training `preset` on `num_tokens`; with a teacher if `num_teacher_parameters` is above 0.
 
     PipelineError for a GPU that is not in the table, no tokens, or a teacher that would count twice.
     """
-    if gpu not in PEAK_FLOPS:
-        raise PipelineError(f"no figures for the GPU {gpu!r}; there are: {', '.join(sorted(PEAK_FLOPS))}")
+    if gpu not in GPUS:
+        raise PipelineError(f"no figures for the GPU {gpu!r}; there are: {', '.join(sorted(GPUS))}")
     if num_tokens <= 0:
         raise PipelineError(f"tokens: must be above 0, not {num_tokens:g}")
     if num_teacher_parameters < 0:
@@ -110,16 +96,16 @@ def make_plan(
         )
     shape = preset.shape
     teacher_flops = num_tokens * float(TEACHER_FLOPS_PER_PARAMETER * num_teacher_parameters)
-    flops = num_tokens * flops_per_token(shape, shape.context_tokens) + teacher_flops
-    seconds = flops / (num_gpus * PEAK_FLOPS[gpu] * utilisation.share)
+    flops = num_tokens * shape.flops_per_token(shape.context_tokens) + teacher_flops
+    seconds = flops / (num_gpus * GPUS[gpu].peak_flops * utilisation.share)
     hours = seconds / 3600 * num_gpus
-    price = DOLLARS_PER_HOUR[gpu] if dollars_per_hour is None else dollars_per_hour
+    price = GPUS[gpu].dollars if dollars_per_hour is None else dollars_per_hour
     others = shape.num_parameters - shape.num_matrix_parameters
     state = shape.num_matrix_parameters * BYTES_PER_MATRIX_PARAMETER + others * BYTES_PER_OTHER_PARAMETER
     state += num_teacher_parameters * BYTES_PER_TEACHER_PARAMETER
     return TrainingPlan(
         shape.num_parameters, num_teacher_parameters, flops, teacher_flops, utilisation.share, utilisation.source,
-        num_tokens / seconds, seconds / SECONDS_PER_DAY, hours, hours * price, state / num_gpus / 2**30, GPU_GIB[gpu],
+        num_tokens / seconds, seconds / SECONDS_PER_DAY, hours, hours * price, state / num_gpus / 2**30, GPUS[gpu].gib,
     )  # fmt: skip
 
 

@@ -1,14 +1,16 @@
-"""The processes of one training run: a single one, or those that torchrun started, each with a shard of the weights.
+"""The processes of one training run and their devices: a single process, or those that torchrun started.
 
-With several processes the model is sharded (FSDP2) on GPUs and on CPUs, so that tests on a CPU run the code for GPUs.
-Gradients are averaged over processes.
+Each of several processes has a shard of the weights (FSDP2), on GPUs and on CPUs, so that tests on a CPU run the code
+for GPUs. Gradients are averaged over processes.
 """
 
 import os
+import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -29,7 +31,35 @@ M = TypeVar("M", bound=PreTrainedModel)
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_SPREAD = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+CPU_PROBE_SIZE = 1024
+GPU_PROBE_SIZE = 8192
+"""Smaller products do not occupy a whole GPU: the peak would seem low, and utilisation above 100%."""
+PROBE_RUNS = 4
+
+
+class Gpu(NamedTuple):
+    """A kind of GPU: dense bfloat16 operations per second, memory, and a rough on-demand price per hour."""
+
+    peak_flops: float
+    gib: int
+    dollars: float
+
+
+GPUS = {
+    "a100": Gpu(312e12, 80, 1.8),
+    "h100": Gpu(989e12, 80, 2.9),
+    "h100-pcie": Gpu(756e12, 80, 2.4),
+    "h100-nvl": Gpu(835e12, 94, 2.6),
+    "h200": Gpu(989e12, 141, 3.6),
+    "h200-nvl": Gpu(835e12, 141, 3.4),
+    "b200": Gpu(2250e12, 192, 5.5),
+    "l40s": Gpu(362e12, 48, 1.0),
+    "l4": Gpu(121e12, 24, 0.7),
+    "a10": Gpu(125e12, 24, 0.7),
+    "a10g": Gpu(70e12, 24, 1.0),
+    "mi300x": Gpu(1307e12, 192, 3.0),
+}
+"""Peaks from the makers' data sheets; SXM unless the key names another variant."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +130,13 @@ class World:
     def model_state(self, model: nn.Module) -> dict[str, Tensor]:
         """Whole weights on the CPU; empty on all processes but the main one. All must call it."""
         if self.size == 1:
-            return model.state_dict()
+            return model.state_dict()  # A view of the weights: the other call copies them.
         state: dict[str, Any] = get_model_state_dict(model, options=_WHOLE)
         return state
 
     def load_model_state(self, model: nn.Module, state: dict[str, Tensor]) -> None:
         """Put whole weights into the model. All processes must call it, the main one with the weights."""
-        if self.size == 1:
-            model.load_state_dict(state)
-            return
-        set_model_state_dict(model, dict[str, Any](state), options=_SPREAD)
+        set_model_state_dict(model, dict[str, Any](state), options=self._loading)
 
     def optimiser_state(self, model: nn.Module, optimiser: Optimizer) -> dict[str, Any]:
         """The whole state of an optimiser by parameter name, so that another number of processes can resume from it."""
@@ -117,8 +144,11 @@ class World:
 
     def load_optimiser_state(self, model: nn.Module, optimiser: Optimizer, state: dict[str, Any]) -> None:
         """Put a whole state into the optimiser. All processes must call it, the main one with the state."""
-        options = _SPREAD if self.size > 1 else StateDictOptions(full_state_dict=True)
-        set_optimizer_state_dict(model, optimiser, state, options=options)
+        set_optimizer_state_dict(model, optimiser, state, options=self._loading)
+
+    @property
+    def _loading(self) -> StateDictOptions:
+        return StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.size > 1)
 
 
 def num_processes() -> int:
@@ -143,3 +173,32 @@ def joined_world(*, is_compiled: bool = False) -> Iterator[World]:
         yield World(dist.get_rank(), size, device, is_compiled)
     finally:
         dist.destroy_process_group()
+
+
+def peak_flops(device: str) -> float:
+    """The peak of a device: from the table for a known GPU, measured for a CPU or any other GPU."""
+    if not device.startswith("cuda"):
+        return measured_flops(device, CPU_PROBE_SIZE)
+    known = known_flops(torch.cuda.get_device_name(device))
+    return measured_flops(device, GPU_PROBE_SIZE) if known is None else known
+
+
+def known_flops(name: str) -> float | None:
+    """The table's figure for a GPU by the name that torch reports; None for an unknown GPU or a slice of one."""
+    # Whole words: "a10" is in A10G and A100, "a100" in RTX A1000. The key with the most words names the variant.
+    words = set(re.findall(r"[a-z0-9]+", name.lower()))
+    if "mig" in words:
+        return None
+    fitting = [gpu for gpu in GPUS if words.issuperset(gpu.split("-"))]
+    return GPUS[max(fitting, key=lambda gpu: gpu.count("-"))].peak_flops if fitting else None
+
+
+def measured_flops(device: str, size: int) -> float:
+    """Operations a second in the best of a few bfloat16 products of square matrices, `size` rows each."""
+    square = torch.ones(size, size, dtype=torch.bfloat16, device=device)
+    best_s = float("inf")
+    for _ in range(PROBE_RUNS):
+        begun = time.perf_counter()
+        float((square @ square)[0, 0])
+        best_s = min(best_s, time.perf_counter() - begun)
+    return 2.0 * size**3 / best_s

@@ -9,12 +9,11 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from target_model.__main__ import main
-from target_model.core import QuantiseError
-from target_model.quantisation.calibrate import Calibration, quantise_calibrated
-from target_model.quantisation.quantise import quantise_folder
-from tests.support.models import TARGET_BF16
+from target_model.calibrate import Calibration, quantise_calibrated
+from target_model.core import TargetError
+from target_model.quantise import quantise_folder
+from tests.support.models import ROOT, TARGET_BF16
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [path.read_text() for path in sorted((ROOT / "target_model").rglob("*.py"))]
 HELD_OUT = [path.read_text() for path in sorted((ROOT / "loadtest" / "report").glob("*.py"))[:4]]
 
@@ -65,10 +64,10 @@ def test_gptq_without_smoothing_and_its_refusals(tmp_path: Path) -> None:
         (broken / path.name).write_bytes(path.read_bytes())
     name = "model.layers.0.mlp.up_proj.weight"
     save_file(plain | {name: plain[name] * float("nan")}, broken / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(QuantiseError, match=r"up_proj\.weight: a weight is not finite"):
+    with pytest.raises(TargetError, match=r"up_proj\.weight: a weight is not finite"):
         quantise_calibrated(broken, tmp_path / "out", Calibration(TEXTS[:2]))
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"model_type": "llamb", "architectures": ["LlambLM"]}))
-    with pytest.raises(QuantiseError, match="transformers does not load"):
+    with pytest.raises(TargetError, match="transformers does not load"):
         quantise_calibrated(broken, tmp_path / "out", Calibration(TEXTS[:2]))
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,6 @@
 """Whether this machine can confine programs, so that the sandbox's tests also run on machines that can't."""
 
-from target_model.sandbox.runner import CheckedProgram, Limits, WeakSandboxError, run_program
+from target_model.sandbox import CheckedProgram, Limits, WeakSandboxError, run_program
 
 
 def _is_strong() -> bool:

@@ -3,29 +3,27 @@
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 
 from draft_model.data.tokenizer import load_encoder
 from draft_model.evaluation.held_out import held_out_splits
-from draft_model.evaluation.offline import AcceptanceCounts, Pair, complete, draft_matches, measure, replay
+from draft_model.evaluation.offline import Pair, draft_matches, measure, replay
 from draft_model.evaluation.online import serve
-from draft_model.models.network import load_model
+from draft_model.models import AcceptanceCounts, load_model, write_tokens
 from draft_model.training.optim import token_losses
-from target_model.evaluation.served import serving
-from target_model.evaluation.tasks import EvaluationPrompts
-from tests.support.models import DRAFT, TARGET
+from target_model.measure import serving
+from target_model.tasks import EvaluationPrompts
+from tests.support.models import DRAFT, ROOT, TARGET
 
 pytestmark = [pytest.mark.full, pytest.mark.serial]
 
-ROOT = Path(__file__).parents[3]
 NUM_CURSORS = 100
 MAX_TOKENS = 12
 SPECULATE = 4
 TEMPERATURES = (0.0, 0.2, 0.8)
-SOURCES = ("evaluation/tasks.py", "quantisation/quantise.py")
+SOURCES = ("tasks.py", "quantise.py")
 BEGUN = ("def __in", "for i in ra", "if __name__ == ", "import o")
 
 
@@ -63,7 +61,7 @@ def measured() -> Measured:
 
 def replay_text(pair: Pair, prompt: Sequence[int], text: Sequence[int], temperature: float) -> AcceptanceCounts:
     """Replay the acceptance along a text. Beyond its end the engine's draws are unknown: another text replaces them."""
-    beyond = complete(pair, [*prompt, *text], SPECULATE, temperature)
+    beyond = write_tokens(pair.target, [*prompt, *text], SPECULATE, temperature)
     return replay(draft_matches(pair, prompt, [*text, *beyond]), SPECULATE, len(text))
 
 

@@ -14,11 +14,9 @@ from draft_model.core import Preset
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.readers import read_repositories
 from draft_model.corpus.store import Corpus
-from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.shards import BlockSource, DataSettings, build_data
-from draft_model.data.tokenizer import make_encoder, train_tokenizer
-from draft_model.training.state import Budget
-from draft_model.training.trainer import SavePoint, Trainer
+from draft_model.data.tokenizer import TemplateEncoder, make_encoder, train_tokenizer
+from draft_model.training.trainer import Budget, SavePoint, Trainer
 from draft_model.training.world import World
 from tests.unit.draft_model.tiny import PRESET, VOCAB_SIZE, different_source
 
@@ -71,8 +69,9 @@ def preset() -> Preset:
     return PRESET
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
+    """Threads of small operations on a busy machine wait for each other most of the time."""
     torch.set_num_threads(1)
 
 

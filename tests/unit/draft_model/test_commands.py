@@ -1,5 +1,8 @@
-"""Errors of the commands before they begin: one line that names the option, and no file is lost or left."""
+"""The command line: the steps one by one, and errors before they begin: one line, and no file is lost or left."""
 
+import json
+import re
+import shutil
 from io import StringIO
 from pathlib import Path
 
@@ -9,36 +12,80 @@ from rich.console import Console
 from rich.progress import Progress
 
 from draft_model.__main__ import main
-from draft_model.commands.common import counting, stepping
+from draft_model.commands import counting, stepping
+from draft_model.core import PRESETS, Preset
 from draft_model.corpus.store import Corpus
+from tests.support.models import DRAFT, TARGET
 
-TRAIN = ["train", "--preset", "embedded-draft", "--out", "run"]
-DATA = ["data", "--tokens", "1e6"]
+TRAIN = "train --preset embedded-draft --out run"
+COMMANDS = (
+    "corpus", "tokenizer", "data", "train", "plan", "generate", "evaluate", "held-out", "probes", "build-embedded",
+)  # fmt: skip
 
 
 def refused(*arguments: str | Path) -> str:
-    """What the command says when it refuses."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    """What the command says when it refuses, on one line."""
+    result = CliRunner().invoke(main, ["--threads", "1", *map(str, arguments)])
     assert result.exit_code in {1, 2}, result.output
     assert result.exc_info is not None
     assert result.exc_info[0] is SystemExit, "a line, no traceback"
-    return result.output
+    return " ".join(result.output.split())
+
+
+def test_the_steps_one_by_one(
+    repositories: Path, preset: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PRESETS, "tiny", preset)
+    monkeypatch.chdir(tmp_path)
+    steps = [
+        f"corpus --out corpus --repositories {repositories} --hold-out two --held-out-percent 0",
+        "tokenizer --corpus corpus --out tokenizer --vocab-size 320",
+        "data --corpus corpus --tokenizer tokenizer --out data --tokens 4e3 --row-tokens 64,32 --block-tokens 64 "
+        "--blocks-per-shard 16",
+        "train --preset tiny --data data --out run --tokens 512 --no-compile",
+        "train --preset tiny --data data --out taught --steps 2 --teacher run/model --mix 1 --no-compile",
+        "train --preset tiny --data data --out begun --steps 1 --start-from run/model --no-compile",
+    ]
+    for step in steps:
+        done = CliRunner().invoke(main, ["--threads", "1", *step.split()])
+        assert done.exit_code == 0, done.output
+    assert "512 tokens in 2 steps" in CliRunner().invoke(main, ["--threads", "1", *steps[3].split()]).output
+    assert json.loads((tmp_path / "taught" / "metrics.jsonl").read_text().splitlines()[0])["divergence"] > 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        ([*TRAIN, "--tokens", "-5"], "'-5' is less than 1"),
-        ([*TRAIN, "--batch-tokens", "0"], "'0' is less than 1"),
-        (["data", "--tokens", "inf"], "'inf' is not a number"),
-        (["data", "--tokens", "nan"], "'nan' is not a number"),
-        (["plan", "--gpus", "8", "--gpu", "a100", "--tokens", "50e9", "--teacher-parameters", "0"], "less than 1"),
-        ([*TRAIN, "--mix", "0.5"], "--mix has no effect without --teacher"),
-        ([*DATA, "--generated-share", "0.5"], "--generated-share has no effect without --generated"),
+        ("probes --model missing", "not a model folder"),
+        ("corpus --out c --folder missing", "not a folder"),
+        ("tokenizer --corpus missing", "draft-model corpus"),
+        ("data --tokens 1 --tokenizer missing", "no tokenizer.json"),
+        ("data --tokens many", "'many' is not a number"),
+        ("data --tokens inf", "'inf' is not a number"),
+        ("data --tokens nan", "'nan' is not a number"),
+        ("data --tokens 1 --row-tokens x", "not a list of numbers"),
+        ("data --tokens 1 --row-tokens 100", "must divide the block"),
+        ("data --tokens 1 --row-tokens 0", "must divide the block"),
+        ("data --tokens 1e6 --generated-share 0.5", "--generated-share has no effect without --generated"),
+        ("train --preset enormous --out o", "no preset 'enormous'; there are: draft-1b, embedded-draft"),
+        (f"{TRAIN} --data missing", "draft-model data"),
+        (f"{TRAIN} --minutes 1 --steps 1", "one of them"),
+        (f"{TRAIN} --tokens -5", "'-5' is less than 1"),
+        (f"{TRAIN} --batch-tokens 0", "'0' is less than 1"),
+        (f"{TRAIN} --mix 0.5", "--mix has no effect without --teacher"),
+        ("plan --gpus 8 --gpu a100 --tokens 50e9 --teacher-parameters 0", "less than 1"),
+        ("generate --target t --out g --engine-options [1]", "is not a JSON object"),
+        ("generate --target t --out g --engine-options {", "is not JSON"),
+        (f"evaluate --target {TARGET} --draft other", "no tokenizer.json"),
+        ('evaluate --target t --draft d --engine-options {"max_num_seqs":2}', "no setting to choose here"),
     ],
 )
-def test_options_without_sense_or_effect(arguments: list[str], said: str) -> None:
-    assert said in " ".join(refused(*arguments).split())
+def test_bad_input_is_one_line_and_leaves_nothing(
+    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(*arguments.split())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_of_something_else_is_never_replaced(repositories: Path, corpus: Corpus, tmp_path: Path) -> None:
@@ -59,7 +106,35 @@ def test_a_folder_of_something_else_is_never_replaced(repositories: Path, corpus
 def test_an_unknown_repository_to_hold_out_is_named(repositories: Path, tmp_path: Path) -> None:
     names = ("--hold-out", "Three", "--hold-out", "thre")
     said = refused("corpus", "--repositories", repositories, *names, "--out", tmp_path / "corpus")
-    assert "nothing usable of it was read: thre\n" in said
+    assert said.endswith("nothing usable of it was read: thre")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_that_the_engine_refuses_are_errors_before_anything_is_measured(tmp_path: Path) -> None:
+    padded, prompts = tmp_path / "padded", tmp_path / "prompts.jsonl"
+    shutil.copytree(DRAFT, padded)
+    config = json.loads((padded / "config.json").read_text())
+    (padded / "config.json").write_text(json.dumps(config | {"vocab_size": 4160}))
+    prompts.write_text(json.dumps({"prompt": "x = 1\n"}) + "\n" + json.dumps({"prompt": "x = 1\n" * 1000}) + "\n")
+    for draft, message in (
+        (padded, "has a vocab_size of 4160, .* one of 4096"),
+        (DRAFT, r"prompts.jsonl, prompt 2: .* tokens, more than the 992 that the context"),
+    ):
+        arguments = ("--target", TARGET, "--draft", draft, "--prompts", prompts, "--corpus", "draft_model/held_out")
+        assert re.search(message, refused("evaluate", *arguments))
+
+
+def test_without_a_compiler_for_torch_compile_the_error_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = ("train", "--preset", "embedded-draft", "--out", tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setenv("CXX", str(tmp_path / "g++"))
+        said = refused(*train)
+        assert "no C++ compiler" in said
+        assert "--no-compile" in said
+    monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
+    assert "install python3-dev" in refused(*train)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -76,15 +151,8 @@ def test_without_a_terminal_every_tenth_update_is_a_line() -> None:
     assert said == ["shards: 30 of 50", "shards: 49 of 50", "shards: 50 of 50", "vLLM: 1 of 2"]
 
 
-def test_without_a_compiler_for_torch_compile_the_error_names_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train = ("train", "--preset", "embedded-draft", "--out", tmp_path / "run")
-    with monkeypatch.context() as patch:
-        patch.setenv("CXX", str(tmp_path / "g++"))
-        said = refused(*train)
-        assert "no C++ compiler" in said
-        assert "--no-compile" in said
-    monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
-    assert "install python3-dev" in refused(*train)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_teaches_with_an_example(command: str) -> None:
+    result = CliRunner().invoke(main, [*command.split(), "--help"])
+    assert result.exit_code == 0
+    assert "draft-model " in result.output

@@ -1,3 +1,5 @@
+"""Files, folders and locks: each appears whole or not at all, also on a full disk and beside killed processes."""
+
 import errno
 import os
 from collections.abc import Callable
@@ -20,24 +22,34 @@ def full_disk(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with old weights, the only one beside which a test may leave nothing."""
+    for content in ("older", "old"):
+        with replacing_folder(tmp_path / "model", MARK) as folder:
+            (folder / content).touch()
+            (folder / MARK).write_text(content)
+    return tmp_path / "model"
+
+
+def is_old(model: Path) -> bool:
+    names = [path.name for path in model.parent.iterdir()], sorted(path.name for path in model.iterdir())
+    return (model / MARK).read_text() == "old" and names == (["model"], ["old", MARK])
+
+
 def fill_and_fail(path: Path, failure: Exception) -> None:
     with replacing_folder(path, MARK) as folder:
-        (folder / "weights").write_text("new")
+        (folder / MARK).write_text("new")
         raise failure
 
 
-def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_replaced_and_a_full_disk_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomically(tmp_path / "sub" / "file", b"older")
     write_atomically(tmp_path / "sub" / "file", b"old")
-    write_atomically(tmp_path / "sub" / "file", b"new")
-    assert [(path.name, path.read_bytes()) for path in (tmp_path / "sub").iterdir()] == [("file", b"new")]
-
-
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_atomically(tmp_path / "file", b"old")
     monkeypatch.setattr("os.fsync", full_disk)
     with pytest.raises(PipelineError, match="No space left"):
-        write_atomically(tmp_path / "file", b"new")
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
+        write_atomically(tmp_path / "sub" / "file", b"new")
+    assert [(path.name, path.read_bytes()) for path in (tmp_path / "sub").iterdir()] == [("file", b"old")]
 
 
 def save_with_torch(path: Path) -> None:
@@ -55,21 +67,37 @@ def save_with_torch(path: Path) -> None:
     ],
     ids=["python", "safetensors", "tokenizers", "torch"],
 )
-def test_a_full_disk_leaves_the_old_folder_for_every_writer(write: Callable[[Path], object], tmp_path: Path) -> None:
-    with replacing_folder(tmp_path / "model", MARK) as folder:
-        (folder / "weights").write_text("old")
+def test_a_full_disk_leaves_the_old_folder_for_every_writer(write: Callable[[Path], object], model: Path) -> None:
     refused = pytest.raises(PipelineError, match="File too large; nothing was changed")
-    with files_up_to(LIMIT), refused, replacing_folder(tmp_path / "model", MARK) as folder:
+    with files_up_to(LIMIT), refused, replacing_folder(model, MARK) as folder:
         write(folder)
-    assert (tmp_path / "model" / "weights").read_text() == "old"
+    assert is_old(model)
 
 
-def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
-    for content in ("old", "new"):
-        with replacing_folder(tmp_path / "model", mark="old") as folder:
-            (folder / content).write_text(content)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert [path.name for path in (tmp_path / "model").iterdir()] == ["new"]
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), ValueError("other")])
+def test_a_failure_leaves_the_old_folder_also_one_that_a_killed_process_moved_aside(
+    model: Path, failure: Exception
+) -> None:
+    for is_moved in (False, True):
+        if is_moved:
+            model.rename(model.with_name(".model.123.old"))
+        with pytest.raises((PipelineError, ValueError)):
+            fill_and_fail(model, failure)
+        assert is_old(model)
+
+
+def test_a_failing_swap_brings_the_old_folder_back(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def refuse_new(self: Path, target: Path) -> Path:
+        if self.suffix == ".tmp":
+            full_disk()
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_new)
+    with pytest.raises(PipelineError, match="nothing was changed"), replacing_folder(model, MARK) as folder:
+        (folder / MARK).write_text("new")
+    assert is_old(model)
 
 
 @pytest.mark.parametrize(("mark", "why"), [(MARK, "something else: it has no weights"), ("", "exists already")])
@@ -90,52 +118,25 @@ def test_the_current_folder_may_be_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "here" / "weights").read_text() == "new"
 
 
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), ValueError("other")])
-def test_a_failure_leaves_the_old_folder(tmp_path: Path, failure: Exception) -> None:
-    with replacing_folder(tmp_path / "model", MARK) as folder:
-        (folder / "weights").write_text("old")
-    with pytest.raises((PipelineError, ValueError)):
-        fill_and_fail(tmp_path / "model", failure)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert (tmp_path / "model" / "weights").read_text() == "old"
-
-
-def test_a_failing_swap_brings_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with replacing_folder(tmp_path / "model", MARK) as folder:
-        (folder / "weights").write_text("old")
-    rename = Path.rename
-
-    def refuse_new(self: Path, target: Path) -> Path:
-        if self.suffix == ".tmp":
-            full_disk()
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", refuse_new)
-    with (
-        pytest.raises(PipelineError, match="nothing was changed"),
-        replacing_folder(tmp_path / "model", MARK) as folder,
-    ):
-        (folder / "weights").write_text("new")
-    assert (tmp_path / "model" / "weights").read_text() == "old"
-
-
-def test_folders_of_killed_processes_are_removed_but_not_those_being_filled(tmp_path: Path) -> None:
-    with replacing_folder(tmp_path / "model", MARK) as filled:
+def test_what_killed_processes_left_is_removed_but_no_folder_that_is_being_filled(model: Path) -> None:
+    model.with_name(".model.123.old").mkdir()  # left behind the swap
+    with replacing_folder(model, MARK) as filled:
         left = filled.with_name(filled.name.replace(".tmp", "killed.tmp"))
+        (filled / MARK).write_text("mine")
     left.mkdir()
-    (left / "weights").write_text("half")
-    with replacing_folder(tmp_path / "model", MARK) as filled:
+    (left / MARK).write_text("half")
+    with replacing_folder(model, MARK) as filled:
         assert left.exists(), "another process may just have made it"
-        (filled / "weights").write_text("mine")
+        (filled / MARK).write_text("mine")
     os.utime(left, (0, 0))
-    with replacing_folder(tmp_path / "model", MARK) as filled:
+    with replacing_folder(model, MARK) as filled:
         assert not left.exists()
         os.utime(filled, (0, 0))
-        with replacing_folder(tmp_path / "model", MARK) as another:
-            (another / "weights").write_text("theirs")
-        (filled / "weights").write_text("mine")
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert (tmp_path / "model" / "weights").read_text() == "mine"
+        with replacing_folder(model, MARK) as another:
+            (another / MARK).write_text("theirs")
+        (filled / MARK).write_text("mine")
+    assert [path.name for path in model.parent.iterdir()] == ["model"]
+    assert (model / MARK).read_text() == "mine"
 
 
 def test_a_lock_is_one_processes_at_a_time(tmp_path: Path) -> None:
@@ -145,21 +146,3 @@ def test_a_lock_is_one_processes_at_a_time(tmp_path: Path) -> None:
         pytest.fail("it is held")
     with locked(path, "it"):
         pass
-
-
-def test_a_process_killed_while_it_swapped_lost_nothing(tmp_path: Path) -> None:
-    aside = tmp_path / ".model.123.old"
-    aside.mkdir()
-    (aside / "weights").write_text("old")
-    with pytest.raises(ValueError, match="other"):
-        fill_and_fail(tmp_path / "model", ValueError("other"))
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert (tmp_path / "model" / "weights").read_text() == "old"
-
-
-def test_the_remains_of_a_process_killed_after_the_swap_are_removed(tmp_path: Path) -> None:
-    for name in (".model.123.old", "model"):
-        (tmp_path / name).mkdir()
-    with replacing_folder(tmp_path / "model", MARK) as folder:
-        (folder / "weights").write_text("new")
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -12,33 +12,41 @@ import pytest
 from click.testing import CliRunner
 
 from target_model.__main__ import main, named_model, spread
-from target_model.core import EvaluationError
-from target_model.evaluation.measure import (
+from target_model.core import TargetError
+from target_model.measure import (
     LINE_TOKENS,
     Material,
+    Speed,
     TargetFigures,
     TextLosses,
+    gpu_memory_bytes,
     measure_all,
     render,
+    serving,
     to_json,
 )
-from target_model.evaluation.scoring import Share, mean_per_unit, score, share_of_groups, wilson
-from target_model.evaluation.served import Speed, gpu_memory_bytes, serving
-from target_model.evaluation.tasks import (
+from target_model.sandbox import CheckedProgram, Limits, WeakSandboxError
+from target_model.tasks import (
     EvaluationPrompts,
+    Share,
     Task,
     build_prompts,
     is_exact,
+    load_builder,
+    mean_per_unit,
     only_function,
     only_line,
     read_tasks,
     read_texts,
+    score,
+    share_of_groups,
+    wilson,
 )
-from target_model.sandbox.runner import CheckedProgram, Limits, WeakSandboxError
 from tests.support.models import TARGET
 from tests.support.sandbox import LIMITS
 
 BENCHMARKS = Path("target_model/benchmarks")
+FIGURES = TargetFigures("first", 1 << 20, 1 << 20, Speed(1.0, 2.0, 3.0), None, None, None, None, None)
 RECORD = {
     "task_id": "Set/1",
     "prompt": "def double(x):\n",
@@ -57,49 +65,42 @@ def tasks(tmp_path: Path) -> list[Task]:
     return read_tasks(path)
 
 
-def test_the_authors_own_completions_all_pass_and_empty_ones_none(tasks: list[Task]) -> None:
-    own = score(tasks, [task.solution for task in tasks], LIMITS)
-    assert (own.passed.value, own.exact.value) == (1.0, 1.0)
-    empty = score(tasks, ["", ""], LIMITS)
-    assert (empty.passed.value, empty.exact.value) == (0.0, 0.0)
+@pytest.mark.parametrize(
+    ("completions", "num_passed", "num_exact"),
+    [
+        (["    y = 2 * x\n", "    return x + x\n"], 2, 2),
+        (["", ""], 0, 0),
+        (["    y = x << 1\n", "    return 2 * x\n"], 2, 0),
+        (["    y = x\n", "    return x + x  \n"], 1, 1),
+        (["    raise SystemExit(0)\n", "    import os; os._exit(0)\n"], 0, 0),
+    ],
+)
+def test_completions_are_scored(tasks: list[Task], completions: list[str], num_passed: int, num_exact: int) -> None:
+    found = score(tasks, completions, LIMITS)
+    assert (found.passed.hits, found.exact.hits, found.passed.total) == (num_passed, num_exact, 2)
 
 
-def test_the_authors_completions_of_the_packaged_tasks_pass() -> None:
-    tasks = read_tasks(BENCHMARKS / "HumanEval.jsonl.gz")
-    assert len(tasks) == 164
-    some = tasks[::12]
-    assert score(some, [task.solution for task in some], LIMITS).passed.value == 1.0
-    assert score(some, [""] * len(some), LIMITS).passed.value == 0.0
-
-
-def test_the_authors_single_lines_pass_and_missing_lines_mostly_fail() -> None:
-    """Some programs work without the missing line: a docstring's end, a shortcut."""
-    tasks = read_tasks(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz")
-    assert len(tasks) == 1_033
+@pytest.mark.parametrize(
+    ("name", "num_tasks", "step", "most_without"),
+    # Some programs work without the missing line: a docstring's end, a shortcut.
+    [("HumanEval.jsonl.gz", 164, 24, 0.0), ("HumanEval-SingleLineInfilling.jsonl.gz", 1_033, 150, 0.1)],
+)
+def test_the_authors_completions_of_the_packaged_tasks_pass_and_empty_ones_do_not(
+    name: str, num_tasks: int, step: int, most_without: float
+) -> None:
+    tasks = read_tasks(BENCHMARKS / name)
+    assert len(tasks) == num_tasks
     assert len({task.check for task in tasks}) == 164, "the lines of a problem are a group"
-    some = tasks[::120]
+    some = tasks[::step]
     own = score(some, [task.solution for task in some], LIMITS)
     assert (own.passed.value, own.exact.value) == (1.0, 1.0)
-    assert score(some, [""] * len(some), LIMITS).passed.value < 0.1
+    assert score(some, [""] * len(some), LIMITS).passed.value <= most_without
 
 
-def test_a_completion_that_ends_the_program_before_its_check_has_not_passed(tasks: list[Task]) -> None:
-    assert score(tasks, ["    raise SystemExit(0)\n", "    import os; os._exit(0)\n"], LIMITS).passed.hits == 0
-
-
-def test_other_words_pass_without_being_the_same(tasks: list[Task]) -> None:
-    found = score(tasks, ["    y = x << 1\n", "    return 2 * x\n"], LIMITS)
-    assert (found.passed.value, found.exact.value) == (1.0, 0.0)
-    assert score(tasks, ["    y = x\n", "    return x + x  \n"], LIMITS).exact.hits == 1
-
-
-def test_only_the_requested_part_is_kept() -> None:
+def test_only_the_requested_part_is_kept_and_indentation_matters(tasks: list[Task]) -> None:
     assert only_line("    y = 1  \n    z = 2\n") == "    y = 1\n"
     assert only_function("    a = 1\n\n    return a\n\n\ndef other():\n    pass\n") == "    a = 1\n\n    return a\n"
     assert only_function("") == "\n"
-
-
-def test_blanks_at_line_ends_do_not_matter_and_indentation_does(tasks: list[Task]) -> None:
     assert is_exact(tasks[0], "    y = 2 * x")
     assert not is_exact(tasks[0], "y = 2 * x")
 
@@ -128,16 +129,28 @@ def test_outcomes_of_one_problem_count_as_one_where_they_agree() -> None:
     assert share_of_groups([True, False], [1, 1]).num_independent == 1
 
 
+def test_a_mean_over_texts_is_as_sure_as_they_agree() -> None:
+    """Twenty texts of three tokens, half of them at 1 nat a token and half at 3: tokens of one text count as one."""
+    found = mean_per_unit([3.0, 9.0] * 10, [3, 3] * 10)
+    assert found.value == 2.0
+    assert found.interval == pytest.approx((2 - 1.96 / math.sqrt(19), 2 + 1.96 / math.sqrt(19)), abs=1e-3)
+    assert str(mean_per_unit([3.0], [3])) == "1.0000", "no interval"
+    ours, theirs = TextLosses((2.0,), (2,), 9), TextLosses((2.0,), (3,), 9)
+    assert ours.more_than(theirs) is ours.more_than(None) is None, "of other tokens"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [(b"", "has no tasks"), (b"{}\n", "not a HumanEval file"), (b"no\n", "not a HumanEval file")],
 )
-def test_an_invalid_task_file_is_a_clear_error(content: bytes, message: str, tmp_path: Path) -> None:
+def test_an_invalid_file_of_tasks_or_texts_is_a_clear_error(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "f.jsonl").write_bytes(content)
-    with pytest.raises(EvaluationError, match=message):
+    with pytest.raises(TargetError, match=message):
         read_tasks(tmp_path / "f.jsonl")
-    with pytest.raises(EvaluationError, match="cannot read"):
+    with pytest.raises(TargetError, match="cannot read"):
         read_tasks(tmp_path / "missing")
+    with pytest.raises(TargetError, match="no texts"):
+        read_texts(tmp_path / "f.jsonl")
 
 
 class Canned:
@@ -200,49 +213,28 @@ def test_models_are_measured_side_by_side(tasks: list[Task]) -> None:
     assert parsed[1]["loss_more"]["interval"] == pytest.approx([0.01, 0.01])
 
 
-def test_a_mean_over_texts_is_as_sure_as_they_agree() -> None:
-    """Twenty texts of three tokens, half of them at 1 nat a token and half at 3: tokens of one text count as one."""
-    found = mean_per_unit([3.0, 9.0] * 10, [3, 3] * 10)
-    assert found.value == 2.0
-    assert found.interval == pytest.approx((2 - 1.96 / math.sqrt(19), 2 + 1.96 / math.sqrt(19)), abs=1e-3)
-    assert mean_per_unit([3.0], [3]).interval is None
-    assert str(mean_per_unit([3.0], [3])) == "1.0000"
-
-
 def test_empty_texts_have_no_loss(tasks: list[Task]) -> None:
-    with pytest.raises(EvaluationError, match="the held-out texts are empty"):
+    with pytest.raises(TargetError, match="the held-out texts are empty"):
         list(measure_all([("one", TARGET)], Material(texts=["", ""]), print, lambda _: nullcontext(Canned(tasks, 1.0))))
 
 
-def test_losses_over_other_tokens_are_not_compared() -> None:
-    ours, theirs = TextLosses((2.0,), (2,), 9), TextLosses((2.0,), (3,), 9)
-    assert ours.more_than(theirs) is ours.more_than(None) is None
-
-
 def test_the_prompts_are_the_servers_with_the_cursor_on_an_empty_line(tasks: list[Task]) -> None:
-    prompts = build_prompts(TARGET, tasks)
+    builder = load_builder(TARGET)
+    prompts = build_prompts(builder, tasks)
     line, function = prompts.token_ids
     assert line[0] == function[0] == 1
     assert line[-1] == function[-1] == 3
     assert prompts.stops == [1, 2, 3, 4], "the markers, and no newline"
-    with pytest.raises(EvaluationError, match="does not fit"):
-        build_prompts(TARGET, [Task("x", "a" * 100_000, "", "", "")])
-    with pytest.raises(EvaluationError, match="builds no prompts"):
-        build_prompts(Path("missing"), tasks)
+    with pytest.raises(TargetError, match="does not fit"):
+        build_prompts(builder, [Task("x", "a" * 100_000, "", "", "")])
+    with pytest.raises(TargetError, match="builds no prompts"):
+        load_builder(Path("missing"))
 
 
 def test_settings_that_the_figures_depend_on_can_not_be_chosen() -> None:
-    refused = pytest.raises(EvaluationError, match="enable_prefix_caching: no setting to choose here")
+    refused = pytest.raises(TargetError, match="enable_prefix_caching: no setting to choose here")
     with refused, serving(TARGET, {"enable_prefix_caching": True, "dtype": "float32"}):
         pass
-
-
-def test_texts_are_read_from_lines_and_bad_ones_are_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": "y"}\n')
-    assert spread(read_texts(tmp_path / "a.jsonl"), 1) == ["x"]
-    (tmp_path / "b.jsonl").write_text('{"body": "x"}\n')
-    with pytest.raises(EvaluationError, match="no texts"):
-        read_texts(tmp_path / "b.jsonl")
 
 
 def test_tasks_are_spread_and_models_named(tasks: list[Task]) -> None:
@@ -250,9 +242,6 @@ def test_tasks_are_spread_and_models_named(tasks: list[Task]) -> None:
     assert spread(tasks, None) == tasks
     assert named_model("int8=a/b") == ("int8", Path("a/b"))
     assert named_model("a/b") == ("b", Path("a/b"))
-
-
-FIGURES = TargetFigures("first", 1 << 20, 1 << 20, Speed(1.0, 2.0, 3.0), None, None, None, None, None)
 
 
 def test_figures_are_reported_before_a_later_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,28 +258,19 @@ def test_figures_are_reported_before_a_later_model_fails(tmp_path: Path, monkeyp
     assert "| figure | first |" in result.stdout
 
 
-def test_an_unwritable_path_is_an_error_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "earlier.json").write_text("hours of measuring")
+def test_bad_options_are_errors_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text("hours of measuring")
     monkeypatch.setattr("target_model.__main__.measure_all", lambda *_: pytest.fail("measured"))
-    result = CliRunner().invoke(main, ["evaluate", "--model", "first", "--out", str(tmp_path / "file" / "out.json")])
-    assert result.exit_code == 1
-    assert "Error: cannot write" in result.output
-    earlier = ["--out", str(tmp_path / "earlier.json"), "--humaneval", "missing"]
-    assert CliRunner().invoke(main, ["evaluate", "--model", "first", *earlier]).exit_code == 1
-    assert (tmp_path / "earlier.json").read_text() == "hours of measuring", "nothing better has come"
-
-
-def test_the_command_explains_errors() -> None:
     for arguments, status, message in (
-        (["--humaneval", "missing"], 1, "cannot read missing"),
+        (["--out", str(earlier / "out.json")], 1, "Error: cannot write"),
+        (["--out", str(earlier), "--humaneval", "missing"], 1, "cannot read missing"),
         (["--engine-options", "[1]"], 2, "'[1]' is not a JSON object"),
         (["--engine-options", "{"], 2, "'{' is not JSON"),
     ):
-        result = CliRunner().invoke(main, ["evaluate", "--model", "missing", *arguments])
+        result = CliRunner().invoke(main, ["evaluate", "--model", "first", *arguments])
         assert (result.exit_code, message in result.output) == (status, True), result.output
+    assert earlier.read_text() == "hours of measuring", "nothing better has come"
 
 
 def test_without_a_strong_sandbox_nothing_is_measured_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,20 +295,19 @@ def test_without_a_strong_sandbox_nothing_is_measured_unless_allowed(monkeypatch
     assert allowed == [True]
 
 
-def put_driver(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = folder / "nvidia-smi"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+def test_the_memory_is_the_sum_over_all_gpus_and_a_driver_without_an_answer_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
+    def answer(script: str) -> None:
+        driver.write_text(f"#!/bin/sh\n{script}\n")
+        driver.chmod(0o755)
 
-def test_it_is_the_sum_over_all_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_driver(tmp_path, '[ "$1" = --query-gpu=memory.used ] && printf "1024\\n512\\n"', monkeypatch)
+    answer('[ "$1" = --query-gpu=memory.used ] && printf "1024\\n512\\n"')
     assert gpu_memory_bytes() == 1536 * 2**20
-
-
-@pytest.mark.parametrize("script", ["exit 9", "echo '[N/A]'"])
-def test_a_driver_without_an_answer_is_an_error(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_driver(tmp_path, script, monkeypatch)
-    with pytest.raises(EvaluationError, match="nvidia-smi does not tell the GPU's memory"):
-        gpu_memory_bytes()
+    for script in ("exit 9", "echo '[N/A]'"):
+        answer(script)
+        with pytest.raises(TargetError, match="nvidia-smi does not tell the GPU's memory"):
+            gpu_memory_bytes()

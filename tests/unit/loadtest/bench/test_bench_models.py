@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from draft_model.evaluation.kinds import Kind
-from draft_model.evaluation.offline import AcceptanceCounts, AcceptanceTally
+from draft_model.evaluation.offline import AcceptanceTally
 from draft_model.evaluation.online import DecodeTimes, EngineFigures, IdentityReport, TextDifference, engine_run
 from draft_model.evaluation.report import as_record, offline_figures
+from draft_model.models import AcceptanceCounts
 from loadtest.bench.models import figures
-from target_model.evaluation.measure import TargetFigures, to_json
-from target_model.evaluation.scoring import Mean, Score, Share
-from target_model.evaluation.served import Speed
+from target_model.measure import Speed, TargetFigures, to_json
+from target_model.tasks import Mean, Score, Share
 
 
 def target(bits_per_byte: float, exact: int, loss_more: float | None) -> TargetFigures:

@@ -1,0 +1,125 @@
+"""The whole way with a tiny pair, and the pair that comes with the server."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from draft_model.__main__ import main
+from draft_model.card import BuildFigures, render_card
+from draft_model.core import find_preset
+from draft_model.corpus.store import Corpus
+from draft_model.data.shards import DataSettings
+from draft_model.data.tokenizer import load_encoder
+from draft_model.evaluation.held_out import PROBES, evaluate
+from draft_model.models import load_model
+from draft_model.pair import BuildSettings, Role, build_pair
+from draft_model.training.trainer import Budget
+from target_model.quantise import quantise_folder
+from tests.support.models import ROOT
+from tests.unit.draft_model.tiny import PRESET
+
+ONE_THREAD = ("--threads", "1")
+FOLDERS = {"embedded-target": ROOT / "target_model/embedded-bf16", "embedded-draft": ROOT / "draft_model/embedded"}
+INT8 = ROOT / "target_model/embedded"
+MAX_TOTAL_BYTES = 40_000_000
+
+
+@pytest.fixture(scope="module")
+def work(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("work")
+    (root / "corpus").symlink_to(corpus.folder)
+    return root
+
+
+@pytest.fixture(scope="module")
+def built(work: Path) -> Iterator[BuildFigures]:
+    # The probes are longer than a context of 64 tokens.
+    preset = replace(PRESET, shape=replace(PRESET.shape, context_tokens=512))
+    settings = BuildSettings(DataSettings(2048, 64, (64, 32), 32), num_cursors=6)
+    target = Role(preset, Budget(steps=3), work / "out" / "target")
+    draft = Role(replace(preset, name="tiny-draft"), Budget(steps=2), work / "out" / "draft")
+    patch = pytest.MonkeyPatch()
+    patch.setattr("draft_model.pair.PAIR_TOKENS", 6)
+    patch.setattr("draft_model.pair.evaluate", partial(evaluate, num_splits=6))
+    yield build_pair(work, target, draft, settings, Console(file=StringIO()))
+    patch.undo()
+
+
+def test_a_build_leaves_two_folders_that_transformers_loads(built: BuildFigures, work: Path) -> None:
+    for name in ("target", "draft"):
+        model = AutoModelForCausalLM.from_pretrained(str(work / "out" / name))
+        tokenizer = AutoTokenizer.from_pretrained(str(work / "out" / name))
+        assert model.dtype == torch.bfloat16
+        assert model.config.eos_token_id == tokenizer.eos_token_id == 0
+        assert len(tokenizer) == model.config.vocab_size
+    assert (built.target.num_steps, built.draft.num_steps) == (3, 2)
+    assert built.target.evaluation.bits_per_byte > 0
+
+
+def test_the_card_has_the_measurements(built: BuildFigures, work: Path) -> None:
+    card = (work / "out" / "target" / "README.md").read_text(encoding="utf-8")
+    assert f"{built.target.evaluation.bits_per_byte:.3f}" in card
+    assert f"| parameters | {built.target.num_parameters:,} |" in card
+    assert "standard library" not in card
+    assert "budget was 3 steps." in " ".join(card.split())
+    in_minutes = " ".join(render_card(replace(built, target=replace(built.target, minutes=90.0)), "target").split())
+    assert "budget was 90 minutes, which end where the machine's speed puts it" in in_minutes
+    taught_by_text = render_card(replace(built, num_generated=6000), "draft")
+    assert "50% of its samples have text that the target generated at 6,000 cursors" in " ".join(taught_by_text.split())
+    assert "It began with" not in card
+    taught = " ".join((work / "out" / "draft" / "README.md").read_text(encoding="utf-8").split())
+    layers = f"{built.draft.preset.shape.num_layers} of its {built.target.preset.shape.num_layers} layers."
+    assert f"It began with the target's embedding and {layers} 70% of its loss is" in taught
+    assert "the target generated" not in taught
+    assert "| three | - | MIT | held-out | 8 |" in card
+    assert card.count("| no |") + card.count("| yes |") == len(PROBES)
+    figures = json.loads((work / "figures.json").read_text())
+    assert figures["target"]["num_tokens"] == built.target.num_tokens
+
+
+def test_the_commands_measure_the_built_models(built: BuildFigures, work: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    model, corpus = str(work / "out" / "target"), str(work / "corpus")
+    probes = run(main, [*ONE_THREAD, "probes", "--model", model, "--json"])
+    assert [result["probe"]["typed"] for result in json.loads(probes.stdout)] == [probe.typed for probe in PROBES]
+    figures = run(main, [*ONE_THREAD, "held-out", "--model", model, "--corpus", corpus, "--json"])
+    assert json.loads(figures.stdout)["loss"] == pytest.approx(built.target.evaluation.loss, abs=1e-4)
+    pair = ["--target", model, "--draft", str(work / "out" / "draft"), "--corpus", corpus, "--no-engine"]
+    sizes = ["--cursors", "4", "--offline-cursors", "2", "--max-tokens", "4", "--out", str(tmp_path / "report")]
+    report = run(main, [*ONE_THREAD, "evaluate", *pair, *sizes])
+    assert report.exit_code == 0, report.output
+    assert report.stdout.startswith("2 completions")
+    assert "| kind of code, predicted |" in report.stdout
+    assert (tmp_path / "report" / "report.json").is_file()
+
+
+def test_the_pair_that_comes_along_is_small_and_shares_a_tokenizer_and_the_target_is_the_int8_copy(
+    tmp_path: Path,
+) -> None:
+    paths = (path for folder in (*FOLDERS.values(), INT8) for path in folder.iterdir())
+    assert sum(path.stat().st_size for path in paths) <= MAX_TOTAL_BYTES
+    target, draft = ((folder / "tokenizer.json").read_bytes() for folder in FOLDERS.values())
+    assert target == draft
+    quantise_folder(FOLDERS["embedded-target"], tmp_path / "copy")
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "copy" / name).read_bytes() == (INT8 / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", list(FOLDERS))
+def test_a_model_has_the_shape_of_its_preset_and_the_card_says_so(name: str) -> None:
+    model, encoder, shape = load_model(FOLDERS[name]), load_encoder(FOLDERS[name]), find_preset(name).shape
+    assert (model.config.num_hidden_layers, model.config.hidden_size) == (shape.num_layers, shape.hidden_size)
+    assert model.config.max_position_embeddings == shape.context_tokens
+    assert model.num_parameters() == shape.num_parameters
+    assert model.config.vocab_size == encoder.vocab_size
+    assert model.generation_config.eos_token_id == encoder.end
+    assert f"| parameters | {shape.num_parameters:,} |" in (FOLDERS[name] / "README.md").read_text(encoding="utf-8")
