@@ -38,9 +38,9 @@ from loadtest.bench.prompt.replay import ReplaySettings, measure_layouts
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.closed_loop import BenchPrompt, PromptContestant, batches, summary_table
 from loadtest.bench.runner.figures import Block, Summary, median_of_pairs, rounded, shown, text_table
+from loadtest.bench.runner.prompts import typed_texts
 from loadtest.bench.runner.schedule import Contest
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, effective_config, render_prompts
-from loadtest.bench.runner.texts import typed_texts
 
 _BLOCK_SIZES = {1: 8, 16: 64}
 """Prompts in a block, by concurrency."""
@@ -114,7 +114,7 @@ async def _measure(effective: dict[str, Any], options: _Options, console: Consol
         keys = await asyncio.to_thread(_keys, options)
         if options.with_vllm_serve:
             serve = await contest.start("vllm serve", VllmServe, effective)
-            await contest.turns.give(serve.process)
+            await contest.give_turn(serve.process)
             keys = [(await _with_text(serve, earlier), await _with_text(serve, later)) for earlier, later in keys]
             contestants += [serve, serve.with_text()]
         await _round(contest, contestants, keys[:_WARM_UP], max(_BLOCK_SIZES), options)
@@ -156,7 +156,7 @@ async def _round(
     counted = [key for _, key in keys]
     answers: dict[str, Block] = {}
     for each in in_turn:
-        await contest.turns.give(each.process)
+        await contest.give_turn(each.process)
         if not options.new_documents:
             await each.run(earlier, concurrency)
         answers[each.name] = await each.run(counted, concurrency)

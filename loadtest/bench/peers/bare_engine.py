@@ -63,10 +63,7 @@ class BareEngine(Contestant):
         """Start the worker with a server's effective configuration and wait until the engine is loaded.
 
         `env` are variables of this engine alone. `changes_k` gives the engine the server's scheduler, for `set_k`.
-
-        Raises:
-            StartError: the worker did not start.
-
+        Raises StartError if the worker did not start.
         """
         command = [sys.executable, "-m", "loadtest.bench.peers.bare_engine"]
         self._child = Child("bare-engine", command, env={**engine_env(config), **(env or {})}, is_piped=True)

@@ -66,8 +66,7 @@ def _add_shape(writer: Any, config: dict[str, Any]) -> None:  # noqa: ANN401 - g
 def _add_tokenizer(writer: Any, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:  # noqa: ANN401
     split = tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
     if split != _SPLIT:
-        msg = f"tokenizer.json: splits text by {split!r}; llama.cpp's {_PRE_TOKENIZER} by {_SPLIT!r}"
-        raise ValueError(msg)
+        raise ValueError(f"tokenizer.json: splits text by {split!r}; llama.cpp's {_PRE_TOKENIZER} by {_SPLIT!r}")
     tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
     special = {each["content"]: each["id"] for each in tokenizer["added_tokens"]}
     kinds = gguf.TokenType

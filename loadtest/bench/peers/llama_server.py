@@ -22,9 +22,7 @@ class LlamaServer(Contestant):
     def __init__(self, binary: Path, config: Mapping[str, Any]) -> None:
         """Convert the model of a server's effective configuration, and serve it with as many slots.
 
-        Raises:
-            StartError: the model can't be converted, or the server did not start.
-
+        Raises StartError if the model can't be converted, or the server did not start.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="llama-server-")
         port = free_port()
@@ -68,5 +66,4 @@ def _convert(binary: Path, model: str, out: Path) -> None:
     command = [str(python if python.exists() else sys.executable), str(_CONVERTER), model, str(out)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        msg = f"llama.cpp: {model} can't be converted:\n{done.stderr.strip()}"
-        raise StartError(msg)
+        raise StartError(f"llama.cpp: {model} can't be converted:\n{done.stderr.strip()}")

@@ -68,11 +68,7 @@ class VllmServe(Contestant):
         """Start `vllm serve` with a server's effective configuration and wait until it is healthy.
 
         With its own defaults only the model and the size of the KV cache are those of the configuration; vLLM then
-        compiles the model, for instance.
-
-        Raises:
-            StartError: it did not start.
-
+        compiles the model, for instance. Raises StartError if it did not start.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="vllm-metadata-")
         write_metadata(Path(self._folder.name))
@@ -107,11 +103,8 @@ class VllmServe(Contestant):
     async def ask(self, prompt: BenchPrompt, wire_prompt: list[int] | str) -> Sample:
         """Complete one prompt.
 
-        To stop early the connection is closed, because HTTP/1.1 has no other way to stop an answer.
-
-        Raises:
-            ServeError: the request was refused.
-
+        To stop early the connection is closed, because HTTP/1.1 has no other way to stop an answer. Raises ServeError
+        if the request was refused.
         """
         body = self._body(prompt, wire_prompt)
         ttft_ms: float | None = None

@@ -74,25 +74,17 @@ def figures(served: Sequence[H2loadTurn], bare: Sequence[H2loadTurn]) -> dict[st
 
 
 def find_h2load() -> str:
-    """Return the path of h2load.
-
-    Raises:
-        H2loadError: it is not installed.
-
-    """
+    """Return the path of h2load. Raises H2loadError if it is not installed."""
     found = shutil.which("h2load")
     if found is None:
-        msg = "h2load is not installed; on Debian: apt-get install nghttp2-client"
-        raise H2loadError(msg)
+        raise H2loadError("h2load is not installed; on Debian: apt-get install nghttp2-client")
     return found
 
 
 def measure(config: Path, overrides: Sequence[str], rounds: int, seconds: float) -> dict[str, float]:
     """Measure the server and a bare server in turns of `seconds`; return the figures.
 
-    Raises:
-        H2loadError: it is not installed, or requests failed.
-
+    Raises H2loadError if it is not installed, or requests failed.
     """
     served: list[H2loadTurn] = []
     bare: list[H2loadTurn] = []
@@ -109,8 +101,7 @@ def measure(config: Path, overrides: Sequence[str], rounds: int, seconds: float)
             before = _num_answered(metrics)
             served.append(_turn(program, body, server.ready["address"], server.pid, seconds))
             if _num_answered(metrics) - before < served[-1].num_requests:
-                msg = "h2load: the server did not answer all requests with a completion"
-                raise H2loadError(msg)
+                raise H2loadError("h2load: the server did not answer all requests with a completion")
             bare.append(_turn(program, body, bare_address, bare_pid, seconds))
     return figures(served, bare)
 
@@ -127,8 +118,7 @@ def _turn(program: str, body: Path, address: str, pid: int, seconds: float) -> H
     used_s = cpu_s(process) - begun_s
     finished, counted = _FINISHED.search(done.stdout), _DONE.search(done.stdout)
     if finished is None or counted is None or int(counted["failed"]) or not int(counted["succeeded"]):
-        msg = f"h2load: requests to {address} failed:\n{done.stdout}{done.stderr}"
-        raise H2loadError(msg)
+        raise H2loadError(f"h2load: requests to {address} failed:\n{done.stdout}{done.stderr}")
     num_requests = int(counted["succeeded"])
     return H2loadTurn(used_s * 1000 / num_requests, float(finished["rate"]), num_requests)
 

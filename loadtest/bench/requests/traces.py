@@ -46,8 +46,7 @@ def collector() -> Iterator[str]:
     process.start()
     try:
         if not ours.poll(_START_S):
-            msg = f"the collector did not start within {_START_S:g} s"
-            raise TimeoutError(msg)
+            raise TimeoutError(f"the collector did not start within {_START_S:g} s")
         yield ours.recv()
     finally:
         process.terminate()
@@ -67,15 +66,11 @@ def measure(passes: Passes, rounds: int) -> dict[str, float]:
     """Return figures for a request: the median CPU time of the front end, and its ratio to that without traces.
 
     A ratio is the mean over rounds with its 95% interval. Many short turns tell more than a few long ones: what else
-    the machine does changes within seconds.
-
-    Raises:
-        RunError: spans were lost, or there are too few rounds for an interval.
-
+    the machine does changes within seconds. Raises RunError if spans were lost, or there are too few rounds for an
+    interval.
     """
     if rounds < MIN_ROUNDS:
-        msg = f"rounds: at least {MIN_ROUNDS} are needed for an interval, got {rounds}"
-        raise RunError(msg)
+        raise RunError(f"rounds: at least {MIN_ROUNDS} are needed for an interval, got {rounds}")
     with collector() as endpoint:
         contestants = {name: _Contestant(passes, endpoint, ratio) for name, ratio in RATIOS.items()}
         try:
@@ -172,17 +167,11 @@ class _Contestant:
         return self._num_spans("exported")
 
     def turn(self) -> None:
-        """Measure one pass.
-
-        Raises:
-            RunError: spans were lost.
-
-        """
+        """Measure one pass. Raises RunError if spans were lost."""
         self.cpu_ms.append(self._passes.front_end_ms(self._tracing))
         lost = sum(map(self._num_spans, _LOST))
         if lost:
-            msg = f"{lost:g} spans were lost; the figures are too low"
-            raise RunError(msg)
+            raise RunError(f"{lost:g} spans were lost; the figures are too low")
 
     def forget(self) -> None:
         """Let the turns up to now not count."""

@@ -40,9 +40,7 @@ _MIB = 1024 * 1024
 def editors(sessions: int, requests_per_s: float, seconds: float, seed: int) -> Scenario:
     """Return the packaged scenario of ten thousand editors with other sizes: the time away follows from the rate.
 
-    Raises:
-        ScenarioError: so few editors can't send as many requests.
-
+    Raises ScenarioError if so few editors can't send as many requests.
     """
     scenario = Scenario.load("editors-10k")
     while_typing = scenario.session_requests_per_s / (1 - scenario.typing.away_share)
@@ -159,9 +157,7 @@ def drive(
 def bare_server(deltas: float) -> Iterator[tuple[str, int]]:
     """Run the bare gRPC server, which sends `deltas` deltas before each end; yield its address and process id.
 
-    Raises:
-        StartError: it did not start.
-
+    Raises StartError if it did not start.
     """
     command = (sys.executable, "-m", "loadtest.bench.peers.bare_grpc", "--deltas", str(deltas))
     with Child("bare", command, is_piped=True) as child:

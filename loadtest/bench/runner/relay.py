@@ -27,12 +27,7 @@ class Relay(Contestant):
     name = "relay"
 
     def __init__(self, server: str, round_trip_ms: float = 0.0) -> None:
-        """Start a relay to HOST:PORT with a round-trip time.
-
-        Raises:
-            StartError: it did not start.
-
-        """
+        """Start a relay to HOST:PORT with a round-trip time. Raises StartError if it did not start."""
         command = (sys.executable, "-m", __name__, server, "--round-trip-ms", f"{round_trip_ms:g}")
         self._child = Child(self.name, command, is_piped=True)
         try:
@@ -49,19 +44,12 @@ class Relay(Contestant):
     def move_to(self, server: str, *, closes: bool = False) -> None:
         """Connect clients to another server from now on. Their connections to the old one stay, or are closed.
 
-        Raises:
-            StartError: it has died.
-
+        Raises StartError if it has died.
         """
         self._child.ask({"server": server, "closes": closes}, _START_S)
 
     def hold_back(self, delay_s: float) -> None:
-        """Hold the server's answers back for so long.
-
-        Raises:
-            StartError: it has died.
-
-        """
+        """Hold the server's answers back for so long. Raises StartError if it has died."""
         self._child.ask({"answer_delay_s": delay_s}, _START_S)
 
 

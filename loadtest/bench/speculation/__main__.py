@@ -92,14 +92,11 @@ def main(options: _Options, console: Console) -> Result:
 def tuning_settings(k: str | None, rounds: int, seconds: float, *, is_quick: bool) -> TuningSettings:
     """Return the extent of the measurement; that of a quick one is fixed, except for the Ks.
 
-    Raises:
-        TuningError: the Ks are not numbers, or too large for the servers.
-
+    Raises TuningError if the Ks are not numbers, or too large for the servers.
     """
     ks = numbers("--k", k, least=1)
     if ks and ks[-1] > MAX_K:
-        msg = f"--k: must be at most {MAX_K}, got {ks[-1]}"
-        raise TuningError(msg)
+        raise TuningError(f"--k: must be at most {MAX_K}, got {ks[-1]}")
     if is_quick:
         return TuningSettings((1, 4), MIN_ROUNDS, MIN_ROUNDS, 0.3, ks or (1, 4))
     return TuningSettings((1, 4, 16, _MOST_AT_ONCE), rounds, rounds, seconds, ks)
@@ -154,7 +151,7 @@ async def _measure(settings: TuningSettings, options: _Options, console: Console
             servers[replays[name]] = server
 
         async def give_turn(replay: Replay) -> None:
-            await contest.turns.give(servers[replay].process)
+            await contest.give_turn(servers[replay].process)
 
         await give_turn(replays[""])
         operator = await contest.enter_async_context(Operator(servers[replays[""]].ready["admin_address"]))

@@ -49,9 +49,7 @@ async def measure_changes(
 ) -> Changes:
     """Change from 0 to K `count` times while a caller for each session keeps the engine busy.
 
-    Raises:
-        TargetError: a request failed, or a change was never seen.
-
+    Raises TargetError if a request failed, or a change was never seen.
     """
     shown_ms, call_ms = [], []
     callers = asyncio.create_task(replay.run(traffic, _ENDLESS_S))
@@ -101,5 +99,4 @@ async def _patience() -> AsyncIterator[None]:
         async with asyncio.timeout(_GIVE_UP_S):
             yield
     except TimeoutError:
-        msg = f"a change of K was not seen within {_GIVE_UP_S:.0f} s"
-        raise TargetError(msg) from None
+        raise TargetError(f"a change of K was not seen within {_GIVE_UP_S:.0f} s") from None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from loadtest.bench.runner.document import processor
+from loadtest.bench.runner.benchmark import processor
 from loadtest.bench.steps.measure import CONTEXT_TOKENS, StepWork
 
 _NUM_TERMS = 4
@@ -55,9 +55,7 @@ class StepFit:
 def fit(seconds: Mapping[StepWork, float]) -> StepFit:
     """Return the terms whose durations come nearest to the given ones, relative to these.
 
-    Raises:
-        FitError: the steps are too few or too similar.
-
+    Raises FitError if the steps are too few or too similar.
     """
     rows = np.array([_terms(work) for work in seconds])
     if len(rows) < _NUM_TERMS or np.linalg.matrix_rank(rows) < _NUM_TERMS:

@@ -58,13 +58,8 @@ async def measure(
     """Measure all kinds of steps in each round, so that a drift of the machine affects all of them.
 
     `sizes` are numbers of generations that decode; `prompts` are numbers of prompts that join them, and the tokens of
-    each. Steps with more generations than the engine runs at once are left out.
-
-    Raises:
-        EngineDeadError: the engine died.
-        TimeoutError: the engine gave no output for long.
-        ValueError: the prompts do not fit the engine's context.
-
+    each. Steps with more generations than the engine runs at once are left out. Raises EngineDeadError if the engine
+    died; TimeoutError if the engine gave no output for long; ValueError if the prompts do not fit the engine's context.
     """
     meter = _Meter(engine, random.Random(seed))
     most = engine.info.max_num_seqs

@@ -1,18 +1,19 @@
 """The runner of the benchmarks: the command, the document, and the turns of contestants."""
 
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
-from loadtest.bench.runner.benchmark import Options, Result, benchmark, option
-from loadtest.bench.runner.document import split_intervals
+from loadtest.bench.runner.benchmark import Options, Result, benchmark, option, split_intervals
 from loadtest.bench.runner.figures import figure_table, ratio
-from loadtest.bench.runner.schedule import Turns, rotated, started_together
+from loadtest.bench.runner.schedule import Contest, Contestant, rotated, started_together
 from loadtest.bench.runner.server import NotAnsweredError, sample_of
 from loadtest.processes.child import StartError
 
@@ -67,9 +68,14 @@ def test_intervals_are_pairs_or_lists() -> None:
     assert split_intervals(figures) == ({"a": 1, "b_low": 3, "c": 4}, {"c": [3, 5], "a": [0, 2]})
 
 
-@dataclass(eq=False)
-class Server:
-    is_running: bool = True
+class Server(Contestant):
+    """A contestant without a process, which is its own `process`."""
+
+    is_running = True
+
+    @property
+    def process(self) -> Any:
+        return self
 
     def pause(self) -> None:
         assert self.is_running
@@ -83,18 +89,13 @@ class Server:
         self.is_running = False
 
 
-def running(servers: list[Server]) -> list[bool]:
-    return [each.is_running for each in servers]
-
-
 async def test_one_server_runs_at_a_time() -> None:
-    turns, servers = Turns(settle_s=0), [Server() for _ in range(3)]
-    for place, server in enumerate(servers):
-        turns.add(server)
-        assert running(servers) == [other > place for other in range(3)], "those that start have the machine"
-    for place in (1, 0, 0, 2, 1):
-        await turns.give(servers[place])
-        assert running(servers) == [other == place for other in range(3)]
+    async with Contest(Console(file=io.StringIO()), settle_s=0) as contest:
+        servers = [await contest.start(f"server {number}", Server) for number in range(3)]
+        assert not any(each.is_running for each in servers)
+        for place in (1, 0, 0, 2, 1):
+            await contest.give_turn(servers[place])
+            assert [each.is_running for each in servers] == [other == place for other in range(3)]
 
 
 def test_servers_that_started_are_stopped_when_another_does_not_start() -> None:
