@@ -33,7 +33,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from loadtest.bench.peers.bare_engine import BareEngine, peer_args
-from loadtest.bench.peers.vllm_serve import TextPrompts, VllmServe
+from loadtest.bench.peers.vllm_serve import VllmServe
 from loadtest.bench.prompt.replay import ReplaySettings, measure_layouts
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.closed_loop import BenchPrompt, PromptContestant, batches, summary_table
@@ -46,7 +46,8 @@ _BLOCK_SIZES = {1: 8, 16: 64}
 """Prompts in a block, by concurrency."""
 _WARM_UP = 64
 _SERVER = "server"
-_PEERS = {VllmServe.name: "vllm_serve", TextPrompts.name: "vllm_serve_text"}
+_VLLM_TEXT = f"{VllmServe.name}, text"
+_PEERS = {VllmServe.name: "vllm_serve", _VLLM_TEXT: "vllm_serve_text"}
 _AIMS = {"ttft_added_ms_p50": "at most 1.5", "tokens_per_s_ratio_to_engine": "at least 0.95"}
 
 KeyPair = tuple[BenchPrompt, BenchPrompt]
@@ -104,19 +105,19 @@ def main(options: _Options, console: Console) -> Result:
 
 async def _measure(effective: dict[str, Any], options: _Options, console: Console) -> dict[int, Blocks]:
     async with Contest(console) as contest:
-        overrides = (*SERVES_ALL, *options.overrides)
-        contestants: list[PromptContestant] = [
-            await contest.start("the server", ServerProcess, options.config, overrides, _SERVER),
-            await contest.start(
-                "the engine alone", BareEngine, effective | {"engine_args": peer_args(effective["engine_args"])}
-            ),
-        ]
+        overrides, peer_config = (*SERVES_ALL, *options.overrides), {"engine_args": peer_args(effective["engine_args"])}
+        server = await contest.start("the server", ServerProcess, options.config, overrides, _SERVER)
+        engine = await contest.start("the engine alone", BareEngine, effective | peer_config)
+        contestants = [PromptContestant(each.name, each.process, each.run) for each in (server, engine)]
         keys = await asyncio.to_thread(_keys, options)
         if options.with_vllm_serve:
             serve = await contest.start("vllm serve", VllmServe, effective)
             await contest.give_turn(serve.process)
             keys = [(await _with_text(serve, earlier), await _with_text(serve, later)) for earlier, later in keys]
-            contestants += [serve, serve.with_text()]
+            contestants += [
+                PromptContestant(serve.name, serve.process, serve.run),
+                PromptContestant(_VLLM_TEXT, serve.process, serve.run_text),
+            ]
         await _round(contest, contestants, keys[:_WARM_UP], max(_BLOCK_SIZES), options)
         results: dict[int, dict[str, list[Block]]] = {}
         rest = keys[_WARM_UP:]

@@ -27,23 +27,14 @@ class LlamaServer(Contestant):
         self._folder = tempfile.TemporaryDirectory(prefix="llama-server-")
         port = free_port()
         self.host = f"127.0.0.1:{port}"
+        model = Path(self._folder.name) / "model.gguf"
         try:
-            model = Path(self._folder.name) / "model.gguf"
             _convert(binary, config["engine"]["model"], model)
-            self._child = Child("llama-server", _command(binary, model, port, config))
-            try:
-                self._child.wait_until(lambda: is_http_ok(f"http://{self.host}/health"), _START_S)
-            except BaseException:
-                self._child.stop()
-                raise
         except BaseException:
             self._folder.cleanup()
             raise
-
-    @property
-    def process(self) -> Child:
-        """The server."""
-        return self._child
+        child, url = Child("llama-server", _command(binary, model, port, config)), f"http://{self.host}/health"
+        self._begin(child, lambda child: child.wait_until(lambda: is_http_ok(url), _START_S))
 
     def stop(self) -> None:
         """Stop the server."""

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from rich.table import Table
 
@@ -44,19 +44,13 @@ class BenchPrompt:
         return self.hang_up_after is not None and num_tokens >= self.hang_up_after
 
 
-class PromptContestant(Protocol):
-    """A contestant that completes prompts."""
+@dataclass(frozen=True, slots=True)
+class PromptContestant:
+    """A server and how it completes prompts once each, so many at a time."""
 
     name: str
-
-    @property
-    def process(self) -> Child:
-        """Its processes."""
-        ...
-
-    async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
-        """Complete each prompt once, `concurrency` at a time."""
-        ...
+    process: Child
+    run: Callable[[Sequence[BenchPrompt], int], Awaitable[Block]]
 
 
 async def closed_loop(

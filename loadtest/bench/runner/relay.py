@@ -29,17 +29,8 @@ class Relay(Contestant):
     def __init__(self, server: str, round_trip_ms: float = 0.0) -> None:
         """Start a relay to HOST:PORT with a round-trip time. Raises StartError if it did not start."""
         command = (sys.executable, "-m", __name__, server, "--round-trip-ms", f"{round_trip_ms:g}")
-        self._child = Child(self.name, command, is_piped=True)
-        try:
-            self.address = str(self._child.read_json(_START_S)["address"])
-        except BaseException:
-            self._child.stop()
-            raise
-
-    @property
-    def process(self) -> Child:
-        """The process."""
-        return self._child
+        child = Child(self.name, command, is_piped=True)
+        self.address = str(self._begin(child, lambda child: child.read_json(_START_S))["address"])
 
     def move_to(self, server: str, *, closes: bool = False) -> None:
         """Connect clients to another server from now on. Their connections to the old one stay, or are closed.

@@ -57,11 +57,21 @@ class Contestant(AsyncClosing):
     """A running server, a peer, or a bare part of a server. Leaving its context stops its processes."""
 
     name: str
+    _child: Child
 
     @property
-    @abstractmethod
     def process(self) -> Child:
         """The process, with those that it has started."""
+        return self._child
+
+    def _begin(self, child: Child, wait: Callable[[Child], T]) -> T:
+        """Take a process and return the result of waiting for its start. One that does not come up is stopped."""
+        self._child = child
+        try:
+            return wait(child)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stop the processes."""

@@ -139,12 +139,8 @@ class ServerProcess(Contestant):
         """
         self.name = name
         command = [*_COMMAND, "serve", "--json", *flags(config, (*_OVERRIDES, _METRICS[has_metrics], *overrides))]
-        self._child = Child(name, command, env=env, is_piped=True)
-        try:
-            self.ready = self._child.read_json(FIRST_START_S)
-        except BaseException:
-            self._child.stop()
-            raise
+        child = Child(name, command, env=env, is_piped=True)
+        self.ready = self._begin(child, lambda child: child.read_json(FIRST_START_S))
         self._run_id = uuid.uuid4().hex[:8]
         self._num_asked = 0
         self._channels: list[grpc.aio.Channel] = []
@@ -154,11 +150,6 @@ class ServerProcess(Contestant):
     def pid(self) -> int:
         """The process id."""
         return self._child.pid
-
-    @property
-    def process(self) -> Child:
-        """The process, with those of its engine."""
-        return self._child
 
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
