@@ -7,7 +7,7 @@ reuse. With `--one-at-a-time` the servers run one after another, for machines wi
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from loadtest.bench.runner.benchmark import EXISTING_FOLDER, Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.closed_loop import BenchPrompt, summary_table
-from loadtest.bench.runner.figures import Block, Summary, rounded
+from loadtest.bench.runner.figures import Block, all_rounded, summary
 from loadtest.bench.runner.prompts import typed_texts
 from loadtest.bench.runner.schedule import Contest
 from loadtest.bench.runner.server import ONE_CACHE, SERVES_ALL, ServerProcess
@@ -59,10 +59,7 @@ def main(options: _Options, console: Console) -> Result:
     for group in groups:
         blocks |= asyncio.run(_measure(group, options, console))
     figures = {
-        name: {
-            str(concurrency): {figure: rounded(value) for figure, value in asdict(Summary.of(own)).items()}
-            for concurrency, own in by_concurrency.items()
-        }
+        name: {str(concurrency): all_rounded(summary(own)) for concurrency, own in by_concurrency.items()}
         for name, by_concurrency in blocks.items()
     }
     tables = [

@@ -2,25 +2,14 @@
 
 The promise: of the real pauses (the user waits 500 ms or more) that any idle server would answer with text, at least
 90% get their first text within 250 ms. The capacity is the largest number of simulated editors for which it holds.
-
-- this server: the configured one, as `make serve` starts it. Editors keep a `Session` stream and send the text around
-  the cursor from where it began when the file was opened.
-- this server, completion cache off: the same with `cache.enabled=false`.
-- vllm serve: as people use it, with its own defaults. Clients build a prefix-suffix-middle
-  prompt from a window that slides with the cursor, and hang up at the user's next key.
-- vllm serve, our prompts: the same, given the token ids of this server's prompts, which tells apart what the prompts
-  gain and what the scheduling gains.
-- llama.cpp: its server on the same weights (Q8_0), a slot for each sequence that this server's engine takes, clients
-  as those of vllm serve. Only with `--llama-server`.
-
-The rules of the comparison:
+docs/benchmarks.md has the contestants. The rules of the comparison:
 
 - Requests are sent at predetermined times, regardless of the earlier ones; latencies count from those times.
 - One server runs at a time. The others are suspended.
 - A round has one trace for each context; a trial of a number of editors has its first sessions. So all contestants get
   the same texts and pauses. Each run has its own part of all caches: no trial finds the prompts or the completions of
   another.
-- A pause counts if at least one contestant answers it with text at idle.
+- llama.cpp has the same weights (Q8_0), and a slot for each sequence that this server's engine takes.
 - In each round the load tester's capacity search finds two numbers of editors between which the promise breaks, and the
   capacity is interpolated between them. Intervals are of the rounds; rounds go on until the contestants are told apart
   or the time is up, but there are at least three.

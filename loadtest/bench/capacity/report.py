@@ -10,7 +10,7 @@ from rich.table import Table
 from loadtest.bench.capacity.trials import crossing
 from loadtest.bench.peers.llama_server import LlamaServer
 from loadtest.bench.peers.vllm_serve import VllmServe
-from loadtest.bench.runner.figures import named, percentile, rounded, text_table
+from loadtest.bench.runner.figures import all_rounded, named, percentile, rounded, text_table
 from loadtest.bench.runner.figures import ratio as ratio_of
 from loadtest.report.canvas import bars_svg
 from loadtest.search.capacity import Trial
@@ -129,10 +129,7 @@ def _contestant(found: Findings, name: str) -> dict[str, Any]:
     return named("editors", editors(capacities)) | {
         "editors_by_round": [rounded(each, 1) for each in capacities],
         "trials": [
-            [
-                {"editors": trial.sessions} | {key: rounded(value) for key, value in trial.figures.items()}
-                for trial in trials
-            ]
+            [{"editors": trial.sessions} | all_rounded(trial.figures) for trial in trials]
             for trials in found.trials[name]
         ],
     }

@@ -8,9 +8,8 @@ import re
 import sysconfig
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from completion_server.core.errors import ConfigError
 from completion_server.core.request import Caller, Mode, Request
@@ -28,8 +27,7 @@ class TooFewTextsError(ValueError):
     """There is too little source text; the message says how much there is."""
 
 
-@dataclass(frozen=True, slots=True)
-class CursorText:
+class CursorText(NamedTuple):
     """A document around a cursor."""
 
     prefix: str

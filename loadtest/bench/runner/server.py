@@ -14,11 +14,9 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.endpoint import caller_metadata
-from completion_server.core.errors import ConfigError, InvalidRequestError
-from completion_server.core.request import Mode
 from loadtest.bench.runner.closed_loop import BenchPrompt, closed_loop
 from loadtest.bench.runner.figures import Block, Sample
-from loadtest.bench.runner.prompts import CursorText, PromptMaker
+from loadtest.bench.runner.prompts import PromptMaker
 from loadtest.bench.runner.schedule import Contestant
 from loadtest.processes.child import FIRST_START_S, Child
 
@@ -75,7 +73,11 @@ def effective_config(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
     Raises CommandError if the configuration is not valid.
     """
-    answer: dict[str, Any] = json.loads(_run("completion_server", "check-config", "--json", *flags(config, overrides)))
+    command = [*_COMMAND, "check-config", "--json", *flags(config, overrides)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CommandError(f"completion_server check-config failed:\n{done.stderr.strip()}")
+    answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
 
@@ -86,39 +88,6 @@ def prompt_maker(effective: Mapping[str, Any]) -> PromptMaker:
     """
     section = {**effective["prompt"], "max_prompt_tokens": effective["prompt_budget_tokens"]}
     return PromptMaker(effective["engine"]["model"], section)
-
-
-def render_prompts(
-    config: Path,
-    overrides: Sequence[str],
-    texts: Sequence[CursorText],
-    max_tokens: int,
-    documents: Sequence[str] | None = None,
-) -> list[BenchPrompt]:
-    """Return the token ids that the server gives its engine for each text.
-
-    Texts with the same name in `documents` are successive keys of one document; without names each text is its own.
-    Raises CommandError if a prompt can't be made.
-    """
-    names = documents or [str(number) for number in range(len(texts))]
-    rendered: list[BenchPrompt] = []
-    try:
-        maker = prompt_maker(effective_config(config, overrides))
-        for name, text in zip(names, texts, strict=True):
-            made, _build_ms = maker.make("", text.prefix, text.suffix, session=name, mode=Mode.MULTI_LINE)
-            rendered.append(
-                BenchPrompt(
-                    text.prefix,
-                    text.suffix,
-                    max_tokens,
-                    tuple(made.token_ids),
-                    stop_token_ids=made.stop_token_ids,
-                    document=name if documents else "",
-                )
-            )
-    except (ConfigError, InvalidRequestError) as error:
-        raise CommandError(f"a prompt can't be made: {error}") from error
-    return rendered
 
 
 class ServerProcess(Contestant):
@@ -224,11 +193,3 @@ def sample_of(end: pb.End | None, ttft_ms: float | None, total_ms: float) -> Sam
         accepted_draft_tokens=end.usage.accepted_draft_tokens,
         decode_ms=end.timings.decode_ms,
     )
-
-
-def _run(module: str, *arguments: str) -> str:
-    command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CommandError(f"{module} {arguments[0]} failed:\n{done.stderr.strip()}")
-    return done.stdout

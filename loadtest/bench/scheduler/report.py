@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from loadtest.bench.runner.figures import percentile, rounded, shown, text_table
+from loadtest.bench.runner.figures import all_rounded, percentile, rounded, shown, text_table
 from loadtest.driving.driver import Run
 from loadtest.report.canvas import curve_svg
 from loadtest.targets.record import Outcome, Result
@@ -102,7 +102,7 @@ def headline(found: Figures, results: Results) -> dict[str, float | None]:
         "wasted_token_share_2x": at(_HEADLINE_LOAD, SCHEDULER, "wasted_token_share"),
         "generator_lag_p99_ms": percentile([each.lag_s * 1000 for run in runs for each in run.results], 99),
     }
-    return {name: rounded(value) for name, value in named.items()}
+    return all_rounded(named)
 
 
 def as_json(found: Figures) -> dict[str, Any]:
