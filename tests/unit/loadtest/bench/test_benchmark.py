@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click import Command
 from click.testing import CliRunner
 from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
+from loadtest.bench.capacity.__main__ import main as capacity
 from loadtest.bench.runner.benchmark import Options, Result, benchmark, option, split_intervals
 from loadtest.bench.runner.figures import figure_table, ratio
 from loadtest.bench.runner.schedule import Contest, Contestant, rotated, started_together
 from loadtest.bench.runner.server import NotAnsweredError, sample_of
+from loadtest.bench.scheduler.__main__ import main as scheduler
+from loadtest.bench.speculation.__main__ import main as speculation
+from loadtest.bench.speculation.__main__ import tuning_settings
 from loadtest.processes.child import StartError
 
 
@@ -128,3 +133,39 @@ def test_an_answer_of_a_completion_cache_is_no_sample_of_the_engine(level: pb.Ca
     end.usage.cache_level = level
     with pytest.raises(NotAnsweredError, match="answered from the completion cache"):
         sample_of(end, 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "exit_code", "message"),
+    [
+        (capacity, ("--only", "llama.cpp"), 2, "takes part only with --llama-server"),
+        (capacity, ("--only", "nobody"), 2, "is not one of 'this server'"),
+        (
+            scheduler,
+            ("--target", "scheduler", "--target", "vllm-serve"),
+            2,
+            "the capacity is measured on target 'plain': add it, or give --capacity",
+        ),
+        (speculation, ("--k", "1,16"), 1, "--k: must be at most 8, got 16"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    command: Command,
+    options: tuple[str, ...],
+    exit_code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)  # nothing is built here
+    (tmp_path / "server.toml").write_text("")
+    refused = CliRunner().invoke(command, ["--config", "server.toml", *options])
+    assert refused.exit_code == exit_code
+    assert message in " ".join(refused.stderr.replace("│", "").split())
+
+
+@pytest.mark.parametrize(("k", "ks"), [(None, (1, 4)), ("2,3", (2, 3))])
+def test_a_quick_run_has_the_given_ks(k: str | None, ks: tuple[int, ...]) -> None:
+    found = tuning_settings(k, 9, 9.0, is_quick=True)
+    assert found.ks == ks
+    assert max(found.seconds, found.rounds) < 9
