@@ -281,7 +281,8 @@ def fit(seconds: Mapping[StepWork, float]) -> StepFit:
     measured = np.array(list(seconds.values()))
     terms, _residual = nnls(rows / measured[:, None], np.ones(len(measured)))
     errors = np.abs(rows @ terms / measured - 1)
-    return StepFit(*map(float, terms), error=float(np.median(errors)))
+    base_s, per_seq_s, per_prompt_token_s, prompts_s = map(float, terms)
+    return StepFit(base_s, per_seq_s, per_prompt_token_s, prompts_s, float(np.median(errors)))
 
 
 def document_of(config: Config, seconds: Mapping[StepWork, float], fitted: StepFit) -> dict[str, Any]:

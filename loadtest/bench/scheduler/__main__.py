@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import Progress
 
 from loadtest.bench.peers.vllm_serve import VllmServe, vllm_contestant
@@ -165,7 +165,7 @@ def main(options: _Options, console: Console) -> Result:
             for cell in cells
         ],
     }
-    said = [f"The engine can serve {rate:.1f} completions/s.", *tables(found, headlines)]
+    said: list[RenderableType] = [f"The engine can serve {rate:.1f} completions/s.", *tables(found, headlines)]
     return Result(headlines | details | {"loads": as_json(found)}, said)
 
 
