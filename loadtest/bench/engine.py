@@ -7,7 +7,7 @@ reuse. With `--one-at-a-time` the servers run one after another, for machines wi
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -16,10 +16,10 @@ from rich.progress import Progress
 
 from loadtest.bench.runner.benchmark import EXISTING_FOLDER, Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.closed_loop import BenchPrompt, summary_table
-from loadtest.bench.runner.figures import Block, Summary, rounded
+from loadtest.bench.runner.figures import Block, all_rounded, summary
+from loadtest.bench.runner.prompts import typed_texts
 from loadtest.bench.runner.schedule import Contest
 from loadtest.bench.runner.server import ONE_CACHE, SERVES_ALL, ServerProcess
-from loadtest.bench.runner.texts import typed_texts
 
 _CONCURRENCY = (1, 16)
 _NO_SPECULATION = ("engine.num_speculative_tokens=0",)
@@ -59,10 +59,7 @@ def main(options: _Options, console: Console) -> Result:
     for group in groups:
         blocks |= asyncio.run(_measure(group, options, console))
     figures = {
-        name: {
-            str(concurrency): {figure: rounded(value) for figure, value in asdict(Summary.of(own)).items()}
-            for concurrency, own in by_concurrency.items()
-        }
+        name: {str(concurrency): all_rounded(summary(own)) for concurrency, own in by_concurrency.items()}
         for name, by_concurrency in blocks.items()
     }
     tables = [
@@ -95,14 +92,14 @@ async def _measure(group: Configurations, options: _Options, console: Console) -
             overrides = (*SERVES_ALL, *ONE_CACHE, *options.overrides, *own)
             servers.append(await contest.start(name, ServerProcess, options.config, overrides, name))
         for server in servers:
-            await contest.turns.give(server.process)
+            await contest.give_turn(server.process)
             await server.run(warm_up, max(_CONCURRENCY))
         results: dict[str, dict[int, list[Block]]] = {each.name: {n: [] for n in _CONCURRENCY} for each in servers}
         with Progress(console=console) as progress:
             for number, block in enumerate(progress.track(blocks, description="measuring")):
                 concurrency = _CONCURRENCY[number % len(_CONCURRENCY)]
                 for server in servers:
-                    await contest.turns.give(server.process)
+                    await contest.give_turn(server.process)
                     results[server.name][concurrency].append(await server.run(block, concurrency))
     return results
 

@@ -23,7 +23,7 @@ server's overhead is then its share of the CPU, not waiting.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
@@ -32,21 +32,24 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from completion_server.core.errors import InvalidRequestError
+from completion_server.core.request import Mode
 from loadtest.bench.peers.bare_engine import BareEngine, peer_args
-from loadtest.bench.peers.vllm_serve import TextPrompts, VllmServe
+from loadtest.bench.peers.vllm_serve import VllmServe
 from loadtest.bench.prompt.replay import ReplaySettings, measure_layouts
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.closed_loop import BenchPrompt, PromptContestant, batches, summary_table
-from loadtest.bench.runner.figures import Block, Summary, median_of_pairs, rounded, shown, text_table
+from loadtest.bench.runner.closed_loop import BenchPrompt, PromptContestant, summary_table
+from loadtest.bench.runner.figures import Block, all_rounded, median_of_pairs, shown, summary, text_table
+from loadtest.bench.runner.prompts import typed_texts
 from loadtest.bench.runner.schedule import Contest
-from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, effective_config, render_prompts
-from loadtest.bench.runner.texts import typed_texts
+from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, effective_config, prompt_maker
 
 _BLOCK_SIZES = {1: 8, 16: 64}
 """Prompts in a block, by concurrency."""
 _WARM_UP = 64
 _SERVER = "server"
-_PEERS = {VllmServe.name: "vllm_serve", TextPrompts.name: "vllm_serve_text"}
+_VLLM_TEXT = f"{VllmServe.name}, text"
+_PEERS = {VllmServe.name: "vllm_serve", _VLLM_TEXT: "vllm_serve_text"}
 _AIMS = {"ttft_added_ms_p50": "at most 1.5", "tokens_per_s_ratio_to_engine": "at least 0.95"}
 
 KeyPair = tuple[BenchPrompt, BenchPrompt]
@@ -75,7 +78,7 @@ class _Options(ServerOptions):
         return num_requests // _BLOCK_SIZES[concurrency]
 
 
-@benchmark(_Options, aiohttp.ClientError)
+@benchmark(_Options, aiohttp.ClientError, InvalidRequestError)
 def main(options: _Options, console: Console) -> Result:
     """Measure the server against its bare engine and against `vllm serve`. The last line is a JSON object.
 
@@ -89,13 +92,14 @@ def main(options: _Options, console: Console) -> Result:
         replayed = measure_layouts(ReplaySettings(effective["engine_args"]["model"]))
     by_concurrency = {concurrency: _figures(blocks) for concurrency, blocks in found.items()}
     tables = [
-        summary_table(f"{_num_requests(blocks)} requests each, {n} at a time", blocks, _PEERS)
-        for n, blocks in found.items()
+        summary_table(f"{sum(len(each.samples) for each in own[_SERVER])} requests each, {n} at a time", own, _PEERS)
+        for n, own in found.items()
     ]
     figures = _worst(by_concurrency) | {
         "by_concurrency": {
-            str(concurrency): by_concurrency[concurrency] | {"contestants": _summaries(blocks)}
-            for concurrency, blocks in found.items()
+            str(n): by_concurrency[n]
+            | {"contestants": {name: all_rounded(summary(each)) for name, each in own.items()}}
+            for n, own in found.items()
         },
         "prefilled_tokens_per_key_ratio": replayed["prefilled_tokens_per_key_ratio"],
     }
@@ -104,26 +108,27 @@ def main(options: _Options, console: Console) -> Result:
 
 async def _measure(effective: dict[str, Any], options: _Options, console: Console) -> dict[int, Blocks]:
     async with Contest(console) as contest:
-        overrides = (*SERVES_ALL, *options.overrides)
-        contestants: list[PromptContestant] = [
-            await contest.start("the server", ServerProcess, options.config, overrides, _SERVER),
-            await contest.start(
-                "the engine alone", BareEngine, effective | {"engine_args": peer_args(effective["engine_args"])}
-            ),
-        ]
-        keys = await asyncio.to_thread(_keys, options)
+        overrides, peer_config = (*SERVES_ALL, *options.overrides), {"engine_args": peer_args(effective["engine_args"])}
+        server = await contest.start("the server", ServerProcess, options.config, overrides, _SERVER)
+        engine = await contest.start("the engine alone", BareEngine, effective | peer_config)
+        contestants = [PromptContestant(each.name, each.process, each.run) for each in (server, engine)]
+        keys = await asyncio.to_thread(_keys, effective, options)
         if options.with_vllm_serve:
             serve = await contest.start("vllm serve", VllmServe, effective)
-            await contest.turns.give(serve.process)
+            await contest.give_turn(serve.process)
             keys = [(await _with_text(serve, earlier), await _with_text(serve, later)) for earlier, later in keys]
-            contestants += [serve, serve.with_text()]
+            contestants += [
+                PromptContestant(serve.name, serve.process, serve.run),
+                PromptContestant(_VLLM_TEXT, serve.process, serve.run_text),
+            ]
         await _round(contest, contestants, keys[:_WARM_UP], max(_BLOCK_SIZES), options)
         results: dict[int, dict[str, list[Block]]] = {}
         rest = keys[_WARM_UP:]
         with Progress(console=console) as progress:
             for concurrency, size in _BLOCK_SIZES.items():
                 num_keys = options.num_blocks(concurrency) * size
-                blocks, rest = batches(rest[:num_keys], size), rest[num_keys:]
+                blocks = [rest[start : start + size] for start in range(0, num_keys, size)]
+                rest = rest[num_keys:]
                 results[concurrency] = {each.name: [] for each in contestants}
                 for number, block in enumerate(progress.track(blocks, description=f"{concurrency} at a time")):
                     others = contestants[:0:-1] if number % 2 else contestants[1:]
@@ -133,14 +138,21 @@ async def _measure(effective: dict[str, Any], options: _Options, console: Consol
     return dict(results)
 
 
-def _keys(options: _Options) -> list[KeyPair]:
-    """Return two keys of each document."""
+def _keys(effective: Mapping[str, Any], options: _Options) -> list[KeyPair]:
+    """Return two keys of each document, with the token ids that the server gives its engine."""
     count = _WARM_UP + sum(options.num_blocks(concurrency) * size for concurrency, size in _BLOCK_SIZES.items())
     texts = typed_texts(
         count, 2, prefix_chars=options.prefix_chars, suffix_chars=options.suffix_chars, seed=options.seed
     )
-    documents = [str(number) for number in range(count)] * 2
-    prompts = render_prompts(options.config, options.overrides, texts, options.max_tokens, documents)
+    maker = prompt_maker(effective)
+    prompts = []
+    for number, (prefix, suffix) in enumerate(texts):
+        name = str(number % count)
+        made, _build_ms = maker.make("", prefix, suffix, session=name, mode=Mode.MULTI_LINE)
+        ids = tuple(made.token_ids)
+        prompts.append(
+            BenchPrompt(prefix, suffix, options.max_tokens, ids, stop_token_ids=made.stop_token_ids, document=name)
+        )
     return list(zip(prompts[:count], prompts[count:], strict=True))
 
 
@@ -156,7 +168,7 @@ async def _round(
     counted = [key for _, key in keys]
     answers: dict[str, Block] = {}
     for each in in_turn:
-        await contest.turns.give(each.process)
+        await contest.give_turn(each.process)
         if not options.new_documents:
             await each.run(earlier, concurrency)
         answers[each.name] = await each.run(counted, concurrency)
@@ -167,13 +179,15 @@ async def _round(
 
 
 def _figures(blocks: Blocks) -> dict[str, float | None]:
-    added = _paired_ttft(blocks, BareEngine.name, ratio=False)
-    found = {"ttft_added_ms_p50": added, "tokens_per_s_ratio_to_engine": _paired_rate(blocks, BareEngine.name)}
+    found = {
+        "ttft_added_ms_p50": _paired_ttft(blocks, BareEngine.name, ratio=False),
+        "tokens_per_s_ratio_to_engine": _paired_rate(blocks, BareEngine.name),
+    }
     for peer, key in _PEERS.items():
         if peer in blocks:
             found[f"ttft_ratio_to_{key}"] = _paired_ttft(blocks, peer, ratio=True)
             found[f"tokens_per_s_ratio_to_{key}"] = _paired_rate(blocks, peer)
-    return {name: rounded(value) for name, value in found.items()}
+    return all_rounded(found)
 
 
 def _paired_ttft(blocks: Blocks, other: str, *, ratio: bool) -> float:
@@ -191,18 +205,8 @@ def _worst(by_concurrency: Mapping[int, Mapping[str, float | None]]) -> dict[str
     for name in next(iter(by_concurrency.values())):
         values = [value for at in by_concurrency.values() if (value := at[name]) is not None]
         pick = min if name.startswith("tokens_per_s") else max
-        found[name] = pick(values) if values else None
+        found[name] = pick(values, default=None)
     return found
-
-
-def _num_requests(blocks: Blocks) -> int:
-    return sum(len(each.samples) for each in blocks[_SERVER])
-
-
-def _summaries(blocks: Blocks) -> dict[str, dict[str, float | None]]:
-    return {
-        name: {key: rounded(value) for key, value in asdict(Summary.of(own)).items()} for name, own in blocks.items()
-    }
 
 
 def _table(by_concurrency: Mapping[int, Mapping[str, float | None]]) -> Table:

@@ -20,7 +20,7 @@ import psutil
 from rich.console import Console
 
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.figures import rounded, shown, text_table
+from loadtest.bench.runner.figures import all_rounded, shown, text_table
 from loadtest.bench.runner.front_end import LARGE_MODEL, ProcessWatch, bare_server, drive, editors
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.report.figures import figures, reasons_invalid
@@ -88,8 +88,7 @@ def _measure(calm: Scenario, options: _Options, console: Console) -> dict[str, A
             _, bare = drive(quick, f"bare=grpc://{address}?{shared}", pid, console, options.workers)
     for reason in reasons_invalid(stats):
         console.print(f"{scenario.sessions:,} sessions: not valid: {reason}", style="red")
-    found = _figures(stats, scenario, watch, bare, idle_rss_bytes)
-    return {name: rounded(value) for name, value in found.items()}
+    return all_rounded(_figures(stats, scenario, watch, bare, idle_rss_bytes))
 
 
 def _figures(

@@ -1,17 +1,13 @@
-"""The capacity benchmark: its contestants on a real server whose engine is scripted, and its options."""
-
-from pathlib import Path
+"""The capacity benchmark: its contestants on a real server whose engine is scripted."""
 
 import pytest
-from click.testing import CliRunner
 
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from loadtest.bench.capacity.__main__ import main
-from loadtest.bench.capacity.answerable import replay_pauses
-from loadtest.bench.capacity.contestants import OURS
+from loadtest.bench.capacity.report import OURS
+from loadtest.bench.capacity.rounds import replay_pauses
 from loadtest.bench.runner.editing import server_contestant
 from loadtest.bench.runner.server import SERVES_ALL
-from loadtest.bench.scheduler.capacity import CONCURRENCIES, measure_capacity
+from loadtest.bench.scheduler.__main__ import CONCURRENCIES, measure_capacity
 from loadtest.targets import ClientSettings
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
@@ -47,15 +43,6 @@ async def test_no_run_finds_the_completions_of_another(scope: str) -> None:
     assert of_none == of_the_first
     if scope == "tenant":
         assert of_the_second > of_the_first, "a run of the same name is another one's neighbour"
-
-
-def test_a_contestant_that_can_not_take_part_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "server.toml").write_text("")
-    for only, said in (("llama.cpp", "takes part only with --llama-server"), ("nobody", "is not one of 'this server'")):
-        result = CliRunner().invoke(main, ["--config", "server.toml", "--only", only])
-        assert result.exit_code == 2
-        assert said in result.output
 
 
 async def test_the_capacity_of_an_engine_is_measured_closed_loop() -> None:

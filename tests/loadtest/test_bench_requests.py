@@ -1,9 +1,6 @@
 """The benchmark of the CPU time of a request, in small."""
 
-import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 from tokenizers import Tokenizer
@@ -20,29 +17,24 @@ from tests.support.models import ROOT
 from tests.support.vocabularies import EMBEDDED
 
 CONFIG = ROOT / "deploy" / "local" / "server.toml"
-FIGURES = {
-    "server_cpu_ms", "bare_cpu_ms", "server_without_engine_cpu_ms", "ratio_to_bare", "messages", "errors",
-    "front_end_cpu_ms", "streams_cpu_ms", "scheduling_cpu_ms", "prompt_cpu_ms", "engine_cpu_ms",
-}  # fmt: skip
+
+
+def passes_of(num_editors: int) -> Passes:
+    scenario = editors(sessions=num_editors, requests_per_s=num_editors, seconds=5, seed=0)
+    tokenizer = Tokenizer.from_file(str(EMBEDDED))
+    template = choose_template(tokenizer.get_vocab(), "embedded")
+    return Passes(make_trace(scenario), scenario, PromptBuilder(tokenizer, template, max_prompt_tokens=1024))
 
 
 def test_each_part_of_a_request_is_measured_in_process() -> None:
-    scenario = editors(sessions=20, requests_per_s=20, seconds=5, seed=0)
-    tokenizer = Tokenizer.from_file(str(EMBEDDED))
-    template = choose_template(tokenizer.get_vocab(), "embedded")
-    passes = Passes(make_trace(scenario), scenario, PromptBuilder(tokenizer, template, max_prompt_tokens=1024))
-    found = passes.measure()
-    assert found.front_end_ms > 0
-    assert found.pipeline_ms > found.prompt_ms > 0
-    assert found.pipeline_ms > found.engine_ms > 0
+    found = passes_of(20).measure()
+    assert found["front_end"] > 0
+    assert found["pipeline"] > found["prompt"] > 0
+    assert found["pipeline"] > found["engine"] > 0
 
 
 def test_the_cost_of_traces_is_measured_with_a_collector_that_gets_all_spans() -> None:
-    scenario = editors(sessions=10, requests_per_s=10, seconds=5, seed=0)
-    tokenizer = Tokenizer.from_file(str(EMBEDDED))
-    template = choose_template(tokenizer.get_vocab(), "embedded")
-    passes = Passes(make_trace(scenario), scenario, PromptBuilder(tokenizer, template, max_prompt_tokens=1024))
-    found = measure_traces(passes, rounds=3)
+    found = measure_traces(passes_of(10), rounds=3)
     assert found["traces_100_spans"] > 3 > found["traces_1_spans"]
     assert found["traces_0_spans"] == 0
     for ratio in ("0", "1", "100"):
@@ -64,18 +56,3 @@ def test_h2load_measures_only_requests_that_were_answered() -> None:
     assert found["h2load_ratio_to_bare"] == found["h2load_cpu_ms"] / found["h2load_bare_cpu_ms"]
     with pytest.raises(h2load.H2loadError, match="did not answer all requests"):
         h2load.measure(CONFIG, ("limits.max_prefix_bytes=1000",), 1, 1.0)
-
-
-@pytest.mark.serial
-@pytest.mark.full
-@pytest.mark.timeout(180)
-def test_the_server_and_the_bare_server_are_measured_over_grpc() -> None:
-    size = ("--sessions", "40", "--requests-per-s", "40", "--seconds", "5", "--rounds", "1")
-    command = [sys.executable, "-m", "loadtest.bench.requests", *size]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=170)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found.keys() >= FIGURES
-    assert found["errors"] == 0
-    assert found["messages"] > 1
-    assert found["server_cpu_ms"] > found["bare_cpu_ms"] > 0

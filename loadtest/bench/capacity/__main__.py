@@ -2,32 +2,23 @@
 
 The promise: of the real pauses (the user waits 500 ms or more) that any idle server would answer with text, at least
 90% get their first text within 250 ms. The capacity is the largest number of simulated editors for which it holds.
-
-- this server: the configured one, as `make serve` starts it. Editors keep a `Session` stream and send the text around
-  the cursor from where it began when the file was opened.
-- this server, completion cache off: the same with `cache.enabled=false`.
-- vllm serve: as people use it, with its own defaults. Clients build a prefix-suffix-middle
-  prompt from a window that slides with the cursor, and hang up at the user's next key.
-- vllm serve, our prompts: the same, given the token ids of this server's prompts, which tells apart what the prompts
-  gain and what the scheduling gains.
-- llama.cpp: its server on the same weights (Q8_0), a slot for each sequence that this server's engine takes, clients
-  as those of vllm serve. Only with `--llama-server`.
-
-The rules of the comparison:
+docs/benchmarks.md has the contestants. The rules of the comparison:
 
 - Requests are sent at predetermined times, regardless of the earlier ones; latencies count from those times.
 - One server runs at a time. The others are suspended.
 - A round has one trace for each context; a trial of a number of editors has its first sessions. So all contestants get
   the same texts and pauses. Each run has its own part of all caches: no trial finds the prompts or the completions of
   another.
-- A pause counts if at least one contestant answers it with text at idle.
+- llama.cpp has the same weights (Q8_0), and a slot for each sequence that this server's engine takes.
 - In each round the load tester's capacity search finds two numbers of editors between which the promise breaks, and the
   capacity is interpolated between them. Intervals are of the rounds; rounds go on until the contestants are told apart
   or the time is up, but there are at least three.
 """
 
 import asyncio
+import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,16 +26,38 @@ from typing import Any
 import click
 from rich.console import Console
 
-from loadtest.bench.capacity.contestants import LLAMA, NAMES, OURS, start
-from loadtest.bench.capacity.report import Findings, details, headline, picture, table
-from loadtest.bench.capacity.rounds import Range, is_another_round_due
-from loadtest.bench.capacity.runner import TrialRunner
-from loadtest.bench.capacity.trials import CONTEXTS, Promise
-from loadtest.bench.runner.benchmark import EXISTING_FILE, FILE, POSITIVE, Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.editing import EditingRuns
+from loadtest.bench.capacity.report import (
+    LLAMA,
+    NAMES,
+    OURS,
+    OURS_UNCACHED,
+    VLLM,
+    VLLM_SAME_PROMPTS,
+    Findings,
+    details,
+    headline,
+    picture,
+    table,
+)
+from loadtest.bench.capacity.rounds import TrialRunner, is_another_round_due
+from loadtest.bench.capacity.trials import CONTEXTS, PROMISED_SHARE, WITHIN_S
+from loadtest.bench.peers.llama_server import LlamaServer
+from loadtest.bench.peers.vllm_serve import VllmServe, vllm_contestant
+from loadtest.bench.runner.benchmark import (
+    EXISTING_FILE,
+    FILE,
+    POSITIVE,
+    Result,
+    ServerOptions,
+    benchmark,
+    option,
+    write_text,
+)
+from loadtest.bench.runner.editing import EditingContestant, EditingRuns, ServerPrompts, server_contestant
 from loadtest.bench.runner.schedule import Contest
-from loadtest.bench.runner.server import effective_config
-from loadtest.targets import ClientSettings
+from loadtest.bench.runner.server import ServerProcess, effective_config
+from loadtest.targets import ClientSettings, TargetSpec
+from loadtest.targets.http import HttpTarget
 
 _QUICK_S, _QUICK_EDITORS = 3.0, 4
 _BUILT_LLAMA_SERVER = Path(".venv-llama/bin/llama-server")
@@ -87,23 +100,17 @@ def main(options: _Options, console: Console) -> Result:
         raise click.BadParameter(msg, param_hint="--only")
     found = asyncio.run(_measure(options, console))
     if options.picture is not None:
-        options.picture.parent.mkdir(parents=True, exist_ok=True)
-        options.picture.write_text(picture(found), encoding="utf-8")
+        write_text(options.picture, picture(found))
     return Result(headline(found) | {"workload": _workload(options), "contexts": details(found)}, [table(found)])
 
 
 async def _measure(options: _Options, console: Console) -> list[Findings]:
-    effective = effective_config(options.config, options.overrides)
-    names, settings = {OURS, *(options.only or NAMES)}, ClientSettings(options.max_tokens)
     begun = time.monotonic()
-    found = [Findings(each.name, each.about, Promise()) for each in CONTEXTS]
+    found = [Findings(each.name, each.about) for each in CONTEXTS]
     async with Contest(console) as contest:
-        contestants = await start(
-            contest, options.config, options.overrides, effective, names, options.llama_server, settings
-        )
-        limits, runs = Range(options.start, options.most), EditingRuns(contest)
-        named = {each.name: each for each in contestants}
-        runner = TrialRunner(named, runs, console, options.seconds, limits, options.seed)
+        contestants = {each.name: each for each in await _start(contest, options)}
+        limits = min(options.start, options.most), options.most
+        runner = TrialRunner(contestants, EditingRuns(contest), console, options.seconds, limits, options.seed)
         with console.status("warming up"):
             await runner.warm_up()
         number, is_due = 0, True
@@ -123,13 +130,41 @@ async def _measure(options: _Options, console: Console) -> list[Findings]:
     return found
 
 
+async def _start(contest: Contest, options: _Options) -> list[EditingContestant]:
+    """Start the contestants; llama.cpp's is left out without its binary."""
+    effective = effective_config(options.config, options.overrides)
+    names, settings = {OURS, *(options.only or NAMES)}, ClientSettings(options.max_tokens)
+    found: list[EditingContestant] = []
+    for name, cache in caches(effective).items():
+        if name in names:
+            own = (*options.overrides, f"cache.enabled={cache}")
+            server = await contest.start(name, ServerProcess, options.config, own, name)
+            found.append(server_contestant(server, settings))
+    if {VLLM, VLLM_SAME_PROMPTS} & names:
+        prompts, about = ServerPrompts(effective), f"{VLLM}, which may compile the model"
+        serve = await contest.start(about, VllmServe, effective, has_own_defaults=True)
+        both = (
+            vllm_contestant(VLLM, serve, prompts, settings, has_window=True),
+            vllm_contestant(VLLM_SAME_PROMPTS, serve, prompts, settings),
+        )
+        found += [each for each in both if each.name in names]
+    if LLAMA in names and options.llama_server is not None:
+        llama = await contest.start(LLAMA, LlamaServer, options.llama_server, effective)
+        spec = TargetSpec(LLAMA, "llama+http", (llama.host,))
+        found.append(EditingContestant(LLAMA, llama.process, lambda _run: HttpTarget(spec, settings), has_window=True))
+    return found
+
+
+def caches(effective: Mapping[str, Any]) -> dict[str, str]:
+    """Return `cache.enabled` of each of this server's contestants. A server of a benchmark has no cache by default."""
+    return {OURS: json.dumps(effective["cache"]["enabled"]), OURS_UNCACHED: "false"}
+
+
 def _workload(options: _Options) -> dict[str, Any]:
     """Return what the editors do, besides what the scenario's defaults say."""
-    promise = Promise()
     contexts = {each.name: {"prefix_chars": each.prefix_chars, "suffix_chars": each.suffix_chars} for each in CONTEXTS}
-    names = ("minutes", "seconds", "start", "most", "max_tokens", "seed")
-    given = {name: getattr(options, name) for name in names}
-    return {"within_ms": promise.within_s * 1000, "share": promise.share, "contexts": contexts, **given}
+    given = {name: getattr(options, name) for name in ("minutes", "seconds", "start", "most", "max_tokens", "seed")}
+    return {"within_ms": WITHIN_S * 1000, "share": PROMISED_SHARE, "contexts": contexts, **given}
 
 
 if __name__ == "__main__":

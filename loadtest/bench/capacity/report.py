@@ -7,13 +7,18 @@ from typing import Any
 
 from rich.table import Table
 
-from loadtest.bench.capacity.contestants import LLAMA, OURS, OURS_UNCACHED, VLLM, VLLM_SAME_PROMPTS
-from loadtest.bench.capacity.rounds import editors, is_decided, ratio
-from loadtest.bench.capacity.trials import Promise, crossing
-from loadtest.bench.runner.figures import named, percentile, rounded, text_table
+from loadtest.bench.capacity.trials import crossing
+from loadtest.bench.peers.llama_server import LlamaServer
+from loadtest.bench.peers.vllm_serve import VllmServe
+from loadtest.bench.runner.figures import all_rounded, named, percentile, rounded, text_table
+from loadtest.bench.runner.figures import ratio as ratio_of
 from loadtest.report.canvas import bars_svg
 from loadtest.search.capacity import Trial
 from loadtest.tuning.choice import Estimate
+
+OURS, OURS_UNCACHED = "this server", "this server, completion cache off"
+VLLM, VLLM_SAME_PROMPTS, LLAMA = VllmServe.name, "vllm serve, our prompts", LlamaServer.name
+NAMES = (OURS, OURS_UNCACHED, VLLM, VLLM_SAME_PROMPTS, LLAMA)
 
 _RATIOS = {
     OURS_UNCACHED: "ratio_{}_cache_off",
@@ -21,6 +26,11 @@ _RATIOS = {
     VLLM_SAME_PROMPTS: "ratio_{}_same_prompts",
     LLAMA: "ratio_{}_llama_cpp",
 }
+_LEAST_EDITORS = 0.5
+"""Stands for a capacity of 0, of which there is no ratio."""
+
+Capacities = Mapping[str, Sequence[float]]
+"""Editors by contestant, one number for each round; the same place is the same trace."""
 
 
 @dataclass(slots=True)
@@ -30,7 +40,6 @@ class Findings:
     context: str
     about: str
     """What the context is, for a reader."""
-    promise: Promise
     trials: dict[str, list[tuple[Trial, ...]]] = field(default_factory=dict)
     """The trials of each contestant, by round."""
 
@@ -40,19 +49,9 @@ class Findings:
             self.trials.setdefault(name, []).append(found)
 
     @property
-    def num_rounds(self) -> int:
-        """The number of rounds."""
-        return len(self.trials.get(OURS, ()))
-
-    @property
     def capacities(self) -> dict[str, list[float]]:
         """The editors that each contestant served, by round."""
-        return {name: [crossing(each, self.promise.share) for each in rounds] for name, rounds in self.trials.items()}
-
-    @property
-    def all_trials(self) -> list[Trial]:
-        """Every trial of every contestant."""
-        return [trial for rounds in self.trials.values() for trials in rounds for trial in trials]
+        return {name: [crossing(each) for each in rounds] for name, rounds in self.trials.items()}
 
     @property
     def is_decided(self) -> bool:
@@ -62,6 +61,22 @@ class Findings:
         """
         capacities = {name: found for name, found in self.capacities.items() if name != OURS_UNCACHED}
         return len(capacities) > 1 and is_decided(capacities, OURS)
+
+
+def editors(capacities: Sequence[float]) -> Estimate:
+    """Return the geometric mean over rounds, with an interval if there are enough rounds."""
+    return ratio(capacities, [1.0] * len(capacities))
+
+
+def ratio(first: Sequence[float], second: Sequence[float]) -> Estimate:
+    """Return the geometric mean of first / second over rounds; the interval is nan with too few rounds."""
+    return ratio_of(first, second, _LEAST_EDITORS)
+
+
+def is_decided(capacities: Capacities, ours: str) -> bool:
+    """Return whether our server's ratio to each other contestant differs from 1 beyond noise."""
+    found = [ratio(capacities[ours], theirs) for name, theirs in capacities.items() if name != ours]
+    return all(each.low > 1 or each.high < 1 for each in found)
 
 
 def headline(found: Sequence[Findings]) -> dict[str, float | None]:
@@ -76,8 +91,9 @@ def headline(found: Sequence[Findings]) -> dict[str, float | None]:
         for name, pattern in _RATIOS.items():
             if name in capacities:
                 figures |= named(pattern.format(each.context), ratio(capacities[OURS], capacities[name]))
-    lags_ms = [trial.figures["lag_ms_p99"] for each in found for trial in each.all_trials]
-    return figures | {"generator_lag_ms_p99": rounded(percentile(lags_ms, 50))}
+    trials = [trial for each in found for rounds in each.trials.values() for trials in rounds for trial in trials]
+    lag_ms = percentile([trial.figures["lag_ms_p99"] for trial in trials], 50)
+    return figures | {"generator_lag_ms_p99": rounded(lag_ms)}
 
 
 def details(found: Sequence[Findings]) -> dict[str, Any]:
@@ -100,24 +116,20 @@ def table(found: Sequence[Findings]) -> Table:
 
 def picture(found: Sequence[Findings]) -> str:
     """Return the chart as an SVG file."""
-    names = list(found[0].trials)
     series = {
         name: [(each.value, each.low, each.high) for each in (editors(one.capacities[name]) for one in found)]
-        for name in names
+        for name in found[0].trials
     }
     title = "Editors whose pauses get their first text in time"
     return bars_svg(series, [each.about for each in found], "editors", title)
 
 
 def _contestant(found: Findings, name: str) -> dict[str, Any]:
-    served = editors(found.capacities[name])
-    return named("editors", served) | {
-        "editors_by_round": [rounded(each, 1) for each in found.capacities[name]],
+    capacities = found.capacities[name]
+    return named("editors", editors(capacities)) | {
+        "editors_by_round": [rounded(each, 1) for each in capacities],
         "trials": [
-            [
-                {"editors": trial.sessions} | {key: rounded(value) for key, value in trial.figures.items()}
-                for trial in trials
-            ]
+            [{"editors": trial.sessions} | all_rounded(trial.figures) for trial in trials]
             for trials in found.trials[name]
         ],
     }

@@ -14,14 +14,20 @@ from loadtest.search.capacity import Trial
 from loadtest.targets.record import Result
 from loadtest.traffic.typed import Text, Trace, TypedRequest
 
-SHARE = "share"
-"""The figure that decides a trial."""
+WITHIN_S = 0.25
+"""Largest time from the intended time to the first visible text that the promise allows."""
+PROMISED_SHARE = 0.9
+"""Share of the answerable pauses whose text is promised within this time."""
 
 Key = tuple[int, int]
 """A request of a trace: the numbers of its session and of its sequence."""
 
 _GOES_ON_CHARS = 200
 """Text kept after the cursor's window; an answer is compared with it."""
+_PAUSES = 40
+"""Pauses that a trial should have."""
+_LONGEST = 3
+"""A trial with few editors takes up to this multiple of the shortest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +47,14 @@ class ContextSize:
 CONTEXTS = (ContextSize("short", 400, 100), ContextSize("long", 1500, 400))
 
 
-@dataclass(frozen=True, slots=True)
-class TrialLength:
-    """How long a trial of a number of editors takes: long enough for some pauses."""
+def longest_s(least_s: float) -> float:
+    """Return the duration of the longest trial, from that of the shortest."""
+    return _LONGEST * least_s
 
-    least_s: float
-    most_s: float
-    pauses: int
-    pauses_per_s: float
-    """Of one editor."""
 
-    def seconds(self, sessions: int) -> float:
-        """Return the duration of a trial."""
-        return min(self.most_s, max(self.least_s, self.pauses / (self.pauses_per_s * sessions)))
+def trial_s(sessions: int, least_s: float, pauses_per_s: float) -> float:
+    """Return the duration of a trial whose editors pause so often each: long enough for some pauses."""
+    return min(longest_s(least_s), max(least_s, _PAUSES / (pauses_per_s * sessions)))
 
 
 def first_sessions(trace: Trace, sessions: int, seconds: float) -> Trace:
@@ -65,24 +66,23 @@ def first_sessions(trace: Trace, sessions: int, seconds: float) -> Trace:
     return replace(trace, sessions=tuple(cut), duration_s=seconds)
 
 
-def pauses_of(trace: Trace) -> list[TypedRequest]:
-    """Return the requests after which the user waits."""
-    return [request for session in trace.sessions for request in session.requests if request.is_pause]
-
-
-def requests_like(chosen: Trace, sent: Trace) -> Trace:
-    """Return those requests of `sent` that `chosen` has, too; both come from one trace."""
-    keys = {key_of(request) for session in chosen.sessions for request in session.requests}
-    sessions = [
-        replace(each, requests=tuple(request for request in each.requests if key_of(request) in keys))
-        for each in sent.sessions
-    ]
-    return replace(sent, sessions=tuple(each for each in sessions if each.requests))
-
-
 def key_of(request: TypedRequest) -> Key:
     """Return the key of a request."""
     return request.session, request.sequence
+
+
+def pauses_of(trace: Trace) -> set[Key]:
+    """Return the requests after which the user waits."""
+    return {key_of(request) for session in trace.sessions for request in session.requests if request.is_pause}
+
+
+def only(trace: Trace, keys: Collection[Key]) -> Trace:
+    """Return a trace with some of its requests, without the sessions that have none."""
+    sessions = [
+        replace(each, requests=tuple(request for request in each.requests if key_of(request) in keys))
+        for each in trace.sessions
+    ]
+    return replace(trace, sessions=tuple(each for each in sessions if each.requests))
 
 
 def with_sliding_window(trace: Trace, context: ContextSize) -> Trace:
@@ -100,28 +100,19 @@ def with_sliding_window(trace: Trace, context: ContextSize) -> Trace:
     return replace(trace, sessions=tuple(sessions))
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """The promise to a user who waits."""
-
-    within_s: float = 0.25
-    """Largest time from the intended time to the first visible text."""
-    share: float = 0.9
-    """Of the answerable pauses."""
-
-    def judge(self, sessions: int, run: Run, answerable: Collection[Key]) -> Trial:
-        """Return the trial. Without an answerable pause nothing is broken, so it passes."""
-        pauses = [each for each in run.results if each.request.is_pause and key_of(each.request) in answerable]
-        in_time = [each for each in pauses if each.ttft_s is not None and each.ttft_s <= self.within_s]
-        share = len(in_time) / len(pauses) if pauses else 1.0
-        figures = {
-            SHARE: share,
-            "pauses": float(len(pauses)),
-            "ttft_ms_p95": percentile([each.ttft_s * 1000 for each in pauses if each.ttft_s is not None], 95),
-            "lag_ms_p99": percentile([each.lag_s * 1000 for each in run.results], 99),
-        }
-        missed = Counter(_cause(each) for each in pauses if each not in in_time)
-        return Trial(sessions, share >= self.share, figures | {f"missed_{why}": n for why, n in missed.items()})
+def judge(sessions: int, run: Run, answerable: Collection[Key], promised_share: float = PROMISED_SHARE) -> Trial:
+    """Return the trial of a run. Without an answerable pause nothing is broken, so it passes."""
+    pauses = [each for each in run.results if each.request.is_pause and key_of(each.request) in answerable]
+    in_time = [each for each in pauses if each.ttft_s is not None and each.ttft_s <= WITHIN_S]
+    share = len(in_time) / len(pauses) if pauses else 1.0
+    figures = {
+        "share": share,
+        "pauses": float(len(pauses)),
+        "ttft_ms_p95": percentile([each.ttft_s * 1000 for each in pauses if each.ttft_s is not None], 95),
+        "lag_ms_p99": percentile([each.lag_s * 1000 for each in run.results], 99),
+    }
+    missed = Counter(_cause(each) for each in pauses if each not in in_time)
+    return Trial(sessions, share >= promised_share, figures | {f"missed_{why}": n for why, n in missed.items()})
 
 
 def _cause(result: Result) -> str:
@@ -129,7 +120,7 @@ def _cause(result: Result) -> str:
     return "late" if result.ttft_s is not None else result.outcome.value
 
 
-def crossing(trials: Sequence[Trial], share: float) -> float:
+def crossing(trials: Sequence[Trial]) -> float:
     """Return the number of editors at which the share falls below the promise, between the last two bounds.
 
     It is interpolated over the logarithm of the number: from the largest number that passed to the smallest one above
@@ -145,5 +136,5 @@ def crossing(trials: Sequence[Trial], share: float) -> float:
     )
     if failed is None:
         return float(passed.sessions)
-    above, below = passed.figures[SHARE] - share, share - failed.figures[SHARE]
+    above, below = passed.figures["share"] - PROMISED_SHARE, PROMISED_SHARE - failed.figures["share"]
     return float(passed.sessions * (failed.sessions / passed.sessions) ** (above / (above + below)))

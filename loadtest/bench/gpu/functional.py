@@ -24,8 +24,8 @@ from completion_client import CompletionClient, ServiceError
 from loadtest.bench.gpu.driver import used_mib
 from loadtest.bench.gpu.results import Ways
 from loadtest.bench.gpu.ways import RUNNER
+from loadtest.bench.runner.prompts import CursorText, distinct_texts
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
-from loadtest.bench.runner.texts import CursorText, distinct_texts
 from loadtest.processes.child import FIRST_START_S
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator

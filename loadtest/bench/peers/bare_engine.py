@@ -24,11 +24,8 @@ from loadtest.bench.runner.schedule import Contestant
 from loadtest.processes.child import FIRST_START_S, Child
 
 _BLOCK_S = 300.0
-
-
 _OWN_CLASSES = ("scheduler_cls", "worker_extension_cls")
 """Arguments with which the server changes how its own engine speculates."""
-
 _SPECULATIVE, _SCHEDULE = "speculative_config", "num_speculative_tokens_per_batch_size"
 
 
@@ -63,23 +60,12 @@ class BareEngine(Contestant):
         """Start the worker with a server's effective configuration and wait until the engine is loaded.
 
         `env` are variables of this engine alone. `changes_k` gives the engine the server's scheduler, for `set_k`.
-
-        Raises:
-            StartError: the worker did not start.
-
+        Raises StartError if the worker did not start.
         """
         command = [sys.executable, "-m", "loadtest.bench.peers.bare_engine"]
-        self._child = Child("bare-engine", command, env={**engine_env(config), **(env or {})}, is_piped=True)
-        try:
-            self._child.ask({"engine_args": config["engine_args"], "changes_k": changes_k}, FIRST_START_S)
-        except BaseException:
-            self._child.stop()
-            raise
-
-    @property
-    def process(self) -> Child:
-        """The worker, with the processes of its engine."""
-        return self._child
+        child = Child("bare-engine", command, env={**engine_env(config), **(env or {})}, is_piped=True)
+        question = {"engine_args": config["engine_args"], "changes_k": changes_k}
+        self._begin(child, lambda child: child.ask(question, FIRST_START_S))
 
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""

@@ -13,18 +13,6 @@ from typing import Any
 import gguf
 import numpy as np
 
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_OTHER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _PRE_TOKENIZER = "ufakzeka"
 """llama.cpp's name of the regular expression that this repository's tokenizer splits text with."""
 _SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -36,8 +24,9 @@ def convert(folder: Path, out: Path) -> None:
     writer = gguf.GGUFWriter(str(out), "llama")
     _add_shape(writer, config)
     _add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")), config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, values in _weights(folder / "model.safetensors").items():
-        own_name, array = _own_name(name), _own_order(name, values, config)
+        own_name, array = names.get_name(name, try_suffixes=(".weight",)), _own_order(name, values, config)
         is_matrix = array.ndim == 2 and own_name != "token_embd.weight"  # noqa: PLR2004
         if is_matrix:
             packed = gguf.quants.quantize(array, gguf.GGMLQuantizationType.Q8_0)
@@ -66,8 +55,7 @@ def _add_shape(writer: Any, config: dict[str, Any]) -> None:  # noqa: ANN401 - g
 def _add_tokenizer(writer: Any, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:  # noqa: ANN401
     split = tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
     if split != _SPLIT:
-        msg = f"tokenizer.json: splits text by {split!r}; llama.cpp's {_PRE_TOKENIZER} by {_SPLIT!r}"
-        raise ValueError(msg)
+        raise ValueError(f"tokenizer.json: splits text by {split!r}; llama.cpp's {_PRE_TOKENIZER} by {_SPLIT!r}")
     tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
     special = {each["content"]: each["id"] for each in tokenizer["added_tokens"]}
     kinds = gguf.TokenType
@@ -81,9 +69,8 @@ def _add_tokenizer(writer: Any, tokenizer: dict[str, Any], config: dict[str, Any
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_add_bos_token(False)
     # Without a file marker /infill makes the usual prefix-suffix-middle prompt, as the other contestants' clients do.
-    for name in ("fim_pre", "fim_suf", "fim_mid"):
-        marker = {"fim_pre": "<|fim_prefix|>", "fim_suf": "<|fim_suffix|>", "fim_mid": "<|fim_middle|>"}[name]
-        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", special[marker])
+    for name, marker in (("fim_pre", "prefix"), ("fim_suf", "suffix"), ("fim_mid", "middle")):
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", special[f"<|fim_{marker}|>"])
 
 
 def _weights(path: Path) -> dict[str, Any]:
@@ -114,15 +101,6 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
             array = np.frombuffer(piece, {"F32": np.float32, "F16": np.float16, "I8": np.int8}[about["dtype"]])
         found[name] = array.reshape(about["shape"])
     return found
-
-
-def _own_name(name: str) -> str:
-    """Return llama.cpp's name of a weight."""
-    stem = name.removesuffix(".weight")
-    if stem in _OTHER_NAMES:
-        return f"{_OTHER_NAMES[stem]}.weight"
-    _model, _layers, number, part = stem.split(".", 3)
-    return f"blk.{number}.{_LAYER_NAMES[part]}.weight"
 
 
 def _own_order(name: str, values: Any, config: dict[str, Any]) -> Any:  # noqa: ANN401

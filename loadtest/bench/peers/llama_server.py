@@ -22,30 +22,19 @@ class LlamaServer(Contestant):
     def __init__(self, binary: Path, config: Mapping[str, Any]) -> None:
         """Convert the model of a server's effective configuration, and serve it with as many slots.
 
-        Raises:
-            StartError: the model can't be converted, or the server did not start.
-
+        Raises StartError if the model can't be converted, or the server did not start.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="llama-server-")
         port = free_port()
         self.host = f"127.0.0.1:{port}"
+        model = Path(self._folder.name) / "model.gguf"
         try:
-            model = Path(self._folder.name) / "model.gguf"
             _convert(binary, config["engine"]["model"], model)
-            self._child = Child("llama-server", _command(binary, model, port, config))
-            try:
-                self._child.wait_until(lambda: is_http_ok(f"http://{self.host}/health"), _START_S)
-            except BaseException:
-                self._child.stop()
-                raise
         except BaseException:
             self._folder.cleanup()
             raise
-
-    @property
-    def process(self) -> Child:
-        """The server."""
-        return self._child
+        child, url = Child("llama-server", _command(binary, model, port, config)), f"http://{self.host}/health"
+        self._begin(child, lambda child: child.wait_until(lambda: is_http_ok(url), _START_S))
 
     def stop(self) -> None:
         """Stop the server."""
@@ -68,5 +57,4 @@ def _convert(binary: Path, model: str, out: Path) -> None:
     command = [str(python if python.exists() else sys.executable), str(_CONVERTER), model, str(out)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        msg = f"llama.cpp: {model} can't be converted:\n{done.stderr.strip()}"
-        raise StartError(msg)
+        raise StartError(f"llama.cpp: {model} can't be converted:\n{done.stderr.strip()}")

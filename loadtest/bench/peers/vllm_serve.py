@@ -68,11 +68,7 @@ class VllmServe(Contestant):
         """Start `vllm serve` with a server's effective configuration and wait until it is healthy.
 
         With its own defaults only the model and the size of the KV cache are those of the configuration; vLLM then
-        compiles the model, for instance.
-
-        Raises:
-            StartError: it did not start.
-
+        compiles the model, for instance. Raises StartError if it did not start.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="vllm-metadata-")
         write_metadata(Path(self._folder.name))
@@ -83,35 +79,25 @@ class VllmServe(Contestant):
         command = [*_COMMAND, self.model, *flags]
         command += ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
         env = {**engine_env(config), "PYTHONPATH": self._folder.name}
-        self._child = Child("vllm-serve", command, env=env)
         self._session: aiohttp.ClientSession | None = None
-        try:
-            self._child.wait_until(lambda: is_http_ok(f"{self.url}/health"), FIRST_START_S)
-        except BaseException:
-            self.stop()
-            raise
-
-    @property
-    def process(self) -> Child:
-        """The server, with the processes of its engine."""
-        return self._child
-
-    def with_text(self) -> "TextPrompts":
-        """Return the same server as a contestant that receives its prompts as text, as editors send them."""
-        return TextPrompts(self)
+        child, health = Child("vllm-serve", command, env=env), f"{self.url}/health"
+        self._begin(child, lambda child: child.wait_until(lambda: is_http_ok(health), FIRST_START_S))
 
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
-        return await closed_loop(prompts, concurrency, lambda _caller, prompt: self.ask(prompt, list(prompt.token_ids)))
+        return await closed_loop(
+            prompts, concurrency, lambda _caller, prompt: self._ask(prompt, list(prompt.token_ids))
+        )
 
-    async def ask(self, prompt: BenchPrompt, wire_prompt: list[int] | str) -> Sample:
+    async def run_text(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
+        """Complete each prompt once, and send it as text, as editors do."""
+        return await closed_loop(prompts, concurrency, lambda _caller, prompt: self._ask(prompt, prompt.text))
+
+    async def _ask(self, prompt: BenchPrompt, wire_prompt: list[int] | str) -> Sample:
         """Complete one prompt.
 
-        To stop early the connection is closed, because HTTP/1.1 has no other way to stop an answer.
-
-        Raises:
-            ServeError: the request was refused.
-
+        To stop early the connection is closed, because HTTP/1.1 has no other way to stop an answer. Raises ServeError
+        if the request was refused.
         """
         body = self._body(prompt, wire_prompt)
         ttft_ms: float | None = None
@@ -134,12 +120,7 @@ class VllmServe(Contestant):
                     answer.close()
                     break
         total_ms = (time.perf_counter() - start) * 1000
-        return Sample(
-            ttft_ms=ttft_ms,
-            total_ms=total_ms,
-            num_tokens=num_tokens,
-            prompt_tokens=len(prompt.token_ids),
-        )
+        return Sample(ttft_ms, total_ms, num_tokens, prompt_tokens=len(prompt.token_ids))
 
     def _body(self, prompt: BenchPrompt, wire_prompt: list[int] | str) -> dict[str, Any]:
         return {
@@ -182,25 +163,6 @@ class VllmServe(Contestant):
             timeout = aiohttp.ClientTimeout(total=60)
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
         return self._session
-
-
-class TextPrompts:
-    """`vllm serve` with prompts as text."""
-
-    name = "vllm serve, text"
-
-    def __init__(self, serve: VllmServe) -> None:
-        """Use a running server."""
-        self._serve = serve
-
-    @property
-    def process(self) -> Child:
-        """The server, with the processes of its engine."""
-        return self._serve.process
-
-    async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
-        """Complete each prompt once, `concurrency` at a time."""
-        return await closed_loop(prompts, concurrency, lambda _caller, prompt: self._serve.ask(prompt, prompt.text))
 
 
 def vllm_contestant(

@@ -10,17 +10,16 @@ The best of all rounds counts, because other work on the machine can only add CP
 mean over rounds.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import click
 from rich.console import Console
 
 from loadtest.bench.requests import h2load
-from loadtest.bench.requests.in_process import InProcess, Passes
+from loadtest.bench.requests.in_process import Passes
 from loadtest.bench.requests.traces import measure as measure_traces
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.figures import figure_table, rounded
+from loadtest.bench.runner.figures import all_rounded, figure_table
 from loadtest.bench.runner.front_end import SERVES_LATE, TurnCost, bare_turn, editors, server_turn
 from loadtest.bench.runner.server import ServerProcess, effective_config, prompt_maker
 from loadtest.traffic.scenario import Scenario
@@ -29,7 +28,6 @@ from loadtest.traffic.trace import make_trace
 _IN_PROCESS_S = 10.0
 """Virtual seconds of a pass in process."""
 _H2LOAD_S = 5.0
-_PARTS = ("front_end_ms", "pipeline_ms", "prompt_ms", "engine_ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +65,10 @@ def main(options: _Options, console: Console) -> Result:
         if not options.in_process_only and not options.h2load_only:
             found |= _over_grpc(options, scenario, console)
         if not options.h2load_only:
-            passes = _passes(options, scenario)
-            found |= _in_process([passes.measure() for _ in range(options.rounds)])
+            found |= _in_process(_passes(options, scenario), options.rounds)
         if {"server_cpu_ms", "engine_cpu_ms"} <= found.keys():
             found["server_without_engine_cpu_ms"] = found["server_cpu_ms"] - found["engine_cpu_ms"]
-    figures = {name: rounded(value) for name, value in found.items()}
+    figures = all_rounded(found)
     names = ("sessions", "requests_per_s", "seconds", "rounds", "seed")
     return Result(
         figures | {name: getattr(options, name) for name in names}, [figure_table("CPU time of a request", figures)]
@@ -111,14 +108,15 @@ def _over_grpc(options: _Options, scenario: Scenario, console: Console) -> dict[
     }
 
 
-def _in_process(passes: Sequence[InProcess]) -> Mapping[str, float]:
-    best = {part: min(getattr(each, part) for each in passes) for part in _PARTS}
+def _in_process(passes: Passes, rounds: int) -> dict[str, float]:
+    measured = [passes.measure() for _ in range(rounds)]
+    best = {part: min(each[part] for each in measured) for part in measured[0]}
     return {
-        "front_end_cpu_ms": best["front_end_ms"],
-        "streams_cpu_ms": best["front_end_ms"] - best["pipeline_ms"],
-        "scheduling_cpu_ms": best["pipeline_ms"] - best["prompt_ms"] - best["engine_ms"],
-        "prompt_cpu_ms": best["prompt_ms"],
-        "engine_cpu_ms": best["engine_ms"],
+        "front_end_cpu_ms": best["front_end"],
+        "streams_cpu_ms": best["front_end"] - best["pipeline"],
+        "scheduling_cpu_ms": best["pipeline"] - best["prompt"] - best["engine"],
+        "prompt_cpu_ms": best["prompt"],
+        "engine_cpu_ms": best["engine"],
     }
 
 

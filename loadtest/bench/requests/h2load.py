@@ -12,8 +12,8 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -51,8 +51,7 @@ class H2loadError(StartError):
     """h2load is not installed, or requests failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class H2loadTurn:
+class H2loadTurn(NamedTuple):
     """One turn of a server."""
 
     cpu_ms: float
@@ -61,38 +60,19 @@ class H2loadTurn:
     num_requests: int
 
 
-def figures(served: Sequence[H2loadTurn], bare: Sequence[H2loadTurn]) -> dict[str, float]:
-    """Return the figures: the best of all turns, because other work can only add time."""
-    cpu_ms, bare_cpu_ms = (min(each.cpu_ms for each in turns) for turns in (served, bare))
-    return {
-        "h2load_cpu_ms": cpu_ms,
-        "h2load_bare_cpu_ms": bare_cpu_ms,
-        "h2load_ratio_to_bare": cpu_ms / bare_cpu_ms,
-        "h2load_requests_per_s": max(each.requests_per_s for each in served),
-        "h2load_bare_requests_per_s": max(each.requests_per_s for each in bare),
-    }
-
-
 def find_h2load() -> str:
-    """Return the path of h2load.
-
-    Raises:
-        H2loadError: it is not installed.
-
-    """
+    """Return the path of h2load. Raises H2loadError if it is not installed."""
     found = shutil.which("h2load")
     if found is None:
-        msg = "h2load is not installed; on Debian: apt-get install nghttp2-client"
-        raise H2loadError(msg)
+        raise H2loadError("h2load is not installed; on Debian: apt-get install nghttp2-client")
     return found
 
 
 def measure(config: Path, overrides: Sequence[str], rounds: int, seconds: float) -> dict[str, float]:
     """Measure the server and a bare server in turns of `seconds`; return the figures.
 
-    Raises:
-        H2loadError: it is not installed, or requests failed.
-
+    The best of all turns counts, because other work can only add time. Raises H2loadError if h2load is not installed,
+    or requests failed.
     """
     served: list[H2loadTurn] = []
     bare: list[H2loadTurn] = []
@@ -109,10 +89,16 @@ def measure(config: Path, overrides: Sequence[str], rounds: int, seconds: float)
             before = _num_answered(metrics)
             served.append(_turn(program, body, server.ready["address"], server.pid, seconds))
             if _num_answered(metrics) - before < served[-1].num_requests:
-                msg = "h2load: the server did not answer all requests with a completion"
-                raise H2loadError(msg)
+                raise H2loadError("h2load: the server did not answer all requests with a completion")
             bare.append(_turn(program, body, bare_address, bare_pid, seconds))
-    return figures(served, bare)
+    cpu_ms, bare_cpu_ms = (min(each.cpu_ms for each in turns) for turns in (served, bare))
+    return {
+        "h2load_cpu_ms": cpu_ms,
+        "h2load_bare_cpu_ms": bare_cpu_ms,
+        "h2load_ratio_to_bare": cpu_ms / bare_cpu_ms,
+        "h2load_requests_per_s": max(each.requests_per_s for each in served),
+        "h2load_bare_requests_per_s": max(each.requests_per_s for each in bare),
+    }
 
 
 def _turn(program: str, body: Path, address: str, pid: int, seconds: float) -> H2loadTurn:
@@ -127,8 +113,7 @@ def _turn(program: str, body: Path, address: str, pid: int, seconds: float) -> H
     used_s = cpu_s(process) - begun_s
     finished, counted = _FINISHED.search(done.stdout), _DONE.search(done.stdout)
     if finished is None or counted is None or int(counted["failed"]) or not int(counted["succeeded"]):
-        msg = f"h2load: requests to {address} failed:\n{done.stdout}{done.stderr}"
-        raise H2loadError(msg)
+        raise H2loadError(f"h2load: requests to {address} failed:\n{done.stdout}{done.stderr}")
     num_requests = int(counted["succeeded"])
     return H2loadTurn(used_s * 1000 / num_requests, float(finished["rate"]), num_requests)
 

@@ -16,13 +16,13 @@ import gc
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.core.events import Emit
+from completion_server.core.events import Emit, Event
 from completion_server.core.outcome import End
 from completion_server.core.request import Request
 from completion_server.core.trace_context import BeginTrace, no_trace
@@ -37,8 +37,9 @@ from completion_server.serving.generate import Generates, Prompts
 from completion_server.serving.service import Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.telemetry.metrics import Metrics
+from completion_server.telemetry.tracing.tracing import Tracing
 from loadtest.bench.requests import streams
-from loadtest.bench.requests.traffic import Key, keys_of
+from loadtest.bench.requests.streams import Key, keys_of
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
 from loadtest.targets.editor import is_typed_along
@@ -65,25 +66,7 @@ SETTINGS = ServingSettings(
 )
 
 
-class Traces(Protocol):
-    """What a pass needs of the server's Tracing."""
-
-    @property
-    def begin_trace(self) -> BeginTrace:
-        """Begins the trace of each request."""
-        ...
-
-    def heard_by(self, emit: Emit) -> Emit:
-        """Return an `emit` that also passes events to the tracer."""
-        ...
-
-    async def flush(self) -> None:
-        """Export what waits."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class EngineCall:
+class EngineCall(NamedTuple):
     """A generation that the engine was asked for. Times are the event loop's, in seconds."""
 
     request: GenerationRequest
@@ -91,28 +74,6 @@ class EngineCall:
     ended_at: float
     is_whole: bool
     """Whether it ended by itself; if not, it was aborted at `ended_at`."""
-
-
-@dataclass(slots=True)
-class Recorded:
-    """The calls that a pass of the service made."""
-
-    prompts: list[str] = field(default_factory=list)
-    """Ids of the requests whose prompts were built, in that order."""
-    generations: list[EngineCall] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class InProcess:
-    """CPU milliseconds for a request."""
-
-    front_end_ms: float
-    """All but gRPC: the service and its session streams."""
-    pipeline_ms: float
-    """Admission, scheduler, prompts, text rules, metrics and the scripted engine."""
-    prompt_ms: float
-    engine_ms: float
-    """Of the scripted engine, with a task for each generation."""
 
 
 class Passes:
@@ -124,91 +85,99 @@ class Passes:
         self._scenario = scenario
         self._prompts = prompts
         self._num_passes = 0
-        self._recorded = Recorded()
+        self._built: list[str] = []
+        """Ids of the requests whose prompts were built, in that order."""
+        self._generations: list[EngineCall] = []
         keys = self._keys()
-        recording = _RecordingPrompts(prompts, self._recorded.prompts)
-        virtual_time.run(_serve(keys, recording, self._recorded.generations))
-        self._num_requests = len(keys)
+        virtual_time.run(_serve(keys, _RecordingPrompts(prompts, self._built), recorded=self._generations))
+        self._generations.sort(key=lambda each: each.began_at)
+        self.num_requests = len(keys)
 
-    def measure(self) -> InProcess:
-        """Measure each part once."""
-        per_request = 1000 / max(1, self._num_requests)
+    def measure(self) -> dict[str, float]:
+        """Measure each part once; return its CPU milliseconds for a request.
+
+        front_end: all but gRPC. pipeline: the service with the scripted engine, without session streams. prompt, and
+        engine: these alone.
+        """
         keys = self._keys()
-        front_end_s = _cpu_s(lambda: virtual_time.run(_serve(keys, self._prompts, has_streams=True)))
+        front_end = self._cpu_ms(lambda: virtual_time.run(_serve(keys, self._prompts, has_streams=True)))
         keys = self._keys()
-        pipeline_s = _cpu_s(lambda: virtual_time.run(_serve(keys, self._prompts)))
+        pipeline = self._cpu_ms(lambda: virtual_time.run(_serve(keys, self._prompts)))
         requests = {key.request.id: key.request for key in self._keys()}
-        built = [requests[request_id] for request_id in self._recorded.prompts]
-        prompt_s = _cpu_s(lambda: [self._prompts.build(request) for request in built])
-        generations = sorted(self._recorded.generations, key=lambda each: each.began_at)
-        engine_s = _cpu_s(lambda: virtual_time.run(_generate(generations)))
-        return InProcess(*(seconds * per_request for seconds in (front_end_s, pipeline_s, prompt_s, engine_s)))
+        built = [requests[request_id] for request_id in self._built]
+        prompt = self._cpu_ms(lambda: [self._prompts.build(request) for request in built])
+        engine = self._cpu_ms(lambda: virtual_time.run(_generate(self._generations)))
+        return {"front_end": front_end, "pipeline": pipeline, "prompt": prompt, "engine": engine}
 
-    @property
-    def num_requests(self) -> int:
-        """Requests of a pass."""
-        return self._num_requests
-
-    def front_end_ms(self, tracing: Traces) -> float:
+    def front_end_ms(self, tracing: Tracing) -> float:
         """Measure the front end alone, with traces, until the last span is exported. `tracing` has started."""
         keys = self._keys()
 
         def serve() -> None:
-            virtual_time.run(_serve(keys, self._prompts, has_streams=True, tracing=tracing))
+            traced = _serve(
+                keys, self._prompts, has_streams=True, heard_by=tracing.heard_by, begin_trace=tracing.begin_trace
+            )
+            virtual_time.run(traced)
             asyncio.run(tracing.flush())  # its thread runs in real time
 
-        return _cpu_s(serve) * 1000 / max(1, self._num_requests)
+        return self._cpu_ms(serve)
+
+    def events(self) -> list[Event]:
+        """Return the events of a pass of the front end."""
+        found: list[Event] = []
+
+        def heard_by(emit: Emit) -> Emit:
+            def record(event: Event) -> None:
+                found.append(event)
+                emit(event)
+
+            return record
+
+        virtual_time.run(_serve(self._keys(), self._prompts, has_streams=True, heard_by=heard_by))
+        return found
 
     def _keys(self) -> list[Key]:
         self._num_passes += 1
         return keys_of(self._trace, self._scenario, f"pass-{self._num_passes}")
 
-
-def _cpu_s(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of `work`, without garbage collections of what the benchmark itself holds."""
-    gc.collect()
-    gc.disable()
-    began_s = time.process_time()
-    try:
-        work()
-        return time.process_time() - began_s
-    finally:
-        gc.enable()
+    def _cpu_ms(self, work: Callable[[], object]) -> float:
+        """Return CPU milliseconds for a request, without garbage collections of what the benchmark itself holds."""
+        gc.collect()
+        gc.disable()
+        began_s = time.process_time()
+        try:
+            work()
+            return (time.process_time() - began_s) * 1000 / max(1, self.num_requests)
+        finally:
+            gc.enable()
 
 
 async def _serve(
     keys: Sequence[Key],
     prompts: Prompts,
-    recorded: list[EngineCall] | None = None,
     *,
     has_streams: bool = False,
-    tracing: Traces | None = None,
+    recorded: list[EngineCall] | None = None,
+    heard_by: Callable[[Emit], Emit] = lambda emit: emit,
+    begin_trace: BeginTrace = no_trace,
 ) -> None:
-    async with _serving(prompts, recorded, tracing) as service:
-        if has_streams:
-            await streams.serve(service, keys, no_trace if tracing is None else tracing.begin_trace)
-        else:
-            await _serve_directly(service, keys)
-
-
-async def _serve_directly(service: Service, keys: Sequence[Key]) -> None:
     """Serve the requests at their times, cancelled by their users' next keys, and wait for the last end."""
-    loop = asyncio.get_running_loop()
-    for key in keys:
-        await asyncio.sleep(key.request.received_at - loop.time())
-        reader = _Reader(key, service.open(key.request))
-        reader.start_nowait()
-        loop.call_at(key.typed.next_key_at_s, reader.key_pressed)
-    await service.runner.wait_idle()
+    async with _serving(prompts, recorded, heard_by(Metrics(CollectorRegistry()).handle)) as service:
+        if has_streams:
+            await streams.serve(service, keys, begin_trace)
+            return
+        loop = asyncio.get_running_loop()
+        for key in keys:
+            await asyncio.sleep(key.request.received_at - loop.time())
+            reader = _Reader(key, service.open(key.request))
+            reader.completion.listen(reader.read)
+            loop.call_at(key.typed.next_key_at_s, reader.key_pressed)
+        await service.runner.wait_idle()
 
 
 @contextlib.asynccontextmanager
-async def _serving(
-    prompts: Prompts, recorded: list[EngineCall] | None, tracing: Traces | None
-) -> AsyncIterator[Service]:
+async def _serving(prompts: Prompts, recorded: list[EngineCall] | None, emit: Emit) -> AsyncIterator[Service]:
     clock = LoopClock()
-    handle = Metrics(CollectorRegistry()).handle
-    emit = handle if tracing is None else tracing.heard_by(handle)
     engine = SupervisedEngine(lambda: ScriptedEngine.from_settings(ENGINE), ENGINE, clock)
     generates = engine if recorded is None else _RecordingEngine(engine, recorded)
     service = Service(SETTINGS, generates, prompts, clock, emit)
@@ -231,9 +200,6 @@ class _Reader:
     completion: Completion
     text: str = ""
     has_ended: bool = False
-
-    def start_nowait(self) -> None:
-        self.completion.listen(self.read)
 
     def read(self) -> None:
         part = None if self.has_ended else self.completion.take_nowait()

@@ -17,11 +17,11 @@ import grpc
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from completion_server.core.events import Emit, Event
-from completion_server.core.trace_context import no_trace
+from completion_server.core.events import Event
 from completion_server.telemetry.tracing.settings import TraceSettings
 from completion_server.telemetry.tracing.tracing import Service, Tracing
 from loadtest.bench.requests.in_process import Passes
+from loadtest.bench.runner.schedule import rotated
 from loadtest.driving.worker_pool import RunError
 from loadtest.simulation.virtual_time import LoopClock
 from loadtest.tuning.choice import MIN_ROUNDS, ratio_of_rounds
@@ -46,8 +46,7 @@ def collector() -> Iterator[str]:
     process.start()
     try:
         if not ours.poll(_START_S):
-            msg = f"the collector did not start within {_START_S:g} s"
-            raise TimeoutError(msg)
+            raise TimeoutError(f"the collector did not start within {_START_S:g} s")
         yield ours.recv()
     finally:
         process.terminate()
@@ -67,25 +66,19 @@ def measure(passes: Passes, rounds: int) -> dict[str, float]:
     """Return figures for a request: the median CPU time of the front end, and its ratio to that without traces.
 
     A ratio is the mean over rounds with its 95% interval. Many short turns tell more than a few long ones: what else
-    the machine does changes within seconds.
-
-    Raises:
-        RunError: spans were lost, or there are too few rounds for an interval.
-
+    the machine does changes within seconds. Raises RunError if spans were lost, or there are too few rounds for an
+    interval.
     """
     if rounds < MIN_ROUNDS:
-        msg = f"rounds: at least {MIN_ROUNDS} are needed for an interval, got {rounds}"
-        raise RunError(msg)
+        raise RunError(f"rounds: at least {MIN_ROUNDS} are needed for an interval, got {rounds}")
     with collector() as endpoint:
         contestants = {name: _Contestant(passes, endpoint, ratio) for name, ratio in RATIOS.items()}
         try:
-            in_turn = list(contestants.values())
             for number in range(rounds + 1):
-                for each in in_turn:
+                for each in rotated(list(contestants.values()), number):
                     each.turn()
                     if not number:  # it imports OpenTelemetry and connects
-                        each.forget()
-                in_turn.append(in_turn.pop(0))  # each is as often first as last
+                        each.cpu_ms.clear()
         finally:
             for each in contestants.values():
                 each.close()
@@ -96,33 +89,8 @@ def measure(passes: Passes, rounds: int) -> dict[str, float]:
         key = f"traces_{name.rstrip('%')}"
         found |= {f"{key}_ratio": ratio.value, f"{key}_ratio_low": ratio.low, f"{key}_ratio_high": ratio.high}
         found[f"{key}_spans"] = contestants[name].num_spans / passes.num_requests / (rounds + 1)
-    found["traces_unsampled_us"] = asyncio.run(_unsampled_us(_events(passes), passes.num_requests))
+    found["traces_unsampled_us"] = asyncio.run(_unsampled_us(passes.events(), passes.num_requests))
     return found
-
-
-class _Recorder:
-    """Records the events of a pass. Has what `Passes.front_end_ms` needs of a Tracing."""
-
-    begin_trace = staticmethod(no_trace)
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def heard_by(self, emit: Emit) -> Emit:
-        def record(event: Event) -> None:
-            self.events.append(event)
-            emit(event)
-
-        return record
-
-    async def flush(self) -> None:
-        """Do nothing."""
-
-
-def _events(passes: Passes) -> list[Event]:
-    recorder = _Recorder()
-    passes.front_end_ms(recorder)
-    return recorder.events
 
 
 async def _unsampled_us(events: Sequence[Event], num_requests: int) -> float:
@@ -169,28 +137,18 @@ class _Contestant:
     @property
     def num_spans(self) -> float:
         """Spans that were exported in all turns."""
-        return self._num_spans("exported")
+        return self._count("exported")
 
     def turn(self) -> None:
-        """Measure one pass.
-
-        Raises:
-            RunError: spans were lost.
-
-        """
+        """Measure one pass. Raises RunError if spans were lost."""
         self.cpu_ms.append(self._passes.front_end_ms(self._tracing))
-        lost = sum(map(self._num_spans, _LOST))
+        lost = sum(map(self._count, _LOST))
         if lost:
-            msg = f"{lost:g} spans were lost; the figures are too low"
-            raise RunError(msg)
-
-    def forget(self) -> None:
-        """Let the turns up to now not count."""
-        self.cpu_ms.clear()
+            raise RunError(f"{lost:g} spans were lost; the figures are too low")
 
     def close(self) -> None:
         """Close the connection to the collector."""
         asyncio.run(self._tracing.aclose())
 
-    def _num_spans(self, result: str) -> float:
+    def _count(self, result: str) -> float:
         return self._registry.get_sample_value("completion_trace_spans_total", {"result": result}) or 0.0

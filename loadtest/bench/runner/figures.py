@@ -58,34 +58,23 @@ class Block:
         return sum(sample.num_tokens for sample in self.samples) / self.wall_s
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The summary of many blocks of one contestant."""
+def summary(blocks: Sequence[Block]) -> dict[str, float]:
+    """Summarise one or more blocks of one contestant; nan for missing data.
 
-    ttft_ms_p50: float
-    ttft_ms_p95: float
-    stream_tokens_per_s_p50: float
-    """Median rate of one request, after its first token."""
-    tokens_per_s_p50: float
-    """Median over blocks of the rate of all requests together."""
-    cached_share: float
-    """Share of prompt tokens from the prefix cache."""
-    acceptance: float
-    """Accepted / drafted tokens; nan without a draft."""
-
-    @classmethod
-    def of(cls, blocks: Sequence[Block]) -> "Summary":
-        """Summarise one or more blocks."""
-        samples = [sample for block in blocks for sample in block.samples]
-        ttft_ms = [sample.ttft_ms for sample in samples if sample.ttft_ms is not None]
-        return cls(
-            ttft_ms_p50=percentile(ttft_ms, 50),
-            ttft_ms_p95=percentile(ttft_ms, 95),
-            stream_tokens_per_s_p50=percentile([rate for each in samples if (rate := each.tokens_per_s)], 50),
-            tokens_per_s_p50=percentile([block.tokens_per_s for block in blocks], 50),
-            cached_share=_ratio(sum(s.cached_prompt_tokens for s in samples), sum(s.prompt_tokens for s in samples)),
-            acceptance=_ratio(sum(s.accepted_draft_tokens for s in samples), sum(s.drafted_tokens for s in samples)),
-        )
+    `stream_tokens_per_s_p50` is the median rate of one request after its first token, `tokens_per_s_p50` the median
+    over blocks of the rate of all requests together. `cached_share` is of the prompt tokens, `acceptance` of the
+    drafted ones.
+    """
+    samples = [sample for block in blocks for sample in block.samples]
+    ttft_ms = [sample.ttft_ms for sample in samples if sample.ttft_ms is not None]
+    return {
+        "ttft_ms_p50": percentile(ttft_ms, 50),
+        "ttft_ms_p95": percentile(ttft_ms, 95),
+        "stream_tokens_per_s_p50": percentile([rate for each in samples if (rate := each.tokens_per_s)], 50),
+        "tokens_per_s_p50": percentile([block.tokens_per_s for block in blocks], 50),
+        "cached_share": _ratio(sum(s.cached_prompt_tokens for s in samples), sum(s.prompt_tokens for s in samples)),
+        "acceptance": _ratio(sum(s.accepted_draft_tokens for s in samples), sum(s.drafted_tokens for s in samples)),
+    }
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -107,14 +96,19 @@ def rounded(value: float, digits: int = 3) -> float | None:
     return None if np.isnan(value) else round(value, digits)
 
 
+def all_rounded(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """Return rounded figures for JSON; None for nan."""
+    return {name: rounded(value) for name, value in figures.items()}
+
+
 def report_console() -> Console:
     """Return the console for tables; without a terminal it has a fixed width."""
     console = Console()
     return console if console.is_terminal else Console(width=120)
 
 
-def _ratio(stats: float, whole: float) -> float:
-    return stats / whole if whole else float("nan")
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else float("nan")
 
 
 def ratio(first: Sequence[float], second: Sequence[float], least: float = 0.0) -> Estimate:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import click
 import psutil
@@ -40,9 +41,7 @@ _MIB = 1024 * 1024
 def editors(sessions: int, requests_per_s: float, seconds: float, seed: int) -> Scenario:
     """Return the packaged scenario of ten thousand editors with other sizes: the time away follows from the rate.
 
-    Raises:
-        ScenarioError: so few editors can't send as many requests.
-
+    Raises ScenarioError if so few editors can't send as many requests.
     """
     scenario = Scenario.load("editors-10k")
     while_typing = scenario.session_requests_per_s / (1 - scenario.typing.away_share)
@@ -55,8 +54,7 @@ def editors(sessions: int, requests_per_s: float, seconds: float, seed: int) -> 
     return Scenario.of(tree)
 
 
-@dataclass(slots=True)
-class ProcessReading:
+class ProcessReading(NamedTuple):
     """CPU time and memory of a process at a time of the run."""
 
     elapsed_s: float
@@ -93,8 +91,7 @@ class ProcessWatch:
         return (last.rss_bytes - half.rss_bytes) / _MIB / max(1e-9, last.elapsed_s - half.elapsed_s) * 60
 
 
-@dataclass(frozen=True, slots=True)
-class TurnCost:
+class TurnCost(NamedTuple):
     """The cost of one turn of a server."""
 
     cpu_ms: float
@@ -105,20 +102,6 @@ class TurnCost:
     errors: int
     invalid: tuple[str, ...]
     """Reasons why the load tester's own latencies would not be valid. CPU time is, unless the rate was not kept."""
-
-    @classmethod
-    def of(cls, stats: RunStats, watch: ProcessWatch) -> "TurnCost":
-        """Return the cost of a run."""
-        counters = stats.total.counters
-        sent = max(1, counters["sent"])
-        # The watch counts due requests. An editor answers some of them from its cache, and does not send them.
-        return cls(
-            cpu_ms=watch.cpu_ms_a_request * counters["intended"] / sent,
-            messages=counters["messages"] / sent,
-            shed_share=counters["outcome/shed"] / sent,
-            errors=int(counters["errors"]),
-            invalid=tuple(reasons_invalid(stats)),
-        )
 
 
 def server_turn(server: ServerProcess, scenario: Scenario, console: Console) -> TurnCost:
@@ -134,8 +117,17 @@ def bare_turn(messages: float, scenario: Scenario, console: Console) -> TurnCost
 
 
 def _turn(target: str, pid: int, scenario: Scenario, console: Console) -> TurnCost:
-    target = f"{target}&connections={min(_CONNECTIONS, scenario.sessions)}"
-    return TurnCost.of(*drive(scenario, target, pid, console))
+    stats, watch = drive(scenario, f"{target}&connections={min(_CONNECTIONS, scenario.sessions)}", pid, console)
+    counters = stats.total.counters
+    sent = max(1, counters["sent"])
+    # The watch counts due requests. An editor answers some of them from its cache, and does not send them.
+    return TurnCost(
+        cpu_ms=watch.cpu_ms_a_request * counters["intended"] / sent,
+        messages=counters["messages"] / sent,
+        shed_share=counters["outcome/shed"] / sent,
+        errors=int(counters["errors"]),
+        invalid=reasons_invalid(stats),
+    )
 
 
 def drive(
@@ -159,9 +151,7 @@ def drive(
 def bare_server(deltas: float) -> Iterator[tuple[str, int]]:
     """Run the bare gRPC server, which sends `deltas` deltas before each end; yield its address and process id.
 
-    Raises:
-        StartError: it did not start.
-
+    Raises StartError if it did not start.
     """
     command = (sys.executable, "-m", "loadtest.bench.peers.bare_grpc", "--deltas", str(deltas))
     with Child("bare", command, is_piped=True) as child:

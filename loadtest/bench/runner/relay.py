@@ -27,41 +27,20 @@ class Relay(Contestant):
     name = "relay"
 
     def __init__(self, server: str, round_trip_ms: float = 0.0) -> None:
-        """Start a relay to HOST:PORT with a round-trip time.
-
-        Raises:
-            StartError: it did not start.
-
-        """
+        """Start a relay to HOST:PORT with a round-trip time. Raises StartError if it did not start."""
         command = (sys.executable, "-m", __name__, server, "--round-trip-ms", f"{round_trip_ms:g}")
-        self._child = Child(self.name, command, is_piped=True)
-        try:
-            self.address = str(self._child.read_json(_START_S)["address"])
-        except BaseException:
-            self._child.stop()
-            raise
-
-    @property
-    def process(self) -> Child:
-        """The process."""
-        return self._child
+        child = Child(self.name, command, is_piped=True)
+        self.address = str(self._begin(child, lambda child: child.read_json(_START_S))["address"])
 
     def move_to(self, server: str, *, closes: bool = False) -> None:
         """Connect clients to another server from now on. Their connections to the old one stay, or are closed.
 
-        Raises:
-            StartError: it has died.
-
+        Raises StartError if it has died.
         """
         self._child.ask({"server": server, "closes": closes}, _START_S)
 
     def hold_back(self, delay_s: float) -> None:
-        """Hold the server's answers back for so long.
-
-        Raises:
-            StartError: it has died.
-
-        """
+        """Hold the server's answers back for so long. Raises StartError if it has died."""
         self._child.ask({"answer_delay_s": delay_s}, _START_S)
 
 
@@ -73,7 +52,7 @@ class Relaying:
         self.server = server
         self.request_delay_s = request_delay_s
         self.answer_delay_s = answer_delay_s
-        self._ends: set[_End] = set()
+        self.ends: set[_End] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
 
@@ -95,24 +74,16 @@ class Relaying:
 
     def close_all(self) -> None:
         """Close all connections."""
-        for end in tuple(self._ends):
+        for end in tuple(self.ends):
             end.transport.abort()
-
-    def delay_s(self, *, is_answer: bool) -> float:
-        """Return how long data takes."""
-        return self.answer_delay_s if is_answer else self.request_delay_s
 
     def add(self, end: "_End") -> None:
         """Take an end that is connected; connect a client's to the server."""
-        self._ends.add(end)
+        self.ends.add(end)
         if not end.is_server:
             task = asyncio.create_task(self._connect(end))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
-
-    def discard(self, end: "_End") -> None:
-        """Forget an end that is closed."""
-        self._ends.discard(end)
 
     async def _connect(self, client: "_End") -> None:
         round_trip_s = self.request_delay_s + self.answer_delay_s
@@ -162,7 +133,7 @@ class _End(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closed = True
-        self._relaying.discard(self)
+        self._relaying.ends.discard(self)
         self._pass_on(b"")
 
     def pause_writing(self) -> None:
@@ -174,7 +145,8 @@ class _End(asyncio.Protocol):
             self._peer.transport.resume_reading()
 
     def _pass_on(self, data: bytes) -> None:
-        due = self._loop.time() + self._relaying.delay_s(is_answer=self.is_server)
+        relaying = self._relaying
+        due = self._loop.time() + (relaying.answer_delay_s if self.is_server else relaying.request_delay_s)
         self._waiting.append((due, data))
         if self._timer is None and self._peer is not None:
             self._timer = self._loop.call_at(due, self._write_due)

@@ -57,11 +57,21 @@ class Contestant(AsyncClosing):
     """A running server, a peer, or a bare part of a server. Leaving its context stops its processes."""
 
     name: str
+    _child: Child
 
     @property
-    @abstractmethod
     def process(self) -> Child:
         """The process, with those that it has started."""
+        return self._child
+
+    def _begin(self, child: Child, wait: Callable[[Child], T]) -> T:
+        """Take a process and return the result of waiting for its start. One that does not come up is stopped."""
+        self._child = child
+        try:
+            return wait(child)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stop the processes."""
@@ -85,57 +95,37 @@ class Contestant(AsyncClosing):
 ContestantT = TypeVar("ContestantT", bound=Contestant)
 
 
-class Turns:
-    """Lets one of several live servers run at a time and suspends the others.
+class Contest(AsyncExitStack):
+    """The contestants of a run, of which one runs at a time; the others are suspended. Leaving it stops them.
 
     A server that rests still uses CPU time: heartbeats, timers, and vLLM's worker, which spins on a core for a second
     after its last step. On a small machine all of that would count for the server that is measured.
     """
 
-    def __init__(self, settle_s: float = _SETTLE_S) -> None:
-        """Have no server yet. A turn begins `settle_s` after the change."""
-        self._settle_s = settle_s
-        self._resting: list[Pausable] = []
-        self._active: Pausable | None = None
-
-    def add(self, server: Pausable) -> None:
-        """Suspend a server that has started, until it has its turn."""
-        server.pause()
-        self._resting.append(server)
-
-    async def give(self, server: Pausable) -> None:
-        """Suspend the server whose turn it was, and let another one run."""
-        if server is self._active:
-            return
-        self._resting.remove(server)
-        if self._active is not None:
-            self.add(self._active)
-        self._active = server
-        server.resume()
-        await asyncio.sleep(self._settle_s)
-
-
-class Contest(AsyncExitStack):
-    """The contestants of a run. Leaving it stops them."""
-
-    def __init__(self, console: Console) -> None:
-        """Have no contestant yet; starts are shown in the console."""
+    def __init__(self, console: Console, settle_s: float = _SETTLE_S) -> None:
+        """Have no contestant yet; starts are shown in the console. A turn begins `settle_s` after the change."""
         super().__init__()
         self.console = console
-        self.turns = Turns()
+        self._settle_s = settle_s
+        self._active: Pausable | None = None
 
     async def start(self, name: str, make: Callable[P, ContestantT], *args: P.args, **kwargs: P.kwargs) -> ContestantT:
-        """Start a contestant, which is suspended until it has its turn.
-
-        Raises:
-            StartError: it did not start.
-
-        """
+        """Start a contestant, which is suspended until it has its turn. Raises StartError if it did not start."""
         with self.console.status(f"starting: {name}"):
             contestant = make(*args, **kwargs)
             await self.enter_async_context(contestant)
-        self.turns.add(contestant.process)
+        contestant.process.pause()
         return contestant
+
+    async def give_turn(self, server: Pausable) -> None:
+        """Suspend the server whose turn it was, and let another one run."""
+        if server is self._active:
+            return
+        if self._active is not None:
+            self._active.pause()
+        self._active = server
+        server.resume()
+        await asyncio.sleep(self._settle_s)
 
 
 def rotated(items: Sequence[T], number: int) -> list[T]:
@@ -159,9 +149,7 @@ StoppableT = TypeVar("StoppableT", bound=Stoppable)
 def started_together(makers: Sequence[Callable[[], StoppableT]]) -> Iterator[list[StoppableT]]:
     """Start what the functions return at the same time, and yield them in order. Leaving the context stops them.
 
-    Raises:
-        StartError: one did not start; the others are stopped.
-
+    Raises StartError if one did not start; the others are stopped.
     """
     with ExitStack() as stack, ThreadPoolExecutor(len(makers)) as starters:
         futures = [starters.submit(make) for make in makers]

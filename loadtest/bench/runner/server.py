@@ -14,13 +14,10 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.endpoint import caller_metadata
-from completion_server.core.errors import ConfigError, InvalidRequestError
-from completion_server.core.request import Mode
 from loadtest.bench.runner.closed_loop import BenchPrompt, closed_loop
 from loadtest.bench.runner.figures import Block, Sample
 from loadtest.bench.runner.prompts import PromptMaker
 from loadtest.bench.runner.schedule import Contestant
-from loadtest.bench.runner.texts import CursorText
 from loadtest.processes.child import FIRST_START_S, Child
 
 if TYPE_CHECKING:
@@ -74,60 +71,23 @@ def flags(config: Path, overrides: Sequence[str]) -> list[str]:
 def effective_config(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the server's effective configuration, with vLLM's "engine_args" and "prompt_budget_tokens".
 
-    Raises:
-        CommandError: the configuration is not valid.
-
+    Raises CommandError if the configuration is not valid.
     """
-    answer: dict[str, Any] = json.loads(_run("completion_server", "check-config", "--json", *flags(config, overrides)))
+    command = [*_COMMAND, "check-config", "--json", *flags(config, overrides)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CommandError(f"completion_server check-config failed:\n{done.stderr.strip()}")
+    answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
 
 def prompt_maker(effective: Mapping[str, Any]) -> PromptMaker:
     """Return a maker of the prompts of a server with an effective configuration.
 
-    Raises:
-        ConfigError: there is no such tokenizer, or the section can't be used.
-
+    Raises ConfigError if there is no such tokenizer, or the section can't be used.
     """
     section = {**effective["prompt"], "max_prompt_tokens": effective["prompt_budget_tokens"]}
     return PromptMaker(effective["engine"]["model"], section)
-
-
-def render_prompts(
-    config: Path,
-    overrides: Sequence[str],
-    texts: Sequence[CursorText],
-    max_tokens: int,
-    documents: Sequence[str] | None = None,
-) -> list[BenchPrompt]:
-    """Return the token ids that the server gives its engine for each text.
-
-    Texts with the same name in `documents` are successive keys of one document; without names each text is its own.
-
-    Raises:
-        CommandError: a prompt can't be made.
-
-    """
-    names = documents or [str(number) for number in range(len(texts))]
-    rendered: list[BenchPrompt] = []
-    try:
-        maker = prompt_maker(effective_config(config, overrides))
-        for name, text in zip(names, texts, strict=True):
-            made, _build_ms = maker.make("", text.prefix, text.suffix, session=name, mode=Mode.MULTI_LINE)
-            rendered.append(
-                BenchPrompt(
-                    text.prefix,
-                    text.suffix,
-                    max_tokens,
-                    tuple(made.token_ids),
-                    stop_token_ids=made.stop_token_ids,
-                    document=name if documents else "",
-                )
-            )
-    except (ConfigError, InvalidRequestError) as error:
-        msg = f"a prompt can't be made: {error}"
-        raise CommandError(msg) from error
-    return rendered
 
 
 class ServerProcess(Contestant):
@@ -144,20 +104,12 @@ class ServerProcess(Contestant):
     ) -> None:
         """Start the server and wait until it is warm. With metrics, `ready` has their address.
 
-        Editors connect at their first request.
-
-        Raises:
-            StartError: the server did not start.
-
+        Editors connect at their first request. Raises StartError if the server did not start.
         """
         self.name = name
         command = [*_COMMAND, "serve", "--json", *flags(config, (*_OVERRIDES, _METRICS[has_metrics], *overrides))]
-        self._child = Child(name, command, env=env, is_piped=True)
-        try:
-            self.ready = self._child.read_json(FIRST_START_S)
-        except BaseException:
-            self._child.stop()
-            raise
+        child = Child(name, command, env=env, is_piped=True)
+        self.ready = self._begin(child, lambda child: child.read_json(FIRST_START_S))
         self._run_id = uuid.uuid4().hex[:8]
         self._num_asked = 0
         self._channels: list[grpc.aio.Channel] = []
@@ -167,11 +119,6 @@ class ServerProcess(Contestant):
     def pid(self) -> int:
         """The process id."""
         return self._child.pid
-
-    @property
-    def process(self) -> Child:
-        """The process, with those of its engine."""
-        return self._child
 
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
@@ -224,22 +171,15 @@ class ServerProcess(Contestant):
                     end = response.end
                     break
         except grpc.aio.AioRpcError as error:
-            msg = f"a request failed: {error.details()} ({error.code().name})"
-            raise NotAnsweredError(msg) from error
+            raise NotAnsweredError(f"a request failed: {error.details()} ({error.code().name})") from error
         return sample_of(end, ttft_ms, (time.perf_counter() - start) * 1000)
 
 
 def sample_of(end: pb.End | None, ttft_ms: float | None, total_ms: float) -> Sample:
-    """Return a measured answer.
-
-    Raises:
-        NotAnsweredError: the request was not answered, or not by the engine.
-
-    """
+    """Return a measured answer. Raises NotAnsweredError if the request was not answered, or not by the engine."""
     if end is None or end.finish_reason not in _ANSWERED:
         why = str(end).strip().replace("\n", " ") if end else "its stream had no end"
-        msg = f"a request was not answered: {why}"
-        raise NotAnsweredError(msg)
+        raise NotAnsweredError(f"a request was not answered: {why}")
     if end.usage.cache_level in _CACHED:
         msg = "a request was answered from the completion cache: its engine can't be measured (set cache.enabled=false)"
         raise NotAnsweredError(msg)
@@ -253,12 +193,3 @@ def sample_of(end: pb.End | None, ttft_ms: float | None, total_ms: float) -> Sam
         accepted_draft_tokens=end.usage.accepted_draft_tokens,
         decode_ms=end.timings.decode_ms,
     )
-
-
-def _run(module: str, *arguments: str) -> str:
-    command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        msg = f"{module} {arguments[0]} failed:\n{done.stderr.strip()}"
-        raise CommandError(msg)
-    return done.stdout

@@ -31,39 +31,36 @@ import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import click
 from rich.console import Console, RenderableType
 from rich.progress import Progress
 
 from loadtest.bench.peers.vllm_serve import VllmServe, vllm_contestant
-from loadtest.bench.runner.benchmark import FILE, POSITIVE, Result, ServerOptions, benchmark, option
+from loadtest.bench.runner.benchmark import FILE, POSITIVE, Result, ServerOptions, benchmark, option, write_text
 from loadtest.bench.runner.editing import EditingContestant, EditingRuns, ServerPrompts, server_contestant
 from loadtest.bench.runner.figures import rounded
 from loadtest.bench.runner.schedule import Contest, rotated
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, effective_config
-from loadtest.bench.scheduler.capacity import measure_capacity
 from loadtest.bench.scheduler.report import (
     PLAIN,
     SCHEDULER,
     VLLM_SERVE,
-    Criteria,
-    LoadFigures,
     Results,
     as_json,
     figures,
     first_errors,
     headline,
-    headline_table,
-    targets_table,
+    picture,
+    tables,
 )
-from loadtest.driving.driver import drive
-from loadtest.report.canvas import curve_svg
-from loadtest.targets import ClientSettings
+from loadtest.targets import ClientSettings, TargetError
 from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.sections import CriteriaSettings
 from loadtest.traffic.trace import make_trace
 from loadtest.traffic.typed import Trace
+from loadtest.tuning.replay import Replay, traffic_of
 
 _PLAIN_OVERRIDES = (
     *SERVES_ALL,
@@ -75,6 +72,8 @@ _PLAIN_OVERRIDES = (
 _CAPACITY_S = 8.0
 _WARM_UP_SESSIONS, _WARM_UP_S = 8, 3.0
 _QUICK_S, _QUICK_CAPACITY_S = 4.0, 2.0
+CONCURRENCIES = (4, 8, 16)
+"""Callers while the capacity of the engine is measured."""
 _TARGETS = {name.replace(" ", "-"): name for name in (SCHEDULER, PLAIN, VLLM_SERVE)}
 """The targets by their names on the command line."""
 
@@ -113,8 +112,7 @@ class _Options(ServerOptions):
     quick: bool = option(False, "One short round, to see that all of it works.")
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """A trace that every target is driven with."""
 
     round: int
@@ -142,18 +140,20 @@ def main(options: _Options, console: Console) -> Result:
     scenario = Scenario.of({"name": "scheduler", "seed": options.seed, "documents": documents, "editor": editor})
     by_concurrency, cells, results = asyncio.run(_measure(scenario, options, console))
     rate = options.capacity or max(by_concurrency.values())
-    found = figures(results, Criteria(options.within_ms / 1000, options.before_next_key_ms / 1000))
+    criteria = CriteriaSettings(within_ms=options.within_ms, before_next_key_ms=options.before_next_key_ms)
+    found = figures(results, criteria)
     for name, error in first_errors(results).items():
         console.print(f"{name}: requests failed, the first with: {error}", markup=False)
     if options.picture is not None:
-        _draw(found, rate, options.picture)
+        write_text(options.picture, picture(found, rate))
     headlines = headline(found, results)
+    left_out = {"as_json_only", "record", "config", "overrides", "picture", "quick"}
     details = {
         "capacity_per_s": rounded(rate),
         "capacity_per_s_by_concurrency": {str(n): rounded(each) for n, each in by_concurrency.items()},
         "requests_per_s_of_a_session": rounded(scenario.session_requests_per_s),
         "typing": scenario.typing.model.parameters(),
-        "options": _given(options),
+        "options": {name: value for name, value in asdict(options).items() if name not in left_out},
         "traces": [
             {
                 "round": cell.round,
@@ -165,12 +165,8 @@ def main(options: _Options, console: Console) -> Result:
             for cell in cells
         ],
     }
-    tables: list[RenderableType] = [
-        f"The engine can serve {rate:.1f} completions/s.",
-        targets_table(found),
-        headline_table(headlines),
-    ]
-    return Result(headlines | details | {"loads": as_json(found)}, tables)
+    said: list[RenderableType] = [f"The engine can serve {rate:.1f} completions/s.", *tables(found, headlines)]
+    return Result(headlines | details | {"loads": as_json(found)}, said)
 
 
 async def _measure(
@@ -198,16 +194,34 @@ async def _measure(
         first = scenario.scaled(sessions=_WARM_UP_SESSIONS, duration_s=_WARM_UP_S, seed=f"{options.seed}/warm-up")
         with console.status("warming up"):
             for each in contestants.values():
-                async with runs.of(each) as target:
-                    await drive(target, each.sends(make_trace(first)))
+                await runs.drive(each, each.sends(make_trace(first)))
         if options.capacity is None:
             with console.status("measuring what the engine can serve"):
-                await contest.turns.give(servers[PLAIN].process)
-                by_concurrency = await measure_capacity(
-                    servers[PLAIN].ready["address"], scenario, _QUICK_CAPACITY_S if options.quick else _CAPACITY_S
-                )
+                await contest.give_turn(servers[PLAIN].process)
+                seconds = _QUICK_CAPACITY_S if options.quick else _CAPACITY_S
+                by_concurrency = await measure_capacity(servers[PLAIN].ready["address"], scenario, seconds)
         cells = await asyncio.to_thread(_cells, scenario, options.capacity or max(by_concurrency.values()), options)
         return by_concurrency, cells, await _contest(list(contestants.values()), runs, cells, options, console)
+
+
+async def measure_capacity(address: str, scenario: Scenario, seconds: float) -> dict[int, float]:
+    """Return the whole completions per second of a server at HOST:PORT, closed loop, by concurrency.
+
+    Each caller types in its own document and sends the next key's request as soon as it has its answer, so that the
+    prefix cache works as while typing. Raises TargetError if a request failed, or none was answered.
+    """
+    replay = Replay(address, scenario)
+    found: dict[int, float] = {}
+    try:
+        for concurrency in CONCURRENCIES:
+            block = await replay.run(await traffic_of(scenario, concurrency, f"capacity/{concurrency}"), seconds)
+            answers = [each for each in block.answers if each.shed_reason is None and each.ended_s <= block.window_s]
+            found[concurrency] = len(answers) / block.window_s
+    finally:
+        await replay.close()
+    if not any(found.values()):
+        raise TargetError(f"{address} answered nothing while its capacity was measured")
+    return found
 
 
 def _cells(scenario: Scenario, rate: float, options: _Options) -> list[Cell]:
@@ -236,31 +250,9 @@ async def _contest(
         in_progress = progress.track(list(zip(cells, sent, strict=True)), description="typing")
         for number, (cell, traces) in enumerate(in_progress):
             for each, trace in rotated(list(zip(contestants, traces, strict=True)), cell.round + number):
-                async with runs.of(each) as target:
-                    run = await drive(target, trace, has_lead_in=options.has_lead_in)
+                run = await runs.drive(each, trace, has_lead_in=options.has_lead_in)
                 results[cell.load][each.name].append(run)
     return results
-
-
-def _given(options: _Options) -> dict[str, Any]:
-    left_out = {"as_json_only", "record", "config", "overrides", "picture", "quick"}
-    return {name: value for name, value in asdict(options).items() if name not in left_out}
-
-
-def _draw(found: Mapping[float, Mapping[str, LoadFigures]], rate: float, picture: Path) -> None:
-    names = {
-        SCHEDULER: "this server",
-        VLLM_SERVE: "vllm serve, editors hang up at each key",
-        PLAIN: "its scheduler off",
-    }
-    series = {
-        label: [(load, by_target[name].seen_per_s) for load, by_target in sorted(found.items())]
-        for name, label in names.items()
-        if all(name in by_target for by_target in found.values())
-    }
-    x_label = f"requests/s, in multiples of the {rate:.0f} whole completions/s that the engine serves"
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    picture.write_text(curve_svg(series, x_label, "completions seen per second", "People who type"), encoding="utf-8")
 
 
 if __name__ == "__main__":

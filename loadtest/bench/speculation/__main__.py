@@ -1,13 +1,19 @@
 """Measures the gain of speculation with the configured drafts for each K, and that of a tuned table, in one run.
 
 Two servers run: one with drafts and a K that changes live, K = 0 included, and one started without. They take turns on
-the same texts, so that a drift of the machine affects both; the other is suspended meanwhile. Then K is changed
-repeatedly under traffic, to measure the time that a change takes.
+the same texts, so that a drift of the machine affects both; the other is suspended meanwhile.
+
+Then K is changed repeatedly under traffic. The time of a change runs from the SetSpeculation call, for a change from
+K = 0 to another, until a polled GetSpeculation shows the first verified draft tokens. It is an upper bound: drafts are
+verified one step after the first step with the new K, and a poll comes later still.
 """
 
 import asyncio
+import contextlib
 import json
 import math
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,14 +23,15 @@ from typing import Any
 import click
 from rich.console import Console
 
-from loadtest.bench.runner.benchmark import FOLDER, Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.figures import report_console, rounded
+from loadtest.bench.runner.benchmark import FOLDER, Result, ServerOptions, benchmark, option, write_text
+from loadtest.bench.runner.figures import all_rounded, percentile, report_console
 from loadtest.bench.runner.schedule import Contest
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
-from loadtest.bench.speculation.live_change import Changes, measure_changes
 from loadtest.commands.tune import Bar, numbers, print_tuning
+from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.typed import Trace
 from loadtest.tuning.blocks import Blocks, Variant
 from loadtest.tuning.choice import MIN_ROUNDS, OFF, crossover
 from loadtest.tuning.document import as_json
@@ -45,6 +52,11 @@ _OVERRIDES = (
 )
 _CHANGES_AT, _CHANGES_K = 4, 4
 """Concurrent generations, and K, while the time of a change is measured."""
+_POLL_S = 0.001
+_GIVE_UP_S = 10.0
+_STILL_POLLS = 3
+"""Number of polls with new tokens but no new drafts after which drafting has ended."""
+_ENDLESS_S = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +85,7 @@ def main(options: _Options, console: Console) -> Result:
     if options.quick:
         options = replace(options, changes=min(10, options.changes))
     tuned, changes = asyncio.run(_measure(settings, options, console))
-    found = {name: rounded(value) for name, value in (figures(tuned) | changes.figures()).items()}
+    found = all_rounded(figures(tuned) | changes)
     about = {
         "version": version("completion-server"),
         "started_at": started_at,
@@ -92,14 +104,11 @@ def main(options: _Options, console: Console) -> Result:
 def tuning_settings(k: str | None, rounds: int, seconds: float, *, is_quick: bool) -> TuningSettings:
     """Return the extent of the measurement; that of a quick one is fixed, except for the Ks.
 
-    Raises:
-        TuningError: the Ks are not numbers, or too large for the servers.
-
+    Raises TuningError if the Ks are not numbers, or too large for the servers.
     """
     ks = numbers("--k", k, least=1)
     if ks and ks[-1] > MAX_K:
-        msg = f"--k: must be at most {MAX_K}, got {ks[-1]}"
-        raise TuningError(msg)
+        raise TuningError(f"--k: must be at most {MAX_K}, got {ks[-1]}")
     if is_quick:
         return TuningSettings((1, 4), MIN_ROUNDS, MIN_ROUNDS, 0.3, ks or (1, 4))
     return TuningSettings((1, 4, 16, _MOST_AT_ONCE), rounds, rounds, seconds, ks)
@@ -111,11 +120,18 @@ def figures(tuned: Tuned) -> dict[str, float]:
     both = Blocks((*tuned.sweep.all, *tuned.others.all))
     checked = tuned.checks if tuned.checks.all else both
     where = crossover(tuned.table)
+    over_no_draft = {
+        f"{name}_over_no_draft_batch_{each.concurrency}": goodput_ratio(
+            both, variant, NO_DRAFT, concurrencies=[each.concurrency]
+        ).value
+        for each in tuned.choices
+        for name, variant in (("off", OFF), ("speedup", Variant.fixed(each.best_k)))
+    }
     return {
         "best_k_batch_1": first.k,
         "best_k_above_0_batch_1": first.best_k,
         "speedup_batch_1": first.gain.value,
-        **over_no_draft(both, tuned),
+        **over_no_draft,
         "crossover_batch": math.nan if where is None else where,
         "tuned_over_best_fixed": over.table_over_fixed.value,
         "tuned_over_best_fixed_low": over.table_over_fixed.low,
@@ -128,19 +144,7 @@ def figures(tuned: Tuned) -> dict[str, float]:
     }
 
 
-def over_no_draft(blocks: Blocks, tuned: Tuned) -> dict[str, float]:
-    """Return the tokens/s of K = 0, and of the best K above 0, relative to the server without drafts."""
-    found: dict[str, float] = {}
-    for choice in tuned.choices:
-        at = choice.concurrency
-        for name, variant in (("off", OFF), ("speedup", Variant.fixed(choice.best_k))):
-            found[f"{name}_over_no_draft_batch_{at}"] = goodput_ratio(
-                blocks, variant, NO_DRAFT, concurrencies=[at]
-            ).value
-    return found
-
-
-async def _measure(settings: TuningSettings, options: _Options, console: Console) -> tuple[Tuned, Changes]:
+async def _measure(settings: TuningSettings, options: _Options, console: Console) -> tuple[Tuned, dict[str, float]]:
     scenario = Scenario.load("steady").scaled(seed=options.seed)
     async with Contest(console) as contest:
         servers: dict[Replay, ServerProcess] = {}
@@ -154,7 +158,7 @@ async def _measure(settings: TuningSettings, options: _Options, console: Console
             servers[replays[name]] = server
 
         async def give_turn(replay: Replay) -> None:
-            await contest.turns.give(servers[replay].process)
+            await contest.give_turn(servers[replay].process)
 
         await give_turn(replays[""])
         operator = await contest.enter_async_context(Operator(servers[replays[""]].ready["admin_address"]))
@@ -173,12 +177,73 @@ async def _measure(settings: TuningSettings, options: _Options, console: Console
     return tuned, changes
 
 
+async def measure_changes(
+    operator: Operator, replay: Replay, traffic: Trace, *, k: int, count: int, on_progress: Callable[[int], None]
+) -> dict[str, float]:
+    """Change from 0 to K `count` times while a caller for each session keeps the engine busy; return percentiles.
+
+    `live_change_ms` is the time until the first verified draft tokens of the new K, `live_change_call_ms` that of the
+    call alone. Raises TargetError if a request failed, or a change was never seen.
+    """
+    shown_ms, call_ms = [], []
+    callers = asyncio.create_task(replay.run(traffic, _ENDLESS_S))
+    try:
+        for number in range(count):
+            await operator.put(((1, 1, 0),))
+            drafted = await _when_still(operator)
+            start = time.perf_counter()
+            call_ms.append(await operator.put(((1, 1, k),)))
+            await _when_drafting(operator, drafted)
+            shown_ms.append((time.perf_counter() - start) * 1000)
+            on_progress(number + 1)
+    finally:
+        callers.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await callers
+    return {
+        f"{name}_ms_p{percent}": percentile(found_ms, percent)
+        for name, found_ms in (("live_change", shown_ms), ("live_change_call", call_ms))
+        for percent in (50, 99)
+    }
+
+
+async def _when_still(operator: Operator) -> int:
+    """Wait until tokens come without drafts; return the count of draft tokens."""
+    figures = (await operator.get()).figures
+    num_still = 0
+    async with _patience():
+        while num_still < _STILL_POLLS:
+            await asyncio.sleep(_POLL_S)
+            before, figures = figures, (await operator.get()).figures
+            if figures.drafted_tokens > before.drafted_tokens:
+                num_still = 0
+            elif figures.generated_tokens > before.generated_tokens:
+                num_still += 1
+    return figures.drafted_tokens
+
+
+async def _when_drafting(operator: Operator, drafted: int) -> None:
+    """Wait for more draft tokens. Compare each poll with the last one, because old tokens leave the server's window."""
+    async with _patience():
+        while (now := (await operator.get()).figures.drafted_tokens) <= drafted:
+            drafted = now
+            await asyncio.sleep(_POLL_S)
+
+
+@contextlib.asynccontextmanager
+async def _patience() -> AsyncIterator[None]:
+    """Limit the time of the block. Raises TargetError."""
+    try:
+        async with asyncio.timeout(_GIVE_UP_S):
+            yield
+    except TimeoutError:
+        raise TargetError(f"a change of K was not seen within {_GIVE_UP_S:.0f} s") from None
+
+
 def _write(folder: Path, tuned: Tuned, about: dict[str, Any], found: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     document = as_json(tuned, about | {"figures": found})
-    (folder / "tuning.json").write_text(json.dumps(document, allow_nan=False) + "\n", encoding="utf-8")
-    facts = {name: str(value) for name, value in about.items()}
-    (folder / "tuning.html").write_text(render_tuning(tuned, facts), encoding="utf-8")
+    write_text(folder / "tuning.json", json.dumps(document, allow_nan=False) + "\n")
+    write_text(folder / "tuning.html", render_tuning(tuned, {name: str(value) for name, value in about.items()}))
 
 
 if __name__ == "__main__":

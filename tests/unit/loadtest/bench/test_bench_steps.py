@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,7 @@ from click.testing import CliRunner
 from completion_server.engine.interface import EngineDeadError, GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.scripted.model import ServiceTimes
-from loadtest.bench.steps.__main__ import main
-from loadtest.bench.steps.fit import FitError, document_of, fit
-from loadtest.bench.steps.measure import Samples, StepWork, measure
+from loadtest.bench.steps import FitError, Samples, StepWork, fit, main, measure, typical
 from loadtest.simulation import virtual_time
 from loadtest.simulation.engine import profile_of
 
@@ -35,29 +33,21 @@ def measured(num_rounds: int = 1, max_num_seqs: int = 16, max_model_len: int = 8
 
 
 def test_the_steps_of_an_engine_are_found_again() -> None:
-    found = fit(measured(3).typical())
+    found = fit(typical(measured(3)))
     assert found.base_s == pytest.approx(6e-3, rel=0.02)
     assert found.per_seq_s == pytest.approx(2e-3, rel=0.02)
     assert found.per_prompt_token_s == pytest.approx(1e-4, rel=0.02)
     assert found.prompts_s == pytest.approx(1e-3, rel=0.1)
     assert found.error < 0.01
+    for name, seconds in asdict(ServiceTimes(**found.times)).items():
+        assert seconds == pytest.approx(getattr(TIMES, name), rel=0.1), "the simulation gets the same engine"
     assert found.seconds(StepWork(4, 1, 32)) == pytest.approx(TIMES.step_s(32, 4, 0, 1))
-
-
-def test_the_simulation_runs_on_the_document_of_a_measurement() -> None:
-    typical = measured(3).typical()
-    settings = {"model": "models/small", "max_num_seqs": 16, "num_speculative_tokens": 0}
-    document = json.loads(json.dumps(document_of(settings, typical, fit(typical), enforce_eager=True)))
-    assert (document["model"], document["enforce_eager"], document["num_speculative_tokens"]) == ("small", True, 0)
-    times = profile_of(document).times
-    for field in fields(ServiceTimes):
-        assert getattr(times, field.name) == pytest.approx(getattr(TIMES, field.name), rel=0.1)
 
 
 def test_no_step_has_more_generations_than_the_engine_runs_at_once() -> None:
     samples = measured(max_num_seqs=4)
-    assert {work.num_decoding for work in samples.seconds} == {1, 4}
-    assert max(work.num_decoding + work.num_prompts for work in samples.seconds) == 4
+    assert {work.num_decoding for work in samples} == {1, 4}
+    assert max(work.num_decoding + work.num_prompts for work in samples) == 4
 
 
 def test_a_prompt_that_does_not_fit_ends_the_measurement() -> None:
@@ -84,10 +74,7 @@ def test_the_death_of_the_engine_ends_the_measurement() -> None:
 
 
 def test_disturbed_steps_do_not_count() -> None:
-    samples = Samples()
-    for seconds in (0.01, 0.01, 0.01, 0.02, 0.5):
-        samples.add(StepWork(2), seconds)
-    assert samples.typical() == {StepWork(2): pytest.approx(0.01)}
+    assert typical({StepWork(2): [0.01, 0.01, 0.01, 0.02, 0.5]}) == {StepWork(2): pytest.approx(0.01)}
 
 
 def test_no_term_is_negative() -> None:
@@ -121,7 +108,9 @@ def test_the_program_measures_the_configured_engine(config: Callable[[str], str]
     document = json.loads(done.stdout.splitlines()[-1])
     assert document == json.loads(out.read_text(encoding="utf-8"))
     assert (document["max_num_seqs"], document["enforce_eager"]) == (6, None)
-    assert profile_of(document).capacity_per_s(6) > 0
+    assert document["num_speculative_tokens"] == 0
+    times = profile_of(document).times
+    assert times.step_s(320, 4, 0, 1) > times.step_s(32, 4, 0, 1) > times.step_s(0, 4, 0, 0) > 0
 
 
 @pytest.mark.parametrize(

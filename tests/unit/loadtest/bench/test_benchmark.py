@@ -1,19 +1,25 @@
 """The runner of the benchmarks: the command, the document, and the turns of contestants."""
 
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click import Command
 from click.testing import CliRunner
 from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
-from loadtest.bench.runner.benchmark import Options, Result, benchmark, option
-from loadtest.bench.runner.document import split_intervals
+from loadtest.bench.capacity.__main__ import main as capacity
+from loadtest.bench.runner.benchmark import Options, Result, benchmark, option, split_intervals
 from loadtest.bench.runner.figures import figure_table, ratio
-from loadtest.bench.runner.schedule import Turns, rotated, started_together
+from loadtest.bench.runner.schedule import Contest, Contestant, rotated, started_together
 from loadtest.bench.runner.server import NotAnsweredError, sample_of
+from loadtest.bench.scheduler.__main__ import main as scheduler
+from loadtest.bench.speculation.__main__ import main as speculation
+from loadtest.bench.speculation.__main__ import tuning_settings
 from loadtest.processes.child import StartError
 
 
@@ -67,9 +73,14 @@ def test_intervals_are_pairs_or_lists() -> None:
     assert split_intervals(figures) == ({"a": 1, "b_low": 3, "c": 4}, {"c": [3, 5], "a": [0, 2]})
 
 
-@dataclass(eq=False)
-class Server:
-    is_running: bool = True
+class Server(Contestant):
+    """A contestant without a process, which is its own `process`."""
+
+    is_running = True
+
+    @property
+    def process(self) -> Any:
+        return self
 
     def pause(self) -> None:
         assert self.is_running
@@ -83,18 +94,13 @@ class Server:
         self.is_running = False
 
 
-def running(servers: list[Server]) -> list[bool]:
-    return [each.is_running for each in servers]
-
-
 async def test_one_server_runs_at_a_time() -> None:
-    turns, servers = Turns(settle_s=0), [Server() for _ in range(3)]
-    for place, server in enumerate(servers):
-        turns.add(server)
-        assert running(servers) == [other > place for other in range(3)], "those that start have the machine"
-    for place in (1, 0, 0, 2, 1):
-        await turns.give(servers[place])
-        assert running(servers) == [other == place for other in range(3)]
+    async with Contest(Console(file=io.StringIO()), settle_s=0) as contest:
+        servers = [await contest.start(f"server {number}", Server) for number in range(3)]
+        assert not any(each.is_running for each in servers)
+        for place in (1, 0, 0, 2, 1):
+            await contest.give_turn(servers[place])
+            assert [each.is_running for each in servers] == [other == place for other in range(3)]
 
 
 def test_servers_that_started_are_stopped_when_another_does_not_start() -> None:
@@ -127,3 +133,39 @@ def test_an_answer_of_a_completion_cache_is_no_sample_of_the_engine(level: pb.Ca
     end.usage.cache_level = level
     with pytest.raises(NotAnsweredError, match="answered from the completion cache"):
         sample_of(end, 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "exit_code", "message"),
+    [
+        (capacity, ("--only", "llama.cpp"), 2, "takes part only with --llama-server"),
+        (capacity, ("--only", "nobody"), 2, "is not one of 'this server'"),
+        (
+            scheduler,
+            ("--target", "scheduler", "--target", "vllm-serve"),
+            2,
+            "the capacity is measured on target 'plain': add it, or give --capacity",
+        ),
+        (speculation, ("--k", "1,16"), 1, "--k: must be at most 8, got 16"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    command: Command,
+    options: tuple[str, ...],
+    exit_code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)  # nothing is built here
+    (tmp_path / "server.toml").write_text("")
+    refused = CliRunner().invoke(command, ["--config", "server.toml", *options])
+    assert refused.exit_code == exit_code
+    assert message in " ".join(refused.stderr.replace("│", "").split())
+
+
+@pytest.mark.parametrize(("k", "ks"), [(None, (1, 4)), ("2,3", (2, 3))])
+def test_a_quick_run_has_the_given_ks(k: str | None, ks: tuple[int, ...]) -> None:
+    found = tuning_settings(k, 9, 9.0, is_quick=True)
+    assert found.ks == ks
+    assert max(found.seconds, found.rounds) < 9

@@ -1,1 +1,0 @@
-"""Benchmark of the engine's steps: their duration by generations and prompt tokens, for the simulation."""
