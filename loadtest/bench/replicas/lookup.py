@@ -21,8 +21,7 @@ from completion_server.state.cache.keys import CompletionKeys, Scopes
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret
 from completion_server.state.settings import CacheSettings, RedisSettings
-from loadtest.bench.replicas.options import Figures, Options
-from loadtest.bench.replicas.redis_process import RedisProcess
+from loadtest.bench.replicas.servers import Figures, Options, RedisProcess
 from loadtest.bench.runner.figures import percentile, rounded
 
 _KEPT = 5000

@@ -6,25 +6,23 @@ size, and computes 12,500 prompt tokens/s. Each turn has new users; its first pa
 Then: which users move when one of four replicas is killed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import psutil
 from rich.console import Console
 
-from loadtest.bench.replicas.envoy import Document, Envoy, adapted, cluster_of, load_shipped
+from loadtest.bench.replicas.envoy import Envoy, adapted, cluster_of, load_shipped
 from loadtest.bench.replicas.moves import measure_moves
-from loadtest.bench.replicas.options import Figures, Options
-from loadtest.bench.replicas.servers import scripted_replicas
+from loadtest.bench.replicas.servers import Figures, Options, scripted_replicas
 from loadtest.bench.runner.figures import mean, named, ratio, rounded
 from loadtest.bench.runner.front_end import cpu_s
 from loadtest.bench.runner.schedule import rotated
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
 from loadtest.driving.run import RunProgress, run_scenario
 from loadtest.processes.meter import read_counter
-from loadtest.report.figures import MAX_LAG_MS
-from loadtest.report.sums import Sums
+from loadtest.report.figures import MAX_LAG_MS, figures
 from loadtest.stats import RunStats
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
@@ -37,18 +35,7 @@ _MAX_MODEL_TOKENS = 4096
 _WARM_SHARE = 0.3
 """Part of a turn that does not count."""
 _PREFIX_CHARS, _SUFFIX_CHARS = 6000, 1000
-
-
-@dataclass(frozen=True, slots=True)
-class SiteCounters:
-    """Counters of a site at a time."""
-
-    prompt_tokens: float
-    cached_prompt_tokens: float
-    requests: Mapping[str, int]
-    """By replica."""
-    cpu_s: float
-    """CPU seconds of all servers, of Envoy, of this process and of its workers."""
+_REQUESTS = "requests/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,49 +46,29 @@ class Site:
     replicas: Sequence[ServerProcess]
     envoy: Envoy
 
-    @property
-    def target(self) -> str:
-        """The target of the load tester: a call for each request, on connections that all users share."""
-        return f"{self.name}=grpc+complete://{self.envoy.address}?connections=2"
+    def read(self) -> dict[str, float]:
+        """Return counters: tokens by kind, requests by replica, and CPU seconds of all processes.
 
-    def read(self) -> SiteCounters:
-        """Read the counters.
+        These are the servers, Envoy, this process and its workers.
 
         Raises:
-            MetricsError: a server does not show them.
+            MetricsError: a server does not show its metrics.
 
         """
-        tokens = {"prompt": 0.0, "cached_prompt": 0.0}
-        for replica in self.replicas:
-            url = f"http://{replica.ready['metrics_address']}/metrics"
-            for kind in tokens:
-                tokens[kind] += read_counter(url, ("completion_tokens_total",), {"kind": kind})
+        found = {f"{_REQUESTS}{replica}": float(num) for replica, num in self.envoy.requests().items()}
+        urls = [f"http://{each.ready['metrics_address']}/metrics" for each in self.replicas]
+        for kind in ("prompt", "cached_prompt"):
+            found[kind] = sum(read_counter(url, ("completion_tokens_total",), {"kind": kind}) for url in urls)
         pids = [*(each.pid for each in self.replicas), self.envoy.pid]
-        used_s = sum(cpu_s(psutil.Process(pid)) for pid in pids)
-        return SiteCounters(tokens["prompt"], tokens["cached_prompt"], self.envoy.requests(), used_s + _own_cpu_s())
-
-
-@dataclass(frozen=True, slots=True)
-class SiteTurn:
-    """What one turn of a site measured, after its first part."""
-
-    seen_per_s: float
-    hit_share: float
-    """Of the prompt tokens of requests that the engine gave a token for, those in the prefix cache."""
-    busiest_over_mean: float
-    """Requests of the busiest replica over the mean."""
-    cpu_cores: float
-    """Cores used by Envoy, the servers and the load tester."""
-    ttft_p50_ms: float
-    ttft_p99_ms: float
-    lag_p99_ms: float
+        found["cpu_s"] = sum(cpu_s(psutil.Process(pid)) for pid in pids) + _own_cpu_s()
+        return found
 
 
 def measure(options: Options, console: Console) -> Figures:
     """Measure; see the module."""
     with ExitStack() as stack:
         sites = [_start(stack, name, options, console) for name in (HASH, ROUND_ROBIN, SINGLE)]
-        turns: dict[str, list[SiteTurn]] = {site.name: [] for site in sites}
+        turns: dict[str, list[dict[str, float]]] = {site.name: [] for site in sites}
         for number in range(options.rounds):
             scenario = _scenario(options, number)
             for site in rotated(sites, number):
@@ -129,14 +96,10 @@ def _start(stack: ExitStack, name: str, options: Options, console: Console) -> S
     replicas = stack.enter_context(scripted_replicas(num, overrides, options.config, name))
     document = adapted(load_shipped(), [each.ready["address"] for each in replicas])
     if name == ROUND_ROBIN:
-        _rotate(document)
+        cluster = cluster_of(document)
+        cluster["lb_policy"] = "ROUND_ROBIN"
+        del cluster["common_lb_config"]["consistent_hashing_lb_config"]
     return Site(name, replicas, stack.enter_context(Envoy.running(document, num)))
-
-
-def _rotate(document: Document) -> None:
-    cluster = cluster_of(document)
-    cluster["lb_policy"] = "ROUND_ROBIN"
-    del cluster["common_lb_config"]["consistent_hashing_lb_config"]
 
 
 def _scenario(options: Options, number: int) -> Scenario:
@@ -154,30 +117,31 @@ def _scenario(options: Options, number: int) -> Scenario:
     return Scenario.of(tree)
 
 
-def _turn(site: Site, scenario: Scenario) -> SiteTurn:
+def _turn(site: Site, scenario: Scenario) -> dict[str, float]:
+    """Return what one turn of a site measured after its first part; latencies are those of the whole turn.
+
+    `hit_share` is of the prompt tokens of requests that the engine gave a token for.
+    """
     warm_s = _WARM_SHARE * scenario.duration_s
-    readings: list[tuple[float, SiteCounters]] = []
+    readings: list[tuple[float, dict[str, float]]] = []
 
     def watch(progress: RunProgress) -> None:
         if not readings and progress.is_running and progress.elapsed_s >= warm_s:
             readings.append((progress.elapsed_s, site.read()))
 
-    spec = parse_target(site.target)
+    # A call for each request, on connections that all users share.
+    spec = parse_target(f"{site.name}=grpc+complete://{site.envoy.address}?connections=2")
     stats = run_scenario(scenario, [spec], workers=1, progress=watch).stats_by_target[spec.name]
     # The last reading is that of the end; the children of this process have ended by then, and count as its own.
-    (begun_s, before), after = readings[0], site.read()
-    requests = [after.requests[each] - before.requests[each] for each in after.requests]
-    prompt_tokens = after.prompt_tokens - before.prompt_tokens
-    total = Sums.of_total(stats)
-    return SiteTurn(
-        seen_per_s=_seen_per_s(stats, begun_s),
-        hit_share=(after.cached_prompt_tokens - before.cached_prompt_tokens) / max(1.0, prompt_tokens),
-        busiest_over_mean=max(requests) * len(requests) / max(1, sum(requests)),
-        cpu_cores=(after.cpu_s - before.cpu_s) / max(1e-9, scenario.duration_s - begun_s),
-        ttft_p50_ms=float(total.percentile_ms("ttft", 50)[0]),
-        ttft_p99_ms=float(total.percentile_ms("ttft", 99)[0]),
-        lag_p99_ms=float(total.percentile_ms("lag", 99)[0]),
-    )
+    begun_s, before = readings[0]
+    grown = {name: value - before[name] for name, value in site.read().items()}
+    requests = [value for name, value in grown.items() if name.startswith(_REQUESTS)]
+    return figures(stats, scenario.criteria) | {
+        "seen_per_s": _seen_per_s(stats, begun_s),
+        "hit_share": grown["cached_prompt"] / max(1.0, grown["prompt"]),
+        "busiest_over_mean": max(requests) * len(requests) / max(1.0, sum(requests)),
+        "cpu_cores": grown["cpu_s"] / max(1e-9, scenario.duration_s - begun_s),
+    }
 
 
 def _seen_per_s(stats: RunStats, from_s: float) -> float:
@@ -190,33 +154,34 @@ def _seen_per_s(stats: RunStats, from_s: float) -> float:
 def _own_cpu_s() -> float:
     """Return the CPU seconds of this process, of its children that run and of those that have ended."""
     own = psutil.Process()
-    times = own.cpu_times()
-    workers = [each.cpu_times() for each in own.children() if "multiprocessing" in " ".join(each.cmdline())]
-    running_s = sum(each.user + each.system for each in workers)
-    return float(times.user + times.system + times.children_user + times.children_system + running_s)
+    workers = [each for each in own.children() if "multiprocessing" in " ".join(each.cmdline())]
+    ended = own.cpu_times()
+    return sum(map(cpu_s, [own, *workers])) + float(ended.children_user + ended.children_system)
 
 
-def _say(console: Console, number: int, site: Site, turn: SiteTurn) -> None:
+def _say(console: Console, number: int, site: Site, turn: dict[str, float]) -> None:
     console.print(
-        f"round {number + 1} {site.name:<12} seen {turn.seen_per_s:5.1f}/s  hits {turn.hit_share:.1%}  "
-        f"ttft p50 {turn.ttft_p50_ms:.0f} p99 {turn.ttft_p99_ms:.0f} ms  busiest {turn.busiest_over_mean:.2f}  "
-        f"cpu {turn.cpu_cores:.2f}  lag p99 {turn.lag_p99_ms:.1f} ms"
+        f"round {number + 1} {site.name:<12} seen {turn['seen_per_s']:5.1f}/s  hits {turn['hit_share']:.1%}  "
+        f"ttft p50 {turn['ttft_ms_p50']:.0f} p99 {turn['ttft_ms_p99']:.0f} ms  "
+        f"busiest {turn['busiest_over_mean']:.2f}  cpu {turn['cpu_cores']:.2f}  lag p99 {turn['lag_ms_p99']:.1f} ms"
     )
-    if turn.lag_p99_ms > MAX_LAG_MS:
+    if turn["lag_ms_p99"] > MAX_LAG_MS:
         console.print(f"  the generator was late: more than {MAX_LAG_MS:g} ms", style="red")
 
 
-def _figures(turns: dict[str, list[SiteTurn]]) -> dict[str, float | None]:
-    seen = {name: [each.seen_per_s for each in found] for name, found in turns.items()}
+def _figures(turns: dict[str, list[dict[str, float]]]) -> dict[str, float | None]:
+    def values(name: str, figure: str) -> list[float]:
+        return [turn[figure] for turn in turns[name]]
+
     found: dict[str, float | None] = {}
     for other in (ROUND_ROBIN, SINGLE):
-        found |= named(f"seen_ratio_hash_to_{other}", ratio(seen[HASH], seen[other]))
-    for name, measured in turns.items():
-        found[f"seen_per_s_{name}"] = rounded(mean(seen[name]))
-        found[f"prefix_hit_share_{name}"] = rounded(mean([each.hit_share for each in measured]), 4)
-        found[f"ttft_p50_ms_{name}"] = rounded(mean([each.ttft_p50_ms for each in measured]), 1)
-        found[f"ttft_p99_ms_{name}"] = rounded(mean([each.ttft_p99_ms for each in measured]), 1)
-        found[f"cpu_cores_{name}"] = rounded(mean([each.cpu_cores for each in measured]))
-    found["busiest_over_mean_requests"] = rounded(mean([each.busiest_over_mean for each in turns[HASH]]))
-    found["lag_p99_ms"] = rounded(max(each.lag_p99_ms for measured in turns.values() for each in measured), 1)
+        found |= named(f"seen_ratio_hash_to_{other}", ratio(values(HASH, "seen_per_s"), values(other, "seen_per_s")))
+    for name in turns:
+        found[f"seen_per_s_{name}"] = rounded(mean(values(name, "seen_per_s")))
+        found[f"prefix_hit_share_{name}"] = rounded(mean(values(name, "hit_share")), 4)
+        found[f"ttft_p50_ms_{name}"] = rounded(mean(values(name, "ttft_ms_p50")), 1)
+        found[f"ttft_p99_ms_{name}"] = rounded(mean(values(name, "ttft_ms_p99")), 1)
+        found[f"cpu_cores_{name}"] = rounded(mean(values(name, "cpu_cores")))
+    found["busiest_over_mean_requests"] = rounded(mean(values(HASH, "busiest_over_mean")))
+    found["lag_p99_ms"] = rounded(max(lag_ms for name in turns for lag_ms in values(name, "lag_ms_p99")), 1)
     return found
