@@ -8,7 +8,7 @@ cores of this machine.
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench.attacks.honest import HonestService, honest_users, serve_for
-from loadtest.bench.attacks.kinds import ATTACKS
+from loadtest.bench.attacks.attacker import ATTACKS
+from loadtest.bench.attacks.honest import HonestUsers
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.figures import text_table
 from loadtest.bench.runner.server import ServerProcess
@@ -74,42 +74,35 @@ async def _measure(attack: str, options: _Options) -> Mapping[str, Any]:
     overrides = (*_OVERRIDES, *ATTACKS[attack].overrides, *options.overrides)
     async with ServerProcess(options.config, overrides) as server:
         address, process = server.ready["address"], psutil.Process(server.pid)
-        async with honest_users(address) as users:
-            await serve_for(users, options.calm_s / 2)  # allocates the memory that is allocated once
-            found = await _phase("calm", process, serve_for(users, options.calm_s))
+        async with HonestUsers(address) as users:
+            await users.share_in_time(options.calm_s / 2)  # allocates the memory that is allocated once
+            found = await _phase("calm", process, users, options.calm_s)
             async with _attacking(attack, address) as counts:
-                found |= await _phase("attack", process, serve_for(users, options.attack_s))
-            found |= await _phase("after", process, serve_for(users, options.after_s))
+                found |= await _phase("attack", process, users, options.attack_s)
+            found |= await _phase("after", process, users, options.after_s)
     return {"attack": attack, **found, "attacker": counts}
 
 
 @asynccontextmanager
 async def _attacking(attack: str, address: str) -> AsyncIterator[dict[str, int]]:
-    command = (sys.executable, "-m", "loadtest.bench.attacks.child", attack, address)
+    """Attack meanwhile; the attacker's counts are there at the end."""
+    command = (sys.executable, "-m", "loadtest.bench.attacks.attacker", attack, address)
     counts: dict[str, int] = {}
     with Child(attack, command, is_piped=True) as child:
         yield counts
         counts |= await asyncio.to_thread(child.ask, {"end": True}, _REPORT_S)
 
 
-async def _phase(name: str, process: psutil.Process, serving: Coroutine[Any, Any, HonestService]) -> dict[str, float]:
+async def _phase(name: str, process: psutil.Process, users: HonestUsers, seconds: float) -> dict[str, float]:
     """Return the figures of a phase: the service of the honest users, and the server's memory."""
-    rss = [process.memory_info().rss]
-
-    async def watch() -> None:
-        while True:
-            await asyncio.sleep(_SAMPLE_S)
-            rss.append(process.memory_info().rss)
-
-    watching = asyncio.create_task(watch())
-    try:
-        service = await serving
-    finally:
-        watching.cancel()
+    serving, rss = asyncio.create_task(users.share_in_time(seconds)), [process.memory_info().rss]
+    while not serving.done():
+        await asyncio.wait([serving], timeout=_SAMPLE_S)
+        rss.append(process.memory_info().rss)
     return {
-        f"{name}_share_in_time": round(service.share_in_time, 4),
+        f"{name}_share_in_time": round(serving.result(), 4),
         f"{name}_peak_rss_mib": round(max(rss) / _MIB),
-        f"{name}_last_rss_mib": round(process.memory_info().rss / _MIB),
+        f"{name}_last_rss_mib": round(rss[-1] / _MIB),
     }
 
 
@@ -117,18 +110,19 @@ def _share(figures: Mapping[str, Any], phase: str) -> str:
     return f"{figures[f'{phase}_share_in_time']:.0%}"
 
 
-def _table(found: list[Mapping[str, Any]]) -> Table:
-    headings = [heading for phase in _PHASES for heading in (f"in time, {phase}", "peak MiB")]
-    rows = tuple(
-        (
-            each["attack"],
-            *(cell for phase in _PHASES for cell in (_share(each, phase), str(each[f"{phase}_peak_rss_mib"]))),
-            str(each["after_last_rss_mib"]),
-        )
-        for each in found
+def _table(found: Sequence[Mapping[str, Any]]) -> Table:
+    headings = ["attack"]
+    for phase in _PHASES:
+        headings += [f"in time, {phase}", "peak MiB"]
+    rows = []
+    for each in found:
+        cells = [each["attack"]]
+        for phase in _PHASES:
+            cells += [_share(each, phase), str(each[f"{phase}_peak_rss_mib"])]
+        rows.append([*cells, str(each["after_last_rss_mib"])])
+    return text_table(
+        "Honest requests with text within 200 ms, and the server's memory", [*headings, "MiB at the end"], rows
     )
-    title = "Honest requests with text within 200 ms, and the server's memory"
-    return text_table(title, ("attack", *headings, "MiB at the end"), rows)
 
 
 if __name__ == "__main__":
