@@ -34,7 +34,7 @@ from rich.table import Table
 
 from loadtest.bench.peers.bare_engine import BareEngine, peer_args
 from loadtest.bench.peers.vllm_serve import TextPrompts, VllmServe
-from loadtest.bench.prompt.replay import ReplaySettings, measure_layouts
+from loadtest.bench.prompt.replay import ReplayOptions, measure_layouts
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.closed_loop import BenchPrompt, PromptContestant, batches, summary_table
 from loadtest.bench.runner.figures import Block, Summary, median_of_pairs, rounded, shown, text_table
@@ -86,7 +86,7 @@ def main(options: _Options, console: Console) -> Result:
     effective = effective_config(options.config, options.overrides)
     found = asyncio.run(_measure(effective, options, console))
     with console.status("replaying keys"):
-        replayed = measure_layouts(ReplaySettings(effective["engine_args"]["model"]))
+        replayed = measure_layouts(ReplayOptions(model=effective["engine_args"]["model"]))
     by_concurrency = {concurrency: _figures(blocks) for concurrency, blocks in found.items()}
     tables = [
         summary_table(f"{_num_requests(blocks)} requests each, {n} at a time", blocks, _PEERS)
