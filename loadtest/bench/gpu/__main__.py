@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.bench.gpu import functional, sessions, speculation, ttft
-from loadtest.bench.gpu.machine import FILE, Results, Trial, ask_driver, find_plugins
+from loadtest.bench.gpu.engines import Trial
+from loadtest.bench.gpu.machine import FILE, Results, ask_driver, find_plugins
 from loadtest.bench.runner.benchmark import FOLDER, Result, ServerOptions, benchmark, expected_errors, option
 from loadtest.bench.runner.figures import text_table
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from loadtest.bench.runner.closed_loop import BenchPrompt
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
@@ -76,6 +78,18 @@ _TINY_DRAFT = DRAFT | _SMALL | {"num_hidden_layers": 1, "head_dim": 64}
 
 _TOKENIZER = Path("target_model/embedded")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What every part gets."""
+
+    folder: Path
+    """For models; empty at first."""
+    config: Path
+    overrides: tuple[str, ...]
+    is_tiny: bool
+    console: Console
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ import psutil
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, ServiceError
-from loadtest.bench.gpu.engines import RUNNER
-from loadtest.bench.gpu.machine import Trial, Ways, ask_driver
+from loadtest.bench.gpu.engines import RUNNER, Trial
+from loadtest.bench.gpu.machine import Ways, ask_driver
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
 from loadtest.bench.runner.texts import CursorText, distinct_texts
 from loadtest.processes.child import FIRST_START_S

@@ -8,12 +8,9 @@ import sys
 import tomllib
 from collections import UserDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from completion_server import __version__
 from completion_server.engine.vllm.process import PLUGIN_GROUP, PLUGINS, check_plugins
@@ -26,18 +23,6 @@ _CHECKOUT = Path(__file__).parents[3]
 
 Ways = UserDict[str, Any]
 """What was measured of a part, by way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What every part gets."""
-
-    folder: Path
-    """For models; empty at first."""
-    config: Path
-    overrides: tuple[str, ...]
-    is_tiny: bool
-    console: Console
 
 
 def ask_driver(field: str) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.gpu.engines import DRAFT_CONTEXT, SCHEDULE, WORKER_EXTENSION, draft_args, write_models
-from loadtest.bench.gpu.machine import Trial, Ways
+from loadtest.bench.gpu.engines import DRAFT_CONTEXT, SCHEDULE, WORKER_EXTENSION, Trial, draft_args, write_models
+from loadtest.bench.gpu.machine import Ways
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.processes.child import StartError
 

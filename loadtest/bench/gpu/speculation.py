@@ -20,12 +20,13 @@ from loadtest.bench.gpu.engines import (
     SCHEDULE,
     WORKER_EXTENSION,
     EngineVariant,
+    Trial,
     draft_args,
     engine_args,
     random_prompts,
     write_models,
 )
-from loadtest.bench.gpu.machine import Trial, Ways
+from loadtest.bench.gpu.machine import Ways
 from loadtest.bench.peers.bare_engine import BareEngine
 from loadtest.bench.runner.figures import percentile, text_table
 from loadtest.tuning.choice import ratio_of_rounds

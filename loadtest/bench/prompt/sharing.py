@@ -56,7 +56,7 @@ def main(options: _Options, _console: Console) -> Result:
         for size in _BLOCK_SIZES
     }
     num_keys = options.users * options.files * options.keys
-    figures = {"users": options.users, "keys": num_keys}
+    figures: dict[str, float] = {"users": options.users, "keys": num_keys}
     figures |= {f"cached_share_{scope}_{size}": share for (scope, size), share in shares.items()}
     title = f"{num_keys} keys of {options.users} users in the same {options.files} files: tokens from the cache"
     rows = tuple((str(size), *(f"{shares[scope, size]:.1%}" for scope in _SCOPES)) for size in _BLOCK_SIZES)

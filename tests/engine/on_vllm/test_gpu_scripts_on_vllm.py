@@ -8,7 +8,6 @@ from completion_server.config import load_config
 from loadtest.bench.gpu.sessions import SessionsPlan
 from loadtest.bench.gpu.speculation import SpeculationPlan
 from loadtest.bench.gpu.ttft import TtftPlan
-from loadtest.bench.gpu.ways import Size
 
 pytestmark = pytest.mark.serial
 
@@ -19,8 +18,8 @@ def test_vllm_has_the_arguments() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     known, drafting = AsyncEngineArgs.__dataclass_fields__.keys(), SpeculativeConfig.__dataclass_fields__.keys()
-    given = [way.args for plan in (SpeculationPlan(), TtftPlan()) for way in plan.ways(Path("models"), Size())]
-    served = load_config(None, SessionsPlan().overrides(Path("models"), Size()), {})
+    given = [way.args for plan in (SpeculationPlan(), TtftPlan()) for way in plan.ways(Path("models"))]
+    served = load_config(None, SessionsPlan().overrides(Path("models")), {})
     assert served.engine.max_num_speculative_tokens == 5
     given.append(served.engine.vllm)
     for args in given:

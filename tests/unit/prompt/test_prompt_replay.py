@@ -10,33 +10,28 @@ from completion_server.engine.settings import CPU_BLOCK_SIZE
 from completion_server.prompt.templates import Order, Template
 from loadtest.bench.prompt.__main__ import main
 from loadtest.bench.prompt.clients import AnchoredClient, characters_client, lines_client, measure_clients
-from loadtest.bench.prompt.keystrokes import DocumentState, typed
+from loadtest.bench.prompt.keystrokes import typed
 from loadtest.bench.prompt.replay import (
     BLOCK_SIZES,
     BlockCache,
     LayoutStats,
     PlainLayout,
-    ReplaySettings,
+    ReplayOptions,
     measure_layouts,
 )
+from loadtest.bench.runner.texts import CursorText
 from loadtest.traffic.documents import library_files
 from tests.support.vocabularies import embedded
 from tests.unit.prompt.prompts import CODE
 
 
-def test_only_whole_blocks_at_the_start_are_cached() -> None:
+def test_only_whole_blocks_at_the_start_are_cached_and_the_last_token_is_always_computed() -> None:
     cache = BlockCache(4)
     assert cache.prefill([1, 2, 3, 4, 5, 6, 7]) == 7
     assert cache.prefill([1, 2, 3, 4, 5, 6, 7]) == 3
-    assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8, 9]) == 5
-    assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8, 9]) == 1
-    assert cache.prefill([9, 2, 3, 4, 5, 6, 7, 8, 9]) == 9, "the same block behind another one is another block"
-
-
-def test_the_last_token_is_always_computed() -> None:
-    cache = BlockCache(4)
-    assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8]) == 8
     assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8]) == 4
+    assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8]) == 4
+    assert cache.prefill([9, 2, 3, 4, 5, 6, 7, 8, 9]) == 9, "the same block behind another one is another block"
 
 
 def test_a_bounded_cache_forgets() -> None:
@@ -87,7 +82,7 @@ def test_the_plain_layout_keeps_to_the_budget(order: str) -> None:
     template = Template("any", Order(order), "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
     layout = PlainLayout(embedded(), template, 200, CODE[:4000])
     for at in range(0, len(CODE), 900):
-        ids = layout.token_ids(DocumentState(CODE[:at], CODE[at:]))
+        ids = layout.token_ids(CursorText(CODE[:at], CODE[at:]))
         assert len(ids) <= 200
         text = embedded().decode(ids, skip_special_tokens=False)
         assert text.endswith("<|fim_middle|>")
@@ -99,9 +94,7 @@ def test_the_first_block_size_is_the_servers_own_on_a_cpu() -> None:
 
 
 def test_a_key_prefills_at_most_half_of_what_the_plain_layout_does(model: Path) -> None:
-    figures = measure_layouts(
-        ReplaySettings(str(model), num_files=2, num_keys=60, max_prompt_tokens=512, block_sizes=(16, 128))
-    )
+    figures = measure_layouts(ReplayOptions(model=str(model), files=2, keys=60, tokens=512, sizes=(16, 128)))
     assert figures["num_keys"] == 120
     assert figures["num_differing_prompts"] == 0
     assert figures["prefilled_tokens_per_key_ratio"] <= 0.5
@@ -121,18 +114,18 @@ def test_an_anchored_client_moves_its_window_seldom_and_never_sends_too_much() -
         assert len(window.prefix) <= 1500
         assert len(window.suffix) <= 400
     assert sum(one.prefix[:64] != other.prefix[:64] for one, other in pairwise(sent)) <= 30
-    assert len(AnchoredClient(1500, 400)(DocumentState("x" * 2000, "")).prefix) == 1500, "a line of its own length"
+    assert len(AnchoredClient(1500, 400)(CursorText("x" * 2000, "")).prefix) == 1500, "a line of its own length"
 
 
 def test_other_clients_cut_at_characters_or_lines() -> None:
-    state = DocumentState("one\ntwo\nthree", "four\nfive\nsix")
-    assert characters_client(7, 7)(state) == DocumentState("o\nthree", "four\nfi")
-    assert lines_client(7, 7)(state) == DocumentState("three", "four\n")
+    state = CursorText("one\ntwo\nthree", "four\nfive\nsix")
+    assert characters_client(7, 7)(state) == CursorText("o\nthree", "four\nfi")
+    assert lines_client(7, 7)(state) == CursorText("three", "four\n")
     assert lines_client(99, 99)(state) == state
 
 
 def test_clients_are_compared_with_the_anchored_one(model: Path) -> None:
-    figures = measure_clients(ReplaySettings(str(model), num_files=2, num_keys=60, block_sizes=(16, 32)))
+    figures = measure_clients(ReplayOptions(model=str(model), files=2, keys=60, sizes=(16, 32)))
     assert set(figures["by_client"]) == {"anchored", "by characters", "by lines"}
     for sizes in figures["by_client"].values():
         assert set(sizes) == {"16", "32"}
