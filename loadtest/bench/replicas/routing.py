@@ -3,10 +3,13 @@
 Typing users, open loop, at equal load on three sites in turn: three replicas by the shipped hash, the same in rotation,
 and one replica with three times the slots and the KV cache. The engine is scripted: it has a prefix cache of a limited
 size, and computes 12,500 prompt tokens/s. Each turn has new users; its first part fills the caches and does not count.
-Then: which users move when one of four replicas is killed.
+Then: which users move when one of four replicas is killed, and how even their streams are before.
 """
 
-from collections.abc import Sequence
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -14,8 +17,8 @@ import psutil
 from rich.console import Console
 
 from loadtest.bench.replicas.envoy import Envoy, adapted, cluster_of, load_shipped
-from loadtest.bench.replicas.moves import measure_moves
 from loadtest.bench.replicas.servers import Figures, Options, scripted_replicas
+from loadtest.bench.replicas.users import NamedUsers, OpenStream, busiest_over_mean, names_of
 from loadtest.bench.runner.figures import mean, named, ratio, rounded
 from loadtest.bench.runner.front_end import cpu_s
 from loadtest.bench.runner.schedule import rotated
@@ -36,6 +39,15 @@ _WARM_SHARE = 0.3
 """Part of a turn that does not count."""
 _PREFIX_CHARS, _SUFFIX_CHARS = 6000, 1000
 _REQUESTS = "requests/"
+
+_USERS = [f"user-{number}" for number in range(1024)]  # 1.25 * 1024 / 4 is a whole number
+_HASHES: Mapping[str, Mapping[str, object]] = {
+    "maglev": {"lb_policy": "MAGLEV"},
+    "ring_hash_65536": {"lb_policy": "RING_HASH", "ring_hash_lb_config": {"minimum_ring_size": 65_536}},
+    "ring_hash_1024": {"lb_policy": "RING_HASH", "ring_hash_lb_config": {"minimum_ring_size": 1024}},
+}
+_GONE_S = 20.0
+_QUIET_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +87,7 @@ def measure(options: Options, console: Console) -> Figures:
                 turn = _turn(site, scenario)
                 turns[site.name].append(turn)
                 _say(console, number, site, turn)
-        moves = measure_moves([*sites[0].replicas, sites[1].replicas[0]], console)
+        moves = _measure_moves([*sites[0].replicas, sites[1].replicas[0]], console)
     return _figures(turns) | moves
 
 
@@ -185,3 +197,79 @@ def _figures(turns: dict[str, list[dict[str, float]]]) -> dict[str, float | None
     found["busiest_over_mean_requests"] = rounded(mean(values(HASH, "busiest_over_mean")))
     found["lag_p99_ms"] = rounded(max(lag_ms for name in turns for lag_ms in values(name, "lag_ms_p99")), 1)
     return found
+
+
+def _measure_moves(replicas: Sequence[ServerProcess], console: Console) -> dict[str, float | None]:
+    """Return the figures. The last replica is killed.
+
+    Raises:
+        StartError: Envoy did not start.
+        EnvoyMissingError: it is not installed.
+
+    """
+    addresses: list[str] = [each.ready["address"] for each in replicas]
+    found = _compare_hashes(addresses, console)
+    document = adapted(load_shipped(), addresses)
+    with Envoy.running(document, len(replicas)) as envoy:
+        console.print(f"killing one of {len(replicas)} replicas, {len(_USERS)} users with a stream each", style="dim")
+        return found | asyncio.run(_kill_one(envoy, replicas[-1], len(replicas)))
+
+
+def _compare_hashes(addresses: Sequence[str], console: Console) -> dict[str, float | None]:
+    """Return how even each hash of Envoy is, and the users of other replicas that it moves when one is removed."""
+    figures: dict[str, float | None] = {}
+    for name, cluster in _HASHES.items():
+        console.print(f"keys by {name.replace('_', ' ')}", style="dim")
+        keys = [_keys(addresses[:num], cluster) for num in (len(addresses), len(addresses) - 1)]
+        moved = [user for user in _USERS if keys[0][user] != keys[1][user]]
+        figures[f"{name}_busiest_over_mean"] = round(busiest_over_mean(keys[0], len(addresses)), 4)
+        figures[f"{name}_moved_share"] = _share(len(moved))
+        figures[f"{name}_moved_of_others_share"] = _share(sum(keys[0][user] != addresses[-1] for user in moved))
+    return figures
+
+
+def _keys(addresses: Sequence[str], cluster: Mapping[str, object]) -> dict[str, str]:
+    """Return each user's replica behind an Envoy with other settings of the cluster."""
+
+    async def ask(address: str) -> dict[str, str]:
+        async with NamedUsers(address) as users:
+            return await _replicas_of(users)
+
+    with Envoy.running(adapted(load_shipped(), addresses, cluster), len(addresses)) as envoy:
+        return asyncio.run(ask(envoy.address))
+
+
+async def _kill_one(envoy: Envoy, lost: ServerProcess, num: int) -> dict[str, float | None]:
+    address: str = lost.ready["address"]
+    async with NamedUsers(envoy.address) as users:
+        own = await _replicas_of(users)
+        streams = await users.open_streams(_USERS)
+        before = {user: stream.replica for user, stream in streams.items()}
+        os.kill(lost.pid, signal.SIGKILL)
+        gone = [user for user in _USERS if before[user] == address]
+        for user in gone:
+            await asyncio.wait_for(streams[user].call.code(), _GONE_S)
+        again: dict[str, OpenStream] = await users.open_streams(gone)
+        after = {user: stream.replica for user, stream in (streams | again).items()}
+        for stream in users.streams:
+            stream.call.cancel()
+        while sum(envoy.open_requests().values()):  # noqa: ASYNC110 - Envoy can only be polled
+            await asyncio.sleep(_QUIET_S)
+        moved = [user for user, replica in (await _replicas_of(users)).items() if replica != own[user]]
+    return {
+        "busiest_over_mean": round(busiest_over_mean(before, num), 4),
+        "busiest_over_mean_after_kill": round(busiest_over_mean(after, num - 1), 4),
+        "displaced_by_bound_share": _share(sum(own[user] != before[user] for user in _USERS)),
+        "moved_share_after_kill": _share(sum(before[user] != after[user] for user in _USERS)),
+        "moved_keys_share_after_kill": _share(len(moved)),
+        "moved_keys_of_others_share": _share(sum(own[user] != address for user in moved)),
+    }
+
+
+async def _replicas_of(users: NamedUsers) -> dict[str, str]:
+    """Return each user's replica, by one call after another, so that the bound moves nobody."""
+    return {user: await users.complete(names_of(user)) for user in _USERS}
+
+
+def _share(num: int) -> float:
+    return round(num / len(_USERS), 4)
