@@ -6,21 +6,21 @@ import sys
 
 import pytest
 
-from loadtest.bench.attacks.attacker import ATTACKS
-
 pytestmark = [pytest.mark.serial, pytest.mark.full]
 
 PHASES = ("calm", "attack", "after")
+ATTACKS = ("idle_sessions", "many_names")
 
 
 @pytest.mark.timeout(180)
-def test_each_attack_is_measured_in_three_phases() -> None:
-    command = [sys.executable, "-m", "loadtest.bench.attacks", "--json"]
+def test_attacks_are_measured_in_three_phases() -> None:
+    chosen = [argument for attack in ATTACKS for argument in ("--attack", attack)]
+    command = [sys.executable, "-m", "loadtest.bench.attacks", "--json", *chosen]
     durations = ["--calm-s", "0.5", "--attack-s", "1", "--after-s", "0.5"]
     done = subprocess.run([*command, *durations], capture_output=True, text=True, check=False, timeout=170)
     assert done.returncode == 0, done.stderr
     attacks = json.loads(done.stdout.splitlines()[-1])["attacks"]
-    assert [each["attack"] for each in attacks] == list(ATTACKS)
+    assert [each["attack"] for each in attacks] == [*ATTACKS]
     for found in attacks:
         assert sum(found["attacker"].values()) >= 1, found["attack"]
         for phase in PHASES:
