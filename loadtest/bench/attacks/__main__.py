@@ -36,6 +36,7 @@ _OVERRIDES = (
     "admission.max_sessions_per_peer=256",
     "admission.users_per_peer=2",
 )
+_LIST = "; ".join(f"{name}: {each.about}" for name, each in ATTACKS.items())
 _PHASES = ("calm", "attack", "after")
 _SECONDS = click.FloatRange(0.5)
 _MIB = 1024 * 1024
@@ -109,7 +110,7 @@ class _Options(ServerOptions):
     after_s: float = option(5.0, "After it.", _SECONDS)
 
 
-@benchmark(_Options, epilog="Attacks: " + "; ".join(f"{name}: {each.about}" for name, each in ATTACKS.items()) + ".")
+@benchmark(_Options, ServiceError, epilog=f"Attacks: {_LIST}.")
 def main(options: _Options, console: Console) -> Result:
     """Attack a server and measure the service of its honest users. The last line is a JSON object.
 
