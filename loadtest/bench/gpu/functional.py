@@ -166,17 +166,13 @@ class _ServerTrial:
         return {"ended_s": ended_s, "left_processes": len(left), "left_gpu_mib": max(0, used_mib() - before_mib)}
 
     async def _ask_all(self, num_callers: int) -> list[str]:
-        found: dict[int, str] = {}
-        places = iter(range(len(self._texts)))
+        callers = asyncio.Semaphore(num_callers)
 
-        async def caller() -> None:
-            for place in places:
-                found[place] = await self._ask(self._texts[place])
+        async def ask(text: CursorText) -> str:
+            async with callers:
+                return await self._ask(text)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(num_callers):
-                group.create_task(caller())
-        return [found[place] for place in range(len(self._texts))]
+        return await asyncio.gather(*map(ask, self._texts))
 
     async def _ask(self, text: CursorText, on_text: Callable[[str], object] | None = None) -> str:
         request = pb.CompleteRequest(
