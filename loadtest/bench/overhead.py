@@ -36,7 +36,7 @@ from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Mode
 from loadtest.bench.peers.bare_engine import BareEngine, peer_args
 from loadtest.bench.peers.vllm_serve import VllmServe
-from loadtest.bench.prompt.replay import ReplaySettings, measure_layouts
+from loadtest.bench.prompt.replay import ReplayOptions, measure_layouts
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.closed_loop import BenchPrompt, PromptContestant, summary_table
 from loadtest.bench.runner.figures import Block, all_rounded, median_of_pairs, shown, summary, text_table
@@ -89,7 +89,7 @@ def main(options: _Options, console: Console) -> Result:
     effective = effective_config(options.config, options.overrides)
     found = asyncio.run(_measure(effective, options, console))
     with console.status("replaying keys"):
-        replayed = measure_layouts(ReplaySettings(effective["engine_args"]["model"]))
+        replayed = measure_layouts(ReplayOptions(model=effective["engine_args"]["model"]))
     by_concurrency = {concurrency: _figures(blocks) for concurrency, blocks in found.items()}
     tables = [
         summary_table(f"{sum(len(each.samples) for each in own[_SERVER])} requests each, {n} at a time", own, _PEERS)

@@ -4,7 +4,6 @@ import asyncio
 import gzip
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -13,21 +12,16 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.settings import LimitSettings
 from loadtest.bench.attacks.http2 import Http2Connection, framed
+from tests.attack.conftest import MIB, attacked, engine
 from tests.support.server import RunningServer, ask, make_config, request, run_server
 
-MIB = 1024 * 1024
 EMPTY_SNIPPET = b"\x3a\x00"
 GZIP = (("grpc-encoding", "gzip"),)
 OK, INVALID, DEADLINE, EXHAUSTED, UNAVAILABLE = 0, 3, 4, 8, 14
 SHORT_BUDGET = ("admission.refused_bytes_per_s=4096", "admission.refused_burst_bytes=1")
 """One refusal takes four seconds of it."""
-
-
-def engine() -> ScriptedEngine:
-    return ScriptedEngine(lambda _request: ("alpha", " beta", "\n"), ServiceTimes(decode_base_s=0.001))
 
 
 @pytest_asyncio.fixture
@@ -38,16 +32,6 @@ async def server() -> AsyncIterator[RunningServer]:
 
 async def connect(server: RunningServer) -> Http2Connection:
     return await Http2Connection.open(server.ready.address)
-
-
-@asynccontextmanager
-async def attacked(*overrides: str) -> AsyncIterator[tuple[RunningServer, Http2Connection]]:
-    """Run a server and connect to it."""
-    async with (
-        run_server(make_config(*overrides), engine) as server,
-        await Http2Connection.open(server.ready.address) as connection,
-    ):
-        yield server, connection
 
 
 async def answer(
@@ -100,23 +84,18 @@ async def test_a_message_at_every_limit_is_served(server: RunningServer) -> None
     assert (await ask(server.stub, whole)).reason == "stop"
 
 
-async def test_a_connection_over_its_budget_is_refused_before_its_message_comes() -> None:
+async def test_a_connection_over_its_budget_is_refused_before_its_message_is_received() -> None:
     async with attacked(*SHORT_BUDGET) as (server, connection):
         assert (await answer(connection, "Complete", framed(bomb(MIB))))[0] == INVALID
         for method in ("Complete", "Session", "ReportFeedback"):
             unsent = connection.call(method)
             assert await unsent.ended(20)
             assert (unsent.status, "admission.refused_bytes_per_s" in unsent.details) == (EXHAUSTED, True)
-        assert (await ask(server.stub, request())).reason == "stop"  # another connection
-
-
-async def test_unread_messages_are_not_received() -> None:
-    async with attacked(*SHORT_BUDGET) as (_, connection):
-        assert (await answer(connection, "Complete", framed(bomb(MIB))))[0] == INVALID
         unread = connection.call("Complete")
         assert not await unread.send(framed(bomb(MIB)))
         assert unread.status == EXHAUSTED
         assert unread.num_sent_bytes <= 128 * 1024
+        assert (await ask(server.stub, request())).reason == "stop"  # another connection
 
 
 async def test_a_budget_says_when_to_ask_again_and_fills_again() -> None:

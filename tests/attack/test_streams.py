@@ -1,8 +1,7 @@
 """Streams that occupy places, flood, or open and close fast: others are served, and no memory is left in use."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -11,12 +10,12 @@ import pytest
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from completion_server.engine.scripted.engine import ServiceTimes
 from loadtest.bench.attacks.http2 import Http2Connection, Stream, framed
 from loadtest.bench.runner.server import ServerProcess
+from tests.attack.conftest import MIB, attacked, engine
 from tests.support.server import (
     ENDLESS,
-    RunningServer,
     ask,
     endless_config,
     endless_engine,
@@ -29,22 +28,7 @@ from tests.support.server import (
 pytestmark = pytest.mark.serial
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "local" / "server.toml"
-MIB = 1024 * 1024
 EXHAUSTED, UNAVAILABLE = 8, 14
-
-
-def engine() -> ScriptedEngine:
-    return ScriptedEngine(lambda _request: ("alpha", " beta", "\n"), ServiceTimes(decode_base_s=0.001))
-
-
-@asynccontextmanager
-async def attacked(*overrides: str) -> AsyncIterator[tuple[RunningServer, Http2Connection]]:
-    """Run a server and connect to it."""
-    async with (
-        run_server(make_config(*overrides), engine) as server,
-        await Http2Connection.open(server.ready.address, "127.0.0.1") as connection,
-    ):
-        yield server, connection
 
 
 def named(user: str) -> tuple[tuple[str, str], ...]:
@@ -89,7 +73,7 @@ async def test_a_stream_that_is_old_answers_and_ends_before_its_connection_is_cu
 
 
 async def test_a_flood_on_one_stream_is_answered_or_ended_and_others_are_served() -> None:
-    async with attacked() as (server, connection):
+    async with attacked(source="127.0.0.1") as (server, connection):
         stream = connection.call("Session", named("flood"))
         flooding = asyncio.create_task(flood(stream))
         for sequence in range(1, 6):

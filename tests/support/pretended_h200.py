@@ -22,12 +22,11 @@ from typing import Any
 
 from completion_server.config import load_config
 from completion_server.engine.vllm.environment import RUNNER
+from loadtest.bench.gpu.engines import DRAFT_CONTEXT, write_models
 from loadtest.bench.gpu.functional import DRAFTS, VARIANTS
-from loadtest.bench.gpu.models import DRAFT, DRAFT_CONTEXT, TARGET, write_served_model
 from loadtest.bench.gpu.sessions import SessionsPlan
 from loadtest.bench.gpu.speculation import SpeculationPlan
 from loadtest.bench.gpu.ttft import TtftPlan
-from loadtest.bench.gpu.ways import Size
 from tests.support.models import DRAFT as EMBEDDED_DRAFT
 from tests.support.models import ROOT
 
@@ -156,7 +155,7 @@ def server_configurations(folder: Path) -> dict[str, tuple[Path | None, tuple[st
         "deploy/local, no drafts": (_LOCAL, ("engine.num_speculative_tokens=0",), {}),
         "deploy/base": (None, (*in_pod, *models, small), {}),
         "README": (folder / "my-server.toml", (*models, small), {}),
-        "bench-gpu sessions": (_LOCAL, tuple(SessionsPlan().overrides(folder, Size())), {}),
+        "bench-gpu sessions": (_LOCAL, tuple(SessionsPlan().overrides(folder)), {}),
     } | {
         f"bench-gpu functional, {name}": (_LOCAL, (*DRAFTS, *variant.overrides), variant.env)
         for name, variant in VARIANTS.items()
@@ -189,14 +188,13 @@ def main(folder: Path) -> dict[str, Any]:
     """Return what was found."""
     load_driver(folder)
     pretend()
-    write_served_model(folder / "target", TARGET)
-    write_served_model(folder / "draft", DRAFT)
+    write_models(folder, is_tiny=False, is_served=True)
     found: dict[str, Any] = {"versions": {name: version(name) for name in ("vllm", "torch")}, "configurations": {}}
     for name, (path, overrides, variables) in server_configurations(folder).items():
         with environment(variables):
             found["configurations"][name] = served(path, *overrides)
     for plan in (SpeculationPlan(), TtftPlan()):
-        for way in plan.ways(folder, Size()):
+        for way in plan.ways(folder):
             with environment(way.env):
                 found["configurations"][f"bench-gpu {way.name}"] = bare(way.args)
     found["imported"] = [importlib.import_module(name).__name__ for name in PROCESSES]

@@ -7,9 +7,11 @@ cores of this machine.
 """
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +20,12 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench.attacks.honest import HonestService, honest_users, serve_for
-from loadtest.bench.attacks.kinds import ATTACKS
+from completion.v1 import completion_pb2 as pb
+from completion_client import CompletionClient, ServiceError
+from loadtest.bench.attacks.attacker import ATTACKS
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.figures import text_table
+from loadtest.bench.runner.open_loop import open_loop
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.processes.child import Child
 
@@ -32,11 +36,70 @@ _OVERRIDES = (
     "admission.max_sessions_per_peer=256",
     "admission.users_per_peer=2",
 )
+_LIST = "; ".join(f"{name}: {each.about}" for name, each in ATTACKS.items())
 _PHASES = ("calm", "attack", "after")
 _SECONDS = click.FloatRange(0.5)
 _MIB = 1024 * 1024
 _SAMPLE_S = 0.05
 _REPORT_S = 30.0
+
+_USERS = 8
+_REQUESTS_PER_S = 4.0
+"""Of each user."""
+_IN_TIME_MS = 200.0
+_GIVES_UP_S = 1.0
+_MAX_TOKENS = 16
+_LINES = "".join(f"def area_{number}(width, height):\n    return width * height\n\n\n" for number in range(40))
+
+
+class HonestUsers(AsyncExitStack):
+    """Users with a constant request rate, open loop. Users with odd numbers open a Session stream per request."""
+
+    def __init__(self, address: str) -> None:
+        """Connect when the context is entered."""
+        super().__init__()
+        self._clients = [CompletionClient(address, user=f"honest-{number}") for number in range(_USERS)]
+        self._num_asked = 0
+
+    async def __aenter__(self) -> "HonestUsers":
+        """Connect.
+
+        Raises:
+            ConnectionLostError: one can't.
+
+        """
+        for client in self._clients:
+            await self.enter_async_context(client)
+            await client.connect()
+        return self
+
+    async def share_in_time(self, seconds: float) -> float:
+        """Let all users send requests for a time; return the share of the requests that had text in time."""
+        first_text_ms = await open_loop(_USERS * _REQUESTS_PER_S, seconds, self._first_text_ms)
+        return sum(each is not None and each <= _IN_TIME_MS for each in first_text_ms) / len(first_text_ms)
+
+    async def _first_text_ms(self, number: int, due: float) -> float | None:
+        """Return the time from the intended time of a request to its first text; None without text within a second."""
+        self._num_asked += 1
+        user = number % _USERS
+        request = pb.CompleteRequest(
+            document_uri=f"file:///{user}.py",
+            language_id="python",
+            prefix=f"{_LINES}total_{self._num_asked} = ",
+            suffix="\n\nprint(area_1(2, 3))\n",
+            mode=pb.MODE_SINGLE_LINE,
+            max_tokens=_MAX_TOKENS,
+        )
+        client, came_at = self._clients[user], list[float]()
+        with contextlib.suppress(TimeoutError, ServiceError):
+            async with asyncio.timeout(_GIVES_UP_S):
+                if user % 2:
+                    async with client.session() as session:
+                        async for _text in session.submit_nowait(request):
+                            came_at.append(time.perf_counter())
+                else:
+                    await client.complete(request, on_text=lambda _text: came_at.append(time.perf_counter()))
+        return (came_at[0] - due) * 1000 if came_at else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +110,7 @@ class _Options(ServerOptions):
     after_s: float = option(5.0, "After it.", _SECONDS)
 
 
-@benchmark(_Options, epilog="Attacks: " + "; ".join(f"{name}: {each.about}" for name, each in ATTACKS.items()) + ".")
+@benchmark(_Options, ServiceError, epilog=f"Attacks: {_LIST}.")
 def main(options: _Options, console: Console) -> Result:
     """Attack a server and measure the service of its honest users. The last line is a JSON object.
 
@@ -74,42 +137,35 @@ async def _measure(attack: str, options: _Options) -> Mapping[str, Any]:
     overrides = (*_OVERRIDES, *ATTACKS[attack].overrides, *options.overrides)
     async with ServerProcess(options.config, overrides) as server:
         address, process = server.ready["address"], psutil.Process(server.pid)
-        async with honest_users(address) as users:
-            await serve_for(users, options.calm_s / 2)  # allocates the memory that is allocated once
-            found = await _phase("calm", process, serve_for(users, options.calm_s))
+        async with HonestUsers(address) as users:
+            await users.share_in_time(options.calm_s / 2)  # allocates the memory that is allocated once
+            found = await _phase("calm", process, users, options.calm_s)
             async with _attacking(attack, address) as counts:
-                found |= await _phase("attack", process, serve_for(users, options.attack_s))
-            found |= await _phase("after", process, serve_for(users, options.after_s))
+                found |= await _phase("attack", process, users, options.attack_s)
+            found |= await _phase("after", process, users, options.after_s)
     return {"attack": attack, **found, "attacker": counts}
 
 
 @asynccontextmanager
 async def _attacking(attack: str, address: str) -> AsyncIterator[dict[str, int]]:
-    command = (sys.executable, "-m", "loadtest.bench.attacks.child", attack, address)
+    """Attack meanwhile; the attacker's counts are there at the end."""
+    command = (sys.executable, "-m", "loadtest.bench.attacks.attacker", attack, address)
     counts: dict[str, int] = {}
     with Child(attack, command, is_piped=True) as child:
         yield counts
         counts |= await asyncio.to_thread(child.ask, {"end": True}, _REPORT_S)
 
 
-async def _phase(name: str, process: psutil.Process, serving: Coroutine[Any, Any, HonestService]) -> dict[str, float]:
+async def _phase(name: str, process: psutil.Process, users: HonestUsers, seconds: float) -> dict[str, float]:
     """Return the figures of a phase: the service of the honest users, and the server's memory."""
-    rss = [process.memory_info().rss]
-
-    async def watch() -> None:
-        while True:
-            await asyncio.sleep(_SAMPLE_S)
-            rss.append(process.memory_info().rss)
-
-    watching = asyncio.create_task(watch())
-    try:
-        service = await serving
-    finally:
-        watching.cancel()
+    serving, rss = asyncio.create_task(users.share_in_time(seconds)), [process.memory_info().rss]
+    while not serving.done():
+        await asyncio.wait([serving], timeout=_SAMPLE_S)
+        rss.append(process.memory_info().rss)
     return {
-        f"{name}_share_in_time": round(service.share_in_time, 4),
+        f"{name}_share_in_time": round(serving.result(), 4),
         f"{name}_peak_rss_mib": round(max(rss) / _MIB),
-        f"{name}_last_rss_mib": round(process.memory_info().rss / _MIB),
+        f"{name}_last_rss_mib": round(rss[-1] / _MIB),
     }
 
 
@@ -117,18 +173,19 @@ def _share(figures: Mapping[str, Any], phase: str) -> str:
     return f"{figures[f'{phase}_share_in_time']:.0%}"
 
 
-def _table(found: list[Mapping[str, Any]]) -> Table:
-    headings = [heading for phase in _PHASES for heading in (f"in time, {phase}", "peak MiB")]
-    rows = tuple(
-        (
-            each["attack"],
-            *(cell for phase in _PHASES for cell in (_share(each, phase), str(each[f"{phase}_peak_rss_mib"]))),
-            str(each["after_last_rss_mib"]),
-        )
-        for each in found
+def _table(found: Sequence[Mapping[str, Any]]) -> Table:
+    headings = ["attack"]
+    for phase in _PHASES:
+        headings += [f"in time, {phase}", "peak MiB"]
+    rows = []
+    for each in found:
+        cells = [each["attack"]]
+        for phase in _PHASES:
+            cells += [_share(each, phase), str(each[f"{phase}_peak_rss_mib"])]
+        rows.append([*cells, str(each["after_last_rss_mib"])])
+    return text_table(
+        "Honest requests with text within 200 ms, and the server's memory", [*headings, "MiB at the end"], rows
     )
-    title = "Honest requests with text within 200 ms, and the server's memory"
-    return text_table(title, ("attack", *headings, "MiB at the end"), rows)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,14 @@ from loadtest.bench.runner.schedule import AsyncClosing
 
 SERVICE = "/completion.v1.CompletionService"
 ATTACKER = "127.0.0.2"
+Metadata = Sequence[tuple[str, str]]
+
 _OUR_WINDOW = 1 << 30
 _RECEIVED_BYTES = 1 << 16
 _CONFIG = H2Configuration(header_encoding="utf-8", validate_outbound_headers=False, normalize_outbound_headers=False)
 
 
-class _Connection(H2Connection):
+class _H2(H2Connection):
     """Opens more streams than the server allows."""
 
     open_outbound_streams = 0
@@ -35,7 +37,6 @@ class Stream:
         """Belong to a connection."""
         self.number = number
         self.num_sent_bytes = 0
-        self.num_received_bytes = 0
         self.status: int | None = None
         """The gRPC status, -1 where the stream was reset without one; None while the call is open."""
         self.details = ""
@@ -43,32 +44,35 @@ class Stream:
 
     async def send(self, data: bytes, *, ends: bool = False) -> bool:
         """Send bytes as the server's windows allow; return whether all went out before the call ended."""
-        connection, rest = self._connection, memoryview(data)
+        h2, rest = self._connection.h2, memoryview(data)
         while rest and self.status is None:
-            size = connection.send_nowait(self, rest)
-            if not size:
-                await connection.wait()
+            size = min(len(rest), h2.max_outbound_frame_size, h2.local_flow_control_window(self.number))
+            if size <= 0:
+                await self._connection.wait()
                 continue
+            h2.send_data(self.number, bytes(rest[:size]))
             rest = rest[size:]
             self.num_sent_bytes += size
-            await connection.drain()
+            self._connection.write()
+            await self._connection.drain()
         if ends and self.status is None:
-            connection.end_nowait(self)
+            h2.end_stream(self.number)
+            self._connection.write()
         return not rest
 
     async def ended(self, timeout_s: float) -> bool:
         """Wait for the end of the call; return whether it came in time."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.status is None:
                     await self._connection.wait()
-        except TimeoutError:
-            return False
-        return True
+        return self.status is not None
 
     def reset(self) -> None:
-        """Cancel the call."""
-        self._connection.reset_nowait(self)
+        """Cancel the call, and take nothing more in for it."""
+        if self._connection.streams.pop(self.number, None) is not None:
+            self._connection.h2.reset_stream(self.number, ErrorCodes.CANCEL)
+            self._connection.write()
 
 
 class Http2Connection(AsyncClosing):
@@ -77,10 +81,12 @@ class Http2Connection(AsyncClosing):
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Use `open` instead."""
         self.is_open = True
+        self.h2 = _H2(_CONFIG)
+        """The state of the protocol; what it has to send goes out with `write`."""
+        self.streams: dict[int, Stream] = {}
+        """Calls that are open."""
         self._reader = reader
         self._writer = writer
-        self._h2 = _Connection(_CONFIG)
-        self._streams: dict[int, Stream] = {}
         self._change = asyncio.Event()
         self._settled = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
@@ -95,10 +101,10 @@ class Http2Connection(AsyncClosing):
         """
         host, _, port = address.rpartition(":")
         connection = cls(*await asyncio.open_connection(host, int(port), local_addr=(source, 0)))
-        connection._h2.initiate_connection()
-        connection._h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: _OUR_WINDOW})
-        connection._h2.increment_flow_control_window(_OUR_WINDOW)
-        connection._write()
+        connection.h2.initiate_connection()
+        connection.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: _OUR_WINDOW})
+        connection.h2.increment_flow_control_window(_OUR_WINDOW)
+        connection.write()
         await connection._settled.wait()
         if not connection.is_open:
             await connection.aclose()
@@ -107,45 +113,24 @@ class Http2Connection(AsyncClosing):
         return connection
 
     @property
-    def num_streams(self) -> int:
-        """Calls that are open."""
-        return len(self._streams)
-
-    @property
     def max_streams(self) -> int:
         """Calls that the server allows to be open."""
-        return int(self._h2.remote_settings.max_concurrent_streams)
+        return int(self.h2.remote_settings.max_concurrent_streams)
 
-    def call(self, method: str, metadata: Sequence[tuple[str, str]] = ()) -> Stream:
+    def call(self, method: str, metadata: Metadata = ()) -> Stream:
         """Open a call: of a method of CompletionService, or of another service by the whole path."""
         path = method if method.startswith("/") else f"{SERVICE}/{method}"
         pseudo = ((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "server"))
         headers = [*pseudo, ("content-type", "application/grpc"), ("te", "trailers"), *metadata]
-        stream = Stream(self, self._h2.get_next_available_stream_id())
-        self._streams[stream.number] = stream
-        self._h2.send_headers(stream.number, headers)
-        self._write()
+        stream = Stream(self, self.h2.get_next_available_stream_id())
+        self.streams[stream.number] = stream
+        self.h2.send_headers(stream.number, headers)
+        self.write()
         return stream
 
-    def send_nowait(self, stream: Stream, data: memoryview) -> int:
-        """Send as much of the data as a frame and the server's windows take; return its size."""
-        h2, number = self._h2, stream.number
-        size = min(len(data), h2.max_outbound_frame_size, h2.local_flow_control_window(number))
-        if size > 0:
-            h2.send_data(number, bytes(data[:size]))
-            self._write()
-        return max(0, size)
-
-    def end_nowait(self, stream: Stream) -> None:
-        """Say that a call has no more messages."""
-        self._h2.end_stream(stream.number)
-        self._write()
-
-    def reset_nowait(self, stream: Stream) -> None:
-        """Cancel a call, and take nothing more in for it."""
-        if self._streams.pop(stream.number, None) is not None:
-            self._h2.reset_stream(stream.number, ErrorCodes.CANCEL)
-            self._write()
+    def write(self) -> None:
+        """Give the socket what is to be sent."""
+        self._writer.write(self.h2.data_to_send())
 
     async def drain(self) -> None:
         """Wait until the socket takes more."""
@@ -166,20 +151,17 @@ class Http2Connection(AsyncClosing):
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
-    def _write(self) -> None:
-        self._writer.write(self._h2.data_to_send())
-
     async def _read(self) -> None:
         with contextlib.suppress(OSError, ProtocolError):
             while self.is_open and (data := await self._reader.read(_RECEIVED_BYTES)):
-                for event in self._h2.receive_data(data):
+                for event in self.h2.receive_data(data):
                     self._take(event)
-                self._write()
+                self.write()
                 self._change.set()
         self.is_open = False
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             stream.status = -1
-        self._streams.clear()
+        self.streams.clear()
         self._settled.set()
         self._change.set()
 
@@ -189,18 +171,14 @@ class Http2Connection(AsyncClosing):
                 self._settled.set()
             case events.ConnectionTerminated():
                 self.is_open = False
-            case events.DataReceived(stream_id=int(number)) if number in self._streams:
-                self._streams[number].num_received_bytes += len(event.data)
             case events.ResponseReceived(stream_id=int(number)) | events.TrailersReceived(stream_id=int(number)):
-                self._take_headers(number, {str(name): str(value) for name, value in event.headers})
-            case events.StreamReset(stream_id=int(number)) if number in self._streams:
-                self._streams.pop(number).status = -1
-
-    def _take_headers(self, number: int, headers: dict[str, str]) -> None:
-        if "grpc-status" in headers and number in self._streams:
-            stream = self._streams.pop(number)
-            stream.details = headers.get("grpc-message", "")
-            stream.status = int(headers["grpc-status"])
+                headers = {str(name): str(value) for name, value in event.headers}
+                if "grpc-status" in headers and number in self.streams:
+                    stream = self.streams.pop(number)
+                    stream.details = headers.get("grpc-message", "")
+                    stream.status = int(headers["grpc-status"])
+            case events.StreamReset(stream_id=int(number)) if number in self.streams:
+                self.streams.pop(number).status = -1
 
 
 def framed(message: bytes, *, is_compressed: bool = False) -> bytes:

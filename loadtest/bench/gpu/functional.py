@@ -11,19 +11,17 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, ServiceError
-from loadtest.bench.gpu.driver import used_mib
-from loadtest.bench.gpu.results import Ways
-from loadtest.bench.gpu.ways import RUNNER
+from loadtest.bench.gpu.engines import RUNNER, Trial
+from loadtest.bench.gpu.machine import Ways, ask_driver
 from loadtest.bench.runner.prompts import CursorText, distinct_texts
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
 from loadtest.processes.child import FIRST_START_S
@@ -75,30 +73,143 @@ class FunctionalPlan:
     max_tokens: int = 48
     together: int = 8
 
+    def described(self, _folder: Path, *, is_tiny: bool) -> dict[str, Any]:
+        """Return what is started."""
+        return {"servers": {name: asdict(variant) for name, variant in VARIANTS.items()}}
 
-async def measure(
-    plan: FunctionalPlan, config: Path, overrides: Sequence[str], console: Console, measured: Ways
-) -> None:
-    """Start the servers that `measured` lacks one after another and try each."""
-    texts = distinct_texts(plan.num_texts, prefix_chars=1200, suffix_chars=300, seed=0)
-    before_mib = used_mib()
-    for name, variant in VARIANTS.items():
-        if name in measured:
-            continue
-        with console.status(f"starting: {name}"):
-            settings = (*SERVES_ALL, *DRAFTS, *overrides, *variant.overrides)
-            server = ServerProcess(config, settings, name.replace(" ", "-").replace(",", ""), variant.env)
-        try:
-            trial = FunctionalTrial(server, plan, texts)
-            answers = {how: each async for how, each in trial.answers(changes_k=bool(variant.control))}
-            found: dict[str, Any] = {"answers": answers}
-            if name == LAST:
-                found["aborted_s"] = await trial.abort()
-                found["restarted_s"] = await trial.restart()
-                found |= await trial.end(before_mib)
-        finally:
-            server.stop()
-        measured[name] = found
+    async def measure(self, trial: Trial, measured: Ways) -> None:
+        """Start the servers that `measured` lacks one after another and try each."""
+        texts = distinct_texts(self.num_texts, prefix_chars=1200, suffix_chars=300, seed=0)
+        before_mib = used_mib()
+        for name, variant in VARIANTS.items():
+            if name in measured:
+                continue
+            with trial.console.status(f"starting: {name}"):
+                settings = (*SERVES_ALL, *DRAFTS, *trial.overrides, *variant.overrides)
+                log_name = name.replace(" ", "-").replace(",", "")
+                server = ServerProcess(trial.config, settings, log_name, variant.env)
+            async with server, CompletionClient(server.ready["address"]) as client:
+                tried = _ServerTrial(server, client, self, texts)
+                found: dict[str, Any] = {"answers": await tried.answers(changes_k=bool(variant.control))}
+                if name == LAST:
+                    found |= {"aborted_s": await tried.abort(), "restarted_s": await tried.restart()}
+                    found |= await tried.end(before_mib)
+            measured[name] = found
+
+
+class _ServerTrial:
+    """A running server, as its editors and its operator see it."""
+
+    def __init__(
+        self, server: ServerProcess, client: CompletionClient, plan: FunctionalPlan, texts: Sequence[CursorText]
+    ) -> None:
+        self._server, self._client, self._plan, self._texts = server, client, plan, texts
+
+    def _operator(self) -> Operator:
+        return Operator(self._server.ready["admin_address"])
+
+    async def answers(self, *, changes_k: bool) -> dict[str, list[str]]:
+        """Return greedy answers by how they were asked for: alone at each K and over changes of K, or together."""
+        if not changes_k:
+            return {"alone": await self._ask_all(1), "together": await self._ask_all(self._plan.together)}
+        found = {}
+        async with self._operator() as operator, operator.borrowed():
+            for k in (K, K // 2, 0):
+                await operator.put(((1, 1, k),))
+                found[f"K = {k}"] = await self._ask_all(1)
+            async with changing(operator):
+                found["K changes"] = await self._ask_all(1)
+        return found
+
+    async def abort(self) -> float | None:
+        """Hang up on many generations; return the time until no slot is taken, None if some stay taken."""
+        begun = asyncio.Event()
+        tasks = [
+            asyncio.create_task(self._ask(text, lambda _text: begun.set()))
+            for text in self._texts[: self._plan.together]
+        ]
+        await asyncio.wait_for(begun.wait(), _TIMEOUT_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        aborted_at = time.monotonic()
+        async with self._operator() as operator:
+            while (await operator.status()).running_requests:
+                if time.monotonic() - aborted_at > _ABORTED_S:
+                    return None
+                await asyncio.sleep(0.01)
+        return round(time.monotonic() - aborted_at, 3)
+
+    async def restart(self) -> float | None:
+        """Kill the engine; return the time until the server answers again, None if it does not."""
+        for process in psutil.Process(self._server.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        killed_at = time.monotonic()
+        while time.monotonic() - killed_at < FIRST_START_S:
+            with contextlib.suppress(ServiceError, TargetError):
+                async with self._operator() as operator:
+                    restarts = (await operator.status()).engine_restarts
+                if await self._ask(self._texts[0]) and restarts:
+                    return round(time.monotonic() - killed_at, 1)
+            await asyncio.sleep(0.25)
+        return None
+
+    async def end(self, before_mib: int) -> dict[str, Any]:
+        """Send SIGTERM; return what is left of the server's processes and of its GPU memory."""
+        own = psutil.Process(self._server.pid)
+        family = [own, *own.children(recursive=True)]
+        os.kill(own.pid, signal.SIGTERM)
+        begun = time.monotonic()
+        _gone, left = await asyncio.to_thread(psutil.wait_procs, family, _END_S)
+        ended_s = round(time.monotonic() - begun, 2)
+        return {"ended_s": ended_s, "left_processes": len(left), "left_gpu_mib": max(0, used_mib() - before_mib)}
+
+    async def _ask_all(self, num_callers: int) -> list[str]:
+        callers = asyncio.Semaphore(num_callers)
+
+        async def ask(text: CursorText) -> str:
+            async with callers:
+                return await self._ask(text)
+
+        return await asyncio.gather(*map(ask, self._texts))
+
+    async def _ask(self, text: CursorText, on_text: Callable[[str], object] | None = None) -> str:
+        request = pb.CompleteRequest(
+            session_id=f"{id(text)}-{time.monotonic_ns()}",
+            language_id="python",
+            prefix=text.prefix,
+            suffix=text.suffix,
+            mode=pb.MODE_MULTI_LINE,
+            max_tokens=self._plan.max_tokens,
+            temperature=0.0,
+            without_completion_cache=True,
+        )
+        return (await self._client.complete(request, timeout_s=_TIMEOUT_S, on_text=on_text)).text
+
+
+@contextlib.asynccontextmanager
+async def changing(operator: Operator) -> AsyncIterator[None]:
+    """Change K again and again while the block runs."""
+
+    async def change() -> None:
+        for k in itertools.cycle((0, K, 1, K // 2)):
+            await operator.put(((1, 1, k),))
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(change())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def used_mib() -> int:
+    """Return the memory in use on the first GPU, 0 without a GPU."""
+    used = ask_driver("memory.used")
+    return int(used) if used.isdecimal() else 0
 
 
 def figures(measured: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,116 +244,3 @@ def figures(measured: Mapping[str, Any]) -> dict[str, Any]:
 
 def _same(texts: Sequence[str], reference: Sequence[str]) -> float:
     return sum(map(str.__eq__, texts, reference)) / len(reference)
-
-
-class FunctionalTrial:
-    """One running server, as its editors and its operator see it."""
-
-    def __init__(self, server: ServerProcess, plan: FunctionalPlan, texts: Sequence[CursorText]) -> None:
-        """Take the server and the texts to complete."""
-        self._server = server
-        self._plan = plan
-        self._texts = texts
-
-    async def answers(self, *, changes_k: bool) -> AsyncIterator[tuple[str, list[str]]]:
-        """Yield greedy answers by how they were asked for: alone at each K and over changes of K, or together."""
-        if not changes_k:
-            yield "alone", await self._ask_all(1)
-            yield "together", await self._ask_all(self._plan.together)
-            return
-        async with Operator(self._server.ready["admin_address"]) as operator, operator.borrowed():
-            for k in (K, K // 2, 0):
-                await operator.put(((1, 1, k),))
-                yield f"K = {k}", await self._ask_all(1)
-            async with changing(operator):
-                yield "K changes", await self._ask_all(1)
-
-    async def abort(self) -> float | None:
-        """Hang up on many generations; return the time until no slot is taken, None if some stay taken."""
-        async with CompletionClient(self._server.ready["address"]) as client:
-            started = asyncio.Event()
-            tasks = [
-                asyncio.create_task(self._ask(client, text, lambda _text: started.set()))
-                for text in self._texts[: self._plan.together]
-            ]
-            await asyncio.wait_for(started.wait(), _TIMEOUT_S)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            begun = time.monotonic()
-            async with Operator(self._server.ready["admin_address"]) as operator:
-                while (await operator.status()).running_requests:
-                    if time.monotonic() - begun > _ABORTED_S:
-                        return None
-                    await asyncio.sleep(0.01)
-            return round(time.monotonic() - begun, 3)
-
-    async def restart(self) -> float | None:
-        """Kill the engine; return the time until the server answers again, None if it does not."""
-        for process in psutil.Process(self._server.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        begun = time.monotonic()
-        async with CompletionClient(self._server.ready["address"]) as client:
-            while time.monotonic() - begun < FIRST_START_S:
-                with contextlib.suppress(ServiceError, TargetError):
-                    async with Operator(self._server.ready["admin_address"]) as operator:
-                        restarts = (await operator.status()).engine_restarts
-                    if await self._ask(client, self._texts[0]) and restarts:
-                        return round(time.monotonic() - begun, 1)
-                await asyncio.sleep(0.25)
-        return None
-
-    async def end(self, before_mib: int) -> dict[str, Any]:
-        """Send SIGTERM; return what is left of the server's processes and of its GPU memory."""
-        own = psutil.Process(self._server.pid)
-        family = [own, *own.children(recursive=True)]
-        os.kill(own.pid, signal.SIGTERM)
-        begun = time.monotonic()
-        _gone, left = await asyncio.to_thread(psutil.wait_procs, family, _END_S)
-        ended_s = round(time.monotonic() - begun, 2)
-        return {"ended_s": ended_s, "left_processes": len(left), "left_gpu_mib": max(0, used_mib() - before_mib)}
-
-    async def _ask_all(self, num_callers: int) -> list[str]:
-        found: dict[int, str] = {}
-        places = iter(range(len(self._texts)))
-
-        async def caller(client: CompletionClient) -> None:
-            for place in places:
-                found[place] = await self._ask(client, self._texts[place])
-
-        async with CompletionClient(self._server.ready["address"]) as client, asyncio.TaskGroup() as group:
-            for _ in range(num_callers):
-                group.create_task(caller(client))
-        return [found[place] for place in range(len(self._texts))]
-
-    async def _ask(self, client: CompletionClient, text: CursorText, on_text: Any = None) -> str:  # noqa: ANN401
-        request = pb.CompleteRequest(
-            session_id=f"{id(text)}-{time.monotonic_ns()}",
-            language_id="python",
-            prefix=text.prefix,
-            suffix=text.suffix,
-            mode=pb.MODE_MULTI_LINE,
-            max_tokens=self._plan.max_tokens,
-            temperature=0.0,
-            without_completion_cache=True,
-        )
-        return (await client.complete(request, timeout_s=_TIMEOUT_S, on_text=on_text)).text
-
-
-@contextlib.asynccontextmanager
-async def changing(operator: Operator) -> AsyncIterator[None]:
-    """Change K again and again while the block runs."""
-
-    async def change() -> None:
-        for k in itertools.cycle((0, K, 1, K // 2)):
-            await operator.put(((1, 1, k),))
-            await asyncio.sleep(0.02)
-
-    task = asyncio.create_task(change())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

@@ -7,21 +7,18 @@ nothing, and the server's text rules end many answers early; prompts, queueing a
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from loadtest.bench.gpu.models import DRAFT, DRAFT_CONTEXT, TARGET, TINY_DRAFT, TINY_TARGET, write_served_model
-from loadtest.bench.gpu.results import Ways
-from loadtest.bench.gpu.ways import WORKER_EXTENSION, Size, acceptance_by_position
+from loadtest.bench.gpu.engines import DRAFT_CONTEXT, SCHEDULE, WORKER_EXTENSION, Trial, draft_args, write_models
+from loadtest.bench.gpu.machine import Ways
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.processes.child import StartError
 
 OBJECTIVE = "pause_ttft_ms_p95<200"
-_SCHEDULE = "num_speculative_tokens_per_batch_size"
+_SEARCH = "search"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +35,15 @@ class SessionsPlan:
     max_num_seqs: int = 128
     gpu_hour_usd: float = 3.5
 
-    def overrides(self, folder: Path, size: Size) -> list[str]:
+    def overrides(self, folder: Path, *, is_tiny: bool = False) -> list[str]:
         """Return the server's settings, for models in `folder`."""
-        draft = str(folder / "draft")
-        drafts: dict[str, Any] = {"method": "draft_model", "model": draft, "num_speculative_tokens": self.k}
-        drafts[_SCHEDULE] = [[1, self.max_num_seqs, self.k]]
-        if not size.is_tiny:
-            rates = acceptance_by_position(self.acceptance, self.k)
-            drafts |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+        drafts = draft_args(folder / "draft", self.k, self.acceptance, is_tiny=is_tiny)
+        drafts[SCHEDULE] = [[1, self.max_num_seqs, self.k]]
         return [
             f"engine.model={folder / 'target'}",
-            f"engine.draft_model={draft}",
+            f"engine.draft_model={folder / 'draft'}",
             f"engine.num_speculative_tokens={self.k}",
-            f"engine.max_model_len={1024 if size.is_tiny else DRAFT_CONTEXT}",
+            f"engine.max_model_len={1024 if is_tiny else DRAFT_CONTEXT}",
             f"engine.max_num_seqs={self.max_num_seqs}",
             "speculation.mode=fixed",
             f"scheduling.max_slots={self.max_num_seqs}",
@@ -59,48 +52,41 @@ class SessionsPlan:
             *(f"engine.vllm.speculative_config.{key}={json.dumps(value)}" for key, value in drafts.items()),
         ]
 
-    def search(self, address: str) -> list[str]:
-        """Return the command of the search."""
+    def described(self, folder: Path, *, is_tiny: bool) -> dict[str, Any]:
+        """Return what is started."""
+        return {"server": self.overrides(folder, is_tiny=is_tiny), "search": self._search("ADDRESS")}
+
+    async def measure(self, trial: Trial, measured: Ways) -> None:
+        """Start the server and search.
+
+        Raises:
+            StartError: the search has no result.
+
+        """
+        if _SEARCH in measured:
+            return
+        write_models(trial.folder, is_tiny=trial.is_tiny, is_served=True)
+        with trial.console.status("starting the server"):
+            overrides = (*self.overrides(trial.folder, is_tiny=trial.is_tiny), *trial.overrides)
+            server = ServerProcess(trial.config, overrides)
+        async with server:
+            command = (sys.executable, "-m", "loadtest", *self._search(server.ready["address"]))
+            child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+            output, _ = await child.communicate()
+        lines = output.decode().splitlines()
+        if not lines:
+            msg = f"the capacity search ended with status {child.returncode}; why is above"
+            raise StartError(msg)
+        measured[_SEARCH] = json.loads(lines[-1])
+
+    def _search(self, address: str) -> list[str]:
+        """Return the load tester's command for the search."""
         return [
-            sys.executable, "-m", "loadtest", "capacity", self.scenario, "--json",
-            "--target", f"grpc://{address}", "--gate", OBJECTIVE,
+            "capacity", self.scenario, "--json", "--target", f"grpc://{address}", "--gate", OBJECTIVE,
             "--from", str(self.from_sessions), "--to", str(self.to_sessions), "--repeats", "1",
             "--tolerance", str(self.tolerance), "--duration", str(self.duration_s),
             "--set", f"criteria.gpu_hour_usd={self.gpu_hour_usd}",
         ]  # fmt: skip
-
-
-_SEARCH = "search"
-
-
-async def measure(
-    plan: SessionsPlan,
-    folder: Path,
-    config: Path,
-    overrides: Sequence[str],
-    size: Size,
-    console: Console,
-    measured: Ways,
-) -> None:
-    """Start the server and search."""
-    if _SEARCH in measured:
-        return
-    write_served_model(folder / "target", TINY_TARGET if size.is_tiny else TARGET)
-    write_served_model(folder / "draft", TINY_DRAFT if size.is_tiny else DRAFT)
-    with console.status("starting the server"):
-        server = ServerProcess(config, (*plan.overrides(folder, size), *overrides))
-    try:
-        child = await asyncio.create_subprocess_exec(
-            *plan.search(server.ready["address"]), stdout=asyncio.subprocess.PIPE
-        )
-        output, _ = await child.communicate()
-    finally:
-        server.stop()
-    lines = output.decode().splitlines()
-    if not lines:
-        msg = f"the capacity search ended with status {child.returncode}; why is above"
-        raise StartError(msg)
-    measured[_SEARCH] = json.loads(lines[-1])
 
 
 def figures(measured: Mapping[str, Any]) -> dict[str, Any]:

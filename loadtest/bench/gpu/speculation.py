@@ -7,24 +7,41 @@ acceptance is made up, as the weights are: vLLM's synthetic rejection accepts dr
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench.gpu.models import DRAFT, TARGET, TINY_DRAFT, TINY_TARGET, random_prompts, write_model
-from loadtest.bench.gpu.results import Ways
-from loadtest.bench.gpu.ways import EngineVariant, Size, ways
+from loadtest.bench.gpu.engines import (
+    RUNNER,
+    SCHEDULE,
+    WORKER_EXTENSION,
+    EngineVariant,
+    Trial,
+    draft_args,
+    engine_args,
+    random_prompts,
+    write_models,
+)
+from loadtest.bench.gpu.machine import Ways
 from loadtest.bench.peers.bare_engine import BareEngine
 from loadtest.bench.runner.figures import percentile, text_table
 from loadtest.tuning.choice import ratio_of_rounds
 
 _PROMPT_TOKENS = 128
 """Few, so that the KV cache of the largest batch fits beside another engine: 0.8 MiB for each token."""
+_GPU_SHARE = 0.18
+"""25 GB of an H200: 15 of weights, the rest KV cache and graphs."""
+_ON_A_GPU = ("full graphs alone", "newer runner")
+
+Rates = dict[str, dict[str, dict[str, list[float]]]]
+"""Tokens/s by contestant and batch size, a value for each round: "total" of all requests together, and "alone", the
+median of one request after its first token."""
+
+BASELINE = "no draft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +55,64 @@ class SpeculationPlan:
     rounds: int = 4
     seed: int = 0
 
-    def ways(self, folder: Path, size: Size) -> tuple[EngineVariant, ...]:
-        """Return the engines, on models in `folder`."""
-        return ways(folder / "target", folder / "draft", self.k, self.acceptance, max(self.batches), size)
+    def ways(self, folder: Path, *, is_tiny: bool = False) -> tuple[EngineVariant, ...]:
+        """Return the engines, on models in `folder`, that without a draft first; it has vLLM's own choice of runner.
 
+        The newer runner has full graphs only for a K that the schedule names, so one row names 0; the live K replaces
+        all rows. A trial on a CPU, which has neither, leaves out this runner, graphs alone and synthetic acceptance.
+        """
+        most, k = max(self.batches), self.k
+        common = engine_args(
+            folder / "target", is_tiny=is_tiny, gpu_share=_GPU_SHARE, max_model_len=1024, max_num_seqs=most
+        )
+        drafts = draft_args(folder / "draft", k, self.acceptance, is_tiny=is_tiny)
+        constant = common | {"speculative_config": drafts}
+        scheduled = common | {"speculative_config": drafts | {SCHEDULE: [[1, most, k]]}}
+        named = common | {"speculative_config": drafts | {SCHEDULE: [[1, most - 1, k], [most, most, 0]]}}
+        only_full = {"compilation_config": {"cudagraph_mode": "FULL"}}
+        live = {"worker_extension_cls": WORKER_EXTENSION}
+        found = [
+            EngineVariant(BASELINE, common),
+            EngineVariant("schedule", scheduled | live, {RUNNER: "0"}, (k, 0)),
+            EngineVariant("fixed", constant, {RUNNER: "0"}),
+            EngineVariant("full graphs", constant | live, {RUNNER: "0"}, (k, 0)),
+            EngineVariant("full graphs alone", constant | live | only_full, {RUNNER: "0"}, (k, 0)),
+            EngineVariant("newer runner", named, {RUNNER: "1"}, (k, 0)),
+        ]
+        return tuple(way for way in found if not (is_tiny and way.name in _ON_A_GPU))
 
-Rates = dict[str, dict[str, dict[str, list[float]]]]
-"""Tokens/s by contestant and batch size, a value for each round: "total" of all requests together, and "alone", the
-median of one request after its first token."""
+    def described(self, folder: Path, *, is_tiny: bool) -> dict[str, Any]:
+        """Return what is started."""
+        return {"engines": [asdict(way) for way in self.ways(folder, is_tiny=is_tiny)]}
 
-BASELINE = "no draft"
+    async def measure(self, trial: Trial, measured: Ways) -> None:
+        """Measure each way that `measured` lacks; the engine without a draft is started once for all of them."""
+        baseline, *others = self.ways(trial.folder, is_tiny=trial.is_tiny)
+        missing = [way for way in others if way.name not in measured]
+        if not missing:
+            return
+        write_models(trial.folder, is_tiny=trial.is_tiny)
+        async with started(baseline, trial) as plain:
+            for way in missing:
+                async with started(way, trial) as engine:
+                    measured[way.name] = await self._compare(plain, engine, contestants(way))
+
+    async def _compare(self, plain: BareEngine, engine: BareEngine, ks: Mapping[str, int | None]) -> Rates:
+        """Measure the contestants of an engine and the baseline, in random order in each round; the first warms up."""
+        chance, rates = random.Random(self.seed), Rates()
+        for number in range(self.rounds + 1):
+            for batch in self.batches:
+                prompts = random_prompts(batch, _PROMPT_TOKENS, self.tokens, chance)
+                for name in chance.sample((BASELINE, *ks), 1 + len(ks)):
+                    k = ks.get(name)
+                    if k is not None:
+                        engine.set_k(k)
+                    block = await (plain if name == BASELINE else engine).run(prompts, batch)
+                    each = rates.setdefault(name, {}).setdefault(str(batch), {"total": [], "alone": []})
+                    if number:
+                        each["total"].append(block.tokens_per_s)
+                        each["alone"].append(percentile([one.tokens_per_s or 0.0 for one in block.samples], 50))
+        return rates
 
 
 def contestants(way: EngineVariant) -> dict[str, int | None]:
@@ -55,41 +120,10 @@ def contestants(way: EngineVariant) -> dict[str, int | None]:
     return {f"{way.name}, K = {k}": k for k in way.live_ks} or {way.name: None}
 
 
-async def measure(plan: SpeculationPlan, folder: Path, size: Size, console: Console, measured: Ways) -> None:
-    """Measure each way that `measured` lacks; the engine without a draft is started once for all of them."""
-    baseline, *others = plan.ways(folder, size)
-    missing = [way for way in others if way.name not in measured]
-    if not missing:
-        return
-    write_model(folder / "target", TINY_TARGET if size.is_tiny else TARGET)
-    write_model(folder / "draft", TINY_DRAFT if size.is_tiny else DRAFT)
-    async with _started(baseline, console) as plain:
-        for way in missing:
-            async with _started(way, console) as engine:
-                measured[way.name] = await _compare(plan, plain, engine, contestants(way))
-
-
-def _started(way: EngineVariant, console: Console) -> BareEngine:
-    with console.status(f"starting: {way.name}"):
+def started(way: EngineVariant, trial: Trial) -> BareEngine:
+    """Return the engine, which is loaded."""
+    with trial.console.status(f"starting: {way.name}"):
         return BareEngine({"engine": {}, "engine_args": way.args}, env=way.env, changes_k=bool(way.live_ks))
-
-
-async def _compare(plan: SpeculationPlan, plain: BareEngine, engine: BareEngine, ks: Mapping[str, int | None]) -> Rates:
-    """Measure the contestants of an engine and the baseline in random order in each round; the first round warms up."""
-    chance, rates = random.Random(plan.seed), Rates()
-    for number in range(plan.rounds + 1):
-        for batch in plan.batches:
-            prompts = random_prompts(batch, _PROMPT_TOKENS, plan.tokens, chance)
-            for name in chance.sample((BASELINE, *ks), 1 + len(ks)):
-                k = ks.get(name)
-                if k is not None:
-                    engine.set_k(k)
-                block = await (plain if name == BASELINE else engine).run(prompts, batch)
-                each = rates.setdefault(name, {}).setdefault(str(batch), {"total": [], "alone": []})
-                if number:
-                    each["total"].append(block.tokens_per_s)
-                    each["alone"].append(percentile([one.tokens_per_s or 0.0 for one in block.samples], 50))
-    return rates
 
 
 def figures(measured: Mapping[str, Rates]) -> dict[str, Any]:

@@ -6,19 +6,25 @@ One engine has the server's own step size, the other that of `vllm serve` on suc
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench.gpu.models import TARGET, TINY_TARGET, random_prompts, write_model
-from loadtest.bench.gpu.results import Ways
-from loadtest.bench.gpu.ways import EngineVariant, Size
-from loadtest.bench.peers.bare_engine import BareEngine
+from loadtest.bench.gpu.engines import EngineVariant, Trial, engine_args, random_prompts, write_models
+from loadtest.bench.gpu.machine import Ways
+from loadtest.bench.gpu.speculation import started
 from loadtest.bench.runner.closed_loop import BenchPrompt
 from loadtest.bench.runner.figures import percentile, text_table
+
+_GPU_SHARE = 0.44
+_TOKENS = 8
+_TURNS = "in turns"
+"""Both engines are measured as one, because they take turns."""
+
+Found = dict[str, dict[str, list[float]]]
+"""TTFT in milliseconds by engine and kind of request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,61 +38,51 @@ class TtftPlan:
     rounds: int = 20
     seed: int = 0
 
-    def ways(self, folder: Path, size: Size) -> tuple[EngineVariant, ...]:
+    def ways(self, folder: Path, *, is_tiny: bool = False) -> tuple[EngineVariant, ...]:
         """Return an engine for each step size; only the smaller one bounds long prompts."""
-        common = size.common_args | {
-            "model": str(folder / "target"),
-            "max_model_len": 2 * max(self.prompt_tokens),
-            "max_num_seqs": 2 * self.crowd,
-        }
-        if not size.is_tiny:
-            common["gpu_memory_utilization"] = 0.44
-        bounded = {"long_prefill_token_threshold": min(self.step_tokens) // 2}
-        return tuple(
-            EngineVariant(
-                f"{tokens} a step", common | {"max_num_batched_tokens": tokens} | (bounded if not place else {})
-            )
-            for place, tokens in enumerate(self.step_tokens)
+        common = engine_args(
+            folder / "target",
+            is_tiny=is_tiny,
+            gpu_share=_GPU_SHARE,
+            max_model_len=2 * max(self.prompt_tokens),
+            max_num_seqs=2 * self.crowd,
         )
+        found = []
+        for tokens in self.step_tokens:
+            bounded = {"long_prefill_token_threshold": tokens // 2} if tokens == min(self.step_tokens) else {}
+            found.append(EngineVariant(f"{tokens} a step", common | {"max_num_batched_tokens": tokens} | bounded))
+        return tuple(found)
 
+    def described(self, folder: Path, *, is_tiny: bool) -> dict[str, Any]:
+        """Return what is started."""
+        return {"engines": [asdict(way) for way in self.ways(folder, is_tiny=is_tiny)]}
 
-Found = dict[str, dict[str, list[float]]]
-"""TTFT in milliseconds by engine and kind of request."""
+    async def measure(self, trial: Trial, measured: Ways) -> None:
+        """Let the engines take turns on the same prompts; the first round warms up."""
+        if _TURNS in measured:
+            return
+        write_models(trial.folder, is_tiny=trial.is_tiny)
+        chance, ways = random.Random(self.seed), self.ways(trial.folder, is_tiny=trial.is_tiny)
+        times: Found = {way.name: {} for way in ways}
+        async with AsyncExitStack() as stack:
+            engines = [(way.name, await stack.enter_async_context(started(way, trial))) for way in ways]
+            for number in range(self.rounds + 1):
+                for kind, num_tokens, prompts in self._loads(chance):
+                    for name, engine in chance.sample(engines, len(engines)):
+                        block = await engine.run(prompts, len(prompts))
+                        samples = [one.ttft_ms for one in block.samples if one.prompt_tokens == num_tokens]
+                        if number:
+                            times[name].setdefault(kind, []).extend(each for each in samples if each is not None)
+        measured[_TURNS] = times
 
-
-_TURNS = "in turns"
-"""Both engines are measured as one, because they take turns."""
-
-
-async def measure(plan: TtftPlan, folder: Path, size: Size, console: Console, measured: Ways) -> None:
-    """Let the engines take turns on the same prompts; the first round warms up."""
-    if _TURNS in measured:
-        return
-    write_model(folder / "target", TINY_TARGET if size.is_tiny else TARGET)
-    chance, found = random.Random(plan.seed), plan.ways(folder, size)
-    times: Found = {way.name: {} for way in found}
-    async with AsyncExitStack() as stack:
-        engines = []
-        for way in found:
-            with console.status(f"starting: {way.name}"):
-                engine = BareEngine({"engine": {}, "engine_args": way.args}, env=way.env)
-            engines.append((way.name, await stack.enter_async_context(engine)))
-        for number in range(plan.rounds + 1):
-            for kind, num_tokens, prompts in _loads(plan, chance):
-                for name, engine in chance.sample(engines, len(engines)):
-                    block = await engine.run(prompts, len(prompts))
-                    samples = [one.ttft_ms for one in block.samples if one.prompt_tokens == num_tokens]
-                    if number:
-                        times[name].setdefault(kind, []).extend(each for each in samples if each is not None)
-    measured[_TURNS] = times
-
-
-def _loads(plan: TtftPlan, chance: random.Random) -> Sequence[tuple[str, int, Sequence[BenchPrompt]]]:
-    """Return the kinds of a round: their name, the prompt length that is measured, and the requests sent at once."""
-    loads = [(f"{tokens} alone", tokens, random_prompts(1, tokens, 8, chance)) for tokens in plan.prompt_tokens]
-    short, long = min(plan.prompt_tokens), max(plan.prompt_tokens)
-    crowd = [*random_prompts(plan.crowd, long, 8, chance), *random_prompts(plan.crowd, short, 8, chance)]
-    return [*loads, (f"{short} behind {plan.crowd} of {long}", short, crowd)]
+    def _loads(self, chance: random.Random) -> Sequence[tuple[str, int, Sequence[BenchPrompt]]]:
+        """Return the kinds of a round: name, the prompt length that is measured, and the requests sent at once."""
+        loads = [
+            (f"{tokens} alone", tokens, random_prompts(1, tokens, _TOKENS, chance)) for tokens in self.prompt_tokens
+        ]
+        short, long = min(self.prompt_tokens), max(self.prompt_tokens)
+        crowd = [prompt for tokens in (long, short) for prompt in random_prompts(self.crowd, tokens, _TOKENS, chance)]
+        return [*loads, (f"{short} behind {self.crowd} of {long}", short, crowd)]
 
 
 def figures(measured: Mapping[str, Found]) -> dict[str, Any]:
@@ -101,7 +97,7 @@ def figures(measured: Mapping[str, Found]) -> dict[str, Any]:
     }
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(found: Mapping[str, Any]) -> Table:
     """Return the figures as a table."""
     rows = tuple(
         (kind, *(f"{kinds[kind]['p50']:.1f} / {kinds[kind]['p95']:.1f}" for kinds in found.values()))

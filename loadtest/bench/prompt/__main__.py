@@ -1,69 +1,32 @@
 """The command of the prompt replay: `python -m loadtest.bench.prompt`."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.table import Table
 
 from loadtest.bench.prompt.clients import AFTER_CHARS, ANCHORED, BEFORE_CHARS, measure_clients
-from loadtest.bench.prompt.replay import BLOCK_SIZES, ReplaySettings, measure_layouts
-from loadtest.bench.runner.benchmark import Options, Result, benchmark, option
+from loadtest.bench.prompt.replay import ReplayOptions, measure_layouts
+from loadtest.bench.runner.benchmark import Result, benchmark, option
 from loadtest.bench.runner.figures import text_table
 
-
-def _json_object(_context: click.Context, _parameter: click.Parameter, text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        msg = f"not JSON: {error}; got {text!r}"
-        raise click.BadParameter(msg) from error
-    if not isinstance(found, dict):
-        msg = f"must be a JSON object, got {text!r}"
-        raise click.BadParameter(msg)
-    return found
+_HEADINGS = ("prompt tokens", "prefilled a key", "p50", "p95", "from the cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Options(Options):
-    model: str = option("target_model/embedded", "Folder with a tokenizer.json.")
-    files: int = option(12, "Files of the standard library to type into.", int)
-    keys: int = option(150, "Keys in each.", int)
-    seed: int = option(1, "", int)
-    tokens: int = option(1024, "Budget of a prompt.", int)
-    sizes: tuple[int, ...] = option(
-        BLOCK_SIZES,
-        "Tokens of a cache block, repeatable; the first is the engine's own on a CPU.",
-        int,
-        "--block-size",
-    )
+class _Options(ReplayOptions):
     before: int = option(BEFORE_CHARS, "Characters that clients with a window send.", int)
-    keys_per_request: int = option(1, "Keys between the requests of these clients.", int)
     after: int = option(AFTER_CHARS, "The same, after the cursor.", int)
-    cache_blocks: int = option(0, "Blocks that the cache holds; 0 is no limit.", int)
-    settings: Mapping[str, Any] = option("{}", "The server's prompt section, as a JSON object.", callback=_json_object)
+    keys_per_request: int = option(1, "Keys between the requests of these clients.", int)
 
 
 @benchmark(_Options)
 def main(options: _Options, _console: Console) -> Result:
     """Report the hit rate of a prefix cache while a user types, and the cost of building the prompts."""
-    replayed = ReplaySettings(
-        model=options.model,
-        num_files=options.files,
-        num_keys=options.keys,
-        seed=options.seed,
-        max_prompt_tokens=options.tokens,
-        block_sizes=options.sizes,
-        cache_blocks=options.cache_blocks,
-        prompt=options.settings,
-    )
-    figures = measure_layouts(replayed)
-    figures["clients"] = measure_clients(
-        replayed, num_before=options.before, num_after=options.after, keys_per_request=options.keys_per_request
-    )
+    figures = measure_layouts(options)
+    figures["clients"] = measure_clients(options, options.before, options.after, options.keys_per_request)
     return Result(figures, [_table(figures), _clients_table(figures["clients"]), *_lines(figures)])
 
 
@@ -74,8 +37,7 @@ def _table(figures: Mapping[str, Any]) -> Table:
         for name, suffix in (("this server's", ""), ("plain", "_plain"))
     )
     title = f"{figures['num_keys']} keys, {figures['max_prompt_tokens']} tokens, {figures['template']}"
-    headings = ("block", "layout", "prompt tokens", "prefilled a key", "p50", "p95", "from the cache")
-    return text_table(title, headings, rows, num_words=2)
+    return text_table(title, ("block", "layout", *_HEADINGS), rows, num_words=2)
 
 
 def _clients_table(figures: Mapping[str, Any]) -> Table:
@@ -91,16 +53,7 @@ def _clients_table(figures: Mapping[str, Any]) -> Table:
         for size in figures["by_client"][ANCHORED]
         for name, sizes in figures["by_client"].items()
     )
-    headings = (
-        "block",
-        "the window moves",
-        "prompt tokens",
-        "prefilled a key",
-        "p50",
-        "p95",
-        "from the cache",
-        "ratio",
-    )
+    headings = ("block", "the window moves", *_HEADINGS, "ratio")
     title = f"Clients that send {before} characters before the cursor and {after} after it{requests}"
     return text_table(title, headings, rows, num_words=2)
 

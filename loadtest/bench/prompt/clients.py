@@ -8,8 +8,10 @@ server's prompt library builds the prompts for all of them.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from loadtest.bench.prompt.keystrokes import DocumentState, typed
-from loadtest.bench.prompt.replay import ReplaySettings
+from loadtest.bench.prompt.keystrokes import typed
+from loadtest.bench.prompt.replay import ReplayOptions
+from loadtest.bench.runner.prompts import CursorText
+from loadtest.traffic.documents import library_files
 
 BEFORE_CHARS, AFTER_CHARS = 1500, 400
 """A window of the size that many plugins send."""
@@ -20,7 +22,7 @@ _LEAST_SHARE = 0.4
 """An anchored client moves its start when less of the window than this share is left before the cursor."""
 _MARK_CHARS = 64
 
-Client = Callable[[DocumentState], DocumentState]
+Client = Callable[[CursorText], CursorText]
 """Returns what is sent of a document; each document has its own."""
 
 
@@ -34,7 +36,7 @@ class AnchoredClient:
         self._start = 0
         self._mark = ""
 
-    def __call__(self, state: DocumentState) -> DocumentState:
+    def __call__(self, state: CursorText) -> CursorText:
         """Return what is sent of the document."""
         prefix = state.prefix
         num_left = len(prefix) - self._start
@@ -45,24 +47,24 @@ class AnchoredClient:
         if len(prefix) - self._start > self._num_before:  # a long line
             self._start = len(prefix) - self._num_before
         self._mark = prefix[self._start : self._start + _MARK_CHARS]
-        return DocumentState(prefix[self._start :], state.suffix[: self._num_after])
+        return CursorText(prefix[self._start :], state.suffix[: self._num_after])
 
 
 def characters_client(num_before: int, num_after: int) -> Client:
     """Return a client whose window slides by a character a key."""
-    return lambda state: DocumentState(state.prefix[-num_before:], state.suffix[:num_after])
+    return lambda state: CursorText(state.prefix[-num_before:], state.suffix[:num_after])
 
 
 def lines_client(num_before: int, num_after: int) -> Client:
     """Return a client that sends the whole lines among these characters."""
 
-    def send(state: DocumentState) -> DocumentState:
+    def send(state: CursorText) -> CursorText:
         prefix, suffix = state.prefix[-num_before:], state.suffix[:num_after]
         if len(prefix) < len(state.prefix):
             prefix = prefix[prefix.find("\n") + 1 :]
         if len(suffix) < len(state.suffix):
             suffix = suffix[: suffix.rfind("\n") + 1] or suffix
-        return DocumentState(prefix, suffix)
+        return CursorText(prefix, suffix)
 
     return send
 
@@ -74,16 +76,8 @@ _KINDS: Mapping[str, Callable[[int, int], Client]] = {
 }
 
 
-def _add_ratios(by_client: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Add each client's prefilled tokens a key, relative to those of the anchored client."""
-    for sizes in by_client.values():
-        for size, found in sizes.items():
-            anchored = by_client[ANCHORED][size]["prefilled_tokens_per_key"]
-            found["prefilled_tokens_per_key_ratio_to_anchored"] = round(found["prefilled_tokens_per_key"] / anchored, 3)
-
-
 def measure_clients(
-    settings: ReplaySettings, *, num_before: int = BEFORE_CHARS, num_after: int = AFTER_CHARS, keys_per_request: int = 1
+    options: ReplayOptions, num_before: int = BEFORE_CHARS, num_after: int = AFTER_CHARS, keys_per_request: int = 1
 ) -> dict[str, Any]:
     """Replay the same typing through each kind of client and return the figures of each, by block size.
 
@@ -94,19 +88,21 @@ def measure_clients(
         ConfigError: there is no such model, or the settings can't be used.
 
     """
-    files = settings.files()
     by_client: dict[str, dict[str, dict[str, float]]] = {}
     for name, make_client in _KINDS.items():
-        maker, stats = settings.prompt_maker(), settings.layout_stats()
-        for number, (path, text) in enumerate(files.items()):
+        maker, stats = options.prompt_maker(), options.layout_stats()
+        for number, (path, text) in enumerate(library_files(options.files, options.seed).items()):
             send = make_client(num_before, num_after)
-            states = typed(text, settings.num_keys * keys_per_request, settings.seed + number)
+            states = typed(text, options.keys * keys_per_request, options.seed + number)
             for state in states[::keys_per_request]:
                 sent = send(state)
                 prompt, _ = maker.make(path, sent.prefix, sent.suffix, language_id="python")
                 stats.add(prompt.token_ids)
-        by_client[name] = {str(size): stats.figures(size) for size in settings.block_sizes}
-    _add_ratios(by_client)
+        by_client[name] = {str(size): stats.figures(size) for size in options.sizes}
+    for sizes in by_client.values():
+        for size, found in sizes.items():
+            anchored = by_client[ANCHORED][size]["prefilled_tokens_per_key"]
+            found["prefilled_tokens_per_key_ratio_to_anchored"] = round(found["prefilled_tokens_per_key"] / anchored, 3)
     return {
         "characters_before": num_before,
         "characters_after": num_after,

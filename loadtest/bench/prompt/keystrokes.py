@@ -8,8 +8,9 @@ and then the user goes to another line, types a comment there and comes back.
 import random
 import string
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
+
+from loadtest.bench.runner.prompts import CursorText
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _MISTYPED_SHARE = 0.02
@@ -19,15 +20,7 @@ _CHARACTERS_A_KEY = 4
 """Cut out for each key to be typed, so that the stretch does not run out before the keys do."""
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentState:
-    """A document around a cursor."""
-
-    prefix: str
-    suffix: str
-
-
-def typed(text: str, num_keys: int, seed: int) -> list[DocumentState]:
+def typed(text: str, num_keys: int, seed: int) -> list[CursorText]:
     """Return the document after each of at most `num_keys` keys typed somewhere into `text`."""
     chance = random.Random(seed)
     at = chance.randrange(len(text) // 10, max(len(text) // 10 + 1, len(text) * 8 // 10))
@@ -49,7 +42,7 @@ class _Typist:
         self._brought: list[str] = []
         """Closing brackets that the editor put right of the cursor."""
 
-    def keys(self) -> Iterator[DocumentState]:
+    def keys(self) -> Iterator[CursorText]:
         """Yield the document after each key."""
         at = 0
         while at < len(self._text):
@@ -61,8 +54,8 @@ class _Typist:
             at += self._type(at)
             yield self._state()
 
-    def _state(self) -> DocumentState:
-        return DocumentState(self._left, self._right)
+    def _state(self) -> CursorText:
+        return CursorText(self._left, self._right)
 
     def _type(self, at: int) -> int:
         """Press the key for the text at an offset; return how much of the text it brings."""
@@ -81,7 +74,7 @@ class _Typist:
             self._brought.append(_CLOSING[key])
         return 1
 
-    def _mistype(self) -> Iterator[DocumentState]:
+    def _mistype(self) -> Iterator[CursorText]:
         before = self._left
         for _ in range(self._chance.randint(1, 3)):
             self._left += self._chance.choice(string.ascii_lowercase)
@@ -90,14 +83,14 @@ class _Typist:
             self._left = self._left[:-1]
             yield self._state()
 
-    def _go_away(self) -> Iterator[DocumentState]:
+    def _go_away(self) -> Iterator[CursorText]:
         """Type a note at the end of another line and come back."""
         document, home = self._left + self._right, len(self._left)
         away = document.find("\n", self._chance.randrange(len(document)))
         if away < 0 or away == home:
             return
         for length in range(1, len(_NOTE) + 1):
-            yield DocumentState(document[:away] + _NOTE[:length], document[away:])
+            yield CursorText(document[:away] + _NOTE[:length], document[away:])
         document = document[:away] + _NOTE + document[away:]
         home += len(_NOTE) if away < home else 0
         self._left, self._right = document[:home], document[home:]

@@ -6,6 +6,7 @@ same tokenizer and the same token budget. A prefix cache of whole blocks, like t
 last token of a prompt is always computed.
 """
 
+import json
 import time
 from array import array
 from collections import OrderedDict
@@ -14,19 +15,70 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
 from tokenizers import Tokenizer
 
 from completion_server.prompt.builder import Prompt
 from completion_server.prompt.templates import Order, Template
-from loadtest.bench.prompt.keystrokes import DocumentState, typed
+from loadtest.bench.prompt.keystrokes import typed
+from loadtest.bench.runner.benchmark import Options, option
 from loadtest.bench.runner.figures import percentile
 from loadtest.bench.runner.prompts import PromptMaker
+from loadtest.bench.runner.prompts import CursorText
 from loadtest.traffic.documents import library_files
 
 BLOCK_SIZES = (32, 16)
 """Tokens of a cache block: the server's own on a CPU, and vLLM's on a GPU."""
 _SUFFIX_SHARE = 0.25
 """Of the plain layout's budget; the same as the server's default."""
+_SAMPLE_CHARS = 4000
+"""Of each file, for the number of characters in a token."""
+
+
+def _json_object(_context: click.Context, _parameter: click.Parameter, text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        msg = f"not JSON: {error}; got {text!r}"
+        raise click.BadParameter(msg) from error
+    if not isinstance(found, dict):
+        msg = f"must be a JSON object, got {text!r}"
+        raise click.BadParameter(msg)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions(Options):
+    """The options that all replays share."""
+
+    model: str = option("target_model/embedded", "Folder with a tokenizer.json.")
+    files: int = option(12, "Files of the standard library to type into.", int)
+    keys: int = option(150, "Keys in each.", int)
+    seed: int = option(1, "", int)
+    tokens: int = option(1024, "Budget of a prompt.", int)
+    sizes: tuple[int, ...] = option(
+        BLOCK_SIZES,
+        "Tokens of a cache block, repeatable; the first is the engine's own on a CPU.",
+        int,
+        "--block-size",
+    )
+    cache_blocks: int = option(0, "Blocks that the cache holds; 0 is no limit.", int)
+    settings: Mapping[str, Any] | None = option(
+        None, "The server's prompt section, as a JSON object.  [default: {}]", callback=_json_object
+    )
+
+    def prompt_maker(self) -> PromptMaker:
+        """Return a maker of prompts that knows no document yet.
+
+        Raises:
+            ConfigError: there is no such model, or the prompt section can't be used.
+
+        """
+        return PromptMaker(self.model, {**(self.settings or {}), "max_prompt_tokens": self.tokens})
+
+    def layout_stats(self) -> "LayoutStats":
+        """Return statistics with an empty cache of each block size."""
+        return LayoutStats([BlockCache(size, self.cache_blocks) for size in self.sizes])
 
 
 class BlockCache:
@@ -87,43 +139,6 @@ class LayoutStats:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ReplaySettings:
-    """The settings that all replays share."""
-
-    model: str
-    """Folder with a tokenizer.json."""
-    num_files: int = 12
-    """Files of the standard library to type into."""
-    num_keys: int = 150
-    """Keys in each file."""
-    seed: int = 1
-    max_prompt_tokens: int = 1024
-    block_sizes: tuple[int, ...] = BLOCK_SIZES
-    """Tokens of a cache block; each size has a cache of its own."""
-    cache_blocks: int = 0
-    """Blocks that a cache holds; 0 is no limit."""
-    prompt: Mapping[str, Any] = field(default_factory=dict)
-    """The server's `[prompt]` section, without `max_prompt_tokens`."""
-
-    def files(self) -> dict[str, str]:
-        """Return the files to type into, by path."""
-        return library_files(self.num_files, self.seed)
-
-    def prompt_maker(self) -> PromptMaker:
-        """Return a maker of prompts that knows no document yet.
-
-        Raises:
-            ConfigError: there is no such model, or the prompt section can't be used.
-
-        """
-        return PromptMaker(self.model, {**self.prompt, "max_prompt_tokens": self.max_prompt_tokens})
-
-    def layout_stats(self) -> LayoutStats:
-        """Return statistics with an empty cache of each block size."""
-        return LayoutStats([BlockCache(size, self.cache_blocks) for size in self.block_sizes])
-
-
 class PlainLayout:
     """The prompt that most clients make, tokenised anew at each key."""
 
@@ -137,7 +152,7 @@ class PlainLayout:
         self._num_after = int(budget * _SUFFIX_SHARE * characters_a_token)
         self._budget = budget
 
-    def token_ids(self, state: DocumentState) -> list[int]:
+    def token_ids(self, state: CursorText) -> list[int]:
         """Return the prompt; excess tokens are cut from the text farthest before the cursor."""
         before, after = state.prefix[-self._num_before :], state.suffix[: self._num_after]
         prefix, suffix, middle = self._markers
@@ -154,18 +169,19 @@ class PlainLayout:
 class BuildTimes:
     """How long the server's prompts took to build, and how many of their tokens were computed."""
 
+    tokenizer: Tokenizer
     build_ms: list[float] = field(default_factory=list)
     whole_ms: list[float] = field(default_factory=list)
     num_tokenised: int = 0
     num_differing: int = 0
 
-    def add(self, prompt: Prompt, build_ms: float, tokenizer: Tokenizer) -> None:
+    def add(self, prompt: Prompt, build_ms: float) -> None:
         """Count a prompt, and tokenise the whole of its text for comparison."""
         self.build_ms.append(build_ms)
         self.num_tokenised += prompt.num_tokenised
-        text = tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+        text = self.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
         begun = time.perf_counter()
-        encoding = tokenizer.encode(text, add_special_tokens=False)
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
         self.whole_ms.append((time.perf_counter() - begun) * 1000)
         self.num_differing += encoding.ids != prompt.token_ids
 
@@ -182,32 +198,31 @@ class BuildTimes:
         }
 
 
-def measure_layouts(settings: ReplaySettings) -> dict[str, Any]:
-    """Replay typing and return the figures. Figures that name no block size are for the first of `block_sizes`.
+def measure_layouts(options: ReplayOptions) -> dict[str, Any]:
+    """Replay typing and return the figures. Figures that name no block size are for the first of `sizes`.
 
     Raises:
         ConfigError: there is no such model, or the settings can't be used.
 
     """
-    maker = settings.prompt_maker()
+    maker = options.prompt_maker()
     template = maker.builder.template
-    tokenizer = Tokenizer.from_file(str(Path(settings.model) / "tokenizer.json"))
-    ours, plain = settings.layout_stats(), settings.layout_stats()
-    times = BuildTimes()
-    files = settings.files()
-    sample = "".join(text[:4000] for text in files.values())
-    layout = PlainLayout(tokenizer, template, settings.max_prompt_tokens, sample)
+    tokenizer = Tokenizer.from_file(str(Path(options.model) / "tokenizer.json"))
+    ours, plain, times = options.layout_stats(), options.layout_stats(), BuildTimes(tokenizer)
+    files = library_files(options.files, options.seed)
+    sample = "".join(text[:_SAMPLE_CHARS] for text in files.values())
+    layout = PlainLayout(tokenizer, template, options.tokens, sample)
     for number, (path, text) in enumerate(files.items()):
-        for state in typed(text, settings.num_keys, settings.seed + number):
+        for state in typed(text, options.keys, options.seed + number):
             prompt, build_ms = maker.make(path, state.prefix, state.suffix, language_id="python")
-            times.add(prompt, build_ms, tokenizer)
+            times.add(prompt, build_ms)
             ours.add(prompt.token_ids)
             plain.add(layout.token_ids(state))
-    by_size = {str(size): _compared(ours.figures(size), plain.figures(size)) for size in settings.block_sizes}
-    first_size = settings.block_sizes[0]
+    by_size = {str(size): _compared(ours.figures(size), plain.figures(size)) for size in options.sizes}
+    first_size = options.sizes[0]
     return {
         "template": template.name,
-        "max_prompt_tokens": settings.max_prompt_tokens,
+        "max_prompt_tokens": options.tokens,
         "block_size": first_size,
         **times.figures(),
         **by_size[str(first_size)],

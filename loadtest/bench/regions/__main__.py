@@ -15,31 +15,26 @@ lateness counts as the servers' then.
 """
 
 import asyncio
-from contextlib import ExitStack
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from loadtest.bench.regions.course import (
-    Course,
-    Loss,
-    LossPlan,
-    Place,
-    RegionSite,
-    follow,
-    running_sites,
-    target_of,
-)
-from loadtest.bench.regions.figures import figures, gates, invalid_because, judge
+from loadtest.bench.regions.course import Course, Loss, RegionSite, follow
+from loadtest.bench.regions.figures import figures, gates, invalid_because
 from loadtest.bench.regions.report import Finding, as_json, page, picture, report
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
+from loadtest.bench.runner.schedule import started_together
 from loadtest.commands.outcome import NEW_FILE, Exit
 from loadtest.driving.worker_pool import check
+from loadtest.report.gate import Verdict
 from loadtest.stats import RunStats
-from loadtest.targets import TargetSpec, parse_target
+from loadtest.targets import NEAREST, parse_target
 from loadtest.traffic.scenario import Scenario, ScenarioError
 from loadtest.traffic.trace import make_trace
 from loadtest.traffic.typed import Trace
@@ -86,55 +81,50 @@ def main(options: _Options, console: Console) -> Result:
 
 
 def _measure(options: _Options, console: Console) -> Finding:
-    how, scenario = Loss(options.loss), _scenario(options)
-    (event,) = scenario.events
-    names = [region.name for region in scenario.regions]
-    places = [Place(name, round_trip_ms) for name, round_trip_ms in zip(names, ROUND_TRIPS_MS, strict=True)]
-    plan = LossPlan(how, event.at_s, event.at_s + event.for_s)
+    loss, scenario, spread_s = Loss(options.loss), _scenario(options), options.return_spread
+    round_trips_ms = dict(zip((region.name for region in scenario.regions), ROUND_TRIPS_MS, strict=True))
+    stats = RunStats("regions", scenario.duration_s, scenario.slice_s)
     console.print(f"making the keys of {scenario.sessions:,} editors", style="dim")
     trace = make_trace(scenario)
-    stats = RunStats("regions", scenario.duration_s, scenario.slice_s)
-    with ExitStack() as stack:
-        console.print(f"starting {len(places)} servers", style="dim")
-        sites = stack.enter_context(running_sites(places, options.config, options.overrides, how))
-        spec = parse_target(target_of(sites, options.return_spread))
-        check(scenario, [spec], 1)
-        course = _follow(spec, scenario, trace, plan, sites[0], stats, console)
-    found = figures(course, scenario.criteria, options.return_spread)
-    return Finding(
-        scenario=scenario,
-        places=places,
-        how=how,
-        pace=options.pace,
-        course=course,
-        stats=stats,
-        figures=found,
-        verdicts=judge(gates(options.return_spread, scenario.criteria), found),
-        invalid_because=invalid_because(found),
-    )
+    console.print(f"starting {len(round_trips_ms)} servers", style="dim")
+    makers = [
+        partial(RegionSite, name, round_trip_ms, options.config, options.overrides, None if place else loss)
+        for place, (name, round_trip_ms) in enumerate(round_trips_ms.items())
+    ]
+    with started_together(makers) as sites:
+        course = _follow(loss, scenario, trace, sites, spread_s, stats, console)
+    found = figures(course, scenario.criteria, spread_s)
+    verdicts = [Verdict(each, found.get(each.figure, math.nan)) for each in gates(spread_s, scenario.criteria)]
+    return Finding(scenario, round_trips_ms, loss, options.pace, course, stats, found, verdicts, invalid_because(found))
 
 
 def _follow(
-    spec: TargetSpec,
+    loss: Loss,
     scenario: Scenario,
     trace: Trace,
-    plan: LossPlan,
-    site: RegionSite,
+    sites: Sequence[RegionSite],
+    spread_s: float,
     stats: RunStats,
     console: Console,
 ) -> Course:
-    console.print(f"typing for {scenario.duration_s:g} s; {plan.how.value} at {plan.lost_at_s:g} s", style="dim")
+    """Let the editors type, who use the nearest of the sites, and show what happens."""
+    (event,) = scenario.events
+    hosts = ",".join(site.address for site in sites)
+    spec = parse_target(f"regions={NEAREST}://{hosts}?return_spread_s={spread_s:g}")
+    check(scenario, [spec], 1)
+    console.print(f"typing for {scenario.duration_s:g} s; {loss.value} at {event.at_s:g} s", style="dim")
     columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[state]}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("connecting", total=scenario.duration_s, state="")
 
         def show(at_s: float) -> None:
-            phase = "before the loss" if at_s < plan.lost_at_s else "away" if at_s < plan.back_at_s else "back again"
+            is_away, is_back = at_s >= event.at_s, at_s >= event.at_s + event.for_s
+            phase = "back again" if is_back else "away" if is_away else "before the loss"
             counters = stats.total.counters
             state = f"{at_s:.0f} of {scenario.duration_s:g} s  seen {counters['seen']:,}  errors {counters['errors']:,}"
-            progress.update(task, description=f"{plan.how.value}: {phase}", completed=at_s, state=state)
+            progress.update(task, description=f"{loss.value}: {phase}", completed=at_s, state=state)
 
-        return asyncio.run(follow(spec, scenario, trace, plan, site, stats, show))
+        return asyncio.run(follow(spec, scenario, trace, sites[0], stats, show))
 
 
 def _scenario(options: _Options) -> Scenario:

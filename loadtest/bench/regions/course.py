@@ -7,21 +7,19 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from loadtest.bench.runner.front_end import LARGE_MODEL
 from loadtest.bench.runner.relay import Relay
-from loadtest.bench.runner.schedule import started_together
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.driving.driver import Callbacks, Driver, lead_in
 from loadtest.driving.worker import client_settings_of, count_present, make_recorder, settle_memory
 from loadtest.stats import RunStats
-from loadtest.targets import NEAREST, Target, TargetSpec
+from loadtest.targets import Target, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import Record, Result, RunClock
 from loadtest.traffic.scenario import Scenario
@@ -41,90 +39,46 @@ class Loss(Enum):
     """Its server is suspended (SIGSTOP): connections stay open and new ones are accepted, but nothing is answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A region and how far it is."""
-
-    name: str
-    round_trip_ms: float
-
-
 class RegionSite:
-    """The server of one region, behind its distance."""
+    """The server of one region, behind its distance. `address` stays the same after a loss."""
 
-    def __init__(self, place: Place, config: Path, overrides: Sequence[str], *, has_standby: bool = False) -> None:
+    def __init__(
+        self, name: str, round_trip_ms: float, config: Path, overrides: Sequence[str], loss: Loss | None
+    ) -> None:
         """Start it, with a standby for a server that is to be killed: a start takes CPU time from all others.
 
         Raises:
             StartError: it did not start.
 
         """
-        self.place = place
-        settings = (*LARGE_MODEL, f"server.region={place.name}", *overrides)
+        self._loss = loss
+        settings = (*LARGE_MODEL, f"server.region={name}", *overrides)
+        names = (name, f"{name}-standby") if loss is Loss.KILL else (name,)
         with ExitStack() as stack:
-            self._server = stack.enter_context(ServerProcess(config, settings, place.name, has_metrics=True))
-            self._standby: ServerProcess | None = None
-            if has_standby:
-                standby = ServerProcess(config, settings, f"{place.name}-standby", has_metrics=True)
-                self._standby = stack.enter_context(standby)
-            self._relay = stack.enter_context(Relay(self._server.ready["address"], place.round_trip_ms))
+            self._servers = [
+                stack.enter_context(ServerProcess(config, settings, each, has_metrics=True)) for each in names
+            ]
+            self._relay = stack.enter_context(Relay(self._servers[0].ready["address"], round_trip_ms))
+            self.address = self._relay.address
             self._stack = stack.pop_all()
 
-    @property
-    def address(self) -> str:
-        """HOST:PORT for clients, the same after a loss."""
-        return self._relay.address
-
-    async def lose(self, how: Loss) -> None:
+    async def lose(self) -> None:
         """Lose the server."""
-        if how is Loss.KILL:
-            os.kill(self._server.pid, signal.SIGKILL)
+        if self._loss is Loss.KILL:
+            os.kill(self._servers[0].pid, signal.SIGKILL)
         else:
-            await asyncio.to_thread(self._server.process.pause)
+            await asyncio.to_thread(self._servers[0].process.pause)
 
-    async def bring_back(self, how: Loss) -> None:
+    async def bring_back(self) -> None:
         """Let clients reach the standby of a killed server, at the same address, or the server that was suspended."""
-        if how is Loss.SILENCE:
-            await asyncio.to_thread(self._server.process.resume)
+        if self._loss is Loss.KILL:
+            await asyncio.to_thread(self._relay.move_to, self._servers[1].ready["address"])
         else:
-            assert self._standby is not None, "a site whose server is killed has a standby"
-            await asyncio.to_thread(self._relay.move_to, self._standby.ready["address"])
+            await asyncio.to_thread(self._servers[0].process.resume)
 
     def stop(self) -> None:
         """Stop the servers and the relay."""
         self._stack.close()
-
-
-def running_sites(
-    places: Sequence[Place], config: Path, overrides: Sequence[str], how: Loss
-) -> AbstractContextManager[list[RegionSite]]:
-    """Run a server at each place, of which the first is to be lost.
-
-    Raises:
-        StartError: one did not start.
-
-    """
-    standbys = [how is Loss.KILL and place is places[0] for place in places]
-    return started_together(
-        [
-            partial(RegionSite, place, config, overrides, has_standby=has_standby)
-            for place, has_standby in zip(places, standbys, strict=True)
-        ]
-    )
-
-
-def target_of(sites: Sequence[RegionSite], return_spread_s: float) -> str:
-    """Return the target of editors that use the nearest of the sites."""
-    return f"regions={NEAREST}://{','.join(site.address for site in sites)}?return_spread_s={return_spread_s:g}"
-
-
-@dataclass(frozen=True, slots=True)
-class LossPlan:
-    """What is done and when; times in seconds from the run's start."""
-
-    how: Loss
-    lost_at_s: float
-    back_at_s: float
 
 
 @dataclass(slots=True)
@@ -152,12 +106,11 @@ async def follow(
     spec: TargetSpec,
     scenario: Scenario,
     trace: Trace,
-    plan: LossPlan,
     site: RegionSite,
     stats: RunStats,
     on_time: Callable[[float], None],
 ) -> Course:
-    """Drive the editors of a trace and lose a region on the way; record into `stats`, too.
+    """Drive the editors of a trace and lose a site on the way, when the scenario's event says; record into `stats`.
 
     `on_time` is called several times a second with the time in the run.
 
@@ -180,14 +133,14 @@ async def follow(
         settle_memory()
         clock = RunClock(_LEAD_S)
         driver = Driver(trace, editors, clock, Callbacks(due, recorder.ended), scenario.editor.cache_entries)
-        watches = (
+        async with _meanwhile(
+            _lose(site, scenario, clock, course),
             count_present(target, recorder, clock, scenario.slice_s),
             _watch_editors(target, clock, course, on_time),
             _watch_loop(clock, course),
-        )
-        async with _meanwhile(*watches), _meanwhile(_lose(site, plan, clock, course)) as (accident,):
+        ) as loss:
             course.duration_s = stats.duration_s = await driver.drive()
-            await accident
+            await loss
         course.reconnects_s = list(target.reconnects_s)
         recorder.connections(course.reconnects_s, driver.num_lost)
     course.results = [record.result() for record in records]
@@ -195,23 +148,24 @@ async def follow(
 
 
 @asynccontextmanager
-async def _meanwhile(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """Run coroutines in tasks, which are cancelled at the end."""
+async def _meanwhile(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Run coroutines in tasks, which are cancelled at the end; yield the task of the first."""
     tasks = [asyncio.create_task(each) for each in coroutines]
     try:
-        yield tasks
+        yield tasks[0]
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _lose(site: RegionSite, plan: LossPlan, clock: RunClock, course: Course) -> None:
-    await clock.sleep_until(plan.lost_at_s)
+async def _lose(site: RegionSite, scenario: Scenario, clock: RunClock, course: Course) -> None:
+    (event,) = scenario.events
+    await clock.sleep_until(event.at_s)
     course.lost_at_s = clock.now_s()
-    await site.lose(plan.how)
-    await clock.sleep_until(plan.back_at_s)
-    await site.bring_back(plan.how)
+    await site.lose()
+    await clock.sleep_until(event.at_s + event.for_s)
+    await site.bring_back()
     course.back_at_s = clock.now_s()
 
 

@@ -1,12 +1,12 @@
 """The figures of a lost region, and what they are held to. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loadtest.bench.regions.course import Course
 from loadtest.report.figures import MAX_LAG_MS
-from loadtest.report.gate import Condition, Verdict
+from loadtest.report.gate import Condition
 from loadtest.targets.record import Outcome, Result
 from loadtest.traffic.sections import CriteriaSettings
 
@@ -54,16 +54,13 @@ def phases(course: Course) -> tuple[RunPhase, ...]:
 def figures(course: Course, criteria: CriteriaSettings, return_spread_s: float) -> Figures:
     """Return all figures. Users return over `return_spread_s` from the first on."""
     found: dict[str, float] = {"editors": course.num_editors, "requests": len(course.results)}
-    found |= _choice(course) | _losses(course) | _next_requests(course) | _return(course, return_spread_s)
+    before = [present for at_s, present in course.presence if at_s < course.lost_at_s]
+    at_nearest = before[-1].get(_NEAREST, 0) if before else 0
+    found["nearest_share_before"] = at_nearest / max(1, course.num_editors)
+    found |= _losses(course) | _next_requests(course) | _return(course, return_spread_s)
     for phase in phases(course):
         found |= {f"{name}_{phase.name}": value for name, value in _of_phase(course, phase, criteria).items()}
     return found
-
-
-def _choice(course: Course) -> dict[str, float]:
-    before = [present for at_s, present in course.presence if at_s < course.lost_at_s]
-    at_nearest = before[-1].get(_NEAREST, 0) if before else 0
-    return {"nearest_share_before": at_nearest / max(1, course.num_editors)}
 
 
 def _losses(course: Course) -> dict[str, float]:
@@ -136,13 +133,9 @@ def _return(course: Course, return_spread_s: float) -> dict[str, float]:
     sent = [each for each in course.results if each.outcome is not Outcome.CACHED and each.region is not None]
     late = [each for each in sent if each.request.intended_at_s >= first_s + return_spread_s + _LOOK_S]
     found["returned_share"] = sum(each.region == _NEAREST for each in late) / len(late) if late else math.nan
-    served = [each for each in course.results if each.region == _NEAREST and _is_after_return(each, course)]
-    ttft_ms = [each.ttft_s * _MS for each in served if each.ttft_s is not None and each.outcome is not Outcome.CACHED]
+    served = [each for each in sent if each.region == _NEAREST and each.request.intended_at_s >= course.back_at_s]
+    ttft_ms = [each.ttft_s * _MS for each in served if each.ttft_s is not None]
     return found | _percentiles("returned_ttft_ms", ttft_ms)
-
-
-def _is_after_return(result: Result, course: Course) -> bool:
-    return result.request.intended_at_s >= course.back_at_s
 
 
 def _first_rise_s(shares: Sequence[tuple[float, float]]) -> float:
@@ -211,11 +204,6 @@ def gates(return_spread_s: float, criteria: CriteriaSettings) -> tuple[Condition
         Condition("back_max_share_per_s", "<=", min(1.0, 3 / return_spread_s)),
         Condition("returned_ttft_ms_p99", "<=", criteria.slo_ttft_ms),
     )
-
-
-def judge(conditions: Iterable[Condition], found: Figures) -> tuple[Verdict, ...]:
-    """Check figures against conditions."""
-    return tuple(Verdict(each, found.get(each.figure, math.nan)) for each in conditions)
 
 
 def invalid_because(found: Figures) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from rich.console import RenderableType
 
-from loadtest.bench.regions.course import Course, Loss, Place
+from loadtest.bench.regions.course import Course, Loss
 from loadtest.bench.regions.figures import LOST, Figures
 from loadtest.bench.runner.figures import rounded, text_table
 from loadtest.report import charts, tables
@@ -21,7 +21,6 @@ from loadtest.report.gate import Verdict
 from loadtest.report.page import Picture, Section, render
 from loadtest.stats import RunStats
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.sections import CriteriaSettings
 
 _MAX_ERRORS = 10
 _PHASES = ("before", "away", "back")
@@ -57,19 +56,15 @@ class Finding:
     """A run with its figures."""
 
     scenario: Scenario
-    places: Sequence[Place]
-    how: Loss
+    round_trips_ms: Mapping[str, float]
+    """By region."""
+    loss: Loss
     pace: float
     course: Course
     stats: RunStats
     figures: Figures
     verdicts: Sequence[Verdict]
     invalid_because: Sequence[str]
-
-    @property
-    def criteria(self) -> CriteriaSettings:
-        """The criteria of the scenario."""
-        return self.scenario.criteria
 
     @property
     def is_passed(self) -> bool:
@@ -87,7 +82,7 @@ class Finding:
         """The marks of the picture."""
         name = self.course.regions[0]
         return [
-            (self.course.lost_at_s, f"{name} {_VERBS[self.how]}"),
+            (self.course.lost_at_s, f"{name} {_VERBS[self.loss]}"),
             (self.course.back_at_s, f"{name} can be reached"),
         ]
 
@@ -96,9 +91,9 @@ def as_json(finding: Finding) -> dict[str, Any]:
     """Return the figures for JSON: None for nan and for infinity."""
     found = {name: _jsonable(value) for name, value in finding.figures.items()}
     return found | {
-        "loss": finding.how.value,
+        "loss": finding.loss.value,
         "pace": finding.pace,
-        "round_trip_ms": {place.name: place.round_trip_ms for place in finding.places},
+        "round_trip_ms": finding.round_trips_ms,
         "lost_at_s": rounded(finding.course.lost_at_s),
         "back_at_s": rounded(finding.course.back_at_s),
         "gates": [
@@ -128,7 +123,7 @@ def picture(finding: Finding) -> str:
 
 def page(finding: Finding) -> str:
     """Return the page."""
-    budget_ms = finding.criteria.slo_ttft_ms
+    budget_ms = finding.scenario.criteria.slo_ttft_ms
     pictures = [
         Picture("Where editors went", _lanes(finding), "Requests and editors by region, and what users felt."),
         Picture("Asked and seen", charts.seen_and_offered(finding.stats, finding.events)),
@@ -148,7 +143,7 @@ def page(finding: Finding) -> str:
     facts = {
         "editors": f"{finding.course.num_editors:,}",
         "pace": f"{finding.pace:g} times as slow as people type",
-        "round trips": ", ".join(f"{each.name} {each.round_trip_ms:g} ms" for each in finding.places),
+        "round trips": ", ".join(f"{name} {ms:g} ms" for name, ms in finding.round_trips_ms.items()),
         "version": version("completion-server"),
     }
     title = "The nearest region is lost"
@@ -157,7 +152,7 @@ def page(finding: Finding) -> str:
 
 def _lanes(finding: Finding, title: str = "") -> Axes | None:
     regions = finding.course.regions
-    budget_ms = finding.criteria.slo_ttft_ms
+    budget_ms = finding.scenario.criteria.slo_ttft_ms
     return region_lanes(finding.stats, budget_ms, finding.events, regions=regions, title=title)
 
 

@@ -13,18 +13,19 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from loadtest.bench.replicas import cache, lookup, outage, rate, routing, supersede
-from loadtest.bench.replicas.options import PARTS, Figures, Options
+from completion_client import ServiceError
+from loadtest.bench.replicas import cache, lookup, routing, shared_state
+from loadtest.bench.replicas.servers import PARTS, Figures, Options
 from loadtest.bench.runner.benchmark import Result, benchmark, expected_errors
 from loadtest.bench.runner.figures import figure_table
 
 _MEASURES: dict[str, Callable[[Options, Console], Figures]] = {
     "routing": routing.measure,
-    "supersede": supersede.measure,
+    "supersede": shared_state.measure_supersede,
     "cache": cache.measure,
     "lookup": lookup.measure,
-    "outage": outage.measure,
-    "rate": rate.measure,
+    "outage": shared_state.measure_outage,
+    "rate": shared_state.measure_rate,
 }
 """Each starts what it needs, measures, stops it, and returns its figures."""
 
@@ -41,7 +42,7 @@ def main(options: Options, console: Console) -> Result:
     found: dict[str, float | None] = {}
     tables = []
     for name in options.part or PARTS:
-        with expected_errors(part=f"part {name}"):
+        with expected_errors(ServiceError, part=f"part {name}"):
             figures = _MEASURES[name](options, console)
         found |= figures
         console.print(f"part {name}: {figures}")  # a later part may fail

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from loadtest.bench.replicas.options import Figures, Options
-from loadtest.bench.replicas.redis_process import RedisProcess, shared_by
+from loadtest.bench.replicas.servers import Figures, Options, RedisProcess, shared_by
 from loadtest.bench.runner.figures import mean, named, ratio, rounded
 from loadtest.bench.runner.relay import Relay
 from loadtest.bench.runner.schedule import rotated
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.driving.run import RunProgress, run_scenario
-from loadtest.report.sums import Sums
+from loadtest.report.figures import figures
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
 
@@ -30,7 +29,8 @@ TYPED, OWN_CACHE, RECORDED = "typed", "editors_with_cache", "recorded"
 _EDITORS = 30
 _OWN_ENTRIES = 8
 _RECORDED_CHARS, _TOKENS = 2000, 24
-_TRUSTED = ("admission.trust_user_names=true",)
+_TRUSTED = "admission.trust_user_names=true"
+_ON = "cache.enabled=true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,66 +64,57 @@ class ServerGroup:
                 server.process.pause()
 
 
-@dataclass(frozen=True, slots=True)
-class CacheTurn:
-    """What one turn of a server measured."""
-
-    seen_per_s: float
-    local_share: float
-    """Of the requests sent, those that level 1 answered."""
-    shared_share: float
-    ttft_p99_ms: float
-
-
 def measure(options: Options, console: Console) -> Figures:
     """Measure; see the module."""
-    turns: dict[tuple[str, str], list[CacheTurn]] = {}
+    turns: dict[str, dict[str, list[dict[str, float]]]] = {}
     with ExitStack() as stack:
-        redis = stack.enter_context(RedisProcess())
-        ways = _start_all(stack, redis, options, console)
+        groups = _start_all(stack, options, console)
         for number in range(options.rounds):
             for workload, scenario in _scenarios(options, number).items():
-                for name in rotated(list(ways), number):
-                    turn = _turn(ways[name], name, scenario, number)
-                    turns.setdefault((workload, name), []).append(turn)
+                for name in rotated(list(groups), number):
+                    turn = _turn(groups[name], f"{name}-{number}", scenario)
+                    turns.setdefault(workload, {}).setdefault(name, []).append(turn)
                     console.print(
-                        f"round {number + 1} {workload:<20} {name:<5} seen {turn.seen_per_s:5.2f}/s  "
-                        f"l1 {turn.local_share:.1%}  l2 {turn.shared_share:.1%}  ttft p99 {turn.ttft_p99_ms:.0f} ms",
+                        f"round {number + 1} {workload:<20} {name:<5} seen {turn['seen_per_s']:5.2f}/s  "
+                        f"l1 {turn['local_hit_share']:.1%}  l2 {turn['shared_hit_share']:.1%}  "
+                        f"ttft p99 {turn['ttft_ms_p99']:.0f} ms",
                         soft_wrap=True,
                     )
-    return _figures(turns)
+    found: dict[str, float | None] = {}
+    for workload, of_groups in turns.items():
+        found |= _figures(of_groups, "" if workload == TYPED else f"_{workload}")
+    return found
 
 
-def _start_all(stack: ExitStack, redis: RedisProcess, options: Options, console: Console) -> dict[str, ServerGroup]:
-    settings = {
-        OFF: ("cache.enabled=false",),
-        LOCAL: ("cache.enabled=true", "cache.shared=false"),
-        SHARED: (
-            "cache.enabled=true",
-            "cache.local_bytes=0",
-            "cache.look_up=always",
-            *shared_by(redis.address, SHARED),
-        ),
+def _start_all(stack: ExitStack, options: Options, console: Console) -> dict[str, ServerGroup]:
+    redis = stack.enter_context(RedisProcess())
+
+    def start(name: str, *settings: str) -> ServerProcess:
+        console.print(f"starting the server {name}", style="dim")
+        server = stack.enter_context(ServerProcess(options.config, (_TRUSTED, *settings, *options.overrides), name))
+        server.process.pause()
+        return server
+
+    alone = {
+        OFF: start(OFF, "cache.enabled=false"),
+        LOCAL: start(LOCAL, _ON, "cache.shared=false"),
+        SHARED: start(SHARED, _ON, "cache.local_bytes=0", "cache.look_up=always", *shared_by(redis.address, SHARED)),
     }
-    ways = {name: ServerGroup([_start(stack, name, each, options, console)]) for name, each in settings.items()}
-    # A prefix of their own: they don't find the other's completions.
-    replicas = {name: shared_by(redis.address, name) for name in ("first", "second")}
-    common = ("cache.enabled=true", "redis.key_prefix=both")
-    both = [_start(stack, name, (*common, *each), options, console) for name, each in replicas.items()]
+    # A prefix of their own: they don't find the completions of the other server.
+    both = [start(name, _ON, "redis.key_prefix=both", *shared_by(redis.address, name)) for name in ("first", "second")]
     relay = stack.enter_context(Relay(both[0].ready["address"]))
-    return {**ways, BOTH: ServerGroup(both, relay)}
-
-
-def _start(stack: ExitStack, name: str, settings: Sequence[str], options: Options, console: Console) -> ServerProcess:
-    console.print(f"starting the server {name}", style="dim")
-    server = stack.enter_context(ServerProcess(options.config, (*_TRUSTED, *settings, *options.overrides), name))
-    server.process.pause()
-    return server
+    return {name: ServerGroup([server]) for name, server in alone.items()} | {BOTH: ServerGroup(both, relay)}
 
 
 def _scenarios(options: Options, number: int) -> dict[str, Scenario]:
-    found = {TYPED: _typed(options, number, cache_entries=0)}
-    found[OWN_CACHE] = _typed(options, number, cache_entries=_OWN_ENTRIES)
+    """Return the traffic of a round by workload."""
+    found = {}
+    for workload, cache_entries in ((TYPED, 0), (OWN_CACHE, _OWN_ENTRIES)):
+        tree = Scenario.load("steady").model_dump()
+        tree |= {"sessions": _EDITORS, "duration_s": options.seconds, "seed": f"{options.seed}/cache/{number}"}
+        tree["documents"] |= {"prefix_chars": 400, "suffix_chars": 100}
+        tree["editor"]["cache_entries"] = cache_entries
+        found[workload] = Scenario.of(tree)
     if options.recorded is not None:
         file = {"file": str(options.recorded), "max_prefix_chars": _RECORDED_CHARS, "max_tokens": _TOKENS}
         tree = {"name": RECORDED, "sessions": _EDITORS, "duration_s": options.seconds, "seed": str(number)}
@@ -131,48 +122,34 @@ def _scenarios(options: Options, number: int) -> dict[str, Scenario]:
     return found
 
 
-def _typed(options: Options, number: int, cache_entries: int) -> Scenario:
-    tree = Scenario.load("steady").model_dump()
-    tree |= {"sessions": _EDITORS, "duration_s": options.seconds, "seed": f"{options.seed}/cache/{number}"}
-    tree["documents"] |= {"prefix_chars": 400, "suffix_chars": 100}
-    tree["editor"]["cache_entries"] = cache_entries
-    return Scenario.of(tree)
-
-
-def _turn(way: ServerGroup, name: str, scenario: Scenario, number: int) -> CacheTurn:
-    spec = parse_target(f"{name}-{number}=grpc://{way.address}")
+def _turn(group: ServerGroup, name: str, scenario: Scenario) -> dict[str, float]:
+    spec = parse_target(f"{name}=grpc://{group.address}")
     has_moved = False
 
     def move_half_way(progress: RunProgress) -> None:
         nonlocal has_moved
         if progress.is_running and progress.elapsed_s >= scenario.duration_s / 2 and not has_moved:
             has_moved = True
-            way.move_to(way.servers[-1])
+            group.move_to(group.servers[-1])
 
-    with way.awake():
-        way.move_to(way.servers[0])
+    with group.awake():
+        group.move_to(group.servers[0])
         result = run_scenario(scenario, [spec], workers=1, progress=move_half_way)
-    stats = result.stats_by_target[spec.name]
-    counters = stats.total.counters
-    sent = max(1, counters["sent"])
-    return CacheTurn(
-        seen_per_s=counters["seen"] / stats.duration_s,
-        local_share=counters["cache/local"] / sent,
-        shared_share=counters["cache/shared"] / sent,
-        ttft_p99_ms=float(Sums.of_total(stats).percentile_ms("ttft", 99)[0]),
-    )
+    return figures(result.stats_by_target[name], scenario.criteria)
 
 
-def _figures(turns: dict[tuple[str, str], list[CacheTurn]]) -> dict[str, float | None]:
+def _figures(turns: dict[str, list[dict[str, float]]], suffix: str) -> dict[str, float | None]:
+    """Return the figures of a workload from the turns of each group."""
     found: dict[str, float | None] = {}
-    for workload in dict.fromkeys(workload for workload, _name in turns):
-        suffix = "" if workload == TYPED else f"_{workload}"
-        off, local, shared, both = (turns[workload, name] for name in (OFF, LOCAL, SHARED, BOTH))
-        found[f"hit_share_l1{suffix}"] = rounded(mean([turn.local_share for turn in local]), 4)
-        found[f"hit_share_l2{suffix}"] = rounded(mean([turn.shared_share for turn in shared]), 4)
-        found[f"hit_share_l1_of_l1_l2{suffix}"] = rounded(mean([turn.local_share for turn in both]), 4)
-        found[f"hit_share_l2_of_l1_l2{suffix}"] = rounded(mean([turn.shared_share for turn in both]), 4)
-        for name, on in (("cache_on", local), ("l2_alone", shared), ("l1_l2", both)):
-            estimate = ratio([turn.seen_per_s for turn in on], [turn.seen_per_s for turn in off])
-            found |= named(f"seen_ratio_{name}{suffix}", estimate)
+    for name, group, level in (
+        ("l1", LOCAL, "local"),
+        ("l2", SHARED, "shared"),
+        ("l1_of_l1_l2", BOTH, "local"),
+        ("l2_of_l1_l2", BOTH, "shared"),
+    ):
+        shares = [turn[f"{level}_hit_share"] for turn in turns[group]]
+        found[f"hit_share_{name}{suffix}"] = rounded(mean(shares), 4)
+    seen = {name: [turn["seen_per_s"] for turn in own] for name, own in turns.items()}
+    for name, group in (("cache_on", LOCAL), ("l2_alone", SHARED), ("l1_l2", BOTH)):
+        found |= named(f"seen_ratio_{name}{suffix}", ratio(seen[group], seen[OFF]))
     return found

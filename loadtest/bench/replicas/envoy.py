@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,25 +77,26 @@ def adapted(shipped: Document, replicas: Sequence[str], cluster: Mapping[str, ob
         {"header": {"key": REPLICA_HEADER, "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
     ]
     found = cluster_of(document)
-    endpoints = [{"endpoint": {"address": _address(*_split(each))}} for each in replicas]
+    hosts = [each.rpartition(":") for each in replicas]
+    endpoints = [{"endpoint": {"address": _address(host, int(port))}} for host, _, port in hosts]
     found["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
     found |= cluster or {}
     return document
 
 
+@dataclass(slots=True)
 class Envoy:
     """A running Envoy."""
 
-    def __init__(self, child: Child, admin: str, address: str) -> None:
-        """Hold the process and the addresses of its listeners."""
-        self.process = child
-        self.admin = admin
-        self.address = address
-        """HOST:PORT for editors."""
-        self.health_address = ""
-        """HOST:PORT of the region's health, over HTTP; "" if the configuration has no such listener."""
-        self.metrics_address = ""
-        """HOST:PORT of the metrics, over HTTP; "" if the configuration has no such listener."""
+    process: Child
+    admin: str
+    """HOST:PORT of its admin listener."""
+    address: str = ""
+    """HOST:PORT for editors."""
+    health_address: str = ""
+    """HOST:PORT of the region's health, over HTTP; "" if the configuration has no such listener."""
+    metrics_address: str = ""
+    """HOST:PORT of the metrics, over HTTP; "" if the configuration has no such listener."""
 
     @classmethod
     @contextmanager
@@ -120,8 +122,7 @@ class Envoy:
             options += ["--drain-time-s", str(drain_s)]
             with Child("envoy", [*command, *options]) as child:
                 child.wait_until(lambda: admin_path.exists() and bool(admin_path.read_text()), _READY_S)
-                admin = admin_path.read_text(encoding="utf-8").strip()
-                envoy = cls(child, admin, "")
+                envoy = cls(child, admin_path.read_text(encoding="utf-8").strip())
                 child.wait_until(lambda: envoy.num_healthy() == num_replicas, _READY_S)
                 listeners = envoy._listeners()
                 envoy.address, envoy.health_address = listeners[EDITORS], listeners.get(REGION_HEALTH, "")
@@ -153,20 +154,15 @@ class Envoy:
     def _host_stats(self, name: str) -> dict[str, int]:
         clusters = json.loads(self._get("/clusters?format=json"))["cluster_statuses"]
         (cluster,) = (each for each in clusters if each["name"] == REPLICAS)
-        found = {}
-        for host in cluster["host_statuses"]:
-            address = host["address"]["socket_address"]
-            values = {each["name"]: int(each.get("value", 0)) for each in host["stats"]}
-            found[f"{address['address']}:{address['port_value']}"] = values[name]
-        return found
+        return {
+            _text_of(host["address"]): next(int(each.get("value", 0)) for each in host["stats"] if each["name"] == name)
+            for host in cluster["host_statuses"]
+        }
 
     def _listeners(self) -> dict[str, str]:
         """Return HOST:PORT of each listener, by its name."""
-        found = {}
-        for each in json.loads(self._get("/listeners?format=json"))["listener_statuses"]:
-            address = each["local_address"]["socket_address"]
-            found[each["name"]] = f"{address['address']}:{address['port_value']}"
-        return found
+        listeners = json.loads(self._get("/listeners?format=json"))["listener_statuses"]
+        return {each["name"]: _text_of(each["local_address"]) for each in listeners}
 
     def _get(self, path: str) -> str:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -179,6 +175,6 @@ def _address(host: str, port: int) -> Document:
     return {"socket_address": {"address": host, "port_value": port}}
 
 
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host, int(port)
+def _text_of(address: Document) -> str:
+    found = address["socket_address"]
+    return f"{found['address']}:{found['port_value']}"

@@ -21,13 +21,13 @@ from completion_server.state.cache.keys import CompletionKeys, Scopes
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret
 from completion_server.state.settings import CacheSettings, RedisSettings
-from loadtest.bench.replicas.options import Figures, Options
-from loadtest.bench.replicas.redis_process import RedisProcess
+from loadtest.bench.replicas.servers import Figures, Options, RedisProcess
 from loadtest.bench.runner.figures import percentile, rounded
 
 _KEPT = 5000
-_CHARS = {"3000_chars": 3000, "100_kb": 100_000}
-_TYPICAL = "3000_chars"
+_TYPICAL_CHARS = 3000
+_CHARS = {"": _TYPICAL_CHARS, "_100_kb": 100_000}
+"""Characters of a prefix by the ending of the figure's name."""
 _LOOKUPS = 2000
 _SHARED_LOOKUPS = 1000
 _PAUSE_S = 0.01
@@ -43,19 +43,16 @@ _BENCH = Caller("user", "editor", is_verified=True)
 
 def measure(_options: Options, console: Console) -> Figures:
     """Measure; see the module."""
-    local = {name: _local_ms(_requests(chars)) for name, chars in _CHARS.items()}
+    times_ms = {("l1", suffix): _local_ms(chars) for suffix, chars in _CHARS.items()}
     console.print("level 1 is measured", style="dim")
     with RedisProcess() as redis:
-        shared = asyncio.run(_shared_ms(redis.address))
-    found: dict[str, float | None] = {}
-    for name, times in local.items():
-        suffix = "" if name == _TYPICAL else f"_{name}"
-        found[f"l1_lookup_p50_ms{suffix}"] = rounded(percentile(times, 50))
-        found[f"l1_lookup_p99_ms{suffix}"] = rounded(percentile(times, 99))
-    found["l2_lookup_p50_ms"] = rounded(percentile(shared, 50))
-    found["l2_lookup_p99_ms"] = rounded(percentile(shared, 99))
-    found["l2_lookups_unanswered"] = _SHARED_LOOKUPS - len(shared)
-    return found
+        shared = times_ms["l2", ""] = asyncio.run(_shared_ms(redis.address))
+    found: dict[str, float | None] = {
+        f"{level}_lookup_p{percent}_ms{suffix}": rounded(percentile(own, percent))
+        for (level, suffix), own in times_ms.items()
+        for percent in (50, 99)
+    }
+    return found | {"l2_lookups_unanswered": _SHARED_LOOKUPS - len(shared)}
 
 
 def _requests(chars: int) -> Callable[[int, int], Request]:
@@ -70,20 +67,19 @@ def _requests(chars: int) -> Callable[[int, int], Request]:
     return make
 
 
-def _cache(store: RedisStore | None = None, **changes: object) -> TwoLevelCache:
-    settings = dataclasses.replace(_SETTINGS, **changes)  # type: ignore[arg-type]
+def _filled_cache(
+    make: Callable[[int, int], Request], settings: CacheSettings, store: RedisStore | None = None
+) -> TwoLevelCache:
+    """Return a cache that was given a completion for each document."""
     redis = RedisSettings() if store is None else store.settings
     cache = make_cache(settings, redis, _SECRET, store, MonotonicClock(), lambda _event: None)
     assert cache is not None
     cache.use_keys(CompletionKeys(_SECRET.derive("cache names"), ("model",), Scopes(lambda caller: caller.owner)))
-    return cache
-
-
-def _fill(cache: TwoLevelCache, make: Callable[[int, int], Request]) -> None:
     for number in range(_KEPT):
         lookup = cache.look_up_nowait(make(number, 0))
         assert lookup is not None
         lookup.keep(_ANSWER)
+    return cache
 
 
 def _sample(num: int) -> Iterator[tuple[int, int]]:
@@ -92,9 +88,9 @@ def _sample(num: int) -> Iterator[tuple[int, int]]:
         yield number * 7919 % _KEPT, number % len(_TEXT)
 
 
-def _local_ms(make: Callable[[int, int], Request]) -> list[float]:
-    cache, times = _cache(), []
-    _fill(cache, make)
+def _local_ms(chars: int) -> list[float]:
+    make, times = _requests(chars), []
+    cache = _filled_cache(make, _SETTINGS)
     for number, num_typed in _sample(_LOOKUPS):
         request = make(number, num_typed)
         begin = time.perf_counter()
@@ -107,19 +103,19 @@ def _local_ms(make: Callable[[int, int], Request]) -> list[float]:
 
 async def _shared_ms(address: str) -> list[float]:
     store, times = RedisStore(RedisSettings(addresses=(address,)), MonotonicClock()), []
-    cache, make = _cache(store, local_bytes=0, shared_ttl_s=3600, look_up="always"), _requests(_CHARS[_TYPICAL])
+    make = _requests(_TYPICAL_CHARS)
     running = asyncio.create_task(store.run())
     try:
         while not store.is_available:  # noqa: ASYNC110 - the first probe connects
             await asyncio.sleep(_PAUSE_S)
-        _fill(cache, make)
+        settings = dataclasses.replace(_SETTINGS, local_bytes=0, shared_ttl_s=3600, look_up="always")
+        cache = _filled_cache(make, settings, store)
         while int(await store.call_nowait("DBSIZE")) < _KEPT:  # noqa: ASYNC110 - Redis can only be polled
             await asyncio.sleep(_PAUSE_S)
         for number, num_typed in _sample(_SHARED_LOOKUPS):
             await asyncio.sleep(_PAUSE_S)
-            request = make(number, num_typed)
             with contextlib.suppress(TimeoutError):
-                times.append(await asyncio.wait_for(_shared_lookup_ms(cache, request), _PATIENCE_S))
+                times.append(await asyncio.wait_for(_shared_lookup_ms(cache, make(number, num_typed)), _PATIENCE_S))
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

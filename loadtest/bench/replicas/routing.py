@@ -3,9 +3,12 @@
 Typing users, open loop, at equal load on three sites in turn: three replicas by the shipped hash, the same in rotation,
 and one replica with three times the slots and the KV cache. The engine is scripted: it has a prefix cache of a limited
 size, and computes 12,500 prompt tokens/s. Each turn has new users; its first part fills the caches and does not count.
-Then: which users move when one of four replicas is killed.
+Then: which users move when one of four replicas is killed, and how even their streams are before.
 """
 
+import asyncio
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,18 +16,16 @@ from dataclasses import dataclass
 import psutil
 from rich.console import Console
 
-from loadtest.bench.replicas.envoy import Document, Envoy, adapted, cluster_of, load_shipped
-from loadtest.bench.replicas.moves import measure_moves
-from loadtest.bench.replicas.options import Figures, Options
-from loadtest.bench.replicas.servers import scripted_replicas
+from loadtest.bench.replicas.envoy import Envoy, adapted, cluster_of, load_shipped
+from loadtest.bench.replicas.servers import Figures, Options, scripted_replicas
+from loadtest.bench.replicas.users import NamedUsers, OpenStream, busiest_over_mean, names_of
 from loadtest.bench.runner.figures import mean, named, ratio, rounded
 from loadtest.bench.runner.front_end import cpu_s
 from loadtest.bench.runner.schedule import rotated
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
 from loadtest.driving.run import RunProgress, run_scenario
 from loadtest.processes.meter import read_counter
-from loadtest.report.figures import MAX_LAG_MS
-from loadtest.report.sums import Sums
+from loadtest.report.figures import MAX_LAG_MS, figures
 from loadtest.stats import RunStats
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
@@ -37,18 +38,16 @@ _MAX_MODEL_TOKENS = 4096
 _WARM_SHARE = 0.3
 """Part of a turn that does not count."""
 _PREFIX_CHARS, _SUFFIX_CHARS = 6000, 1000
+_REQUESTS = "requests/"
 
-
-@dataclass(frozen=True, slots=True)
-class SiteCounters:
-    """Counters of a site at a time."""
-
-    prompt_tokens: float
-    cached_prompt_tokens: float
-    requests: Mapping[str, int]
-    """By replica."""
-    cpu_s: float
-    """CPU seconds of all servers, of Envoy, of this process and of its workers."""
+_USERS = [f"user-{number}" for number in range(1024)]  # 1.25 * 1024 / 4 is a whole number
+_HASHES: Mapping[str, Mapping[str, object]] = {
+    "maglev": {"lb_policy": "MAGLEV"},
+    "ring_hash_65536": {"lb_policy": "RING_HASH", "ring_hash_lb_config": {"minimum_ring_size": 65_536}},
+    "ring_hash_1024": {"lb_policy": "RING_HASH", "ring_hash_lb_config": {"minimum_ring_size": 1024}},
+}
+_GONE_S = 20.0
+_QUIET_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,56 +58,36 @@ class Site:
     replicas: Sequence[ServerProcess]
     envoy: Envoy
 
-    @property
-    def target(self) -> str:
-        """The target of the load tester: a call for each request, on connections that all users share."""
-        return f"{self.name}=grpc+complete://{self.envoy.address}?connections=2"
+    def read(self) -> dict[str, float]:
+        """Return counters: tokens by kind, requests by replica, and CPU seconds of all processes.
 
-    def read(self) -> SiteCounters:
-        """Read the counters.
+        These are the servers, Envoy, this process and its workers.
 
         Raises:
-            MetricsError: a server does not show them.
+            MetricsError: a server does not show its metrics.
 
         """
-        tokens = {"prompt": 0.0, "cached_prompt": 0.0}
-        for replica in self.replicas:
-            url = f"http://{replica.ready['metrics_address']}/metrics"
-            for kind in tokens:
-                tokens[kind] += read_counter(url, ("completion_tokens_total",), {"kind": kind})
+        found = {f"{_REQUESTS}{replica}": float(num) for replica, num in self.envoy.requests().items()}
+        urls = [f"http://{each.ready['metrics_address']}/metrics" for each in self.replicas]
+        for kind in ("prompt", "cached_prompt"):
+            found[kind] = sum(read_counter(url, ("completion_tokens_total",), {"kind": kind}) for url in urls)
         pids = [*(each.pid for each in self.replicas), self.envoy.pid]
-        used_s = sum(cpu_s(psutil.Process(pid)) for pid in pids)
-        return SiteCounters(tokens["prompt"], tokens["cached_prompt"], self.envoy.requests(), used_s + _own_cpu_s())
-
-
-@dataclass(frozen=True, slots=True)
-class SiteTurn:
-    """What one turn of a site measured, after its first part."""
-
-    seen_per_s: float
-    hit_share: float
-    """Of the prompt tokens of requests that the engine gave a token for, those in the prefix cache."""
-    busiest_over_mean: float
-    """Requests of the busiest replica over the mean."""
-    cpu_cores: float
-    """Cores used by Envoy, the servers and the load tester."""
-    ttft_p50_ms: float
-    ttft_p99_ms: float
-    lag_p99_ms: float
+        found["cpu_s"] = sum(cpu_s(psutil.Process(pid)) for pid in pids) + _own_cpu_s()
+        return found
 
 
 def measure(options: Options, console: Console) -> Figures:
     """Measure; see the module."""
     with ExitStack() as stack:
         sites = [_start(stack, name, options, console) for name in (HASH, ROUND_ROBIN, SINGLE)]
-        turns: dict[str, list[SiteTurn]] = {site.name: [] for site in sites}
+        turns: dict[str, list[dict[str, float]]] = {site.name: [] for site in sites}
         for number in range(options.rounds):
             scenario = _scenario(options, number)
             for site in rotated(sites, number):
                 turn = _turn(site, scenario)
                 turns[site.name].append(turn)
                 _say(console, number, site, turn)
-        moves = measure_moves([*sites[0].replicas, sites[1].replicas[0]], console)
+        moves = _measure_moves([*sites[0].replicas, sites[1].replicas[0]], console)
     return _figures(turns) | moves
 
 
@@ -129,14 +108,10 @@ def _start(stack: ExitStack, name: str, options: Options, console: Console) -> S
     replicas = stack.enter_context(scripted_replicas(num, overrides, options.config, name))
     document = adapted(load_shipped(), [each.ready["address"] for each in replicas])
     if name == ROUND_ROBIN:
-        _rotate(document)
+        cluster = cluster_of(document)
+        cluster["lb_policy"] = "ROUND_ROBIN"
+        del cluster["common_lb_config"]["consistent_hashing_lb_config"]
     return Site(name, replicas, stack.enter_context(Envoy.running(document, num)))
-
-
-def _rotate(document: Document) -> None:
-    cluster = cluster_of(document)
-    cluster["lb_policy"] = "ROUND_ROBIN"
-    del cluster["common_lb_config"]["consistent_hashing_lb_config"]
 
 
 def _scenario(options: Options, number: int) -> Scenario:
@@ -154,30 +129,31 @@ def _scenario(options: Options, number: int) -> Scenario:
     return Scenario.of(tree)
 
 
-def _turn(site: Site, scenario: Scenario) -> SiteTurn:
+def _turn(site: Site, scenario: Scenario) -> dict[str, float]:
+    """Return what one turn of a site measured after its first part; latencies are those of the whole turn.
+
+    `hit_share` is of the prompt tokens of requests that the engine gave a token for.
+    """
     warm_s = _WARM_SHARE * scenario.duration_s
-    readings: list[tuple[float, SiteCounters]] = []
+    readings: list[tuple[float, dict[str, float]]] = []
 
     def watch(progress: RunProgress) -> None:
         if not readings and progress.is_running and progress.elapsed_s >= warm_s:
             readings.append((progress.elapsed_s, site.read()))
 
-    spec = parse_target(site.target)
+    # A call for each request, on connections that all users share.
+    spec = parse_target(f"{site.name}=grpc+complete://{site.envoy.address}?connections=2")
     stats = run_scenario(scenario, [spec], workers=1, progress=watch).stats_by_target[spec.name]
     # The last reading is that of the end; the children of this process have ended by then, and count as its own.
-    (begun_s, before), after = readings[0], site.read()
-    requests = [after.requests[each] - before.requests[each] for each in after.requests]
-    prompt_tokens = after.prompt_tokens - before.prompt_tokens
-    total = Sums.of_total(stats)
-    return SiteTurn(
-        seen_per_s=_seen_per_s(stats, begun_s),
-        hit_share=(after.cached_prompt_tokens - before.cached_prompt_tokens) / max(1.0, prompt_tokens),
-        busiest_over_mean=max(requests) * len(requests) / max(1, sum(requests)),
-        cpu_cores=(after.cpu_s - before.cpu_s) / max(1e-9, scenario.duration_s - begun_s),
-        ttft_p50_ms=float(total.percentile_ms("ttft", 50)[0]),
-        ttft_p99_ms=float(total.percentile_ms("ttft", 99)[0]),
-        lag_p99_ms=float(total.percentile_ms("lag", 99)[0]),
-    )
+    begun_s, before = readings[0]
+    grown = {name: value - before[name] for name, value in site.read().items()}
+    requests = [value for name, value in grown.items() if name.startswith(_REQUESTS)]
+    return figures(stats, scenario.criteria) | {
+        "seen_per_s": _seen_per_s(stats, begun_s),
+        "hit_share": grown["cached_prompt"] / max(1.0, grown["prompt"]),
+        "busiest_over_mean": max(requests) * len(requests) / max(1.0, sum(requests)),
+        "cpu_cores": grown["cpu_s"] / max(1e-9, scenario.duration_s - begun_s),
+    }
 
 
 def _seen_per_s(stats: RunStats, from_s: float) -> float:
@@ -190,33 +166,110 @@ def _seen_per_s(stats: RunStats, from_s: float) -> float:
 def _own_cpu_s() -> float:
     """Return the CPU seconds of this process, of its children that run and of those that have ended."""
     own = psutil.Process()
-    times = own.cpu_times()
-    workers = [each.cpu_times() for each in own.children() if "multiprocessing" in " ".join(each.cmdline())]
-    running_s = sum(each.user + each.system for each in workers)
-    return float(times.user + times.system + times.children_user + times.children_system + running_s)
+    workers = [each for each in own.children() if "multiprocessing" in " ".join(each.cmdline())]
+    ended = own.cpu_times()
+    return sum(map(cpu_s, [own, *workers])) + float(ended.children_user + ended.children_system)
 
 
-def _say(console: Console, number: int, site: Site, turn: SiteTurn) -> None:
+def _say(console: Console, number: int, site: Site, turn: dict[str, float]) -> None:
     console.print(
-        f"round {number + 1} {site.name:<12} seen {turn.seen_per_s:5.1f}/s  hits {turn.hit_share:.1%}  "
-        f"ttft p50 {turn.ttft_p50_ms:.0f} p99 {turn.ttft_p99_ms:.0f} ms  busiest {turn.busiest_over_mean:.2f}  "
-        f"cpu {turn.cpu_cores:.2f}  lag p99 {turn.lag_p99_ms:.1f} ms"
+        f"round {number + 1} {site.name:<12} seen {turn['seen_per_s']:5.1f}/s  hits {turn['hit_share']:.1%}  "
+        f"ttft p50 {turn['ttft_ms_p50']:.0f} p99 {turn['ttft_ms_p99']:.0f} ms  "
+        f"busiest {turn['busiest_over_mean']:.2f}  cpu {turn['cpu_cores']:.2f}  lag p99 {turn['lag_ms_p99']:.1f} ms"
     )
-    if turn.lag_p99_ms > MAX_LAG_MS:
+    if turn["lag_ms_p99"] > MAX_LAG_MS:
         console.print(f"  the generator was late: more than {MAX_LAG_MS:g} ms", style="red")
 
 
-def _figures(turns: dict[str, list[SiteTurn]]) -> dict[str, float | None]:
-    seen = {name: [each.seen_per_s for each in found] for name, found in turns.items()}
+def _figures(turns: dict[str, list[dict[str, float]]]) -> dict[str, float | None]:
+    def values(name: str, figure: str) -> list[float]:
+        return [turn[figure] for turn in turns[name]]
+
     found: dict[str, float | None] = {}
     for other in (ROUND_ROBIN, SINGLE):
-        found |= named(f"seen_ratio_hash_to_{other}", ratio(seen[HASH], seen[other]))
-    for name, measured in turns.items():
-        found[f"seen_per_s_{name}"] = rounded(mean(seen[name]))
-        found[f"prefix_hit_share_{name}"] = rounded(mean([each.hit_share for each in measured]), 4)
-        found[f"ttft_p50_ms_{name}"] = rounded(mean([each.ttft_p50_ms for each in measured]), 1)
-        found[f"ttft_p99_ms_{name}"] = rounded(mean([each.ttft_p99_ms for each in measured]), 1)
-        found[f"cpu_cores_{name}"] = rounded(mean([each.cpu_cores for each in measured]))
-    found["busiest_over_mean_requests"] = rounded(mean([each.busiest_over_mean for each in turns[HASH]]))
-    found["lag_p99_ms"] = rounded(max(each.lag_p99_ms for measured in turns.values() for each in measured), 1)
+        found |= named(f"seen_ratio_hash_to_{other}", ratio(values(HASH, "seen_per_s"), values(other, "seen_per_s")))
+    for name in turns:
+        found[f"seen_per_s_{name}"] = rounded(mean(values(name, "seen_per_s")))
+        found[f"prefix_hit_share_{name}"] = rounded(mean(values(name, "hit_share")), 4)
+        found[f"ttft_p50_ms_{name}"] = rounded(mean(values(name, "ttft_ms_p50")), 1)
+        found[f"ttft_p99_ms_{name}"] = rounded(mean(values(name, "ttft_ms_p99")), 1)
+        found[f"cpu_cores_{name}"] = rounded(mean(values(name, "cpu_cores")))
+    found["busiest_over_mean_requests"] = rounded(mean(values(HASH, "busiest_over_mean")))
+    found["lag_p99_ms"] = rounded(max(lag_ms for name in turns for lag_ms in values(name, "lag_ms_p99")), 1)
     return found
+
+
+def _measure_moves(replicas: Sequence[ServerProcess], console: Console) -> dict[str, float | None]:
+    """Return the figures. The last replica is killed.
+
+    Raises:
+        StartError: Envoy did not start.
+        EnvoyMissingError: it is not installed.
+
+    """
+    addresses: list[str] = [each.ready["address"] for each in replicas]
+    found = _compare_hashes(addresses, console)
+    document = adapted(load_shipped(), addresses)
+    with Envoy.running(document, len(replicas)) as envoy:
+        console.print(f"killing one of {len(replicas)} replicas, {len(_USERS)} users with a stream each", style="dim")
+        return found | asyncio.run(_kill_one(envoy, replicas[-1], len(replicas)))
+
+
+def _compare_hashes(addresses: Sequence[str], console: Console) -> dict[str, float | None]:
+    """Return how even each hash of Envoy is, and the users of other replicas that it moves when one is removed."""
+    figures: dict[str, float | None] = {}
+    for name, cluster in _HASHES.items():
+        console.print(f"keys by {name.replace('_', ' ')}", style="dim")
+        keys = [_keys(addresses[:num], cluster) for num in (len(addresses), len(addresses) - 1)]
+        moved = [user for user in _USERS if keys[0][user] != keys[1][user]]
+        figures[f"{name}_busiest_over_mean"] = round(busiest_over_mean(keys[0], len(addresses)), 4)
+        figures[f"{name}_moved_share"] = _share(len(moved))
+        figures[f"{name}_moved_of_others_share"] = _share(sum(keys[0][user] != addresses[-1] for user in moved))
+    return figures
+
+
+def _keys(addresses: Sequence[str], cluster: Mapping[str, object]) -> dict[str, str]:
+    """Return each user's replica behind an Envoy with other settings of the cluster."""
+
+    async def ask(address: str) -> dict[str, str]:
+        async with NamedUsers(address) as users:
+            return await _replicas_of(users)
+
+    with Envoy.running(adapted(load_shipped(), addresses, cluster), len(addresses)) as envoy:
+        return asyncio.run(ask(envoy.address))
+
+
+async def _kill_one(envoy: Envoy, lost: ServerProcess, num: int) -> dict[str, float | None]:
+    address: str = lost.ready["address"]
+    async with NamedUsers(envoy.address) as users:
+        own = await _replicas_of(users)
+        streams = await users.open_streams(_USERS)
+        before = {user: stream.replica for user, stream in streams.items()}
+        os.kill(lost.pid, signal.SIGKILL)
+        gone = [user for user in _USERS if before[user] == address]
+        for user in gone:
+            await asyncio.wait_for(streams[user].call.code(), _GONE_S)
+        again: dict[str, OpenStream] = await users.open_streams(gone)
+        after = {user: stream.replica for user, stream in (streams | again).items()}
+        for stream in users.streams:
+            stream.call.cancel()
+        while sum(envoy.open_requests().values()):  # noqa: ASYNC110 - Envoy can only be polled
+            await asyncio.sleep(_QUIET_S)
+        moved = [user for user, replica in (await _replicas_of(users)).items() if replica != own[user]]
+    return {
+        "busiest_over_mean": round(busiest_over_mean(before, num), 4),
+        "busiest_over_mean_after_kill": round(busiest_over_mean(after, num - 1), 4),
+        "displaced_by_bound_share": _share(sum(own[user] != before[user] for user in _USERS)),
+        "moved_share_after_kill": _share(sum(before[user] != after[user] for user in _USERS)),
+        "moved_keys_share_after_kill": _share(len(moved)),
+        "moved_keys_of_others_share": _share(sum(own[user] != address for user in moved)),
+    }
+
+
+async def _replicas_of(users: NamedUsers) -> dict[str, str]:
+    """Return each user's replica, by one call after another, so that the bound moves nobody."""
+    return {user: await users.complete(names_of(user)) for user in _USERS}
+
+
+def _share(num: int) -> float:
+    return round(num / len(_USERS), 4)

@@ -1,13 +1,21 @@
-"""Replicas with the scripted engine: server processes that start together."""
+"""What the parts of the benchmark share: its options, replicas with the scripted engine, and a Redis."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from loadtest.bench.runner.schedule import started_together
-from loadtest.bench.runner.server import ServerProcess
+import click
 
+from loadtest.bench.runner.benchmark import EXISTING_FILE, ServerOptions, option
+from loadtest.bench.runner.schedule import Contestant, started_together
+from loadtest.bench.runner.server import ServerProcess
+from loadtest.processes.child import Child, StartError, free_port
+
+PARTS = ("routing", "supersede", "cache", "lookup", "outage", "rate")
 CONFIG = Path("deploy/local/server.toml")
 
 BEHIND_ENVOY = ("admission.trust_user_names=true", "admission.require_user=true")
@@ -21,11 +29,33 @@ SCRIPTED = (
 )
 """An engine that is ready at once."""
 
+_REDIS_START_S = 10.0
+
+Figures = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(ServerOptions):
+    """The options of a run, which every part gets."""
+
+    part: tuple[str, ...] = option((), "May be repeated.  [all]", click.Choice(PARTS))
+    rounds: int = option(4, "Turns of each site.", click.IntRange(1))
+    seconds: float = option(20.0, "Length of a turn.", click.FloatRange(5))
+    users: int = option(48, "Users who type.", click.IntRange(3))
+    requests_per_s: float = option(40.0, "Asked by all of them together.", click.FloatRange(1))
+    kv_blocks: int = option(3000, "KV cache of each of three replicas, in blocks of 16 tokens.", click.IntRange(16))
+    seed: int = option(0, "Who types what and when.", int)
+    recorded: Path | None = option(
+        None,
+        "A recorded trace as a second workload of the part cache, in the form of the Azure traces of LLM inference.",
+        EXISTING_FILE,
+    )
+
 
 def scripted_replicas(
     num: int, overrides: Sequence[str] = (), config: Path = CONFIG, name: str = "replica"
 ) -> AbstractContextManager[list[ServerProcess]]:
-    """Run replicas with the scripted engine behind Envoy.
+    """Run replicas with the scripted engine behind Envoy, which start together.
 
     Raises:
         StartError: one did not start.
@@ -34,3 +64,54 @@ def scripted_replicas(
     settings = (*BEHIND_ENVOY, *SCRIPTED, *overrides)
     makers = [partial(ServerProcess, config, settings, f"{name}-{number}", has_metrics=True) for number in range(num)]
     return started_together(makers)
+
+
+class RedisProcess(Contestant):
+    """A `redis-server` on loopback that keeps nothing on disk. `restart` after `stop` has the same port."""
+
+    name = "redis"
+
+    def __init__(self) -> None:
+        """Start it.
+
+        Raises:
+            StartError: it is not installed, or did not start.
+
+        """
+        program = shutil.which("redis-server")
+        if program is None:
+            msg = "redis-server is not installed; on Debian: apt-get install redis-server"
+            raise StartError(msg)
+        self._port = free_port()
+        self._command = [program, "--port", str(self._port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        self.restart()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def process(self) -> Child:
+        """The process. While it is paused the system accepts connections, and nothing is answered."""
+        return self._child
+
+    def restart(self) -> None:
+        """Start it again after `stop`."""
+        self._child = Child(self.name, self._command)
+        try:
+            self._child.wait_until(self._answers, _REDIS_START_S)
+        except BaseException:
+            self._child.stop()
+            raise
+
+    def _answers(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64).startswith(b"+PONG")
+        return False
+
+
+def shared_by(redis: str, name: str) -> tuple[str, ...]:
+    """Return the settings with which a server shares a Redis at HOST:PORT under a name of its own."""
+    return (f'redis.addresses=["{redis}"]', f"redis.replica_id={name}")

@@ -11,6 +11,7 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client import ChannelKey, ChannelPool, Endpoint
+from completion_client.endpoint import Metadata, caller_metadata
 from loadtest.bench.replicas.envoy import REPLICA_HEADER
 from loadtest.bench.runner.schedule import AsyncClosing
 
@@ -22,12 +23,7 @@ _STREAMS = 100
 _TIMEOUT_S = 10.0
 _AT_ONCE = 20
 
-Metadata = tuple[tuple[str, str], ...]
-
-
-def names_of(user: str, tenant: str = "") -> Metadata:
-    """Return the metadata of a user's calls."""
-    return (("x-user-id", user), *((("x-tenant-id", tenant),) if tenant else ()))
+names_of = caller_metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +51,14 @@ class NamedUsers(AsyncClosing):
             stream.call.cancel()
         self._pool.close()
 
-    async def complete(self, metadata: Metadata, session: str = "s", sequence: int = 1, prefix: str = "x = ") -> str:
+    async def complete(self, metadata: Metadata, sequence: int = 1) -> str:
         """Complete one request and return the replica that answered it.
 
         Raises:
             grpc.aio.AioRpcError: the call failed.
 
         """
-        request = pb.CompleteRequest(session_id=session, sequence=sequence, prefix=prefix, max_tokens=1)
+        request = pb.CompleteRequest(session_id="s", sequence=sequence, prefix="x = ", max_tokens=1)
         call = self._stub(0).Complete(request, timeout=_TIMEOUT_S, metadata=metadata)
         replica = _replica_in(await call.initial_metadata())
         async for _event in call:

@@ -11,13 +11,13 @@ from loadtest.bench.prompt.clients import AnchoredClient, characters_client, lin
 from loadtest.bench.prompt.keystrokes import DocumentState, typed
 from loadtest.bench.prompt.replay import (
     BlockCache,
-    ReplaySettings,
+    ReplayOptions,
     measure_layouts,
 )
 from tests.unit.prompt.prompts import CODE
 
 
-def test_only_whole_blocks_at_the_start_are_cached() -> None:
+def test_only_whole_blocks_at_the_start_are_cached_and_the_last_token_is_always_computed() -> None:
     cache = BlockCache(4)
     assert cache.prefill([1, 2, 3, 4, 5, 6, 7]) == 7
     assert cache.prefill([1, 2, 3, 4, 5, 6, 7]) == 3
@@ -47,9 +47,7 @@ def test_each_state_is_a_key_away_from_the_last() -> None:
 
 
 def test_a_key_prefills_at_most_half_of_what_the_plain_layout_does(model: Path) -> None:
-    figures = measure_layouts(
-        ReplaySettings(str(model), num_files=2, num_keys=60, max_prompt_tokens=512, block_sizes=(16, 128))
-    )
+    figures = measure_layouts(ReplayOptions(model=str(model), files=2, keys=60, tokens=512, sizes=(16, 128)))
     assert figures["num_keys"] == 120
     assert figures["num_differing_prompts"] == 0
     assert figures["prefilled_tokens_per_key_ratio"] <= 0.5
@@ -69,13 +67,13 @@ def test_an_anchored_client_moves_its_window_seldom_and_never_sends_too_much() -
         assert len(window.prefix) <= 1500
         assert len(window.suffix) <= 400
     assert sum(one.prefix[:64] != other.prefix[:64] for one, other in pairwise(sent)) <= 30
-    assert len(AnchoredClient(1500, 400)(DocumentState("x" * 2000, "")).prefix) == 1500, "a line of its own length"
+    assert len(AnchoredClient(1500, 400)(CursorText("x" * 2000, "")).prefix) == 1500, "a line of its own length"
 
 
 def test_other_clients_cut_at_characters_or_lines() -> None:
-    state = DocumentState("one\ntwo\nthree", "four\nfive\nsix")
-    assert characters_client(7, 7)(state) == DocumentState("o\nthree", "four\nfi")
-    assert lines_client(7, 7)(state) == DocumentState("three", "four\n")
+    state = CursorText("one\ntwo\nthree", "four\nfive\nsix")
+    assert characters_client(7, 7)(state) == CursorText("o\nthree", "four\nfi")
+    assert lines_client(7, 7)(state) == CursorText("three", "four\n")
     assert lines_client(99, 99)(state) == state
 
 

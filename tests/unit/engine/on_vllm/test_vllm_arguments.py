@@ -19,7 +19,7 @@ from completion_server.engine.vllm.environment import RUNNER, engine_environment
 from loadtest.bench.gpu.sessions import SessionsPlan
 from loadtest.bench.gpu.speculation import SpeculationPlan
 from loadtest.bench.gpu.ttft import TtftPlan
-from loadtest.bench.gpu.ways import Size
+from loadtest.bench.gpu.engines import Size
 
 pytest.importorskip("vllm")
 

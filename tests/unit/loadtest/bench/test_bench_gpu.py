@@ -12,19 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 from draft_model.core import find_preset
-from loadtest.bench.gpu import mission
-from loadtest.bench.gpu.__main__ import main
+from loadtest.bench.gpu.__main__ import goal_rows, main
+from loadtest.bench.gpu.engines import DRAFT, RUNNER, SCHEDULE, TARGET, acceptance_by_position, write_models
 from loadtest.bench.gpu.functional import LAST, VARIANTS
 from loadtest.bench.gpu.functional import figures as functional_figures
-from loadtest.bench.gpu.models import DRAFT, TARGET, write_served_model
-from loadtest.bench.gpu.results import FILE, Results
+from loadtest.bench.gpu.machine import FILE, Results
 from loadtest.bench.gpu.sessions import figures as session_figures
-from loadtest.bench.gpu.speculation import Rates, contestants, crossing
+from loadtest.bench.gpu.speculation import Rates, SpeculationPlan, contestants, crossing
 from loadtest.bench.gpu.speculation import figures as speculation_figures
-from loadtest.bench.gpu.ways import RUNNER, Size, acceptance_by_position, ways
 from tests.support.models import ROOT
-
-SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
 def planned(*arguments: str) -> dict[str, Any]:
@@ -34,7 +30,7 @@ def planned(*arguments: str) -> dict[str, Any]:
     return plan
 
 
-def test_the_draft_is_the_preset() -> None:
+def test_the_models_have_the_shapes_that_they_are_called_by(tmp_path: Path) -> None:
     shape = find_preset("draft-1b").shape
     assert {
         "hidden_size": shape.hidden_size,
@@ -47,19 +43,14 @@ def test_the_draft_is_the_preset() -> None:
         "max_position_embeddings": shape.context_tokens,
         "tie_word_embeddings": True,  # of every preset
     }.items() <= DRAFT.items()
-
-
-def test_target_and_draft_have_one_vocabulary_and_heads_of_one_size(tmp_path: Path) -> None:
-    assert TARGET["vocab_size"] == DRAFT["vocab_size"]
-    assert TARGET["hidden_size"] // TARGET["num_attention_heads"] == DRAFT["head_dim"]
-    target = write_served_model(tmp_path / "target", TARGET)
-    assert json.loads((target / "config.json").read_text())["vocab_size"] == 4096, "the tokenizer's"
-    assert (target / "tokenizer.json").exists()
-
-
-def test_the_models_are_of_the_sizes_they_are_called_by() -> None:
     assert 12.5e9 < num_parameters(TARGET) < 13.5e9
     assert 1.0e9 < num_parameters(DRAFT) < 1.01e9
+    assert TARGET["vocab_size"] == DRAFT["vocab_size"]
+    assert TARGET["hidden_size"] // TARGET["num_attention_heads"] == DRAFT["head_dim"]
+    write_models(tmp_path, is_tiny=False, is_served=True)
+    for name in ("target", "draft"):
+        assert json.loads((tmp_path / name / "config.json").read_text())["vocab_size"] == 4096, "the tokenizer's"
+        assert (tmp_path / name / "tokenizer.json").exists()
 
 
 def num_parameters(config: Mapping[str, Any]) -> float:
@@ -71,7 +62,7 @@ def num_parameters(config: Mapping[str, Any]) -> float:
 
 
 def test_each_way_has_its_runner_and_its_graphs() -> None:
-    found = {way.name: way for way in ways(Path("t"), Path("d"), 5, 0.82, 16, Size())}
+    found = {way.name: way for way in SpeculationPlan().ways(Path("models"))}
     assert {name: way.env.get(RUNNER) for name, way in found.items()} == {
         "no draft": None, "schedule": "0", "fixed": "0", "full graphs": "0", "full graphs alone": "0",
         "newer runner": "1",
@@ -80,6 +71,7 @@ def test_each_way_has_its_runner_and_its_graphs() -> None:
     assert {name for name, config in drafts.items() if SCHEDULE in config} == {"schedule", "newer runner"}
     assert {name for name, way in found.items() if not way.live_ks} == {"no draft", "fixed"}
     assert drafts["newer runner"][SCHEDULE] == [[1, 15, 5], [16, 16, 0]], "which Ks have graphs"
+    assert acceptance_by_position(0.5, 3) == [0.5, 0.25, 0.125], "of drafts up to each position"
     assert all(config["synthetic_acceptance_rates"] == acceptance_by_position(0.82, 5) for config in drafts.values())
     assert "speculative_config" not in found["no draft"].args
     names = [name for way in found.values() for name in contestants(way)]
@@ -95,6 +87,7 @@ def test_the_engines_of_a_part_share_the_gpu() -> None:
         assert sum(shares[-2:]) <= 0.92, "two are up at once"
         assert all(engine["args"]["load_format"] == "dummy" for engine in engines)
     assert [engine["args"]["max_num_batched_tokens"] for engine in plan["ttft"]["engines"]] == [2048, 8192]
+    assert plan["sessions"]["search"][:2] == ["capacity", "editors-10k"]
 
 
 def test_a_part_is_planned_alone_and_in_small() -> None:
@@ -102,10 +95,6 @@ def test_a_part_is_planned_alone_and_in_small() -> None:
     names = [engine["name"] for engine in plan["speculation"]["engines"]]
     assert names == ["no draft", "schedule", "fixed", "full graphs"], "a CPU has no newer runner"
     assert not any("gpu_memory_utilization" in engine["args"] for engine in plan["speculation"]["engines"])
-
-
-def test_synthetic_acceptance_is_of_drafts_up_to_each_position() -> None:
-    assert acceptance_by_position(0.5, 3) == [0.5, 0.25, 0.125]
 
 
 @pytest.mark.parametrize(
@@ -138,24 +127,20 @@ def rates(values: list[float]) -> dict[str, dict[str, list[float]]]:
     return {"1": {"total": values, "alone": values}}
 
 
-def test_a_call_that_is_cut_off_keeps_the_ways_that_it_has(tmp_path: Path) -> None:
+def test_a_call_that_is_cut_off_keeps_what_it_has_measured_with_the_same_settings(tmp_path: Path) -> None:
     given: dict[str, Any] = {"k": 5, "batches": (1, 4)}
-    first = Results(tmp_path, {"device": "a GPU"}).ways("ttft", given, lambda ways: {"ways": len(ways)})
-    first["one"] = {"ms": (1.5, 2.5)}
-    first["two"] = {}
+    first = Results(tmp_path, {"device": "a GPU"})
+    ways = first.ways("ttft", given, lambda ways: {"ways": len(ways)})
+    ways["one"] = {"ms": (1.5, 2.5)}
+    ways["two"] = {}
+    first.ways("sessions", given, lambda _ways: {"figure": 1})["one"] = 1
     later = Results(tmp_path, {"device": "a GPU"})
     assert dict(later.ways("ttft", given, lambda _ways: {})) == {"one": {"ms": [1.5, 2.5]}, "two": {}}
     assert later.found["ttft"] == {"ways": 2}
     assert [each.name for each in tmp_path.iterdir()] == [FILE]
-
-
-def test_what_was_measured_with_other_settings_is_measured_again(tmp_path: Path) -> None:
-    for part in ("ttft", "sessions"):
-        Results(tmp_path, {}).ways(part, {"k": 5}, lambda _ways: {"figure": 1})["one"] = 1
-    results = Results(tmp_path, {})
-    assert not results.ways("ttft", {"k": 4}, lambda _ways: {})
-    assert "ttft" not in results.found
-    assert results.ways("sessions", {"k": 5}, lambda _ways: {}).data == {"one": 1}
+    assert not later.ways("ttft", given | {"k": 4}, lambda _ways: {})
+    assert "ttft" not in later.found
+    assert later.ways("sessions", given, lambda _ways: {}).data == {"one": 1}
 
 
 WORKS = {"aborted_s": 0.1, "restarted_s": 20.0, "left_processes": 0, "left_gpu_mib": 0}
@@ -186,24 +171,19 @@ def test_drafts_may_change_no_more_than_rounding_does(
     assert verdict["is_passed"] is not bool(failed)
 
 
-def test_each_drafting_server_is_compared_with_one_on_its_own_runner() -> None:
+def test_texts_are_compared_with_those_of_the_same_runner() -> None:
     runners = {name: each.env.get(RUNNER) for name, each in VARIANTS.items()}
     assert {name: runners[each.control] for name, each in VARIANTS.items() if each.control} == {
         "n-gram": None,  # vLLM's own choice, the newer one
         "full graphs": "0",
         "schedule": "0",
     }
-
-
-def test_texts_are_compared_with_those_of_the_same_runner() -> None:
-    answers = {"alone": ["a", "b"], "together": ["a", "b"]}
     measured: dict[str, Any] = {name: {"answers": {"K = 4": ["a", "x"]}} for name in VARIANTS}
-    measured["no draft"] = {"answers": answers}
+    measured["no draft"] = {"answers": {"alone": ["a", "b"], "together": ["a", "b"]}}
     measured["no draft, older runner"] = {"answers": {"alone": ["a", "x"], "together": ["a", "x"]}}
     measured[LAST] |= WORKS
     same = functional_figures(measured)["same_as_no_draft"]
-    assert same["schedule, K = 4"] == 1
-    assert same["n-gram, K = 4"] == 0.5
+    assert (same["schedule, K = 4"], same["n-gram, K = 4"]) == (1, 0.5)
 
 
 def test_the_sessions_are_those_of_the_largest_run_that_passed() -> None:
@@ -217,8 +197,8 @@ def test_the_sessions_are_those_of_the_largest_run_that_passed() -> None:
     assert session_figures({"search": given | {"trials": trials[2:], "sessions": 0}})["figures"] == {}
 
 
-def test_the_table_says_what_was_not_run() -> None:
-    rows = {row[0]: row for row in mission.rows({})}
+def test_the_table_of_goals_says_what_was_not_run() -> None:
+    rows = {row[0]: row for row in goal_rows({})}
     assert rows["concurrent sessions at the objective"][2] == "not run"
     one = {"1": {"tokens_per_s": 70.0, "tokens_per_s_of_a_request": 78.0}}
     best = {"1": {"tokens_per_s": 150.0, "tokens_per_s_of_a_request": 165.0}}
@@ -226,7 +206,7 @@ def test_the_table_says_what_was_not_run() -> None:
         "speculation": {"no draft": one, "fixed": best},
         "sessions": {"sessions": 1500, "figures": {"pause_ttft_ms_p50": 52.4, "usd_per_completion": 0.00031}},
     }
-    rows = {row[0]: row for row in mission.rows(found)}
+    rows = {row[0]: row for row in goal_rows(found)}
     assert rows["tokens/s of a request, alone"][1:] == ("78", "165", "> 100")
     assert rows["concurrent sessions at the objective"][2] == "1,500"
     assert rows["TTFT p50 at the objective, ms"][2] == "52"
@@ -240,7 +220,7 @@ from completion_server.engine.vllm import process
 LIST = f"import importlib.metadata as m;print(*sorted(x.value for x in m.entry_points(group={process.PLUGIN_GROUP!r})))"
 for path in [each for each in sys.path if "site-packages" in each]:
     sys.path.remove(path)
-from loadtest.bench.gpu.checkout import find_plugins
+from loadtest.bench.gpu.machine import find_plugins
 assert not metadata.entry_points(group=process.PLUGIN_GROUP)
 find_plugins(__import__("pathlib").Path(sys.argv[1]))
 found = metadata.entry_points(group=process.PLUGIN_GROUP)

@@ -1,12 +1,13 @@
 """The figures of a lost region, on scripted courses: each rule alone, and the gates."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from loadtest.bench.regions.course import Course
-from loadtest.bench.regions.figures import figures, gates, invalid_because, is_in_flight, judge, percentile, phases
+from loadtest.bench.regions.figures import Figures, figures, gates, invalid_because, is_in_flight, percentile, phases
 from loadtest.targets.record import Outcome, Result
 from loadtest.traffic.sections import CriteriaSettings
 from tests.unit.loadtest.typed import request
@@ -52,6 +53,10 @@ def course(*results: Result, num_editors: int = 2) -> Course:
     return found
 
 
+def figures_of(*results: Result) -> Figures:
+    return figures(course(*results), CRITERIA, SPREAD_S)
+
+
 def test_the_phases_leave_out_the_first_seconds() -> None:
     assert [(each.name, each.from_s, each.to_s) for each in phases(course())] == [
         ("before", 3.0, 10.0),
@@ -70,19 +75,15 @@ def test_in_flight_is_what_was_sent_before_the_loss_and_had_not_ended() -> None:
 
 
 def test_lost_requests_are_told_apart_by_whether_they_were_in_flight() -> None:
-    found = figures(
-        course(
-            asked(9.9, None, outcome=Outcome.ERROR),
-            asked(9.95, num_sent=2, region=FAR),
-            asked(10.5, None, outcome=Outcome.ERROR, region=None),
-            asked(11.0, None, outcome=Outcome.UNANSWERED, total_s=None, session=1),
-            asked(12.0, None, outcome=Outcome.ERROR, waits_s=0.1, total_s=0.15),
-            asked(13.0, None, outcome=Outcome.HUNG_UP, waits_s=0.1),
-            asked(14.0, None, outcome=Outcome.SHED),
-            asked(15.0, num_duplicates=2),
-        ),
-        CRITERIA,
-        SPREAD_S,
+    found = figures_of(
+        asked(9.9, None, outcome=Outcome.ERROR),
+        asked(9.95, num_sent=2, region=FAR),
+        asked(10.5, None, outcome=Outcome.ERROR, region=None),
+        asked(11.0, None, outcome=Outcome.UNANSWERED, total_s=None, session=1),
+        asked(12.0, None, outcome=Outcome.ERROR, waits_s=0.1, total_s=0.15),
+        asked(13.0, None, outcome=Outcome.HUNG_UP, waits_s=0.1),
+        asked(14.0, None, outcome=Outcome.SHED),
+        asked(15.0, num_duplicates=2),
     )
     assert (found["in_flight"], found["lost"], found["lost_in_flight"], found["lost_others"]) == (2, 4, 1, 3)
     assert found["lost_wanted"] == 2, "one had no end at all, and one user had typed on"
@@ -90,18 +91,14 @@ def test_lost_requests_are_told_apart_by_whether_they_were_in_flight() -> None:
 
 
 def test_the_next_request_of_a_user_is_the_first_that_the_user_waits_for() -> None:
-    found = figures(
-        course(
-            asked(9.0, 0.9, region=NEAR),
-            asked(10.1, None, outcome=Outcome.HUNG_UP, waits_s=0.25, region=FAR),
-            asked(10.5, 0.0, outcome=Outcome.CACHED),
-            asked(10.6, 0.25, region=FAR),
-            asked(10.9, 0.9, region=FAR),
-            asked(12.0, 0.15, session=1, region=FAR),
-            asked(21.0, 0.15, session=2, region=FAR),
-        ),
-        CRITERIA,
-        SPREAD_S,
+    found = figures_of(
+        asked(9.0, 0.9, region=NEAR),
+        asked(10.1, None, outcome=Outcome.HUNG_UP, waits_s=0.25, region=FAR),
+        asked(10.5, 0.0, outcome=Outcome.CACHED),
+        asked(10.6, 0.25, region=FAR),
+        asked(10.9, 0.9, region=FAR),
+        asked(12.0, 0.15, session=1, region=FAR),
+        asked(21.0, 0.15, session=2, region=FAR),
     )
     assert found["next_users"] == 2
     assert found["next_ms_p50"] == pytest.approx(150)
@@ -120,20 +117,20 @@ def test_the_next_request_of_a_user_is_the_first_that_the_user_waits_for() -> No
     ],
 )
 def test_a_next_request_without_an_answer_never_comes(unanswered: Result) -> None:
-    found = figures(course(unanswered, asked(12.0, session=1, region=FAR)), CRITERIA, SPREAD_S)
+    found = figures_of(unanswered, asked(12.0, session=1, region=FAR))
     assert found["next_ms_max"] == math.inf
     assert found["next_in_time_share"] == 0.5
     assert found["next_elsewhere_share"] == 0.5
 
 
 def test_an_empty_completion_answers_with_its_end() -> None:
-    found = figures(course(asked(10.6, None, outcome=Outcome.EMPTY, region=FAR)), CRITERIA, SPREAD_S)
+    found = figures_of(asked(10.6, None, outcome=Outcome.EMPTY, region=FAR))
     assert found["next_ms_max"] == pytest.approx(200)
 
 
 def test_users_come_back_counted_from_the_first() -> None:
     results = (asked(24.0, 0.12), asked(33.0, 0.18), asked(33.5, 0.9, region=FAR), asked(36.0), asked(37.0))
-    found = figures(course(*results), CRITERIA, SPREAD_S)
+    found = figures_of(*results)
     assert found["first_back_s"] == pytest.approx(4)
     assert (found["back_s_p50"], found["back_s_p90"], found["back_share"]) == (0, 9, 1)
     assert found["back_max_share_per_s"] == 0, "no two looks within a second"
@@ -151,7 +148,7 @@ def test_users_who_stayed_at_a_silent_server_are_no_return() -> None:
 
 def test_a_request_elsewhere_after_the_spread_is_counted() -> None:
     results = (asked(24.0), asked(36.0, region=FAR), asked(37.0), asked(38.0, outcome=Outcome.CACHED, region=None))
-    found = figures(course(*results), CRITERIA, SPREAD_S)
+    found = figures_of(*results)
     assert found["returned_share"] == 0.5
 
 
@@ -166,38 +163,32 @@ def test_users_who_never_come_back_fail_the_gates() -> None:
     made = course()
     made.presence = made.presence[:4]
     found = figures(made, CRITERIA, SPREAD_S)
-    met = {str(each.condition): each.is_met for each in judge(gates(30.0, CRITERIA), found)}
-    assert not met["returned_share>=0.99"]
-    assert not met["returned_ttft_ms_p99<=200"]
+    assert {"returned_share", "returned_ttft_ms_p99"} <= failed(30.0, found)
+
+
+GOOD_AND_BAD = {
+    "nearest_share_before": (1.0, 0.98),
+    "lost_others": (0.0, 1.0),
+    "next_elsewhere_share": (1.0, 0.99),
+    "next_ms_max": (280.0, math.inf),
+    "duplicates": (0.0, 1.0),
+    "back_s_p50": (15.0, 2.0),
+    "returned_share": (1.0, 0.9),
+    "back_max_share_per_s": (0.06, 0.5),
+    "returned_ttft_ms_p99": (120.0, 900.0),
+}
 
 
 def test_a_good_course_meets_every_gate_and_a_bad_one_fails_each() -> None:
-    good = {
-        "nearest_share_before": 1.0,
-        "lost_others": 0.0,
-        "next_elsewhere_share": 1.0,
-        "next_ms_max": 280.0,
-        "duplicates": 0.0,
-        "back_s_p50": 15.0,
-        "returned_share": 1.0,
-        "back_max_share_per_s": 0.06,
-        "returned_ttft_ms_p99": 120.0,
-    }
-    conditions = gates(30.0, CRITERIA)
-    assert all(each.is_met for each in judge(conditions, good))
-    bad = {
-        "nearest_share_before": 0.98,
-        "lost_others": 1.0,
-        "next_elsewhere_share": 0.99,
-        "next_ms_max": math.inf,
-        "duplicates": 1.0,
-        "back_s_p50": 2.0,
-        "returned_share": 0.9,
-        "back_max_share_per_s": 0.5,
-        "returned_ttft_ms_p99": 900.0,
-    }
-    assert {each.condition.figure for each in judge(conditions, bad) if not each.is_met} == set(good)
-    assert not any(each.is_met for each in judge(conditions, {}))
+    good, bad = ({name: values[place] for name, values in GOOD_AND_BAD.items()} for place in (0, 1))
+    assert not failed(30.0, good)
+    assert failed(30.0, bad) == failed(30.0, {}) == set(GOOD_AND_BAD)
+
+
+def failed(return_spread_s: float, found: Mapping[str, float]) -> set[str]:
+    """Return the figures whose gates are not met."""
+    conditions = gates(return_spread_s, CRITERIA)
+    return {each.figure for each in conditions if not each.is_met(found.get(each.figure, math.nan))}
 
 
 def test_the_generators_lateness_is_told_apart_and_makes_a_run_invalid() -> None:
@@ -211,10 +202,12 @@ def test_the_generators_lateness_is_told_apart_and_makes_a_run_invalid() -> None
 
 
 def test_seen_completions_are_counted_in_each_phase() -> None:
-    found = figures(
-        course(asked(5.0), asked(5.5, 0.26), asked(6.0, 0.1, waits_s=0.25), asked(11.0, region=FAR), asked(30.0)),
-        CRITERIA,
-        SPREAD_S,
+    found = figures_of(
+        asked(5.0),
+        asked(5.5, 0.26),
+        asked(6.0, 0.1, waits_s=0.25),
+        asked(11.0, region=FAR),
+        asked(30.0),
     )
     assert found["seen_per_s_before"] == pytest.approx(1 / 7)
     assert found["requests_per_s_before"] == pytest.approx(3 / 7)
