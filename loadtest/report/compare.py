@@ -18,8 +18,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from loadtest.report.document import RunDocument, TargetResult
-from loadtest.report.figures import FIGURES, Better, Figure
-from loadtest.report.sums import Array, Sums, ratio, slice_durations_s
+from loadtest.report.figures import FIGURES, Array, Better, Figure, Sums, ratio, slice_durations_s
 from loadtest.stats import RunStats
 from loadtest.traffic.sections import CriteriaSettings
 

@@ -22,9 +22,8 @@ from completion_client.regions.availability import Health
 from completion_client.session_stream import RequestListener
 from completion_client.tls_faults import explain_tls
 from loadtest.targets import ClientSettings, TargetError, TargetSpec
+from loadtest.targets.editor import RecordListener, RequestFactory, StreamEditor, StreamLog, session_settings
 from loadtest.targets.record import Record
-from loadtest.targets.session import RecordListener, StreamEditor, StreamLog, session_settings
-from loadtest.targets.wire import RequestFactory
 from loadtest.traffic.typed import Trace, TypedSession
 
 

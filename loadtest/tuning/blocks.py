@@ -177,6 +177,11 @@ class Blocks:
     all: tuple[Block, ...]
 
     @property
+    def cells(self) -> list[tuple[int, Variant]]:
+        """Each concurrency with each variant."""
+        return [(concurrency, variant) for concurrency in self.concurrencies for variant in self.variants]
+
+    @property
     def concurrencies(self) -> list[int]:
         """The concurrencies, rising."""
         return sorted({each.concurrency for each in self.all})
@@ -188,9 +193,14 @@ class Blocks:
         return sorted(found, key=lambda each: (each.k is None, each.k or 0, each.name))
 
     @property
+    def ks(self) -> list[int]:
+        """The Ks of the variants with one K for all batch sizes, rising."""
+        return [each.k for each in self.variants if each.k is not None]
+
+    @property
     def max_num_speculative_tokens(self) -> int:
         """The largest K."""
-        return max((each.k for each in self.variants if each.k is not None), default=0)
+        return max(self.ks, default=0)
 
     @property
     def num_cached(self) -> int:
@@ -205,6 +215,10 @@ class Blocks:
     def goodput(self, concurrency: int, name: str) -> Array:
         """Return a variant's tokens per second, of shape (rounds,)."""
         return np.array([each.goodput for each in self.of(concurrency, name)])
+
+    def mean_goodput(self, concurrency: int, name: str) -> float:
+        """Return a variant's mean tokens per second over the rounds."""
+        return float(np.mean(self.goodput(concurrency, name)))
 
     def total_ms(self, concurrency: int, name: str) -> Array:
         """Return a variant's median time of a completion, of shape (rounds,)."""

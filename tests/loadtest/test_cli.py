@@ -20,8 +20,7 @@ from loadtest.__main__ import main
 from loadtest.commands.run import make_document
 from loadtest.driving import worker_pool
 from loadtest.driving.run import Machine, run_scenario
-from loadtest.report.document import read_document
-from loadtest.report.gate import parse_gates
+from loadtest.report.document import parse_gates, read_document
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace

@@ -307,7 +307,7 @@ async def test_the_public_listener_is_refused_as_an_admin_listener() -> None:
 
 
 async def test_a_server_that_takes_no_completions_leaves_the_active_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.targets.session.CONNECT_S", 1.0)
+    monkeypatch.setattr("loadtest.targets.grpc.CONNECT_S", 1.0)
     async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
         with pytest.raises(TargetError, match=r"no connection to 127\.0\.0\.1:1"):
             await tuner(server, operator, "127.0.0.1:1").tune(TuningSettings((1,)))

@@ -12,7 +12,7 @@ from loadtest.bench.capacity.rounds import editors, is_decided, ratio
 from loadtest.bench.capacity.trials import Promise, crossing
 from loadtest.bench.runner.figures import named, percentile, rounded, text_table
 from loadtest.report.canvas import bars_svg
-from loadtest.search.capacity import Trial
+from loadtest.search import Trial
 from loadtest.tuning.choice import Estimate
 
 _RATIOS = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from loadtest.bench.runner.figures import ratio as ratio_of
 from loadtest.bench.runner.schedule import rotated
-from loadtest.search.capacity import Bisection, SearchSettings, Trial
+from loadtest.search import Bisection, SearchSettings, Trial
 from loadtest.tuning.choice import MIN_ROUNDS, Estimate
 
 _LEAST_EDITORS = 0.5

@@ -23,7 +23,7 @@ from loadtest.bench.capacity.trials import (
 )
 from loadtest.bench.runner.editing import EditingContestant, EditingRuns
 from loadtest.driving.driver import Run, drive
-from loadtest.search.capacity import Trial
+from loadtest.search import Trial
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
 from loadtest.traffic.typed import Trace

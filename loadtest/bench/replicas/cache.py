@@ -21,7 +21,7 @@ from loadtest.bench.runner.relay import Relay
 from loadtest.bench.runner.schedule import rotated
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.driving.run import RunProgress, run_scenario
-from loadtest.report.sums import Sums
+from loadtest.report.figures import Sums
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
 

@@ -23,8 +23,7 @@ from loadtest.bench.runner.schedule import rotated
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
 from loadtest.driving.run import RunProgress, run_scenario
 from loadtest.processes.meter import read_counter
-from loadtest.report.figures import MAX_LAG_MS
-from loadtest.report.sums import Sums
+from loadtest.report.figures import MAX_LAG_MS, Sums
 from loadtest.stats import RunStats
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario

@@ -9,7 +9,7 @@ from rich.console import Console
 from loadtest.bench.capacity.contestants import OURS, OURS_UNCACHED, VLLM, VLLM_SAME_PROMPTS, caches
 from loadtest.bench.capacity.report import Findings, details, headline, picture, table
 from loadtest.bench.capacity.trials import SHARE, Promise
-from loadtest.search.capacity import Trial
+from loadtest.search import Trial
 
 
 def trials(passes: int, lag_ms: float = 1.0) -> tuple[Trial, ...]:

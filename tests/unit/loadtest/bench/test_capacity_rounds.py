@@ -7,7 +7,7 @@ import pytest
 
 from loadtest.bench.capacity.rounds import Range, editors, is_another_round_due, is_decided, ratio, run_round
 from loadtest.bench.capacity.trials import SHARE, crossing
-from loadtest.search.capacity import Trial
+from loadtest.search import Trial
 
 PROMISE = 0.9
 

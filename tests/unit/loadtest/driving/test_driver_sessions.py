@@ -184,7 +184,7 @@ async def test_a_deadline_ends_a_session_s_request() -> None:
 
 
 async def test_a_server_without_grpc_is_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.targets.session.CONNECT_S", 0.1)
+    monkeypatch.setattr("loadtest.targets.grpc.CONNECT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host = f"127.0.0.1:{silent.getsockname()[1]}"
         async with GrpcTarget(TargetSpec("fake", "grpc", (host,)), ClientSettings()) as target:

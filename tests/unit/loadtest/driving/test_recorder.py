@@ -8,8 +8,8 @@ import pytest
 from completion.v1 import completion_pb2 as pb
 from loadtest.driving.recorder import Recorder
 from loadtest.stats import RunStats
+from loadtest.targets.editor import take_end
 from loadtest.targets.record import Outcome, Record, RunClock
-from loadtest.targets.wire import take_end
 from loadtest.traffic.sections import CriteriaSettings
 from loadtest.traffic.typed import Trigger, TypedSession
 from tests.unit.loadtest.typed import GOES_ON, request, trace

@@ -10,13 +10,13 @@ import pytest
 from loadtest.report.figures import (
     FIGURES,
     Better,
+    Sums,
     figures,
     reasons_invalid,
     shown,
     with_nan,
     without_nan,
 )
-from loadtest.report.sums import Sums
 from loadtest.stats import RunStats
 from tests.unit.loadtest.run_stats import CRITERIA, make_stats, record
 

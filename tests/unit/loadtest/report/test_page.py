@@ -8,12 +8,10 @@ import pytest
 
 from loadtest.processes.meter import ProcessUsage
 from loadtest.report.canvas import curve_picture, curve_svg, svg_file, svg_for_page
-from loadtest.report.charts import region_lanes, ttft_distribution
+from loadtest.report.charts import Series, region_lanes, ttft_distribution
 from loadtest.report.document import RunDocument
 from loadtest.report.page import render_page
-from loadtest.report.sums import Series
-from loadtest.search.sweep import Point, Sweep, render_sweep, slope
-from loadtest.search.sweep import table as sweep_table
+from loadtest.search import Point, Sweep, render_sweep, slope, sweep_table
 from loadtest.stats import RunStats
 from tests.unit.loadtest.run_stats import make_document, make_stats, record
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.report.document import Condition, GateError, figure_named, is_passed, judge, parse_gate, parse_gates
 from loadtest.report.figures import FIGURES
-from loadtest.report.gate import Condition, GateError, figure_named, is_passed, judge, parse_gate, parse_gates
 
 
 def test_a_gate_is_conditions_with_commas_between() -> None:

@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.processes.meter import ProcessMeter, ProcessMeterError
-from loadtest.search.capacity import Bisection, Capacity, SearchError, SearchSettings, Trial, find_capacity
-from loadtest.search.sweep import sweep, sweep_order
+from loadtest.search import (
+    Bisection,
+    Capacity,
+    SearchError,
+    SearchSettings,
+    Trial,
+    find_capacity,
+    run_sweep,
+    sweep_order,
+)
 
 
 def search(
@@ -134,7 +142,7 @@ def test_a_sweep_runs_everything_once() -> None:
         ran.append((target, sessions))
         return Trial(sessions, is_passed=True, figures={"seen_per_s": sessions / 2}, invalid_because=("late",))
 
-    points, is_interrupted = sweep([10, 20], ["a", "b"], run_target)
+    points, is_interrupted = run_sweep([10, 20], ["a", "b"], run_target)
     assert not is_interrupted
     assert sorted(ran) == [("a", 10), ("a", 20), ("b", 10), ("b", 20)]
     assert [(each.target, each.sessions) for each in points] == ran
@@ -144,7 +152,7 @@ def test_a_sweep_runs_everything_once() -> None:
 
 
 def test_an_interrupted_sweep_keeps_its_finished_runs() -> None:
-    points, is_interrupted = sweep(
+    points, is_interrupted = run_sweep(
         [10, 20, 30], ["a"], lambda _target, sessions: Trial(sessions, is_passed=True, is_interrupted=sessions == 20)
     )
     assert is_interrupted
@@ -156,7 +164,7 @@ def test_a_sweep_watches_the_process_of_a_target() -> None:
         sum(range(2_000_000))
         return Trial(sessions, is_passed=True)
 
-    points, _ = sweep([10], ["a", "b"], run_target, {"a": ProcessMeter(os.getpid())})
+    points, _ = run_sweep([10], ["a", "b"], run_target, {"a": ProcessMeter(os.getpid())})
     by_target = {each.target: each.usage for each in points}
     assert by_target["b"] is None
     usage = by_target["a"]

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from loadtest.simulation.editors import EditorModel, requests_of, requests_of_all
+from loadtest.simulation.workload import EditorModel, requests_of, requests_of_all
 from loadtest.traffic.typist import LogNormal, TypingModel
 
 FAST = EditorModel(TypingModel(key_gap=LogNormal(0.060, 0.5), keys_per_burst=5.0))

@@ -11,10 +11,9 @@ import pytest
 from completion_server.core.outcome import FinishReason
 from completion_server.engine.scripted.model import ServiceTimes
 from loadtest.simulation import workload as workload_module
-from loadtest.simulation.editors import SimulatedRequest
 from loadtest.simulation.engine import LARGE_MODEL, EngineProfile, measured_engine
 from loadtest.simulation.virtual_time import DeadlockError, LoopClock, run
-from loadtest.simulation.workload import Policy, SimulatedResult, Workload, figures_of, is_seen
+from loadtest.simulation.workload import Policy, SimulatedRequest, SimulatedResult, Workload, figures_of, is_seen
 from loadtest.simulation.world import simulate
 
 STEPS = EngineProfile(

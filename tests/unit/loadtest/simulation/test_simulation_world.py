@@ -15,9 +15,8 @@ from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.scheduling.shedding import Shedding
 from loadtest.simulation import virtual_time
-from loadtest.simulation.editors import SimulatedRequest
 from loadtest.simulation.engine import SlotEngine
-from loadtest.simulation.workload import Policy, PolicyFigures, SimulatedResult, Workload, figures_of
+from loadtest.simulation.workload import Policy, PolicyFigures, SimulatedRequest, SimulatedResult, Workload, figures_of
 from loadtest.simulation.world import LeftoverError, simulate
 
 PATIENT = Workload(num_slots=8, budget_s=10)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.targets import TargetError, parse_target
+from loadtest.targets import ClientSettings, TargetError, parse_target
 from loadtest.targets.editor import EditorCache, accepted_chars, common_chars, is_typed_along
-from loadtest.targets.http import dialect_of
+from loadtest.targets.http import HttpTarget
 from loadtest.traffic.typed import Text, TypedRequest
 from tests.unit.loadtest.typed import request
 
@@ -63,7 +63,7 @@ def test_an_invalid_target_is_an_error(text: str, said: str) -> None:
 )
 def test_invalid_options_are_errors(options: str, said: str) -> None:
     with pytest.raises(TargetError, match=said):
-        dialect_of(parse_target(f"openai+http://a:1?{options}"))
+        HttpTarget(parse_target(f"openai+http://a:1?{options}"), ClientSettings())
 
 
 def at(before: str, end: int) -> TypedRequest:

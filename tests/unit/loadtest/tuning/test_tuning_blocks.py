@@ -9,9 +9,8 @@ import pytest
 
 from loadtest.traffic.sections import CriteriaSettings
 from loadtest.tuning.blocks import Answer, Block, Blocks, Variant
-from loadtest.tuning.fit import AcceptanceFit, StepTimeFit, fit, fit_acceptance
+from loadtest.tuning.fit import AcceptanceFit, StepTimeFit, fit, fit_acceptance, misfit
 from loadtest.tuning.tuner import turns
-from loadtest.tuning.verdict import misfit
 from tests.unit.loadtest.sweeps import CONCURRENCIES, DRAFT, KS, PAYS_AT_SMALL_BATCHES, make_counted_sweep, modelled
 
 CRITERIA = CriteriaSettings(within_ms=250, before_next_key_ms=200)

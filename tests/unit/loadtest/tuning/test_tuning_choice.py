@@ -8,9 +8,23 @@ import numpy as np
 import pytest
 
 from loadtest.tuning.blocks import Blocks, Rows, Variant
-from loadtest.tuning.choice import OFF, Choice, Estimate, best_fixed, choose, crossover, mean_of_rounds, table_of
+from loadtest.tuning.choice import (
+    OFF,
+    Choice,
+    Estimate,
+    as_variant,
+    best_fixed,
+    candidates,
+    choose,
+    crossover,
+    mean_of_rounds,
+    mispredictions,
+    table_of,
+    troubles,
+    verify,
+    words,
+)
 from loadtest.tuning.fit import AcceptanceFit, StepTimeFit, fit
-from loadtest.tuning.verdict import as_variant, candidates, mispredictions, troubles, verify, words
 from tests.unit.loadtest.sweeps import (
     CONCURRENCIES,
     DRAFT,
