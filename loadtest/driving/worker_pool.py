@@ -206,11 +206,6 @@ class WorkerPool:
         """Return the last status report of each worker."""
         return [worker.report for worker in self._workers if worker.report is not None]
 
-    @property
-    def num_alive(self) -> int:
-        """Workers that have not died."""
-        return sum(1 for _worker in self._alive())
-
     def __enter__(self) -> Self:
         return self
 

@@ -4,12 +4,12 @@ import asyncio
 import hashlib
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import ConnectionLostError, ReplicaStream, ServiceError, SessionSettings, SessionStream
 from completion_client.endpoint import Metadata, caller_metadata
-from completion_client.session_stream import RequestListener
 from completion_client.timeouts import give_timeout
 from loadtest.targets import ClientSettings
 from loadtest.targets.record import NOT_CONNECTED, Outcome, Record
@@ -228,19 +228,25 @@ class RecordListener:
     """Writes the events of a request to its record."""
 
     record: Record
+    note_route: Callable[[Record], None]
+    """Notes, at each event, which server it came from."""
 
     def on_text(self, text: str) -> None:
         """See RequestListener."""
+        self.note_route(self.record)
         self.record.num_messages += 1
         self.record.text_came(text)
 
     def on_end(self, end: pb.End) -> None:
         """See RequestListener."""
+        self.note_route(self.record)
         self.record.num_messages += 1
+        self.record.num_duplicates += self.record.outcome is not None
         take_end(self.record, end)
 
     def on_error(self, error: ServiceError) -> None:
         """See RequestListener."""
+        self.note_route(self.record)
         self.record.end(Outcome.ERROR, error_text(error))
 
 
@@ -258,9 +264,8 @@ class StreamEditor(ABC):
     def drop_nowait(self, host_shift: int | None = None) -> None:
         """See Editor."""
 
-    def listener(self, record: Record) -> RequestListener:
-        """Return the listener that writes the events of a request to its record."""
-        return RecordListener(record)
+    def note_route(self, record: Record) -> None:  # noqa: B027 - most editors have one server
+        """Note which of several servers an open request is at."""
 
     @property
     def is_connected(self) -> bool:
@@ -276,7 +281,7 @@ class StreamEditor(ABC):
             ends_at_s = record.clock.loop_time(request.intended_at_s + self._settings.deadline_s)
             give_timeout(message, ends_at_s - loop.time())
         try:
-            self.stream.send_nowait(message, self.listener(record), self._settings.patience_s)
+            self.stream.send_nowait(message, RecordListener(record, self.note_route), self._settings.patience_s)
         except ConnectionLostError:
             record.end_unsent(NOT_CONNECTED)
             return

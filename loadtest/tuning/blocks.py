@@ -112,8 +112,6 @@ class Block:
     """Mean number of generations in the engine over the window."""
     total_ms: float = float("nan")
     """Median time of a whole completion."""
-    ttft_ms: float = float("nan")
-    """Median time to the first visible text."""
     stream_tokens_per_s: float = float("nan")
     """Median rate of one request after its first token."""
     shed: tuple[str, ...] = ()
@@ -138,7 +136,6 @@ class Block:
         """
         whole = [each for each in answers if each.shed_reason is None]
         shares = [each.share_in(window_s) for each in whole]
-        ttft, total = _histogram(each.ttft_s for each in whole), _histogram(each.total_s for each in whole)
         return cls(
             variant=variant,
             concurrency=concurrency,
@@ -155,13 +152,12 @@ class Block:
             decode_s=sum(each.decode_s for each in whole),
             mean_batch=_dot(shares, [each.engine_s for each in whole]) / window_s,
             total_ms=_median([each.total_s * MS for each in whole]),
-            ttft_ms=_median([each.ttft_s * MS for each in whole if each.ttft_s is not None]),
             stream_tokens_per_s=_median(
                 [(each.num_tokens - 1) / each.decode_s for each in whole if each.num_tokens > 1 and each.decode_s]
             ),
             shed=tuple(each.shed_reason for each in answers if each.shed_reason is not None),
-            ttft=ttft,
-            total=total,
+            ttft=_histogram(each.ttft_s for each in whole),
+            total=_histogram(each.total_s for each in whole),
         )
 
     @property
