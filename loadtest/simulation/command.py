@@ -1,7 +1,7 @@
 """`loadtest simulate`: compares scheduling policies in virtual time."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
@@ -32,6 +32,7 @@ PLAIN = Policy("first_come", "never", supersede=False)
 
 _PIPE_WIDTH = 120
 Run = tuple[Workload, Policy, PolicyFigures]
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def _loads(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[float, ...]:
@@ -46,29 +47,33 @@ def _loads(_context: click.Context, _parameter: click.Parameter, text: str) -> t
     return loads
 
 
-def _in_seconds(_context: click.Context, _parameter: click.Parameter, ms: float | None) -> float | None:
-    return None if ms is None else ms / 1000
+def _ms_option(flag: str, name: str, least: float, help_text: str, default: float | None = None) -> Decorator:
+    """Return an option in milliseconds; the command gets seconds."""
+
+    def in_seconds(_context: click.Context, _parameter: click.Parameter, ms: float | None) -> float | None:
+        return None if ms is None else ms / 1000
+
+    kind = click.FloatRange(least)
+    return click.option(flag, name, type=kind, default=default, callback=in_seconds, help=help_text)
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.option(
     "--load",
     "loads",
     default="0.5,1,2,4",
-    show_default=True,
     callback=_loads,
     metavar="LOADS",
     help="Requests offered, relative to those that the slots can serve to the end; separate several with commas.",
 )
-@click.option("--order", type=click.Choice([*ORDERS, ALL]), default=ALL, show_default=True, help="scheduling.order.")
+@click.option("--order", type=click.Choice([*ORDERS, ALL]), default=ALL, help="scheduling.order.")
 @click.option(
     "--shed",
     type=click.Choice([*(each.value for each in Shedding), ALL]),
     default=ALL,
-    show_default=True,
     help="shed.when.",
 )
-@click.option("--supersede/--no-supersede", default=True, show_default=True, help="scheduling.supersede.")
+@click.option("--supersede/--no-supersede", default=True, help="scheduling.supersede.")
 @click.option(
     "--slots",
     "num_slots",
@@ -85,41 +90,19 @@ def _in_seconds(_context: click.Context, _parameter: click.Parameter, ms: float 
     "--engine",
     type=click.Choice(get_args(EngineName)),
     default="slots",
-    show_default=True,
     help="slots: requests don't delay each other; steps: a prompt delays its whole batch; measured: the embedded "
     "model's steps, compiled, on two cores, and all else as in bench-scheduler.",
 )
-@click.option(
-    "--budget-ms",
-    "budget_s",
-    type=click.FloatRange(1),
-    default=250.0,
-    show_default=True,
-    callback=_in_seconds,
-    help="How late a first text may come.",
-)
-@click.option(
+@_ms_option("--budget-ms", "budget_s", 1, "How late a first text may come.", 250.0)
+@_ms_option(
     "--shed-budget-ms",
     "shed_budget_s",
-    type=click.FloatRange(1),
-    callback=_in_seconds,
-    help="shed.budget_ms.  [default: that of --budget-ms; measured: the server's default]",
+    1,
+    "shed.budget_ms.  [default: that of --budget-ms; measured: the server's default]",
 )
-@click.option(
-    "--hurried-ms",
-    "hurried_s",
-    type=click.FloatRange(1),
-    callback=_in_seconds,
-    help="Deadline of every second user's calls.  [default: none]",
-)
-@click.option(
-    "--look-ms",
-    "look_s",
-    type=click.FloatRange(0),
-    default=200.0,
-    show_default=True,
-    callback=_in_seconds,
-    help="Time that a completion must stand before the next key to be seen.",
+@_ms_option("--hurried-ms", "hurried_s", 1, "Deadline of every second user's calls.  [default: none]")
+@_ms_option(
+    "--look-ms", "look_s", 0, "Time that a completion must stand before the next key to be seen.", default=200.0
 )
 @click.option(
     "--burst-keys",
@@ -132,8 +115,8 @@ def _in_seconds(_context: click.Context, _parameter: click.Parameter, ms: float 
     default=None,
     help="Whether editors cancel at the next key or only with their next request.  [default: no; measured: yes]",
 )
-@click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Virtual time of each run.")
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same figures.")
+@click.option("--seconds", type=click.FloatRange(1), default=30.0, help="Virtual time of each run.")
+@click.option("--seed", type=int, default=1, help="The same seed gives the same figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
 def simulate(
     loads: tuple[float, ...],
