@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich import box
 from rich.console import Console
@@ -214,7 +215,7 @@ def print_differences(differences: RunDifferences, console: Console, confidence:
             each.figure,
             shown(each.figure, each.first),
             shown(each.figure, each.second),
-            _span(each.difference, lambda end, name=each.figure: shown(name, end)),
+            _span(each.difference, partial(shown, each.figure)),
             _span(each.ratio, shown_number),
             Text(each.change.value, style=_COLOURS.get(each.change, "dim")),
         )

@@ -240,11 +240,11 @@ def goodput_ratio(
     """Return the goodput ratio of two variants, with equal weights for the given concurrencies or all of them."""
     if first == second:
         return Estimate.exact(1.0)
-    logs = [
-        [np.log(blocks.goodput(each, variant.name)) for each in concurrencies or blocks.concurrencies]
-        for variant in (first, second)
-    ]
-    return ratio_of_rounds(*(np.exp(np.mean(each, axis=0)) for each in logs), confidence)
+    sides = []
+    for variant in (first, second):
+        logs = [np.log(blocks.goodput(each, variant.name)) for each in concurrencies or blocks.concurrencies]
+        sides.append(np.exp(np.mean(logs, axis=0)))
+    return ratio_of_rounds(sides[0], sides[1], confidence)
 
 
 def _of_choice(choice: Choice) -> str:
