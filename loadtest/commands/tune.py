@@ -114,6 +114,7 @@ def tune_k(
             concurrencies=numbers("--concurrency", concurrency, least=1),
             ks=numbers("--k", k, least=0),
             rounds=rounds,
+            verify_rounds=rounds,
             seconds=seconds,
         )
         address, admin = _address("--server", server), _address("--admin", with_port(admin, DEFAULT_ADMIN_PORT))

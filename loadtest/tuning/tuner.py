@@ -46,7 +46,7 @@ class TuningSettings:
     concurrencies: tuple[int, ...] = ()
     """Concurrent requests, rising. Empty: 1, 4, 16 and 64, as far as the server has slots."""
     rounds: int = 6
-    """How often each variant meets each concurrency, in the sweep and in the check."""
+    verify_rounds: int = 6
     seconds: float = 2.0
     """Minimum length of a block, which also lasts until there are half as many answers as callers."""
     ks: tuple[int, ...] = ()
@@ -167,7 +167,7 @@ class Tuner:
             compared, checks = candidates(table, fixed), Blocks(())
             if len(compared) > 1:
                 checks = await self.measure(
-                    "verify", [*compared, *beside], concurrencies, settings.rounds, settings.seconds
+                    "verify", [*compared, *beside], concurrencies, settings.verify_rounds, settings.seconds
                 )
         verification, fitted = verify(checks, table, fixed), fit(sweep)
         return Tuned(
