@@ -7,8 +7,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.commands.reports import compare, merge, report
-from loadtest.commands.run import run
+from loadtest.commands.run import compare, merge, report, run
 from loadtest.commands.searches import capacity, sweep
 from loadtest.commands.tune import tune_k
 from loadtest.simulation.command import simulate

@@ -85,6 +85,10 @@ class Tally:
             histogram = self.histograms[name] = Histogram(self.digits)
         histogram.record(seconds)
 
+    def percentile_ms(self, name: str, percent: float) -> float:
+        """Return a percentile of a histogram in milliseconds; nan if nothing was recorded."""
+        return self.histograms[name].percentile_ms(percent) if name in self.histograms else float("nan")
+
     def add(self, other: "Tally") -> None:
         """Add another one of the same precision."""
         for name, amount in other.counters.items():

@@ -15,26 +15,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from completion_client import EndpointError
-from loadtest.driving.run import BlocksError, RunProgress
-from loadtest.driving.worker_pool import CheckError, RunError
-from loadtest.processes.meter import ProcessMeterError
-from loadtest.report.document import DocumentError, RunDocument
-from loadtest.report.gate import GateError
+from loadtest import LoadTestError
+from loadtest.driving.run import RunProgress
+from loadtest.report.document import RunDocument
 from loadtest.report.page import render_page
 from loadtest.report.tables import print_report
-from loadtest.search.capacity import SearchError
-from loadtest.targets import NO_TLS, TargetError, TargetSpec, TlsFiles, parse_target
-from loadtest.traffic.documents import DocumentsError, RecordedError
-from loadtest.traffic.scenario import ScenarioError
-from loadtest.tuning.tuner import TuningError
+from loadtest.targets import NO_TLS, TargetSpec, TlsFiles, parse_target
 
 C = TypeVar("C", bound=Callable[..., Any])
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_EXPECTED = (
-    ScenarioError, GateError, TargetError, SearchError, ProcessMeterError, CheckError, BlocksError, RunError,
-    DocumentError, DocumentsError, RecordedError, TuningError,
-)  # fmt: skip
 
 
 class _NewFile(click.Path):
@@ -75,7 +65,7 @@ def refusing(interrupted: str = "") -> Iterator[None]:
     """Turn expected errors into Refused, and Ctrl-C into its exit status, after the line `interrupted` if given."""
     try:
         yield
-    except _EXPECTED as error:
+    except LoadTestError as error:
         raise Refused(str(error)) from error
     except KeyboardInterrupt:
         if interrupted:

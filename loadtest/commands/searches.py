@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,12 +15,21 @@ from rich.console import Console
 from loadtest.commands.outcome import NEW_FILE, Exit, Live, parse_targets, refusing, scenario_options, tls_options
 from loadtest.driving.run import default_workers, run_scenario
 from loadtest.processes.meter import ProcessMeter
+from loadtest.report.document import Condition, is_passed, judge, parse_gates
 from loadtest.report.figures import figures, reasons_invalid, shown, without_nan
-from loadtest.report.gate import Condition, is_passed, judge, parse_gates
 from loadtest.report.tables import print_table
-from loadtest.search.capacity import Capacity, RunOnce, SearchError, SearchSettings, Trial, find_capacity
-from loadtest.search.sweep import Point, Sweep, render_sweep, table
-from loadtest.search.sweep import sweep as run_sweep
+from loadtest.search import (
+    Capacity,
+    Point,
+    SearchError,
+    SearchSettings,
+    Sweep,
+    Trial,
+    find_capacity,
+    render_sweep,
+    run_sweep,
+    sweep_table,
+)
 from loadtest.targets import TargetSpec, TlsFiles
 from loadtest.traffic.scenario import Scenario
 
@@ -72,7 +82,8 @@ def capacity(
         with Live(Console(stderr=True)) as live:
             runner = ScenarioRunner(loaded, conditions, workers or default_workers(), live)
             for spec in specs:
-                found[spec.name] = find_capacity(settings, runner.of(spec), _say_trial(spec.name, conditions))
+                run_once = partial(runner.run, spec)
+                found[spec.name] = find_capacity(settings, run_once, _say_trial(spec.name, conditions))
                 if found[spec.name].is_interrupted:
                     break
     for name, each in found.items():
@@ -129,7 +140,7 @@ def sweep(
     if html is not None:
         html.write_text(render_sweep(found), encoding="utf-8")
     console = Console()
-    print_table(table(found), console if console.is_terminal else Console(width=_WIDTH))
+    print_table(sweep_table(found), console if console.is_terminal else Console(width=_WIDTH))
     for trouble in found.troubles():
         console.print(trouble, style="red", markup=False, highlight=False)
     if found.interrupted:
@@ -152,12 +163,8 @@ class ScenarioRunner:
         self._workers = workers
         self._progress = None if live is None else live.show
 
-    def of(self, spec: TargetSpec) -> RunOnce:
-        """Return a function that runs one target; each repeat has its own traffic."""
-        return lambda sessions, repeat: self.run(spec, sessions, repeat)
-
     def run(self, spec: TargetSpec, sessions: int, repeat: int = 0) -> Trial:
-        """Run a target once."""
+        """Run a target once; each repeat has its own traffic."""
         seed = f"{self._scenario.seed}/{repeat}" if repeat else None
         scenario = self._scenario.scaled(sessions=sessions, seed=seed)
         found = run_scenario(scenario, [spec], workers=min(self._workers, sessions), progress=self._progress)

@@ -22,9 +22,8 @@ from loadtest.targets import TargetError, TlsFiles, parse_target
 from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
 from loadtest.tuning.choice import MIN_ROUNDS
-from loadtest.tuning.document import as_json, check_table, choice_table, sweep_table
-from loadtest.tuning.page import render_tuning
 from loadtest.tuning.replay import Replay
+from loadtest.tuning.report import as_json, check_table, choice_table, render_tuning, sweep_table
 from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
 
 _WIDTH = 150

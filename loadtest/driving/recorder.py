@@ -5,6 +5,7 @@ intended, sent and ended only; an abuser's requests count under `abuser/` only. 
 whole answers; the times of all others are under their outcome.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -28,14 +29,21 @@ _SHOWN = (*WHOLE, Outcome.CACHED)
 
 
 @dataclass(frozen=True, slots=True)
-class _AnswerValue:
-    """The value of an answer to its user."""
+class _Tallies:
+    """The tally of the run, and that of the slice of a request's intended time."""
 
-    ttft_s: float | None
-    total_s: float
-    is_in_time: bool
-    is_seen: bool
-    is_good: bool
+    total: Tally
+    piece: Tally
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Count in both."""
+        self.total.counters[name] += amount
+        self.piece.counters[name] += amount
+
+    def record(self, name: str, seconds: float) -> None:
+        """Record a time in both."""
+        self.total.record(name, seconds)
+        self.piece.record(name, seconds)
 
 
 class Recorder:
@@ -65,10 +73,9 @@ class Recorder:
         if self._is_abuser(record):
             self._stats.total.counters["abuser/intended"] += 1
             return
-        total, piece = self._tallies(record)
-        _count(total, piece, "intended")
+        self._tallies(record).count("intended")
         if record.request.trigger is Trigger.PREFETCH:
-            total.counters["prefetches"] += 1
+            self._stats.total.counters["prefetches"] += 1
 
     def ended(self, record: Record) -> None:
         """Record the end of a request."""
@@ -77,30 +84,17 @@ class Recorder:
         if self._is_abuser(record):
             self._stats.total.counters[f"abuser/outcome/{outcome}"] += 1
             return
-        total, piece = self._tallies(record)
-        _count(total, piece, f"outcome/{outcome}")
-        self._count_region(record, total, piece, "intended")
+        tallies = self._tallies(record)
+        tallies.count(f"outcome/{outcome}")
+        self._count_region(record, tallies, "intended")
         if record.is_sent:
-            _count(total, piece, "sent")
-            total.record("lag", record.sent_at_s - record.request.intended_at_s)
-        total.counters["tokens"] += record.completion_tokens
-        total.counters["messages"] += record.num_messages
-        self._count_kind(record, total, piece)
+            tallies.count("sent")
+            tallies.total.record("lag", record.sent_at_s - record.request.intended_at_s)
+        tallies.total.counters["tokens"] += record.completion_tokens
+        tallies.total.counters["messages"] += record.num_messages
+        self._count_kind(record, tallies)
         if record.request.trigger is not Trigger.PREFETCH:
-            self._judge(record, total, piece)
-
-    def _count_kind(self, record: Record, total: Tally, piece: Tally) -> None:
-        """Count what only some requests have."""
-        if record.outcome is Outcome.ERROR:
-            self._count_error(record, total, piece)
-        if record.cache_level:
-            _count(total, piece, f"cache/{record.cache_level}")
-        if record.num_sent > 1:
-            _count(total, piece, "resent")
-        if record.num_duplicates:
-            _count(total, piece, "duplicates", record.num_duplicates)
-        if record.shed_reason:
-            total.counters[f"shed_reason/{record.shed_reason}"] += 1
+            self._judge(record, tallies)
 
     def connections(self, reconnects_s: Iterable[float], num_lost: int) -> None:
         """Record the times to reconnect, and the number of sessions without a connection at the end."""
@@ -118,96 +112,92 @@ class Recorder:
 
     def generated(self, num_tokens: float) -> None:
         """Record the tokens that the engine generated during the run, for all callers; nan if unknown."""
-        if num_tokens == num_tokens:  # noqa: PLR0124 - not nan
+        if not math.isnan(num_tokens):
             self._stats.total.counters["generated_tokens"] += round(num_tokens)
 
-    def _judge(self, record: Record, total: Tally, piece: Tally) -> None:
-        value = self._value_of(record)
-        if record.request.is_pause:
-            _count(total, piece, "pauses")
-            self._count_region(record, total, piece, "pauses")
-        if value.ttft_s is not None:
-            self._record_text(record, value, total, piece)
-        self._record_times(record, value, total)
-        if value.is_good:
-            _count(total, piece, "good")
-        if value.is_seen:
-            _count(total, piece, "seen")
-            self._count_region(record, total, piece, "seen")
-            total.counters["seen_tokens"] += record.completion_tokens
-            accepted = accepted_chars(record.text, record.request, self._criteria.accepts_min_chars)
-            _count(total, piece, "accepted_chars", accepted)
+    def _count_kind(self, record: Record, tallies: _Tallies) -> None:
+        """Count what only some requests have."""
+        if record.outcome is Outcome.ERROR:
+            self._count_error(record, tallies)
+        if record.cache_level:
+            tallies.count(f"cache/{record.cache_level}")
+        if record.num_sent > 1:
+            tallies.count("resent")
+        if record.num_duplicates:
+            tallies.count("duplicates", record.num_duplicates)
+        if record.shed_reason:
+            tallies.total.counters[f"shed_reason/{record.shed_reason}"] += 1
 
-    def _record_text(self, record: Record, value: _AnswerValue, total: Tally, piece: Tally) -> None:
+    def _judge(self, record: Record, tallies: _Tallies) -> None:
+        """Record what an answer was worth to its user."""
+        criteria, request = self._criteria, record.request
+        assert record.ended_at_s is not None
+        total_s = 0.0 if record.outcome is Outcome.CACHED else record.ended_at_s - request.intended_at_s
+        self._record_times(record, total_s, tallies.total)
+        if request.is_pause:
+            tallies.count("pauses")
+            self._count_region(record, tallies, "pauses")
+        if record.first_text_at_s is None:
+            return
+        ttft_s = record.first_text_at_s - request.intended_at_s
+        is_in_time = ttft_s <= criteria.within_ms / 1000
+        stands_s = request.next_key_at_s - record.first_text_at_s
+        is_soon = ttft_s <= criteria.slo_ttft_ms / 1000 and total_s <= criteria.slo_total_ms / 1000
+        self._record_text(record, ttft_s, tallies, is_in_time=is_in_time)
+        if is_soon and record.outcome in _SHOWN:
+            tallies.count("good")
+        if is_in_time and stands_s >= criteria.before_next_key_ms / 1000:
+            tallies.count("seen")
+            self._count_region(record, tallies, "seen")
+            tallies.total.counters["seen_tokens"] += record.completion_tokens
+            tallies.count("accepted_chars", accepted_chars(record.text, request, criteria.accepts_min_chars))
+
+    def _record_text(self, record: Record, ttft_s: float, tallies: _Tallies, *, is_in_time: bool) -> None:
         assert record.outcome is not None
-        assert value.ttft_s is not None
         is_asked = record.outcome is not Outcome.CACHED  # a cached answer says nothing of the target
-        total.record(f"ttft/outcome/{record.outcome.value}", value.ttft_s)
+        tallies.total.record(f"ttft/outcome/{record.outcome.value}", ttft_s)
         if is_asked:
-            _time(total, piece, "ttft", value.ttft_s)
+            tallies.record("ttft", ttft_s)
             name = f"ttft/region/{self._region(record)}"
-            total.record(name, value.ttft_s)
+            tallies.total.record(name, ttft_s)
             if len(self._regions) > 1:
-                piece.record(name, value.ttft_s)
-        _count(total, piece, "shown")
-        total.counters["shown_chars"] += len(record.text)
-        if value.is_in_time:
-            _count(total, piece, "in_time")
+                tallies.piece.record(name, ttft_s)
+        tallies.count("shown")
+        tallies.total.counters["shown_chars"] += len(record.text)
+        if is_in_time:
+            tallies.count("in_time")
         if record.request.is_pause:
             if is_asked:
-                _time(total, piece, "ttft/pause", value.ttft_s)
-            if value.is_in_time:
-                _count(total, piece, "pauses_in_time")
-                self._count_region(record, total, piece, "pauses_in_time")
+                tallies.record("ttft/pause", ttft_s)
+            if is_in_time:
+                tallies.count("pauses_in_time")
+                self._count_region(record, tallies, "pauses_in_time")
 
-    def _record_times(self, record: Record, value: _AnswerValue, total: Tally) -> None:
+    @staticmethod
+    def _record_times(record: Record, total_s: float, total: Tally) -> None:
         assert record.outcome is not None
-        total.record(f"total/outcome/{record.outcome.value}", value.total_s)
-        if record.outcome in _SHOWN and record.outcome is not Outcome.CACHED:
-            total.record("total", value.total_s)
+        total.record(f"total/outcome/{record.outcome.value}", total_s)
+        if record.outcome in WHOLE:
+            total.record("total", total_s)
             if record.request.is_pause:
-                total.record("total/pause", value.total_s)
+                total.record("total/pause", total_s)
         for gap_s in record.gaps_s:
             total.record("gap", gap_s)
         if record.server is None or record.outcome is not Outcome.ANSWERED or record.first_text_at_s is None:
             return
-        server = record.server
-        total.record("stage/queue", server.queue_ms / 1000)
-        total.record("stage/tokenise", server.tokenise_ms / 1000)
-        total.record("stage/prefill", server.prefill_ms / 1000)
-        total.record("stage/decode", server.decode_ms / 1000)
-        engine_s = (server.queue_ms + server.prefill_ms) / 1000
+        for stage in ("queue", "tokenise", "prefill", "decode"):
+            total.record(f"stage/{stage}", getattr(record.server, f"{stage}_ms") / 1000)
+        engine_s = (record.server.queue_ms + record.server.prefill_ms) / 1000
         total.record("stage/front_end", record.first_text_at_s - record.sent_at_s - engine_s)
 
-    def _value_of(self, record: Record) -> _AnswerValue:
-        criteria, request = self._criteria, record.request
-        text_at_s = record.first_text_at_s
-        assert record.ended_at_s is not None
-        total_s = (request.intended_at_s if record.outcome is Outcome.CACHED else record.ended_at_s) - (
-            request.intended_at_s
-        )
-        if text_at_s is None:
-            return _AnswerValue(None, total_s, is_in_time=False, is_seen=False, is_good=False)
-        ttft_s = text_at_s - request.intended_at_s
-        is_in_time = ttft_s <= criteria.within_ms / 1000
-        stands_s = request.next_key_at_s - text_at_s
-        is_soon = ttft_s <= criteria.slo_ttft_ms / 1000 and total_s <= criteria.slo_total_ms / 1000
-        return _AnswerValue(
-            ttft_s,
-            total_s,
-            is_in_time=is_in_time,
-            is_seen=is_in_time and stands_s >= criteria.before_next_key_ms / 1000,
-            is_good=is_soon and record.outcome in _SHOWN,
-        )
-
-    def _count_error(self, record: Record, total: Tally, piece: Tally) -> None:
-        _count(total, piece, "errors")
-        self._count_region(record, total, piece, "errors")
+    def _count_error(self, record: Record, tallies: _Tallies) -> None:
+        tallies.count("errors")
+        self._count_region(record, tallies, "errors")
         message = " ".join(record.error.split())[:_LONGEST_ERROR] or "no message"
         if message not in self._errors and len(self._errors) >= _MAX_ERRORS - 1:
             message = _OTHER_ERRORS
         self._errors.add(message)
-        total.counters[f"error/{message}"] += 1
+        tallies.total.counters[f"error/{message}"] += 1
 
     def _is_abuser(self, record: Record) -> bool:
         return record.request.session in self._abusers
@@ -217,23 +207,12 @@ class Recorder:
         place = self._homes[record.request.session] if record.region is None else record.region
         return NOWHERE if place == _NOWHERE else self._regions[place]
 
-    def _count_region(self, record: Record, total: Tally, piece: Tally, name: str) -> None:
+    def _count_region(self, record: Record, tallies: _Tallies, name: str) -> None:
         """Count a request in its region, and by time if there are several."""
         full = f"region/{self._region(record)}/{name}"
-        total.counters[full] += 1
+        tallies.total.counters[full] += 1
         if len(self._regions) > 1:
-            piece.counters[full] += 1
+            tallies.piece.counters[full] += 1
 
-    def _tallies(self, record: Record) -> tuple[Tally, Tally]:
-        """Return the tally of the run and that of the slice of the request's intended time."""
-        return self._stats.total, self._stats.slice_at(record.request.intended_at_s)
-
-
-def _count(total: Tally, piece: Tally, name: str, amount: int = 1) -> None:
-    total.counters[name] += amount
-    piece.counters[name] += amount
-
-
-def _time(total: Tally, piece: Tally, name: str, seconds: float) -> None:
-    total.record(name, seconds)
-    piece.record(name, seconds)
+    def _tallies(self, record: Record) -> _Tallies:
+        return _Tallies(self._stats.total, self._stats.slice_at(record.request.intended_at_s))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from loadtest import LoadTestError
 from loadtest.driving.driver import DRAIN_S
 from loadtest.driving.worker import Done, Go, Prepare, Stop, WorkerReady
 from loadtest.driving.worker_pool import Interruption, RunError, WorkerPool, check
@@ -23,7 +24,7 @@ _AFTER_S = 60.0
 """Time that workers may take to end after a run's last answers."""
 
 
-class BlocksError(Exception):
+class BlocksError(LoadTestError):
     """A scenario can't be divided into blocks; the message says why."""
 
 

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from loadtest import LoadTestError
 from loadtest.driving.driver import DRAIN_S, Callbacks, Driver, lead_in
 from loadtest.driving.recorder import Recorder
-from loadtest.processes.meter import MetricsError
 from loadtest.stats import RunStats
-from loadtest.targets import NEAREST, ClientSettings, Editor, Target, TargetError, TargetSpec
+from loadtest.targets import NEAREST, ClientSettings, Editor, Target, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
 from loadtest.targets.record import RunClock
-from loadtest.traffic.documents import DocumentsError, RecordedError
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
 from loadtest.traffic.typed import Trace
@@ -29,7 +28,6 @@ from loadtest.traffic.typed import Trace
 _REPORTS_EVERY_S = 0.5
 _COLLECT_AFTER = 50_000
 """Objects until a garbage collection; answered requests leave no cycles."""
-_EXPECTED = (TargetError, MetricsError, DocumentsError, RecordedError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +198,7 @@ class _Worker:
             self._send(Done(None))
             return
         error = task.exception()
-        if isinstance(error, _EXPECTED):
+        if isinstance(error, (LoadTestError, OSError)):
             self._send(Failed(str(error)))
         elif error is not None:
             self._send(Failed("".join(traceback.format_exception(error))))

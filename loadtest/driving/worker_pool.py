@@ -18,6 +18,7 @@ from multiprocessing.context import SpawnProcess
 from types import FrameType
 from typing import Any, Self
 
+from loadtest import LoadTestError
 from loadtest.driving.worker import (
     Done,
     Failed,
@@ -43,11 +44,11 @@ _OWN_FILES = 256
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class CheckError(Exception):
+class CheckError(LoadTestError):
     """A run can't start; the message gives the reason and a remedy."""
 
 
-class RunError(Exception):
+class RunError(LoadTestError):
     """A run failed; the message says why."""
 
 
@@ -204,11 +205,6 @@ class WorkerPool:
     def reports(self) -> list[StatusReport]:
         """Return the last status report of each worker."""
         return [worker.report for worker in self._workers if worker.report is not None]
-
-    @property
-    def num_alive(self) -> int:
-        """Workers that have not died."""
-        return sum(1 for _worker in self._alive())
 
     def __enter__(self) -> Self:
         return self

@@ -12,6 +12,8 @@ from typing import Self
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest import LoadTestError
+
 _EVERY_S = 0.5
 
 GENERATED_TOKENS = ("vllm:generation_tokens_total", "completion_engine_generated_tokens_total")
@@ -21,7 +23,7 @@ flight still computes for an aborted request."""
 _TIMEOUT_S = 10.0
 
 
-class MetricsError(Exception):
+class MetricsError(LoadTestError):
     """A counter can't be read; the message names its address and the reason."""
 
 
@@ -58,7 +60,7 @@ class ProcessUsage:
     peak_rss_bytes: int
 
 
-class ProcessMeterError(Exception):
+class ProcessMeterError(LoadTestError):
     """The process can't be measured; the message names it."""
 
 

@@ -1,6 +1,9 @@
 """The charts of a run. Each takes finished statistics and returns axes, which canvas.py renders as SVG."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +20,7 @@ from loadtest.report.canvas import (
     mark_events,
     style,
 )
-from loadtest.report.sums import Array, Series, Sums
+from loadtest.report.figures import Array, Sums, slice_durations_s
 from loadtest.stats import RunStats
 
 Events = Sequence[tuple[float, str]]
@@ -43,10 +46,38 @@ STAGES: Mapping[str, str] = {
 }
 
 _TIME = "seconds from the start"
-_MIN_MS = 0.1
-"""Candidates for the start of a logarithmic axis."""
 _MAX_POINTS = 200
 _LANES = (("requests/s", 1.9), ("editors", 1.5), ("TTFT, ms", 1.9), ("lost/s", 1.2))
+_MIN_MS = 0.1
+"""The start of a logarithmic axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Sums of neighbouring slices; every result is an array with one number per sum."""
+
+    at_s: Array
+    """The middle of each sum's time."""
+    sums: Sums
+
+    @classmethod
+    def of(cls, stats: RunStats, max_points: int = 60) -> "Series":
+        """Join the slices to at most `max_points`; more than 60 are noise at the width of most charts."""
+        durations_s = slice_durations_s(stats)
+        each = math.ceil(len(durations_s) / max_points)
+        num_points = math.ceil(len(durations_s) / each)
+        weights = np.zeros((num_points, len(durations_s)))
+        weights[np.arange(len(durations_s)) // each, np.arange(len(durations_s))] = 1
+        sums = Sums.of_slices(stats, weights)
+        return cls(np.cumsum(sums.duration_s) - sums.duration_s / 2, sums)
+
+    def ms(self, histogram: str, percent: float) -> Array:
+        """Return a percentile in milliseconds, at least what a logarithmic axis can show."""
+        return np.maximum(self.sums.percentile_ms(histogram, percent), _MIN_MS)
+
+    def per_s(self, counter: str) -> Array:
+        """Return a counter's rate per second."""
+        return self.sums.counter(counter) / self.sums.duration_s
 
 
 @in_style
@@ -54,11 +85,8 @@ def latency_over_time(stats: RunStats, budget_ms: float, events: Events = ()) ->
     """Draw the percentiles of pause requests' TTFT, with the budget."""
     series, axes = Series.of(stats), canvas(_TIME, "TTFT of pauses, ms")
     for place, percent in enumerate((50, 95, 99)):
-        values = series.sums.percentile_ms("ttft/pause", percent)
-        axes.plot(series.at_s, np.maximum(values, _MIN_MS), label=f"p{percent}", color=colour(place), ls=style(place))
-    if budget_ms > 0:
-        axes.axhline(budget_ms, color=ALARM, linewidth=1, label=f"budget {budget_ms:g} ms")
-    log_ms(axes, "y")
+        _line(axes, place, f"p{percent}", series.at_s, series.ms("ttft/pause", percent))
+    _mark_budget(axes, budget_ms)
     return _over_time(axes, stats.duration_s, events)
 
 
@@ -81,7 +109,7 @@ def seen_and_offered(stats: RunStats, events: Events = ()) -> Axes:
     series, axes = Series.of(stats), canvas(_TIME, "per second")
     lines = (("intended", "asked"), ("pauses", "asked at a pause"), ("shown", "had text"), ("seen", "seen"))
     for place, (counter, label) in enumerate(lines):
-        axes.plot(series.at_s, series.per_s(counter), label=label, color=colour(place), ls=style(place))
+        _line(axes, place, label, series.at_s, series.per_s(counter))
     axes.set_ylim(bottom=0)
     return _over_time(axes, stats.duration_s, events)
 
@@ -92,44 +120,31 @@ def ttft_by_cause(stats: RunStats) -> Axes | None:
 
     Percentiles of stages do not add up to a percentile of the whole: a slow queue and a slow prefill rarely meet.
     """
-    sums = Sums.of_total(stats)
-    found = {name: label for name, label in STAGES.items() if sums.num_recorded(name)[0]}
+    total = stats.total
+    found = {name: label for name, label in STAGES.items() if name in total.histograms}
     if not found:
         return None
     axes = canvas("ms", "", size=(7.6, 1.7))
+    before = [0.0, 0.0]
     for place, (name, label) in enumerate(found.items()):
-        widths = [float(sums.percentile_ms(name, percent)[0]) for percent in (95, 50)]
-        before = [
-            sum(float(sums.percentile_ms(other, percent)[0]) for other in list(found)[:place]) for percent in (95, 50)
-        ]
+        widths = [total.percentile_ms(name, percent) for percent in (95, 50)]
         axes.barh(["p95", "p50"], widths, left=before, label=label, color=colour(place), height=0.6)
+        before = [left + width for left, width in zip(before, widths, strict=True)]
     axes.grid(visible=False, axis="y")
     legend_beside(axes)
     return axes
 
 
 @in_style
-def ttft_distribution(stats_by_target: StatsByTarget, budget_ms: float, *, is_pause: bool = True) -> Axes:
-    """Draw the cumulative distribution of each target's TTFT; requests without text keep it below 100%."""
-    axes = canvas("TTFT of pauses, ms" if is_pause else "TTFT, ms", "share of requests")
-    histogram, counter = ("ttft/pause", "pauses") if is_pause else ("ttft", "intended")
+def ttft_distribution(stats_by_target: StatsByTarget, budget_ms: float) -> Axes:
+    """Draw the cumulative distribution of each target's TTFT of pauses; requests without text keep it below 100%."""
+    axes = canvas("TTFT of pauses, ms", "share of requests")
     for place, (name, stats) in enumerate(stats_by_target.items()):
-        recorded = stats.total.histograms.get(histogram)
-        if recorded is None:
-            continue
-        values, counts = recorded.arrays()
-        shares = np.cumsum(counts) / max(stats.total.counters[counter], int(counts.sum()), 1)
-        axes.step(
-            np.maximum(values, _MIN_MS),
-            shares,
-            where="post",
-            label=label_of(name),
-            color=colour(place),
-            ls=style(place),
-        )
-    if budget_ms > 0:
-        axes.axvline(budget_ms, color=ALARM, linewidth=1, label=f"budget {budget_ms:g} ms")
-    log_ms(axes, "x")
+        if (recorded := stats.total.histograms.get("ttft/pause")) is not None:
+            values, counts = recorded.arrays()
+            shares = np.cumsum(counts) / max(stats.total.counters["pauses"], int(counts.sum()), 1)
+            _line(axes, place, label_of(name), np.maximum(values, _MIN_MS), shares, drawstyle="steps-post")
+    _mark_budget(axes, budget_ms, which="x")
     axes.set_ylim(0, 1.02)
     legend_beside(axes)
     return axes
@@ -141,10 +156,10 @@ def regions(stats: RunStats) -> Axes | None:
     names = regions_of(stats)
     if len(names) < 2:  # noqa: PLR2004
         return None
-    sums, axes = Sums.of_total(stats), canvas("", "TTFT, ms", size=(7.6, 2.4))
+    axes = canvas("", "TTFT, ms", size=(7.6, 2.4))
     places = np.arange(len(names))
     for place, percent in enumerate((50, 95, 99)):
-        heights = [float(sums.percentile_ms(f"ttft/region/{name}", percent)[0]) for name in names]
+        heights = [stats.total.percentile_ms(f"ttft/region/{name}", percent) for name in names]
         axes.bar(places + (place - 1) * 0.27, heights, 0.25, label=f"p{percent}", color=colour(place))
     axes.set_xticks(places, [label_of(name) for name in names])
     axes.grid(visible=False, axis="x")
@@ -163,14 +178,9 @@ def seen_by_target(stats_by_target: StatsByTarget, events: Events = ()) -> Axes:
 @in_style
 def latency_by_target(stats_by_target: StatsByTarget, budget_ms: float, events: Events = ()) -> Axes:
     """Draw the p95 of pause requests' TTFT of each target."""
-
-    def p95_ms(series: Series) -> Array:
-        return np.maximum(series.sums.percentile_ms("ttft/pause", 95), _MIN_MS)
-
-    axes = _by_target(stats_by_target, events, "TTFT of pauses, p95, ms", p95_ms)
-    if budget_ms > 0:
-        axes.axhline(budget_ms, color=ALARM, linewidth=1, label=f"budget {budget_ms:g} ms")
-    log_ms(axes, "y")
+    label = "TTFT of pauses, p95, ms"
+    axes = _by_target(stats_by_target, events, label, lambda series: series.ms("ttft/pause", 95))
+    _mark_budget(axes, budget_ms)
     legend_beside(axes)
     return axes
 
@@ -193,8 +203,21 @@ def _by_target(stats_by_target: StatsByTarget, events: Events, label: str, value
     axes = canvas(_TIME, label)
     for place, (name, stats) in enumerate(stats_by_target.items()):
         series = Series.of(stats)
-        axes.plot(series.at_s, values(series), label=label_of(name), color=colour(place), ls=style(place))
+        _line(axes, place, label_of(name), series.at_s, values(series))
     return _over_time(axes, max((stats.duration_s for stats in stats_by_target.values()), default=1.0), events)
+
+
+def _line(axes: Axes, place: int, label: str, xs: Array, ys: Array, **style_of_line: Any) -> None:  # noqa: ANN401
+    """Draw a line, by its number in the chart."""
+    axes.plot(xs, ys, label=label, color=colour(place), ls=style(place), **style_of_line)
+
+
+def _mark_budget(axes: Axes, budget_ms: float, which: str = "y") -> None:
+    """Make an axis of milliseconds logarithmic, and mark the budget on it, if there is one."""
+    if budget_ms > 0:
+        mark = axes.axvline if which == "x" else axes.axhline
+        mark(budget_ms, color=ALARM, linewidth=1, label=f"budget {budget_ms:g} ms")
+    log_ms(axes, which)
 
 
 def _over_time(axes: Axes, duration_s: float, events: Events) -> Axes:
@@ -230,18 +253,16 @@ def region_lanes(
     counts = [_mean_present(series, stats, name) for name in names]
     editors.stackplot(series.at_s, *counts, labels=labels, colors=colours)
     for place, percent in enumerate((50, 99)):
-        values = np.maximum(series.sums.percentile_ms("ttft", percent), _MIN_MS)
-        ttft.plot(series.at_s, values, label=f"p{percent}", color=colour(place + 4), ls=style(place))
-    ttft.axhline(budget_ms, color=ALARM, linewidth=1, label=f"budget {budget_ms:g} ms")
-    log_ms(ttft, "y")
+        ttft.plot(
+            series.at_s, series.ms("ttft", percent), label=f"p{percent}", color=colour(place + 4), ls=style(place)
+        )
+    _mark_budget(ttft, budget_ms)
     lost.bar(series.at_s, series.per_s("errors"), series.sums.duration_s, color=ALARM)
     lost.set_ylim(0, max(1.0, float(np.max(series.per_s("errors"))) * 1.1))
     for axes in (requests, editors):
         axes.set_ylim(bottom=0)
     for place, axes in enumerate(charts):
-        axes.set_xlim(0, max(stats.duration_s, 1e-3))
-        mark_events(axes, [(at_s, "" if place else label) for at_s, label in events if at_s <= stats.duration_s])
-        legend_beside(axes)
+        _over_time(axes, stats.duration_s, [(at_s, "" if place else label) for at_s, label in events])
     return requests
 
 

@@ -18,8 +18,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from loadtest.report.document import RunDocument, TargetResult
-from loadtest.report.figures import FIGURES, Better, Figure
-from loadtest.report.sums import Array, Sums, ratio, slice_durations_s
+from loadtest.report.figures import FIGURES, Array, Better, Figure, Sums, ratio, slice_durations_s
 from loadtest.stats import RunStats
 from loadtest.traffic.sections import CriteriaSettings
 
@@ -51,11 +50,6 @@ class Interval:
 
     low: float = math.nan
     high: float = math.nan
-
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +87,16 @@ def compare_documents(
     confidence: float = CONFIDENCE,
 ) -> tuple[RunDifferences, ...]:
     """Compare pairs of targets of two documents, with the criteria of the first."""
-    warnings = (*_scenario_warnings(first, second), *_interruptions(first, second))
+    warnings = _scenario_warnings(first, second)
+    warnings += [f"{label} was interrupted" for label, each in (("A", first), ("B", second)) if each.interrupted]
     is_paired = first.schedule_digest == second.schedule_digest
     found = []
     for one, other in pairs:
-        invalid = tuple(
+        invalid = [
             f"{label} {each.name} is invalid: {reason}"
             for label, each in (("A", one), ("B", other))
             for reason in each.invalid_because
-        )
+        ]
         found.append(
             compare(
                 one.stats,
@@ -233,7 +228,7 @@ def _interval(samples: Array, confidence: float, widened: float) -> Interval:
 def _change(figure: Figure, difference: Interval) -> Change:
     if math.isnan(difference.low):
         return Change.UNKNOWN
-    if not difference.excludes_zero:
+    if difference.low <= 0 <= difference.high:
         return Change.WITHIN_NOISE
     if figure.better is Better.NEITHER:
         return Change.DIFFERENT
@@ -250,7 +245,3 @@ def _scenario_warnings(first: RunDocument, second: RunDocument) -> list[str]:
     if first.schedule_digest != second.schedule_digest:
         return ["the runs have different traces, so they are compared unpaired and less sharply"]
     return []
-
-
-def _interruptions(first: RunDocument, second: RunDocument) -> list[str]:
-    return [f"{label} was interrupted" for label, each in (("A", first), ("B", second)) if each.interrupted]

@@ -1,8 +1,9 @@
 """The tables of the terminal and of the page, made from a document, and how a terminal prints them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich import box
 from rich.console import Console
@@ -14,7 +15,6 @@ from loadtest.report.charts import outcomes_of, regions_of
 from loadtest.report.compare import CONFIDENCE, Change, Difference, Interval, RunDifferences
 from loadtest.report.document import RunDocument, TargetResult
 from loadtest.report.figures import FIGURES, MAX_ERROR_RATE, PERCENTS, shown, shown_number
-from loadtest.report.sums import Sums, ratio
 
 _MAX_ERRORS = 20
 _SUMMARY: Mapping[str, str] = {
@@ -95,52 +95,41 @@ def times(target: TargetResult) -> Table:
         cells = [shown(f"{name}_ms_{suffix}", target.figures.get(f"{name}_ms_{suffix}")) for suffix in PERCENTS]
         if cells[0] != "-":
             rows.append((label, *cells))
-    return Table("Times, ms from the intended time", ("", *_percent_headings()), tuple(rows))
+    return Table(
+        "Times, ms from the intended time", ("", *(f"p{percent:g}" for percent in PERCENTS.values())), tuple(rows)
+    )
 
 
 def outcomes(target: TargetResult) -> Table:
     """Return the outcomes of a target's requests, with the times of each outcome."""
-    sums = Sums.of_total(target.stats)
-    intended = sums.counter("intended")
+    total = target.stats.total
     rows = []
     for name in outcomes_of(target.stats):
-        count = sums.counter(f"outcome/{name}")
-        cells = [
-            shown_number(float(sums.percentile_ms(f"{what}/outcome/{name}", percent)[0]))
-            for what in ("ttft", "total")
-            for percent in (50, 95, 99)
-        ]
-        share = shown("seen_share", float(ratio(count, intended)[0]))
-        rows.append((name.replace("_", " "), f"{count[0]:,.0f}", share, *cells))
+        count = total.counters[f"outcome/{name}"]
+        times = [f"{what}/outcome/{name}" for what in ("ttft", "total")]
+        cells = [shown_number(total.percentile_ms(each, percent)) for each in times for percent in (50, 95, 99)]
+        rows.append((name.replace("_", " "), f"{count:,}", _share(count, total.counters["intended"]), *cells))
     headings = ("ended", "requests", "share", "TTFT p50", "p95", "p99", "end p50", "p95", "p99")
     return Table("How requests ended, times in ms", headings, tuple(rows))
 
 
 def regions(target: TargetResult) -> Table:
     """Return a target's regions."""
-    sums = Sums.of_total(target.stats)
+    stats = target.stats
     rows = []
-    for name in regions_of(target.stats):
-        count = {
-            what: sums.counter(f"region/{name}/{what}") for what in ("intended", "seen", "pauses", "pauses_in_time")
-        }
-        shares = (
-            float(ratio(count["pauses_in_time"], count["pauses"])[0]),
-            float(ratio(sums.counter(f"region/{name}/errors"), count["intended"])[0]),
-        )
-        cells = [shown_number(float(sums.percentile_ms(f"ttft/region/{name}", percent)[0])) for percent in (50, 95, 99)]
-        per_s = [float(ratio(count[what], sums.duration_s)[0]) for what in ("intended", "seen")]
-        rows.append(
-            (
-                name,
-                *map(shown_number, per_s),
-                shown("pause_in_time_share", shares[0]),
-                shown("error_rate", shares[1]),
-                *cells,
-            )
-        )
+    for name in regions_of(stats):
+        kinds = ("intended", "seen", "pauses", "pauses_in_time", "errors")
+        count = {kind: stats.total.counters[f"region/{name}/{kind}"] for kind in kinds}
+        per_s = [count[kind] / stats.duration_s if stats.duration_s else math.nan for kind in ("intended", "seen")]
+        shares = (_share(count["pauses_in_time"], count["pauses"]), _share(count["errors"], count["intended"]))
+        cells = [shown_number(stats.total.percentile_ms(f"ttft/region/{name}", percent)) for percent in (50, 95, 99)]
+        rows.append((name, *map(shown_number, per_s), *shares, *cells))
     headings = ("region", "asked/s", "seen/s", "pauses in time", "errors", "TTFT p50, ms", "p95", "p99")
     return Table("Regions", headings, tuple(rows))
+
+
+def _share(part: int, whole: int) -> str:
+    return shown("seen_share", part / whole if whole else None)
 
 
 def errors(target: TargetResult) -> Table:
@@ -185,10 +174,6 @@ def all_figures(targets: Sequence[TargetResult]) -> Table:
     return Table("All figures", ("figure", *(each.name for each in targets)), rows)
 
 
-def _percent_headings() -> tuple[str, ...]:
-    return tuple(f"p{percent:g}" for percent in PERCENTS.values())
-
-
 def print_report(document: RunDocument, console: Console) -> None:
     """Print a run's result: warnings first, gates last."""
     for trouble in troubles(document):
@@ -230,8 +215,8 @@ def print_differences(differences: RunDifferences, console: Console, confidence:
             each.figure,
             shown(each.figure, each.first),
             shown(each.figure, each.second),
-            difference_text(each),
-            ratio_text(each.ratio),
+            _span(each.difference, partial(shown, each.figure)),
+            _span(each.ratio, shown_number),
             Text(each.change.value, style=_COLOURS.get(each.change, "dim")),
         )
     console.print(found)
@@ -239,19 +224,8 @@ def print_differences(differences: RunDifferences, console: Console, confidence:
     console.print(Text(f"Of figures that are equal in truth, a share of about {share} looks changed.", style="dim"))
 
 
-def difference_text(each: Difference) -> str:
-    """Return the interval of a difference in the figure's unit."""
-    interval = each.difference
-    if math.isnan(interval.low):
-        return "-"
-    return f"{shown(each.figure, interval.low)} to {shown(each.figure, interval.high)}"
-
-
-def ratio_text(interval: Interval) -> str:
-    """Return the interval of a ratio."""
-    if math.isnan(interval.low):
-        return "-"
-    return f"{shown_number(interval.low)} to {shown_number(interval.high)}"
+def _span(interval: Interval, show: Callable[[float], str]) -> str:
+    return "-" if math.isnan(interval.low) else f"{show(interval.low)} to {show(interval.high)}"
 
 
 def _changed_first(differences: Sequence[Difference]) -> list[Difference]:

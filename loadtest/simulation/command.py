@@ -1,9 +1,9 @@
 """`loadtest simulate`: compares scheduling policies in virtual time."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, TypedDict, Unpack, get_args
+from typing import Any, get_args
 
 import click
 from rich.console import Console
@@ -13,8 +13,16 @@ from rich.table import Table
 from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.scheduling.shedding import Shedding
-from loadtest.simulation.editors import EditorModel, SimulatedRequest
-from loadtest.simulation.workload import PERCENTILES, EngineName, Policy, PolicyFigures, Workload, figures_of
+from loadtest.simulation.workload import (
+    PERCENTILES,
+    EditorModel,
+    EngineName,
+    Policy,
+    PolicyFigures,
+    SimulatedRequest,
+    Workload,
+    figures_of,
+)
 from loadtest.simulation.world import simulate as simulate_one
 from loadtest.traffic.typist import TypingModel
 
@@ -24,20 +32,7 @@ PLAIN = Policy("first_come", "never", supersede=False)
 
 _PIPE_WIDTH = 120
 Run = tuple[Workload, Policy, PolicyFigures]
-
-
-class _Options(TypedDict):
-    sessions: int | None
-    slots: int | None
-    engine: EngineName
-    budget_ms: float
-    shed_budget_ms: float | None
-    hurried_ms: float | None
-    look_ms: float
-    burst_keys: float | None
-    hang_up: bool | None
-    seconds: float
-    seed: int
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def _loads(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[float, ...]:
@@ -52,32 +47,42 @@ def _loads(_context: click.Context, _parameter: click.Parameter, text: str) -> t
     return loads
 
 
-@click.command()
+def _ms_option(flag: str, name: str, least: float, help_text: str, default: float | None = None) -> Decorator:
+    """Return an option in milliseconds; the command gets seconds."""
+
+    def in_seconds(_context: click.Context, _parameter: click.Parameter, ms: float | None) -> float | None:
+        return None if ms is None else ms / 1000
+
+    kind = click.FloatRange(least)
+    return click.option(flag, name, type=kind, default=default, callback=in_seconds, help=help_text)
+
+
+@click.command(context_settings={"show_default": True})
 @click.option(
     "--load",
     "loads",
     default="0.5,1,2,4",
-    show_default=True,
     callback=_loads,
     metavar="LOADS",
     help="Requests offered, relative to those that the slots can serve to the end; separate several with commas.",
 )
-@click.option("--order", type=click.Choice([*ORDERS, ALL]), default=ALL, show_default=True, help="scheduling.order.")
+@click.option("--order", type=click.Choice([*ORDERS, ALL]), default=ALL, help="scheduling.order.")
 @click.option(
     "--shed",
     type=click.Choice([*(each.value for each in Shedding), ALL]),
     default=ALL,
-    show_default=True,
     help="shed.when.",
 )
-@click.option("--supersede/--no-supersede", default=True, show_default=True, help="scheduling.supersede.")
+@click.option("--supersede/--no-supersede", default=True, help="scheduling.supersede.")
 @click.option(
     "--slots",
+    "num_slots",
     type=click.IntRange(1),
     help="Requests in service at a time; the most of them on a measured engine.  [default: 8; measured: 32]",
 )
 @click.option(
     "--sessions",
+    "num_sessions",
     type=click.IntRange(1),
     help="Open sessions; their users are away as the load requires.  [default: users who never rest]",
 )
@@ -85,29 +90,19 @@ def _loads(_context: click.Context, _parameter: click.Parameter, text: str) -> t
     "--engine",
     type=click.Choice(get_args(EngineName)),
     default="slots",
-    show_default=True,
     help="slots: requests don't delay each other; steps: a prompt delays its whole batch; measured: the embedded "
     "model's steps, compiled, on two cores, and all else as in bench-scheduler.",
 )
-@click.option(
-    "--budget-ms", type=click.FloatRange(1), default=250.0, show_default=True, help="How late a first text may come."
-)
-@click.option(
+@_ms_option("--budget-ms", "budget_s", 1, "How late a first text may come.", 250.0)
+@_ms_option(
     "--shed-budget-ms",
-    type=click.FloatRange(1),
-    help="shed.budget_ms.  [default: that of --budget-ms; measured: the server's default]",
+    "shed_budget_s",
+    1,
+    "shed.budget_ms.  [default: that of --budget-ms; measured: the server's default]",
 )
-@click.option(
-    "--hurried-ms",
-    type=click.FloatRange(1),
-    help="Deadline of every second user's calls.  [default: none]",
-)
-@click.option(
-    "--look-ms",
-    type=click.FloatRange(0),
-    default=200.0,
-    show_default=True,
-    help="Time that a completion must stand before the next key to be seen.",
+@_ms_option("--hurried-ms", "hurried_s", 1, "Deadline of every second user's calls.  [default: none]")
+@_ms_option(
+    "--look-ms", "look_s", 0, "Time that a completion must stand before the next key to be seen.", default=200.0
 )
 @click.option(
     "--burst-keys",
@@ -116,14 +111,22 @@ def _loads(_context: click.Context, _parameter: click.Parameter, text: str) -> t
 )
 @click.option(
     "--hang-up/--no-hang-up",
+    "hangs_up",
     default=None,
     help="Whether editors cancel at the next key or only with their next request.  [default: no; measured: yes]",
 )
-@click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Virtual time of each run.")
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same figures.")
+@click.option("--seconds", type=click.FloatRange(1), default=30.0, help="Virtual time of each run.")
+@click.option("--seed", type=int, default=1, help="The same seed gives the same figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
 def simulate(
-    loads: tuple[float, ...], order: str, shed: str, *, supersede: bool, as_json: bool, **options: Unpack[_Options]
+    loads: tuple[float, ...],
+    order: str,
+    shed: str,
+    *,
+    supersede: bool,
+    burst_keys: float | None,
+    as_json: bool,
+    **conditions: Any,  # noqa: ANN401 - fields of Workload
 ) -> None:
     """Compare scheduling policies under load.
 
@@ -145,7 +148,8 @@ def simulate(
       loadtest simulate --engine measured --order earliest_deadline --shed late
       loadtest simulate --sessions 10000 --slots 128 --load 2.4 --seconds 5
     """
-    workloads = [_workload(load, options) for load in loads]
+    conditions = _with_defaults(conditions, burst_keys)
+    workloads = [Workload(load=load, **conditions) for load in loads]
     policies = _policies(order, shed, supersede=supersede)
     runs = _run(workloads, policies)
     if as_json:
@@ -158,26 +162,19 @@ def simulate(
         _print(console, runs[number * len(policies) : (number + 1) * len(policies)])
 
 
-def _workload(load: float, options: _Options) -> Workload:
-    is_measured = options["engine"] == "measured"
+def _with_defaults(conditions: Mapping[str, Any], burst_keys: float | None) -> dict[str, Any]:
+    """Return the fields of a Workload; those that are not given are as the engine needs them."""
+    is_measured = conditions["engine"] == "measured"
     editors = EditorModel(TypingModel()) if is_measured else EditorModel()
-    keys, shed_ms, hangs_up = options["burst_keys"], options["shed_budget_ms"], options["hang_up"]
-    if shed_ms is None and is_measured:
-        shed_ms = ShedSettings().budget_ms
-    return Workload(
-        load=load,
-        num_slots=options["slots"] or (SchedulingSettings().max_slots if is_measured else 8),
-        num_sessions=options["sessions"],
-        seconds=options["seconds"],
-        budget_s=options["budget_ms"] / 1000,
-        shed_budget_s=None if shed_ms is None else shed_ms / 1000,
-        hurried_s=None if options["hurried_ms"] is None else options["hurried_ms"] / 1000,
-        look_s=options["look_ms"] / 1000,
-        engine=options["engine"],
-        hangs_up=is_measured if hangs_up is None else hangs_up,
-        seed=options["seed"],
-        editors=replace(editors, typing=replace(editors.typing, keys_per_burst=keys)) if keys else editors,
-    )
+    if burst_keys:
+        editors = replace(editors, typing=replace(editors.typing, keys_per_burst=burst_keys))
+    defaults = {
+        "num_slots": SchedulingSettings().max_slots if is_measured else 8,
+        "shed_budget_s": ShedSettings().budget_ms / 1000 if is_measured else None,
+        "hangs_up": is_measured,
+    }
+    given = {name: value for name, value in conditions.items() if value is not None}
+    return {**defaults, **given, "editors": editors}
 
 
 def _policies(order: str, shed: str, *, supersede: bool) -> list[Policy]:

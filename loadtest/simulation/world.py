@@ -23,10 +23,9 @@ from completion_server.scheduling.settings import OrderName, SchedulingSettings,
 from completion_server.serving.service import Service
 from completion_server.serving.settings import ServingSettings
 from loadtest.simulation import virtual_time
-from loadtest.simulation.editors import SimulatedRequest
 from loadtest.simulation.engine import SIMULATED_TOKENS, OtherWork, SlotEngine
 from loadtest.simulation.virtual_time import LoopClock
-from loadtest.simulation.workload import Policy, SimulatedResult, Workload
+from loadtest.simulation.workload import Policy, SimulatedRequest, SimulatedResult, Workload
 
 _LAST_STEP_S = 1.0
 """More than any step; an aborted generation leaves the engine at the end of its step."""

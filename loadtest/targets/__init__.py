@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from completion_client import Endpoint
 from completion_client.endpoint import with_port
+from loadtest import LoadTestError
 from loadtest.processes.meter import GENERATED_TOKENS, read_counter
 from loadtest.targets.record import Record
 from loadtest.traffic.typed import Trace
@@ -37,7 +38,7 @@ _SPEC = re.compile(r"(?:(?P<name>[^=/?:]+)=)?(?P<kind>[a-z+]+)://(?P<hosts>[^/?]
 _HOST = re.compile(r"(\[[0-9a-fA-F:]+\]|[^:\[\]@\s]+):(\d{1,5})")
 
 
-class TargetError(Exception):
+class TargetError(LoadTestError):
     """A target can't be used for a run; the message names the target and the reason."""
 
 

@@ -1,15 +1,31 @@
-"""Parts of editors: the completion cache, the text typed next, and calls that end at the user's next key."""
+"""Parts of editors: requests and answers on the wire, the text typed next, the completion cache, calls and streams."""
 
 import asyncio
+import hashlib
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from completion.v1 import completion_pb2 as pb
+from completion_client import ConnectionLostError, ReplicaStream, ServiceError, SessionSettings, SessionStream
+from completion_client.endpoint import Metadata, caller_metadata
+from completion_client.timeouts import give_timeout
 from loadtest.targets import ClientSettings
-from loadtest.targets.record import Outcome, Record
-from loadtest.traffic.typed import Text, TypedRequest
+from loadtest.targets.record import NOT_CONNECTED, Outcome, Record
+from loadtest.traffic.typed import NEVER_S, Text, TypedRequest, TypedSession
 
 DROPPED = "the connection was dropped"
+
+_OUTCOMES = {
+    pb.FINISH_REASON_SUPERSEDED: Outcome.SUPERSEDED,
+    pb.FINISH_REASON_SHED: Outcome.SHED,
+    pb.FINISH_REASON_DEADLINE: Outcome.DEADLINE,
+    pb.FINISH_REASON_CANCELLED: Outcome.HUNG_UP,
+}
+_CACHE_LEVELS = {pb.CACHE_LEVEL_LOCAL: "local", pb.CACHE_LEVEL_SHARED: "shared"}
+_WHOLE = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
+_DRAW_BYTES = 4
 
 
 def common_chars(completion: str, request: TypedRequest) -> int:
@@ -67,6 +83,71 @@ class EditorCache:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class RequestFactory:
+    """Makes the request messages of one session."""
+
+    session: TypedSession
+    name: str
+    """The session's name."""
+    user: str
+    settings: ClientSettings
+
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata of the session's calls: its user and tenant."""
+        return caller_metadata(self.user, self.settings.tenant)
+
+    def message(self, record: Record, max_tokens: int | None) -> pb.CompleteRequest:
+        """Return the message for a request."""
+        request = record.request
+        return pb.CompleteRequest(
+            session_id=self.name,
+            sequence=request.sequence,
+            document_uri=self.session.document_uri,
+            language_id=self.session.language_id,
+            prefix=request.prefix,
+            suffix=request.suffix,
+            trigger=pb.Trigger.Value(f"TRIGGER_{request.trigger.name}"),
+            mode=pb.Mode.Value(f"MODE_{self.settings.mode.upper()}"),
+            max_tokens=max_tokens or request.max_tokens or self.settings.max_tokens,
+            temperature=0.0,
+            traceparent=self.traceparent(request.sequence),
+            without_completion_cache=not self.settings.use_completion_cache,
+        )
+
+    def traceparent(self, sequence: int) -> str:
+        """Return the trace that a request begins, "" for none. The name of the session differs from run to run."""
+        share = self.settings.traced_share
+        if not share:
+            return ""
+        digest = hashlib.blake2b(f"{self.name}/{sequence}".encode(), digest_size=_DRAW_BYTES + 24).hexdigest()
+        draw, trace_id, span_id = digest[: 2 * _DRAW_BYTES], digest[2 * _DRAW_BYTES : -16], digest[-16:]
+        return f"00-{trace_id}-{span_id}-01" if int(draw, 16) < share * 256**_DRAW_BYTES else ""
+
+
+def error_text(error: ServiceError) -> str:
+    """Return the text of an error for a report: the status and the message, or the message of a lost connection."""
+    return error.message if isinstance(error, ConnectionLostError) else f"{error.status.name}: {error.message}"
+
+
+def take_end(record: Record, end: pb.End) -> None:
+    """End a record as an End says, which may bring the last text along."""
+    if end.text:
+        record.text_came(end.text)
+    record.completion_tokens = end.usage.completion_tokens
+    record.drafted_tokens, record.accepted_tokens = end.usage.drafted_tokens, end.usage.accepted_draft_tokens
+    record.cache_level = _CACHE_LEVELS.get(end.usage.cache_level, "")
+    if end.HasField("timings"):
+        record.server = end.timings
+    if end.finish_reason == pb.FINISH_REASON_SHED:
+        record.shed_reason = pb.ShedReason.Name(end.shed_reason).removeprefix("SHED_REASON_").lower()
+    if end.finish_reason in _WHOLE:
+        record.end_whole()
+    else:
+        record.end(_OUTCOMES.get(end.finish_reason, Outcome.ERROR), end.error.message)
+
+
 class CallEditor(ABC):
     """One editor; each request is a task of its own."""
 
@@ -107,7 +188,7 @@ class CallEditor(ABC):
     async def _ask_until_stale(self, record: Record, max_tokens: int) -> None:
         at_s, outcome = self._stale_at(record.request)
         try:
-            async with asyncio.timeout_at(None if at_s == float("inf") else record.clock.loop_time(at_s)):
+            async with asyncio.timeout_at(None if at_s == NEVER_S else record.clock.loop_time(at_s)):
                 await self.ask(record, max_tokens)
         except TimeoutError:
             record.end(outcome)
@@ -117,6 +198,118 @@ class CallEditor(ABC):
 
     def _stale_at(self, request: TypedRequest) -> tuple[float, Outcome]:
         """Return when the request becomes stale, and its outcome then."""
-        key_at_s = request.next_key_at_s if self.settings.cancels_at_key else float("inf")
-        deadline_s = request.intended_at_s + (self.settings.deadline_s or float("inf"))
+        key_at_s = request.next_key_at_s if self.settings.cancels_at_key else NEVER_S
+        deadline_s = request.intended_at_s + (self.settings.deadline_s or NEVER_S)
         return (deadline_s, Outcome.DEADLINE) if deadline_s < key_at_s else (key_at_s, Outcome.HUNG_UP)
+
+
+@dataclass(slots=True)
+class StreamLog:
+    """Counts the losses of a target's streams, as their StreamListener."""
+
+    reconnects_s: list[float] = field(default_factory=list)
+    """How long each lost stream was away until it came back."""
+    num_lost: int = 0
+    """How often a stream was lost."""
+    last_error: str = ""
+
+    def on_lost(self, error: ServiceError) -> None:
+        """See StreamListener."""
+        self.num_lost += 1
+        self.last_error = error_text(error)
+
+    def on_reconnected(self, away_s: float) -> None:
+        """See StreamListener."""
+        self.reconnects_s.append(away_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordListener:
+    """Writes the events of a request to its record."""
+
+    record: Record
+    note_route: Callable[[Record], None]
+    """Notes, at each event, which server it came from."""
+
+    def on_text(self, text: str) -> None:
+        """See RequestListener."""
+        self.note_route(self.record)
+        self.record.num_messages += 1
+        self.record.text_came(text)
+
+    def on_end(self, end: pb.End) -> None:
+        """See RequestListener."""
+        self.note_route(self.record)
+        self.record.num_messages += 1
+        self.record.num_duplicates += self.record.outcome is not None
+        take_end(self.record, end)
+
+    def on_error(self, error: ServiceError) -> None:
+        """See RequestListener."""
+        self.note_route(self.record)
+        self.record.end(Outcome.ERROR, error_text(error))
+
+
+class StreamEditor(ABC):
+    """One session. The server ends the older request when a newer one comes."""
+
+    def __init__(
+        self, stream: SessionStream | ReplicaStream, factory: RequestFactory, settings: ClientSettings
+    ) -> None:
+        self.stream = stream
+        self._factory = factory
+        self._settings = settings
+
+    @abstractmethod
+    def drop_nowait(self, host_shift: int | None = None) -> None:
+        """See Editor."""
+
+    def note_route(self, record: Record) -> None:  # noqa: B027 - most editors have one server
+        """Note which of several servers an open request is at."""
+
+    @property
+    def is_connected(self) -> bool:
+        """See Editor."""
+        return self.stream.is_connected
+
+    def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
+        """See Editor."""
+        request, loop = record.request, asyncio.get_running_loop()
+        ends_at_s = NEVER_S
+        message = self._factory.message(record, max_tokens)
+        if self._settings.deadline_s:
+            ends_at_s = record.clock.loop_time(request.intended_at_s + self._settings.deadline_s)
+            give_timeout(message, ends_at_s - loop.time())
+        try:
+            self.stream.send_nowait(message, RecordListener(record, self.note_route), self._settings.patience_s)
+        except ConnectionLostError:
+            record.end_unsent(NOT_CONNECTED)
+            return
+        if self._settings.cancels_at_key and request.next_key_at_s != NEVER_S:
+            loop.call_at(record.clock.loop_time(request.next_key_at_s), self._key_pressed, record)
+        if self._settings.deadline_s:
+            loop.call_at(ends_at_s, self._deadline_passed, record)
+
+    def close_nowait(self) -> list[asyncio.Task[None]]:
+        """End the stream; return the tasks that end with it."""
+        return self.stream.close_nowait()
+
+    def _key_pressed(self, record: Record) -> None:
+        """Cancel a request that a key made stale, unless the user types the text of its answer."""
+        if record.outcome is None and not is_typed_along(record.text, record.request):
+            self.stream.cancel_nowait(record.request.sequence)
+
+    def _deadline_passed(self, record: Record) -> None:
+        if record.outcome is None:
+            self.stream.discard_nowait(record.request.sequence)
+            record.end(Outcome.DEADLINE)
+
+
+def session_settings(factory: RequestFactory, settings: ClientSettings, seed: str) -> SessionSettings:
+    """Return the client library's settings of a session, whose waits are drawn from a seed."""
+    return SessionSettings(
+        backoff_min_s=settings.backoff_min_s,
+        backoff_max_s=settings.backoff_max_s,
+        backoff_seed=seed,
+        read_interval_s=factory.session.reads_every_s,
+    )

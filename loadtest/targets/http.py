@@ -8,7 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 import aiohttp
@@ -25,30 +25,15 @@ _DATA = b"data:"
 _DONE = b"[DONE]"
 
 
-def dialect_of(spec: TargetSpec) -> "Dialect":
-    """Return a target's dialect. Raises TargetError if one of its options is invalid."""
-    extra = _extra(spec)
-    if spec.kind == "openai+http":
-        return OpenAi(extra, model=spec.options.get("model", ""), fim=_fim(spec))
-    return Llama(extra) if spec.kind == "llama+http" else Tabby(extra)
-
-
-@dataclass(frozen=True, slots=True)
 class Dialect(ABC):
-    """A request format and its answer format, by default server-sent events."""
+    """A request format and its answer format, by default server-sent events in the form of OpenAI's API."""
 
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Added to each body."""
-    path: str = "/v1/completions"
+    path = "/v1/completions"
     """The path of the POST."""
 
     @abstractmethod
     def body(self, request: TypedRequest, language_id: str, max_tokens: int) -> dict[str, Any]:
-        """Return the body of the POST, without `extra`."""
-
-    @abstractmethod
-    def take_chunk(self, chunk: Mapping[str, Any], record: Record) -> None:
-        """Write the content of an event to a record."""
+        """Return the body of the POST."""
 
     def take(self, line: bytes, record: Record) -> None:
         """Write a line of an answer to a record. Raises ValueError, KeyError or TypeError for another dialect."""
@@ -57,6 +42,13 @@ class Dialect(ABC):
             record.end(Outcome.ERROR, json.dumps(chunk["error"]))
         elif chunk is not None:
             self.take_chunk(chunk, record)
+
+    def take_chunk(self, chunk: Mapping[str, Any], record: Record) -> None:
+        """Write the content of an event to a record."""
+        if text := "".join(choice["text"] for choice in chunk["choices"]):
+            record.text_came(text)
+        if usage := chunk.get("usage"):
+            record.completion_tokens = int(usage["completion_tokens"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +72,6 @@ class OpenAi(Dialect):
             body["model"] = self.model
         return body | self._prompt(request)
 
-    def take_chunk(self, chunk: Mapping[str, Any], record: Record) -> None:
-        """See Dialect."""
-        _take_choices(chunk, record)
-        if usage := chunk.get("usage"):
-            record.completion_tokens = int(usage["completion_tokens"])
-
     def _prompt(self, request: TypedRequest) -> dict[str, Any]:
         if request.token_ids:
             return {"prompt": request.token_ids}
@@ -96,11 +82,10 @@ class OpenAi(Dialect):
         return {"prompt": f"{before}{request.prefix}{between}{request.suffix}{after}"}
 
 
-@dataclass(frozen=True, slots=True)
 class Llama(Dialect):
     """llama-server's `/infill`, streaming."""
 
-    path: str = "/infill"
+    path = "/infill"
 
     def body(self, request: TypedRequest, language_id: str, max_tokens: int) -> dict[str, Any]:
         """See Dialect."""
@@ -121,7 +106,6 @@ class Llama(Dialect):
             record.completion_tokens = int(chunk["tokens_predicted"])
 
 
-@dataclass(frozen=True, slots=True)
 class Tabby(Dialect):
     """Tabby's completions: one answer, as a whole. The server sets its length."""
 
@@ -135,14 +119,15 @@ class Tabby(Dialect):
         if line.strip():
             self.take_chunk(json.loads(line), record)
 
-    def take_chunk(self, chunk: Mapping[str, Any], record: Record) -> None:
-        """See Dialect."""
-        _take_choices(chunk, record)
 
-
-def _take_choices(chunk: Mapping[str, Any], record: Record) -> None:
-    if text := "".join(choice["text"] for choice in chunk["choices"]):
-        record.text_came(text)
+def _dialect_of(spec: TargetSpec) -> Dialect:
+    """Return a target's dialect. Raises TargetError if its prompt is invalid."""
+    if spec.kind != "openai+http":
+        return Llama() if spec.kind == "llama+http" else Tabby()
+    fim = spec.options.get("fim", "")
+    if fim and not 0 <= fim.find("{prefix}") < fim.find("{suffix}"):
+        raise TargetError(f"{spec.name}: fim must hold {{prefix}} and after it {{suffix}}, got {fim!r}")
+    return OpenAi(spec.options.get("model", ""), fim)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
@@ -156,14 +141,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return found
 
 
-def _fim(spec: TargetSpec) -> str:
-    fim = spec.options.get("fim", "")
-    if fim and not 0 <= fim.find("{prefix}") < fim.find("{suffix}"):
-        raise TargetError(f"{spec.name}: fim must hold {{prefix}} and after it {{suffix}}, got {fim!r}")
-    return fim
-
-
-def _extra(spec: TargetSpec) -> dict[str, Any]:
+def _extra_body(spec: TargetSpec) -> dict[str, Any]:
     text = spec.options.get("body", "{}")
     try:
         found = json.loads(text)
@@ -188,8 +166,8 @@ class HttpTarget:
         """Stays empty: these editors connect as they ask."""
         self._spec = spec
         self._settings = settings
-        self._dialect = dialect_of(spec)
-        self._body = {**self._dialect.extra, **(body or {})}
+        self._dialect = _dialect_of(spec)
+        self._body = _extra_body(spec) | dict(body or {})
         self._http: aiohttp.ClientSession | None = None
 
     @asynccontextmanager

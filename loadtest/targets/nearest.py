@@ -5,10 +5,8 @@ All editors of a process share the measurements, the connections and what is kno
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from completion.v1 import completion_pb2 as pb
 from completion_client import (
     Endpoint,
     EndpointError,
@@ -16,15 +14,13 @@ from completion_client import (
     RegionSettings,
     ReplicaSet,
     ReplicaStream,
-    ServiceError,
 )
 from completion_client.regions.availability import Health
 from completion_client.session_settings import RequestListener
 from completion_client.tls_faults import explain_tls
 from loadtest.targets import ClientSettings, TargetError, TargetSpec
+from loadtest.targets.editor import RequestFactory, StreamEditor, StreamLog, session_settings
 from loadtest.targets.record import Record
-from loadtest.targets.session import RecordListener, StreamEditor, StreamLog, session_settings
-from loadtest.targets.wire import RequestFactory
 from loadtest.traffic.typed import Trace, TypedSession
 
 
@@ -95,17 +91,13 @@ class NearestEditor(StreamEditor):
         self._routes = stream
         self._numbers = numbers
 
-    def listener(self, record: Record) -> RequestListener:
-        """See StreamEditor."""
-        return _RoutedListener(RecordListener(record), self.note_route)
-
     def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
         """See Editor."""
         super().send_nowait(record, max_tokens)
         self.note_route(record)
 
     def note_route(self, record: Record) -> None:
-        """Note where an open request is."""
+        """See StreamEditor."""
         route = self._routes.route(record.request.sequence)
         if route is not None:
             record.routed(self._numbers[route.endpoint], route.num_sent)
@@ -118,28 +110,6 @@ class NearestEditor(StreamEditor):
     def close_nowait(self) -> list[asyncio.Task[None]]:
         """See StreamEditor. The connections are for the editors of the next run then."""
         return [*super().close_nowait(), asyncio.create_task(self._view.aclose())]
-
-
-@dataclass(frozen=True, slots=True)
-class _RoutedListener:
-    """Writes to a record also which server each event came from."""
-
-    inner: RecordListener
-    note_route: Callable[[Record], None]
-
-    def on_text(self, text: str) -> None:
-        self.note_route(self.inner.record)
-        self.inner.on_text(text)
-
-    def on_end(self, end: pb.End) -> None:
-        record = self.inner.record
-        self.note_route(record)
-        record.num_duplicates += record.outcome is not None
-        self.inner.on_end(end)
-
-    def on_error(self, error: ServiceError) -> None:
-        self.note_route(self.inner.record)
-        self.inner.on_error(error)
 
 
 def _region_settings(spec: TargetSpec) -> RegionSettings:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from loadtest import LoadTestError
 from loadtest.traffic.sections import DocumentSettings
 
 STDLIB = "stdlib"
@@ -33,7 +34,7 @@ _GOES_ON_CHARS = 200
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-class DocumentsError(ValueError):
+class DocumentsError(LoadTestError):
     """There is too little text; the message says how much there is."""
 
 
@@ -142,7 +143,7 @@ def _after_key(text: str, at: int) -> int:
     return end
 
 
-class RecordedError(ValueError):
+class RecordedError(LoadTestError):
     """A file of arrivals can't be used; the message names the line."""
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
 
+from loadtest import LoadTestError
 from loadtest.traffic.sections import (
     AbuserSettings,
     AtLeastOne,
@@ -43,7 +44,7 @@ _PATHS = (("documents", "source"), ("recorded", "file"))
 _NOT_PATHS = ("stdlib", "")
 
 
-class ScenarioError(Exception):
+class ScenarioError(LoadTestError):
     """A scenario is not valid; the message names the keys, the allowed values and the given ones."""
 
 

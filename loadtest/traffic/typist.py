@@ -90,12 +90,6 @@ class TypingModel:
         """Keys per second in the long run."""
         return 1 / sum(share * gap.mean_s for share, gap in self._gaps())
 
-    @property
-    def keys_per_spell(self) -> float:
-        """Keys from one time away to the next; infinite for a typist who is never away."""
-        away, _gap = self._gaps()[-1]
-        return 1 / away if away else math.inf
-
     def requests_per_s(self, debounce_s: float) -> float:
         """Return the long-run requests per second of an editor that asks when no key came for `debounce_s`."""
         return self.keys_per_s * self.requests_per_key(debounce_s)

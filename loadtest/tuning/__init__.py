@@ -1,4 +1,4 @@
 """Finds the best number of speculative tokens (K) by batch size: measures a running server, fits, chooses and verifies.
 
-`blocks`, `fit`, `choice` and `verdict` are pure; `replay` and `tuner` talk to the server.
+`blocks`, `fit` and `choice` are pure; `replay` and `tuner` talk to the server.
 """

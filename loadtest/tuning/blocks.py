@@ -112,8 +112,6 @@ class Block:
     """Mean number of generations in the engine over the window."""
     total_ms: float = float("nan")
     """Median time of a whole completion."""
-    ttft_ms: float = float("nan")
-    """Median time to the first visible text."""
     stream_tokens_per_s: float = float("nan")
     """Median rate of one request after its first token."""
     shed: tuple[str, ...] = ()
@@ -138,7 +136,6 @@ class Block:
         """
         whole = [each for each in answers if each.shed_reason is None]
         shares = [each.share_in(window_s) for each in whole]
-        ttft, total = _histogram(each.ttft_s for each in whole), _histogram(each.total_s for each in whole)
         return cls(
             variant=variant,
             concurrency=concurrency,
@@ -155,13 +152,12 @@ class Block:
             decode_s=sum(each.decode_s for each in whole),
             mean_batch=_dot(shares, [each.engine_s for each in whole]) / window_s,
             total_ms=_median([each.total_s * MS for each in whole]),
-            ttft_ms=_median([each.ttft_s * MS for each in whole if each.ttft_s is not None]),
             stream_tokens_per_s=_median(
                 [(each.num_tokens - 1) / each.decode_s for each in whole if each.num_tokens > 1 and each.decode_s]
             ),
             shed=tuple(each.shed_reason for each in answers if each.shed_reason is not None),
-            ttft=ttft,
-            total=total,
+            ttft=_histogram(each.ttft_s for each in whole),
+            total=_histogram(each.total_s for each in whole),
         )
 
     @property
@@ -177,6 +173,11 @@ class Blocks:
     all: tuple[Block, ...]
 
     @property
+    def cells(self) -> list[tuple[int, Variant]]:
+        """Each concurrency with each variant."""
+        return [(concurrency, variant) for concurrency in self.concurrencies for variant in self.variants]
+
+    @property
     def concurrencies(self) -> list[int]:
         """The concurrencies, rising."""
         return sorted({each.concurrency for each in self.all})
@@ -188,9 +189,14 @@ class Blocks:
         return sorted(found, key=lambda each: (each.k is None, each.k or 0, each.name))
 
     @property
+    def ks(self) -> list[int]:
+        """The Ks of the variants with one K for all batch sizes, rising."""
+        return [each.k for each in self.variants if each.k is not None]
+
+    @property
     def max_num_speculative_tokens(self) -> int:
         """The largest K."""
-        return max((each.k for each in self.variants if each.k is not None), default=0)
+        return max(self.ks, default=0)
 
     @property
     def num_cached(self) -> int:
@@ -205,6 +211,10 @@ class Blocks:
     def goodput(self, concurrency: int, name: str) -> Array:
         """Return a variant's tokens per second, of shape (rounds,)."""
         return np.array([each.goodput for each in self.of(concurrency, name)])
+
+    def mean_goodput(self, concurrency: int, name: str) -> float:
+        """Return a variant's mean tokens per second over the rounds."""
+        return float(np.mean(self.goodput(concurrency, name)))
 
     def total_ms(self, concurrency: int, name: str) -> Array:
         """Return a variant's median time of a completion, of shape (rounds,)."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-from loadtest.tuning.blocks import Array, Block, Blocks, Variant
+from loadtest.tuning.blocks import Array, Block, Blocks
 
 _NUM_TERMS = 5
 
@@ -105,7 +105,7 @@ def fit_times(sweep: Blocks, loads: Sequence[Load]) -> StepTimeFit:
     """Return the step times that come nearest to those of each cell, relative to them."""
     batches = {load.concurrency: load.batch for load in loads}
     rows, targets = [], []
-    for concurrency, variant in cells(sweep):
+    for concurrency, variant in sweep.cells:
         seconds = step_s(sweep.of(concurrency, variant.name))
         if variant.k is not None and seconds > 0:
             rows.append(_terms(batches[concurrency], variant.k) / seconds)
@@ -116,9 +116,14 @@ def fit_times(sweep: Blocks, loads: Sequence[Load]) -> StepTimeFit:
     return StepTimeFit(tuple(float(each) for each in found))
 
 
-def cells(blocks: Blocks) -> list[tuple[int, Variant]]:
-    """Return each concurrency with each variant."""
-    return [(concurrency, variant) for concurrency in blocks.concurrencies for variant in blocks.variants]
+def misfit(sweep: Blocks, fit: Fit) -> float:
+    """Return the median relative error of the predicted goodput."""
+    found = [
+        abs(fit.goodput(concurrency, variant.k) / sweep.mean_goodput(concurrency, variant.name) - 1)
+        for concurrency, variant in sweep.cells
+        if variant.k is not None
+    ]
+    return float(np.median(found))
 
 
 def step_s(blocks: Sequence[Block]) -> float:

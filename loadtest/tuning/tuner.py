@@ -8,15 +8,26 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from completion.v1 import admin_pb2 as pb
+from loadtest import LoadTestError
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.typed import Trace
 from loadtest.tuning.blocks import Block, Blocks, Rows, Variant
-from loadtest.tuning.choice import Choice, best_fixed, choose, table_of
+from loadtest.tuning.choice import (
+    Choice,
+    Verification,
+    best_fixed,
+    candidates,
+    choose,
+    mispredictions,
+    table_of,
+    troubles,
+    verify,
+    words,
+)
 from loadtest.tuning.fit import Fit, fit
 from loadtest.tuning.replay import Replay, traffic_of
-from loadtest.tuning.verdict import Verification, candidates, mispredictions, troubles, verify, words
 
 CONCURRENCIES = (1, 4, 16, 64)
 
@@ -24,7 +35,7 @@ _SEEDS = {"sweep": "tune-k/sweep", "verify": "tune-k/verify"}
 """Seeds of the traffic. The verification uses other traffic than the sweep."""
 
 
-class TuningError(Exception):
+class TuningError(LoadTestError):
     """A server can't be tuned as asked; the message says why."""
 
 
@@ -156,11 +167,7 @@ class Tuner:
             compared, checks = candidates(table, fixed), Blocks(())
             if len(compared) > 1:
                 checks = await self.measure(
-                    "verify",
-                    [*compared, *beside],
-                    concurrencies,
-                    settings.verify_rounds,
-                    settings.seconds,
+                    "verify", [*compared, *beside], concurrencies, settings.verify_rounds, settings.seconds
                 )
         verification, fitted = verify(checks, table, fixed), fit(sweep)
         return Tuned(

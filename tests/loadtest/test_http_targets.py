@@ -19,6 +19,7 @@ from tests.support.server import eventually
 from tests.unit.loadtest.typed import PREFIX, trace
 
 HELD_S = 60.0
+ANSWERED, EMPTY, REFUSED, BROKEN = range(1, 5)
 
 
 @dataclass
@@ -132,6 +133,47 @@ async def test_an_answer_in_another_form_is_an_error(uri: str) -> None:
             run = await drive(found, trace((0.0, 9.0)), has_lead_in=False)
     assert [result.outcome.value for result in run.results] == ["error"]
     assert "can't be read" in run.results[0].error
+
+
+async def test_requests_end_as_the_server_says() -> None:
+    bodies: list[dict[str, Any]] = []
+
+    async def complete(http: web.Request) -> web.Response:
+        bodies.append(await http.json())
+        (kind,) = bodies[-1]["prompt"]
+        if kind == REFUSED:
+            return web.Response(status=400, text="a bad prompt")
+        if kind == BROKEN:
+            return web.Response(body=b'data: {"error": {"message": "it broke"}}\n\n')
+        text, usage = "pass" if kind == ANSWERED else " ", {"completion_tokens": 3}
+        lines = ({"choices": [{"text": text}]}, {"choices": [], "usage": usage})
+        return web.Response(body=b"".join(b"data: %s\n\n" % json.dumps(line).encode() for line in lines))
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", complete)
+    kinds = (ANSWERED, EMPTY, REFUSED, BROKEN)
+    made = trace(*((0.02 * place, 5.0) for place in range(len(kinds))))
+    made = made.with_token_ids(iter([(ANSWERED,), *((kind,) for kind in kinds)]))
+    async with TestServer(app) as running:
+        spec = parse_target(f"openai+http://127.0.0.1:{running.port}")
+        async with HttpTarget(spec, ClientSettings(24), {"stop_token_ids": [7]}) as found:
+            run = await drive(found, made)
+    assert [result.outcome.value for result in run.results] == ["answered", "empty", "error", "error"]
+    assert [result.completion_tokens for result in run.results] == [3, 3, 0, 0]
+    assert run.results[2].error == "a bad prompt"
+    assert "it broke" in run.results[3].error
+    assert (bodies[0]["max_tokens"], bodies[1]["max_tokens"], bodies[1]["stop_token_ids"]) == (1, 24, [7])
+
+
+async def test_stragglers_are_cancelled_and_no_server_is_an_error() -> None:
+    async with target("llama+http://HOST") as (server, found):
+        made = text_only(trace((0.0, 9.0), (0.1, 9.0), duration_s=0.2))
+        run = await drive(found, made, drain_s=0.05, has_lead_in=False)
+        await eventually(lambda: server.num_hung_up == 1)
+    assert [result.outcome.value for result in run.results] == ["answered", "unanswered"]
+    async with HttpTarget(parse_target("llama+http://127.0.0.1:1"), ClientSettings()) as nobody:
+        run = await drive(nobody, trace((0.0, 9.0)), has_lead_in=False)
+    assert [result.outcome.value for result in run.results] == ["error"]
 
 
 async def test_a_request_says_how_many_tokens_it_wants() -> None:

@@ -13,7 +13,7 @@ from loadtest.bench.peers.vllm_serve import VllmServe
 from loadtest.bench.runner.figures import all_rounded, named, percentile, rounded, text_table
 from loadtest.bench.runner.figures import ratio as ratio_of
 from loadtest.report.canvas import bars_svg
-from loadtest.search.capacity import Trial
+from loadtest.search import Trial
 from loadtest.tuning.choice import Estimate
 
 OURS, OURS_UNCACHED = "this server", "this server, completion cache off"

@@ -30,7 +30,7 @@ from loadtest.bench.capacity.trials import (
 from loadtest.bench.runner.editing import EditingContestant, EditingRuns
 from loadtest.bench.runner.schedule import rotated
 from loadtest.driving.driver import lead_in
-from loadtest.search.capacity import Bisection, SearchSettings, Trial
+from loadtest.search import Bisection, SearchSettings, Trial
 from loadtest.targets import Editor, Target, TargetError
 from loadtest.targets.record import Outcome, Record, RunClock
 from loadtest.traffic.scenario import Scenario

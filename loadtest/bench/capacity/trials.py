@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from loadtest.bench.runner.figures import percentile
 from loadtest.driving.driver import Run
-from loadtest.search.capacity import Trial
+from loadtest.search import Trial
 from loadtest.targets.record import Result
 from loadtest.traffic.typed import Text, Trace, TypedRequest
 

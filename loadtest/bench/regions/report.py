@@ -16,8 +16,8 @@ from loadtest.bench.runner.figures import rounded, text_table
 from loadtest.report import charts, tables
 from loadtest.report.canvas import svg_file
 from loadtest.report.charts import region_lanes
+from loadtest.report.document import Verdict
 from loadtest.report.figures import shown_number
-from loadtest.report.gate import Verdict
 from loadtest.report.page import Picture, Section, render
 from loadtest.stats import RunStats
 from loadtest.traffic.scenario import Scenario

@@ -33,12 +33,10 @@ from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.typed import Trace
 from loadtest.tuning.blocks import Blocks, Variant
-from loadtest.tuning.choice import MIN_ROUNDS, OFF, crossover
-from loadtest.tuning.document import as_json
-from loadtest.tuning.page import render_tuning
+from loadtest.tuning.choice import MIN_ROUNDS, OFF, as_variant, crossover, goodput_ratio
 from loadtest.tuning.replay import Replay, traffic_of
+from loadtest.tuning.report import as_json, render_tuning
 from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
-from loadtest.tuning.verdict import as_variant, goodput_ratio
 
 MAX_K = 8
 NO_DRAFT = Variant("no draft")

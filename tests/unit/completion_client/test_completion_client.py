@@ -31,7 +31,7 @@ from completion_client.session_settings import Backoff, SessionSettings
 from completion_server.core.trace_context import ParentSpan
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from loadtest.targets import ClientSettings
-from loadtest.targets.wire import RequestFactory
+from loadtest.targets.editor import RequestFactory
 from tests.support.regions import ENDLESS_REQUEST, script
 from tests.support.server import RunningServer, endless_config, endless_engine, eventually, run_server
 

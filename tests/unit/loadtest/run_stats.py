@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.report.document import RunDocument, TargetResult
-from loadtest.report.gate import parse_gates
+from loadtest.report.document import RunDocument, TargetResult, parse_gates
 from loadtest.stats import RunStats
 from loadtest.traffic.sections import CriteriaSettings
 

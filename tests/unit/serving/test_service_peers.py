@@ -15,7 +15,7 @@ from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.scripted.model import SMALL_MODEL_ON_TWO_CORES
 from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
-from loadtest.simulation.editors import EditorModel, requests_of_all
+from loadtest.simulation.workload import EditorModel, requests_of_all
 from tests.support.services import Prompts, RunningService, in_virtual_time
 
 OFFICE, ABUSER = "203.0.113.7", "198.51.100.9"

@@ -42,7 +42,7 @@ from loadtest.bench.capacity.trials import (
     with_sliding_window,
 )
 from loadtest.driving.driver import Run
-from loadtest.search.capacity import Trial
+from loadtest.search import Trial
 from loadtest.targets import Editor, TargetError
 from loadtest.targets.record import Outcome, Record, Result
 from loadtest.traffic.scenario import Scenario

@@ -1,9 +1,8 @@
-"""Servers that answer as a script says: a `Session` stream over gRPC, and vLLM's completions API over HTTP."""
+"""A server that answers as a script says, over a `Session` stream."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +16,7 @@ from completion_server.core.errors import SessionEndedError
 from completion_server.rpc.status import abort
 from loadtest.targets import ClientSettings, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
-from loadtest.targets.http import HttpTarget
 from loadtest.targets.record import Result
-from loadtest.traffic.typed import Trace
 from tests.unit.loadtest.typed import GOES_ON
 
 METRICS = """
@@ -153,67 +150,8 @@ async def session_target(editors: Editors, *, cancels_at_key: bool = False) -> A
             yield target
 
 
-@dataclass
-class Completions:
-    """vLLM's completions API; the first token id of a prompt selects the action: 1 answers, 2 holds, 3 refuses, ..."""
-
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    num_hung_up: int = 0
-
-    async def complete(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        self.bodies.append(body)
-        does = body["prompt"][0]
-        if does == 3:
-            return web.Response(status=400, text="a bad prompt")
-        answer = web.StreamResponse()
-        await answer.prepare(request)
-        if does == 4:
-            await answer.write(b'data: {"error": {"message": "it broke"}}\n\n')
-        else:
-            await answer.write(_chunk("\n  ", 1))
-            await answer.write(_chunk("pass" if does != 5 else "", 2))
-        if does == 2:
-            try:
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                self.num_hung_up += 1
-                raise
-        await answer.write(b'data: {"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":3}}\n\n')
-        await answer.write(b"data: [DONE]\n\n")
-        return answer
-
-
-def _chunk(text: str, tokens: int) -> bytes:
-    chunk = {"choices": [{"text": text}], "usage": {"completion_tokens": tokens}}
-    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
-
-
-@asynccontextmanager
-async def http_target(completions: Completions) -> AsyncIterator[HttpTarget]:
-    app = web.Application()
-    app.router.add_get("/metrics", Counter().show)
-    app.router.add_post("/v1/completions", completions.complete)
-    server = TestServer(app)
-    await server.start_server()
-    try:
-        url = str(server.make_url("/metrics"))
-        spec = TargetSpec("fake", "openai+http", (f"127.0.0.1:{server.port}",), {"model": "m"}, metrics_url=url)
-        async with HttpTarget(spec, ClientSettings(24), {"stop_token_ids": [7]}) as target:
-            yield target
-    finally:
-        await server.close()
-
-
 def outcomes(results: tuple[Result, ...]) -> list[str]:
     return [result.outcome.value for result in results]
-
-
-@contextmanager
-def doing(made: Trace, *token_ids: int) -> Iterator[Trace]:
-    """Give a trace's requests prompts that select the action of `Completions`; openings are answered."""
-    ids = iter([(1,), *((each,) for each in token_ids)] * len(made.sessions))
-    yield made.with_token_ids(ids)
 
 
 async def until(condition: Any) -> None:

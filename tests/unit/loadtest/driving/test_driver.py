@@ -1,26 +1,26 @@
-"""The open-loop driver on targets in this process and on HTTP servers, its records, and the counters that it reads."""
+"""The open-loop driver on targets in this process, its records, the turns of targets, and signals during a run."""
 
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from loadtest.driving.driver import Callbacks, Driver, drive
+from loadtest.driving.run import BlocksError, join, plan
+from loadtest.driving.worker_pool import Interruption
 from loadtest.processes.meter import MetricsError, sum_counter
-from loadtest.targets import ClientSettings, TargetSpec
-from loadtest.targets.http import HttpTarget
+from loadtest.stats import RunStats
+from loadtest.targets import parse_target
 from loadtest.targets.record import Outcome, Record, RunClock
+from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.typed import Trace, Trigger
-from tests.unit.loadtest.driving.fake_servers import (
-    METRICS,
-    Completions,
-    doing,
-    http_target,
-    outcomes,
-    until,
-)
+from tests.unit.loadtest.driving.fake_servers import METRICS, outcomes
 from tests.unit.loadtest.typed import GOES_ON, trace
+
+SPECS = [parse_target(f"{name}=grpc://127.0.0.1:1") for name in ("a", "b", "c")]
 
 
 class Silent:
@@ -98,23 +98,18 @@ async def test_requests_are_sent_regardless_of_earlier_outcomes() -> None:
     assert all(result.lag_s >= 0 for result in run.results), "none goes out before its time"
 
 
-async def test_lateness_counts() -> None:
-    clock = RunClock()
-    late = Record(trace((-0.5, 9.0)).sessions[0].requests[0], clock)
+async def test_lateness_counts_and_only_the_first_end() -> None:
+    late = Record(trace((-0.5, 9.0)).sessions[0].requests[0], RunClock())
     late.text_came("  \n")
     assert not late.has_text
     late.text_came(" x")
+    late.end(Outcome.HUNG_UP)
+    late.end_whole()
     result = late.result()
+    assert result.outcome is Outcome.HUNG_UP
     assert result.lag_s >= 0.5
     assert result.ttft_s is not None
     assert result.ttft_s >= result.lag_s
-
-
-async def test_only_the_first_end_counts() -> None:
-    record = Record(trace((0.0, 9.0)).sessions[0].requests[0], RunClock())
-    record.end(Outcome.HUNG_UP)
-    record.end_whole()
-    assert record.result().outcome is Outcome.HUNG_UP
 
 
 def test_a_counter_is_summed_over_its_labels() -> None:
@@ -125,40 +120,64 @@ def test_a_counter_is_summed_over_its_labels() -> None:
         sum_counter(METRICS % 5, ["other_total"])
 
 
-async def test_http_requests_end_as_the_server_says() -> None:
-    completions = Completions()
-    keys = [(0.02 * place, 5.0) for place in range(4)]
-    async with http_target(completions) as target:
-        with doing(trace(*keys), 1, 5, 3, 4) as made:
-            run = await drive(target, made)
-    assert outcomes(run.results) == ["answered", "empty", "error", "error"]
-    answered, empty, refused, broken = run.results
-    assert answered.completion_tokens == empty.completion_tokens == 3
-    assert answered.ttft_s is not None
-    assert refused.error == "a bad prompt"
-    assert "it broke" in broken.error
-    assert run.generated_tokens == 10
-    assert completions.bodies[0]["max_tokens"] == 1
-    body = completions.bodies[1]
-    assert (body["max_tokens"], body["stop_token_ids"], body["prompt"]) == (24, [7], [1])
-    assert "cache_salt" not in body
+def of(**fields: Any) -> Scenario:
+    return Scenario.of({"name": "made", "duration_s": 12, "slice_s": 2, **fields})
 
 
-async def test_http_stragglers_are_cancelled_and_unanswered() -> None:
-    completions = Completions()
-    async with http_target(completions) as target:
-        with doing(trace((0.0, 60.0), duration_s=0.05), 2) as made:
-            run = await drive(target, made, drain_s=0.05)
-        await until(lambda: completions.num_hung_up == 1)
-    assert outcomes(run.results) == ["unanswered"]
+def test_targets_have_the_whole_run_in_turn_or_meet_the_same_traffic_in_blocks() -> None:
+    turns = list(plan(of(), SPECS, 1))
+    assert [(turn.number, turn.num_turns, turn.spec.name) for turn in turns] == [(0, 3, "a"), (1, 3, "b"), (2, 3, "c")]
+    assert all(turn.scenario == of() for turn in turns)
+    turns = list(plan(of(), SPECS, 3))
+    assert [turn.spec.name for turn in turns] == [*"abc", *"bca", *"cab"]
+    assert {turn.scenario.duration_s for turn in turns} == {4.0}
+    seeds = [turn.scenario.seed for turn in turns]
+    assert len(set(seeds)) == 3
+    assert seeds == [seed for seed in dict.fromkeys(seeds) for _ in SPECS]
+    assert seeds == [turn.scenario.seed for turn in plan(of(), SPECS, 3)], "the same each time"
 
 
-async def test_no_server_is_an_error_of_the_request() -> None:
-    async with (
-        HttpTarget(TargetSpec("fake", "openai+http", ("127.0.0.1:1",)), ClientSettings()) as target,
-        target.editors(trace((0.0, 9.0))) as found,
-    ):
-        record = Record(trace((0.0, 9.0)).sessions[0].requests[0], RunClock())
-        found[0].send_nowait(record)
-        await record.wait_ended()
-    assert record.result().outcome is Outcome.ERROR
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"events": [{"kind": "reconnect", "at_s": 1}]}, "has events"),
+        ({"shape": {"kind": "ramp"}}, "has the shape ramp"),
+        ({"duration_s": 5}, "is too short for 3 blocks"),
+        ({"recorded": {"file": "some.csv"}}, "is recorded"),
+    ],
+)
+def test_scenarios_that_need_a_whole_run_are_not_divided(fields: dict[str, Any], why: str) -> None:
+    assert len(list(plan(of(**fields), SPECS, 1))) == 3
+    with pytest.raises(BlocksError, match=f"scenario made {why}"):
+        list(plan(of(**fields), SPECS, 3))
+
+
+def block(intended: int, workers: frozenset[int] = frozenset({0, 1})) -> RunStats:
+    stats = RunStats("a", 4.0, 2.0, workers=workers, num_workers=2)
+    stats.total.counters.update({"sessions": 5, "intended": 2 * intended, "sessions_lost": 1})
+    for at_s in (0.5, 2.5):
+        stats.slice_at(at_s).counters["intended"] += intended
+        stats.total.record("ttft", 0.1)
+    return stats
+
+
+def test_blocks_are_appended_in_order() -> None:
+    first, second, third = block(1), block(10), block(100, frozenset({0}))
+    second.duration_s = 3.1  # it was broken off
+    whole = join(join(join(None, first), second), third)
+    assert whole.duration_s == 11.1
+    assert [piece.counters["intended"] for piece in whole.slices] == [1, 1, 10, 10, 100, 100]
+    assert whole.total.counters == {"intended": 222, "sessions": 5, "sessions_lost": 3}
+    assert len(whole.total.histograms["ttft"]) == 6
+    assert whole.workers == {0}, "a worker that missed a block is missing"
+
+
+def test_the_first_signal_is_noted_and_the_second_is_not_held_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interruption() as interruption:
+        assert not interruption.is_asked
+        signal.raise_signal(signal.SIGTERM)
+        assert interruption.is_asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before

@@ -10,7 +10,7 @@ from completion_client import RegionSettings
 from loadtest.driving.driver import Callbacks, Driver, drive
 from loadtest.driving.worker import make_recorder
 from loadtest.stats import RunStats
-from loadtest.targets import NEAREST, ClientSettings, TargetError, TargetSpec, nearest_target, parse_target
+from loadtest.targets import NEAREST, ClientSettings, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import Outcome, Record, RunClock
 from loadtest.traffic.scenario import Scenario
@@ -19,35 +19,6 @@ from tests.unit.loadtest.driving.fake_servers import Editors, outcomes, serving
 from tests.unit.loadtest.typed import request, trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
-
-
-def test_a_list_of_servers_is_a_target() -> None:
-    spec = nearest_target("a:1, [::1]:2 ,c:3")
-    assert (spec.kind, spec.hosts) == (NEAREST, ("a:1", "[::1]:2", "c:3"))
-    assert nearest_target("a,b:2").hosts == ("a:50051", "b:2")
-    assert parse_target("ours=grpc+nearest://a:1,b:2?return_spread_s=4").options == {"return_spread_s": "4"}
-
-
-@pytest.mark.parametrize(
-    ("servers", "said"),
-    [
-        ("", "servers must be HOST:PORT,HOST:PORT.*, got ''"),
-        ("a:1,,b:2", "got 'a:1,,b:2'"),
-        ("a:1,b:2,", "got 'a:1,b:2,'"),
-        ("a:1", "at least two HOST:PORT,HOST:PORT, got 1"),
-        ("a:1,b:2,a:1", "a:1 is there 2 times"),
-        ("a:1,b:70000", "'b:70000' is not HOST:PORT"),
-    ],
-)
-def test_a_bad_list_of_servers_is_an_error(servers: str, said: str) -> None:
-    with pytest.raises(TargetError, match=said):
-        nearest_target(servers)
-
-
-@pytest.mark.parametrize("spread", ["soon", "-1", "inf"])
-def test_a_bad_spread_is_an_error(spread: str) -> None:
-    with pytest.raises(TargetError, match="return_spread_s.*" + spread):
-        GrpcTarget(parse_target(f"grpc+nearest://a:1,b:2?return_spread_s={spread}"), ClientSettings())
 
 
 async def test_editors_go_elsewhere_when_their_server_goes_and_are_counted_where_they_are() -> None:
@@ -127,7 +98,8 @@ async def test_requests_count_for_the_region_that_they_reached() -> None:
     scenario = Scenario.of({"name": "x", "regions": [{"name": "us", "share": 0.5}, {"name": "eu", "share": 0.5}]})
     made = trace((0.0, 9.0))
     stats = RunStats("ours", 1.0, 1.0)
-    recorder = make_recorder(stats, made, scenario, TargetSpec("ours", NEAREST, ("a:1", "b:2")))
+    spec = TargetSpec("ours", NEAREST, ("a:1", "b:2"))
+    recorder = make_recorder(stats, made, scenario, spec)
     for region in (1, None):
         record = Record(request(), RunClock(), recorder.ended)
         recorder.due(record)
@@ -141,11 +113,6 @@ async def test_requests_count_for_the_region_that_they_reached() -> None:
     assert (counted["region/us/present"], counted["region/eu/present"]) == (1, 4)
     assert "region/us/intended" not in counted
     assert piece.counters["resent"] == 1
-
-
-async def test_hosts_have_their_own_names_if_the_scenario_has_other_regions() -> None:
-    stats = RunStats("ours", 1.0, 1.0)
-    spec = TargetSpec("ours", NEAREST, ("a:1", "b:2"))
-    recorder = make_recorder(stats, trace((0.0, 9.0)), Scenario.of({"name": "x"}), spec)
-    recorder.present(0.5, {1: 3})
-    assert stats.slices[0].counters == {"region/b:2/present": 3}
+    hosts = RunStats("ours", 1.0, 1.0)
+    make_recorder(hosts, made, Scenario.of({"name": "x"}), spec).present(0.5, {1: 3})
+    assert hosts.slices[0].counters == {"region/b:2/present": 3}, "the scenario has no names for the hosts"

@@ -49,26 +49,18 @@ async def test_session_editors_just_send_their_next_request() -> None:
 
 
 async def test_session_editors_may_cancel_at_the_key() -> None:
-    editors = Editors({OPENING_SEQUENCE + 1: "hold"})
+    editors = Editors({OPENING_SEQUENCE + 1: "hold", OPENING_SEQUENCE + 4: "hold"})
     async with session_target(editors, cancels_at_key=True) as target:
-        run = await drive(target, trace((0.0, 0.05), (0.1, 0.3), (0.4, 1.0)))
-    assert outcomes(run.results) == ["hung_up", "answered", "answered"]
-    assert editors.cancelled == [OPENING_SEQUENCE + 1], "an ended request is not cancelled"
+        run = await drive(target, trace((0.0, 0.05), (0.1, 0.3), (0.4, 1.0), (0.5, 0.55), duration_s=0.6))
+    assert outcomes(run.results) == ["hung_up", "answered", "answered", "hung_up"]
+    assert editors.cancelled == [OPENING_SEQUENCE + 1, OPENING_SEQUENCE + 4], "an ended request is not cancelled"
     assert run.results[0].completion_tokens == 2
-
-
-async def test_session_editors_cancel_the_last_request_too() -> None:
-    editors = Editors({OPENING_SEQUENCE + 1: "hold"})
-    async with session_target(editors, cancels_at_key=True) as target:
-        run = await drive(target, trace((0.0, 0.05), duration_s=0.1))
-    assert outcomes(run.results) == ["hung_up"]
 
 
 async def test_session_editors_keep_what_the_user_types_along() -> None:
     editors = Editors({OPENING_SEQUENCE + 1: "along"})
-    made = trace((0.0, 0.05), (0.1, 1.0))
     async with session_target(editors, cancels_at_key=True) as target:
-        run = await drive(target, made)
+        run = await drive(target, trace((0.0, 0.05), (0.1, 1.0)))
     assert outcomes(run.results) == ["superseded", "answered"]
     assert editors.cancelled == []
 
@@ -184,7 +176,7 @@ async def test_a_deadline_ends_a_session_s_request() -> None:
 
 
 async def test_a_server_without_grpc_is_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.targets.session.CONNECT_S", 0.1)
+    monkeypatch.setattr("loadtest.targets.grpc.CONNECT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host = f"127.0.0.1:{silent.getsockname()[1]}"
         async with GrpcTarget(TargetSpec("fake", "grpc", (host,)), ClientSettings()) as target:

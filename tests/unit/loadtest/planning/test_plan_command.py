@@ -13,7 +13,7 @@ from loadtest.commands.searches import capacity_json
 from loadtest.planning.command import plan
 from loadtest.planning.report import LatencyGoal, ReportError, read_measured
 from loadtest.report.figures import figures
-from loadtest.search.capacity import Capacity, Trial
+from loadtest.search import Capacity, Trial
 from loadtest.stats import RunStats
 from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_stats
 

@@ -1,4 +1,4 @@
-"""The JSON document: it keeps everything, fits its schema, and an invalid one is refused with the reason."""
+"""The JSON document keeps everything and fits its schema; gates are read, judged, and refused with the reason."""
 
 import json
 import math
@@ -7,9 +7,25 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from loadtest.report.document import SCHEMA, DocumentError, RunDocument, read_document
+from loadtest.report.document import (
+    SCHEMA,
+    Condition,
+    DocumentError,
+    GateError,
+    RunDocument,
+    is_passed,
+    judge,
+    parse_gate,
+    parse_gates,
+    read_document,
+)
+from loadtest.report.figures import FIGURES
 from tests.unit.loadtest.run_stats import make_document, make_stats
+
+OPERATORS = ("<", "<=", ">", ">=", "==")
 
 
 @pytest.fixture
@@ -19,7 +35,14 @@ def document() -> RunDocument:
     return make_document(stats, gates=("error_rate<1,usd_per_completion<1",), events=[{"kind": "reconnect", "at_s": 1}])
 
 
-def test_it_survives_being_written(document: RunDocument, tmp_path: Path) -> None:
+def test_it_fits_its_schema_and_survives_being_written(document: RunDocument, tmp_path: Path) -> None:
+    schema = json.loads(SCHEMA.read_text())
+    checker = jsonschema.Draft202012Validator(schema)
+    checker.check_schema(schema)
+    checker.validate(document.as_json())
+    assert not checker.is_valid(document.as_json() | {"schema_version": 1})
+    assert set(schema["required"]) == set(document.as_json())
+    assert set(schema["$defs"]["target"]["required"]) == set(document.as_json()["targets"][0])
     path = tmp_path / "run.json"
     document.write(path)
     again = read_document(path)
@@ -31,16 +54,6 @@ def test_it_survives_being_written(document: RunDocument, tmp_path: Path) -> Non
     assert not again.is_passed
     assert again.events == ((1.0, "reconnect"),)
     assert again.criteria.slo_ttft_ms == 200
-
-
-def test_it_fits_its_schema(document: RunDocument) -> None:
-    schema = json.loads(SCHEMA.read_text())
-    checker = jsonschema.Draft202012Validator(schema)
-    checker.check_schema(schema)
-    checker.validate(document.as_json())
-    assert not checker.is_valid(document.as_json() | {"schema_version": 1})
-    assert set(schema["required"]) == set(document.as_json())
-    assert set(schema["$defs"]["target"]["required"]) == set(document.as_json()["targets"][0])
 
 
 @pytest.mark.parametrize(
@@ -65,17 +78,56 @@ def test_an_invalid_document_is_refused(
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '"loadtest"', "{}"])
-def test_a_file_without_a_json_object_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "[]", '"loadtest"', "{}", None])
+def test_a_file_without_a_json_object_is_refused(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "run.json"
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(DocumentError, match=r"run\.json: "):
         read_document(path)
-    with pytest.raises(DocumentError, match=r"none\.json: "):
-        read_document(tmp_path / "none.json")
 
 
-def test_an_unknown_target_is_refused_with_the_known_names(document: RunDocument) -> None:
-    assert document.target("ours") is document.targets[0]
-    with pytest.raises(DocumentError, match="there is no target 'theirs', only ours"):
-        document.target("theirs")
+def test_a_gate_is_conditions_with_commas_between_and_a_figure_has_two_spellings() -> None:
+    expected = Condition("pause_ttft_ms_p95", "<", 200.0), Condition("error_rate", "<=", 0.001)
+    for figure in ("pause_ttft_ms_p95", "pause_ttft_p95_ms"):
+        assert parse_gate(f"{figure}<200, error_rate <= 0.001") == expected
+    assert len(parse_gates(["seen_per_s>1", "sessions==10,sessions_lost==0"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pause_ttft_p95<200", "there is no figure 'pause_ttft_p95'; the nearest is 'pause_ttft_ms_p95'"),
+        ("error_rate", "a gate is FIGURE, one of <= >= == < >, and a number, got 'error_rate'"),
+        ("error_rate<", "a gate is FIGURE"),
+        ("error_rate=1", "a gate is FIGURE"),
+        ("error_rate<<1", "a gate is FIGURE"),
+        ("error_rate<1,", "a gate is FIGURE"),
+        ("error_rate<few", "error_rate: 'few' is not a number"),
+        ("error_rate<nan", "error_rate: 'nan' is not a number"),
+        ("error_rate<inf", "error_rate: 'inf' is not a number"),
+    ],
+)
+def test_the_error_of_a_bad_gate_names_the_fault(text: str, message: str) -> None:
+    with pytest.raises(GateError) as raised:
+        parse_gate(text)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("operator", "met", "missed"), [("<", 1.0, 2.0), ("<=", 2.0, 2.1), (">", 3.0, 2.0), (">=", 2.0, 1.9), ("==", 2, 1)]
+)
+def test_each_operator_and_a_figure_without_a_value(operator: str, met: float, missed: float) -> None:
+    conditions = parse_gate(f"error_rate{operator}2,seen_per_s>5")
+    assert is_passed(conditions, {"error_rate": met, "seen_per_s": 6.0})
+    assert not is_passed(conditions, {"error_rate": missed, "seen_per_s": 6.0})
+    assert not is_passed(conditions, {"error_rate": met, "seen_per_s": 5.0})
+    for figures in ({}, {"error_rate": math.nan}):
+        verdict = judge(conditions, figures)[0]
+        assert (verdict.is_met, verdict.said) == (False, "has no value in this run")
+
+
+@given(st.sampled_from(sorted(FIGURES)), st.sampled_from(OPERATORS), st.integers(-(10**6), 10**6))
+def test_a_condition_is_read_as_it_is_written(figure: str, operator: str, thousandths: int) -> None:
+    condition = Condition(figure, operator, thousandths / 1000)
+    assert parse_gate(str(condition)) == (condition,)

@@ -1,5 +1,6 @@
 """The page: one file that loads nothing over the network, with every picture, for any names in it."""
 
+import math
 import re
 from html.parser import HTMLParser
 
@@ -8,12 +9,10 @@ import pytest
 
 from loadtest.processes.meter import ProcessUsage
 from loadtest.report.canvas import curve_picture, curve_svg, svg_file, svg_for_page
-from loadtest.report.charts import region_lanes, ttft_distribution
+from loadtest.report.charts import Series, region_lanes, ttft_distribution
 from loadtest.report.document import RunDocument
 from loadtest.report.page import render_page
-from loadtest.report.sums import Series
-from loadtest.search.sweep import Point, Sweep, render_sweep, slope
-from loadtest.search.sweep import table as sweep_table
+from loadtest.search import Point, Sweep, render_sweep, slope, sweep_table
 from loadtest.stats import RunStats
 from tests.unit.loadtest.run_stats import make_document, make_stats, record
 
@@ -71,68 +70,42 @@ def text(document: RunDocument) -> str:
     return render_page(document)
 
 
-def test_it_has_every_picture(text: str) -> None:
+def test_it_has_every_picture_and_word(text: str) -> None:
     captions = re.findall(r"<figcaption><b>([^<]*)</b>", text)
     of_each = ["Asked and seen", "Latency over time", "What became of the requests"]
     overlays = ["Completions seen", "TTFT of pauses, p95", "How soon the first text came"]
     assert captions == [*overlays, *of_each, "TTFT by cause", "TTFT by region", *of_each]
     page = Page(text)
     assert page.tags.count("svg") == len(captions)
-    for word in (
-        "p95",
-        "superseded",
-        "prefill",
-        "front end and network",
-        "region loss: us",
-        "reconnect",
-        "budget 200 ms",
-    ):
-        assert word in page.text
-
-
-def test_it_shows_figures_and_gates(text: str) -> None:
-    page = Page(text)
-    for word in ("pause_ttft_ms_p95", "has no value in this run", "FAILED", "passed", "Editors that type.", "1.2.3"):
-        assert word in page.text
-    assert "INVALID" not in page.text
-
-
-def test_it_defines_the_words_of_its_summary(text: str) -> None:
-    page = Page(text)
     for words in (
-        "What the words mean",
-        "a pause is a wait of 500 ms or more",
-        "SLO: text in 200 ms, end in 1000 ms",
+        *("p95", "superseded", "prefill", "front end and network", "region loss: us", "reconnect", "budget 200 ms"),
+        *("pause_ttft_ms_p95", "has no value in this run", "FAILED", "passed", "Editors that type.", "1.2.3"),
+        *("What the words mean", "a pause is a wait of 500 ms or more", "SLO: text in 200 ms, end in 1000 ms"),
         "those hung up on by the editor (the user typed on before the answer had ended)",
         "editors not connected at the end",
     ):
         assert words in page.text
+    assert "INVALID" not in page.text
 
 
-def test_it_loads_nothing_over_the_network(text: str) -> None:
+def test_it_is_one_file_that_loads_nothing_and_takes_the_colours_of_its_reader(
+    document: RunDocument, text: str
+) -> None:
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object", "image"} & set(page.tags)
-    assert not [value for _name, value in page.attributes if re.search(r"https?:|//|javascript:", value)
-                and not value.startswith("grpc:")]  # fmt: skip
-    assert "@import" not in text
+    assert not [value for _name, value in page.attributes if re.search(r"https?:|//|javascript:", value)]
+    assert not re.search(r"@import|https?://", text)
     assert set(re.findall(r"url\((.)", text)) == {"#"}
-    assert not re.search(r"https?://", text)
-
-
-def test_ids_are_unique_and_references_resolve(text: str) -> None:
-    page = Page(text)
     assert len(set(page.ids)) == len(page.ids)
     wanted = set(re.findall(r"url\(#([^)]+)\)", text)) | set(re.findall(r'href="#([^"]+)"', text))
-    assert wanted <= set(page.ids)
     assert wanted
-
-
-def test_pictures_take_the_colours_of_the_page(text: str) -> None:
+    assert wanted <= set(page.ids)
     svg = text[text.index("<svg") : text.index("</svg>")]
     assert "currentColor" in svg
     assert "var(--faint)" in svg
     assert not re.search(r"#f{6}|#0{6}|white|black", svg)
     assert "prefers-color-scheme: dark" in text
+    assert render_page(document) == text, "the same document gives the same page"
 
 
 def test_names_are_text_and_nothing_else() -> None:
@@ -147,25 +120,16 @@ def test_names_are_text_and_nothing_else() -> None:
     assert text.count("_other") > 4
 
 
-def test_the_reasons_why_a_run_is_invalid_come_first() -> None:
+def test_the_reasons_why_a_run_is_invalid_come_first_and_a_run_without_anything_has_a_page() -> None:
     stats = make_stats(1, num_slices=8, per_slice=5)
     stats.num_workers = 3
     text = render_page(make_document(stats))
     assert "ours: INVALID, of 3 workers, number 1, 2 is missing" in Page(text).text
     assert text.index("INVALID") < text.index("What editors felt")
-
-
-def test_a_run_without_anything_has_a_page() -> None:
-    empty = RunStats("ours", 5.0, 1.0, workers=frozenset({0}))
-    page = Page(render_page(make_document(empty)))
-    assert "no request was intended" in page.text
-    assert "Times, ms" not in page.text
-    without_requests = Page(render_page(make_document()))
-    assert "What editors felt" not in without_requests.text
-
-
-def test_the_same_document_gives_the_same_page(document: RunDocument, text: str) -> None:
-    assert render_page(document) == text
+    empty = Page(render_page(make_document(RunStats("ours", 5.0, 1.0, workers=frozenset({0})))))
+    assert "no request was intended" in empty.text
+    assert "Times, ms" not in empty.text
+    assert "What editors felt" not in Page(render_page(make_document())).text
 
 
 def test_many_slices_become_few_points() -> None:
@@ -217,26 +181,20 @@ def test_a_sweep_has_a_page_and_a_table() -> None:
     assert rows == [("ours", "100"), ("theirs", "100"), ("ours", "200"), ("theirs", "200")]
 
 
-def test_a_sweep_names_the_reasons_why_a_run_is_invalid() -> None:
-    point = Point("ours", 100, {}, ("the generator was late",))
-    page = Page(render_sweep(Sweep("1", {"name": "s"}, "now", (point,), interrupted=True)))
+def test_a_sweep_names_the_reasons_why_a_run_is_invalid_and_its_json_has_no_nan() -> None:
+    point = Point("ours", 100, {"seen_per_s": math.nan}, ("the generator was late",))
+    sweep = Sweep("1", {"name": "s"}, "now", (point,), interrupted=True)
+    page = Page(render_sweep(sweep))
     assert "ours at 100 sessions: INVALID, the generator was late" in page.text
     assert "the sweep was interrupted" in page.text
-
-
-def test_a_sweep_as_json_has_no_nan() -> None:
-    found = Sweep("1", {"name": "s"}, "now", (Point("ours", 1, {"seen_per_s": float("nan")}),)).as_json()
-    assert found["points"] == [
-        {
-            "target": "ours", "sessions": 1, "is_valid": True, "invalid_because": [], "cpu_cores": None,
-            "peak_rss_bytes": None, "figures": {"seen_per_s": None},
-        }
-    ]  # fmt: skip
+    (written,) = sweep.as_json()["points"]
+    assert (written["is_valid"], written["cpu_cores"], written["peak_rss_bytes"]) == (False, None, None)
+    assert written["figures"] == {"seen_per_s": None}
 
 
 def test_growth_is_that_of_the_line_that_fits_best() -> None:
     assert slope([(1, 3.0), (2, 5.0), (3, 7.0)]) == pytest.approx(2.0)
-    assert slope([(1, 3.0), (1, 4.0)]) != slope([(1, 3.0), (1, 4.0)])  # nan
+    assert math.isnan(slope([(1, 3.0), (1, 4.0)]))
 
 
 @pytest.fixture
@@ -283,12 +241,9 @@ def test_slices_that_are_joined_show_the_mean_of_their_editors() -> None:
     assert {float(y) for y in np.asarray(stack.get_paths()[0].vertices)[:, 1]} == {0.0, 7.0}
 
 
-def test_a_run_whose_editors_have_a_region_of_their_own_has_no_such_picture() -> None:
-    assert region_lanes(make_stats(num_slices=4, per_slice=4, regions=("us", "eu")), 200.0) is None
-
-
-def test_the_page_of_a_run_has_it(stats: RunStats) -> None:
+def test_only_the_page_of_a_run_whose_editors_choose_their_region_has_it(stats: RunStats) -> None:
     events = [{"kind": "region_loss", "at_s": 3, "region": "near", "for_s": 3}]
     text = render_page(make_document(stats, events=events))
     assert "Where editors went" in text
     assert "region back: near" in text
+    assert region_lanes(make_stats(num_slices=4, per_slice=4, regions=("us", "eu")), 200.0) is None

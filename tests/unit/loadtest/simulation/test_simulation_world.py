@@ -1,23 +1,34 @@
-"""The simulated world: its times, that nothing is left behind, and that the default policy is the best one."""
+"""The simulated world: its engines, its time, that nothing is left behind, and that the default policy is the best."""
 
 import asyncio
 import logging
+import random
 import statistics
+import time
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.core.outcome import FinishReason
 from completion_server.engine.interface import EngineStats, GenerationRequest
-from completion_server.engine.scripted.model import LARGE_MODEL_ON_A_GPU
+from completion_server.engine.scripted.model import LARGE_MODEL_ON_A_GPU, ServiceTimes
 from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.scheduling.shedding import Shedding
 from loadtest.simulation import virtual_time
-from loadtest.simulation.editors import SimulatedRequest
-from loadtest.simulation.engine import SlotEngine
-from loadtest.simulation.workload import Policy, PolicyFigures, SimulatedResult, Workload, figures_of
+from loadtest.simulation import workload as workload_module
+from loadtest.simulation.engine import LARGE_MODEL, EngineProfile, SlotEngine, measured_engine
+from loadtest.simulation.virtual_time import DeadlockError, LoopClock, run
+from loadtest.simulation.workload import (
+    Policy,
+    PolicyFigures,
+    SimulatedRequest,
+    SimulatedResult,
+    Workload,
+    figures_of,
+)
 from loadtest.simulation.world import LeftoverError, simulate
 
 PATIENT = Workload(num_slots=8, budget_s=10)
@@ -86,12 +97,11 @@ def test_the_ninth_request_waits_for_a_slot() -> None:
     assert times_ms(results)[-1] == (8, 250, 410)
 
 
-def test_a_newer_request_ends_the_older_unless_that_is_switched_off() -> None:
-    requests = [typed(0, 0.0, 0.05), typed(0, 0.1)]
-    reasons = [result.reason for result in simulate(PATIENT, Policy(), requests)]
-    assert reasons == [FinishReason.SUPERSEDED, FinishReason.LENGTH]
-    reasons = [result.reason for result in simulate(PATIENT, Policy(supersede=False), requests)]
-    assert reasons == [FinishReason.LENGTH, FinishReason.LENGTH]
+@pytest.mark.parametrize("supersede", [True, False])
+def test_a_newer_request_ends_the_older_unless_that_is_switched_off(supersede: bool) -> None:
+    results = simulate(PATIENT, Policy(supersede=supersede), [typed(0, 0.0, 0.05), typed(0, 0.1)])
+    older = FinishReason.SUPERSEDED if supersede else FinishReason.LENGTH
+    assert [result.reason for result in results] == [older, FinishReason.LENGTH]
 
 
 def test_an_editor_that_hangs_up_frees_the_slot_at_its_next_key() -> None:
@@ -130,18 +140,13 @@ def test_the_default_policy_serves_overload_best(engine: str, load: float) -> No
         assert (best.pauses_answered_share or 0) > 1.2 * (newest.pauses_answered_share or 0)
 
 
-def test_with_some_hurried_users_earliest_deadline_beats_first_come() -> None:
-    found = [figures(4, Policy(order), hurried_s=0.120).seen_per_s for order in ("earliest_deadline", "first_come")]
-    assert found[0] > 1.2 * found[1]
-
-
-def test_overload_collapses_without_shedding_and_sooner_without_superseding() -> None:
-    assert figures(4, Policy()).seen_per_s > 3 * figures(4, Policy(shed="never")).seen_per_s
-    assert figures(2, Policy("first_come", "never", supersede=False)).seen_per_s < 0.5
-
-
-def test_shedding_on_arrival_is_no_better_than_shedding_late() -> None:
-    assert figures(4, Policy()).seen_per_s > figures(4, Policy(shed="predicted")).seen_per_s
+def test_what_each_part_of_the_default_policy_is_good_for() -> None:
+    overload = figures(4, Policy()).seen_per_s
+    assert overload > 3 * figures(4, Policy(shed="never")).seen_per_s, "shedding"
+    assert overload > figures(4, Policy(shed="predicted")).seen_per_s, "shedding late"
+    assert figures(2, Policy("first_come", "never", supersede=False)).seen_per_s < 0.5, "superseding"
+    hurried = [figures(4, Policy(order), hurried_s=0.120).seen_per_s for order in ("earliest_deadline", "first_come")]
+    assert hurried[0] > 1.2 * hurried[1], "the order of deadlines"
 
 
 def test_requests_left_behind_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,3 +190,114 @@ def test_one_user_who_asks_a_thousand_times_a_second_does_not_move_the_others_p9
     alone = ttft_p99_ms_beside_an_abuser(1e-4, workload, 0)
     limited = ttft_p99_ms_beside_an_abuser(1000, workload, AdmissionSettings().user_requests_per_s)
     assert limited <= 1.1 * alone
+
+
+STEPS = EngineProfile(
+    ServiceTimes(step_base_s=0.010, prefill_per_seq_s=0.002, prefill_per_token_s=0.001, decode_per_seq_s=0.002),
+    mean_tokens=4,
+    most_tokens=4,
+    mean_prompt_tokens=1,
+    has_full_batch=True,
+)
+
+
+def served(monkeypatch: pytest.MonkeyPatch, profile: EngineProfile, *requests: SimulatedRequest) -> list[list[float]]:
+    """Return the times of each request's first text and end, in milliseconds."""
+    monkeypatch.setattr(workload_module, "measured_engine", lambda: profile)
+    results = simulate(Workload(engine="measured", num_slots=32), Policy(), requests)
+    results.sort(key=lambda result: result.request.user)
+    return [[round(1000 * at, 3) for at in _times_s(result)] for result in results]
+
+
+def _times_s(result: SimulatedResult) -> tuple[float, float]:
+    assert result.first_text_at is not None
+    return result.first_text_at, result.ended_at
+
+
+def test_the_capacity_of_independent_slots_is_their_number_by_the_service_time() -> None:
+    assert LARGE_MODEL.service_s == pytest.approx(0.205)
+    assert LARGE_MODEL.capacity_per_s(8) == pytest.approx(8 / 0.205)
+
+
+def test_the_capacity_of_steps_is_that_of_a_full_batch() -> None:
+    # 16 answers of four tokens: four steps of 10 + 16 * 2 ms, and a millisecond for each prompt.
+    assert STEPS.capacity_per_s(32) == pytest.approx(16 / (4 * 0.042 + 16 * 0.001))
+    busy = replace(STEPS, request_cpu_s=0.003)
+    assert busy.capacity_per_s(32) == pytest.approx(16 / (4 * 0.042 + 16 * 0.004))
+    assert STEPS.capacity_per_s(1) == pytest.approx(1 / (4 * 0.012 + 0.001))
+    no_base = replace(STEPS, times=replace(STEPS.times, step_base_s=0.0))
+    assert no_base.capacity_per_s(32) == pytest.approx(16 / (4 * 0.032 + 16 * 0.001))
+
+
+def test_the_work_of_a_request_lengthens_the_step_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = replace(STEPS, request_cpu_s=0.005)
+    assert served(monkeypatch, STEPS, typed(0, 0.0)) == [[13, 49]]
+    assert served(monkeypatch, busy, typed(0, 0.0)) == [[18, 54]]
+    far = replace(STEPS, front_end_s=0.004)
+    assert served(monkeypatch, far, typed(0, 0.0)) == [[17, 53]]
+    assert far.first_text_s == pytest.approx(0.017)
+
+
+def test_requests_have_the_sizes_of_the_profile() -> None:
+    profile, chance = replace(STEPS, mean_tokens=8, most_tokens=24, mean_prompt_tokens=30), random.Random(1)
+    tokens = [profile.draw_tokens(chance) for _ in range(2000)]
+    assert {1, 24} <= set(tokens) <= set(range(1, 25))
+    assert 6 < statistics.mean(tokens) < 9  # the longest are cut off
+    prompts = [profile.draw_prompt_tokens(chance) for _ in range(2000)]
+    assert (min(prompts), max(prompts)) == (1, 59)
+    assert statistics.mean(prompts) == pytest.approx(30, rel=0.05)
+    assert {STEPS.draw_tokens(chance) for _ in range(10)} == {4}
+
+
+def test_the_measured_engine_is_slower_with_more_generations_and_longer_prompts() -> None:
+    times = measured_engine().times
+    assert 0 < times.step_s(0, 1, 0) < times.step_s(0, 16, 0) < 16 * times.step_s(0, 1, 0)
+    assert times.step_s(30, 4, 0) < times.step_s(300, 4, 0)
+
+
+def test_the_measured_engine_is_overloaded_at_four_times_its_capacity() -> None:
+    found = []
+    for load in (0.5, 4.0):
+        at = Workload(load=load, seconds=5, engine="measured", num_slots=32, hangs_up=True, shed_budget_s=0.2)
+        results = simulate(at, Policy(), at.requests())
+        ttfts = [result.ttft_s for result in results if result.ttft_s]
+        found.append((len(ttfts) / len(results), statistics.median(ttfts)))
+    assert found[0][0] > 0.75
+    assert found[1][0] < 0.5
+    assert found[0][1] < found[1][1] <= 0.25
+
+
+def test_hours_pass_at_once_and_in_order() -> None:
+    async def wait(seconds: float, log: list[tuple[str, float]], name: str) -> None:
+        await asyncio.sleep(seconds)
+        log.append((name, LoopClock().now()))
+
+    async def main() -> list[tuple[str, float]]:
+        log: list[tuple[str, float]] = []
+        await asyncio.gather(wait(7200.0, log, "slow"), wait(0.001, log, "quick"), wait(7200.0, log, "second"))
+        return log
+
+    started = time.monotonic()
+    assert run(main()) == [("quick", 0.001), ("slow", 7200.0), ("second", 7200.0)]
+    assert time.monotonic() - started < 5.0
+
+
+def test_timeouts_are_virtual_and_time_stands_still_while_there_is_work() -> None:
+    async def main() -> tuple[float, float]:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        after_work_s = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3600.0):
+                await asyncio.Event().wait()
+        return after_work_s, asyncio.get_running_loop().time()
+
+    assert run(main()) == (0.0, 3600.0)
+
+
+def test_a_deadlock_is_an_error() -> None:
+    async def main() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(DeadlockError):
+        run(main())

@@ -38,13 +38,10 @@ def settings(folder: Path, pattern: str = "*.py", **fields: int) -> DocumentSett
     return SMALL.model_copy(update={"source": str(folder), "pattern": pattern, **fields})
 
 
-def test_a_folder_gives_its_readable_files_that_match(folder: Path) -> None:
+def test_a_folder_gives_its_readable_files_that_match_in_an_order_of_the_seed(folder: Path) -> None:
     assert {each.path for each in read_documents(settings(folder), "0")} == {"a.py", "b/second.py"}
     assert [each.path for each in read_documents(settings(folder, "*.rs"), "0")] == ["c.rs"]
     assert [each.path for each in read_documents(settings(folder, "b/*.py"), "0")] == ["b/second.py"]
-
-
-def test_the_seed_decides_the_order(folder: Path) -> None:
     for number in range(8):
         (folder / f"more{number}.py").write_text("y = 2\n" * 100)
     orders = [[each.path for each in read_documents(settings(folder), seed)] for seed in ("0", "0", "1")]
@@ -104,13 +101,9 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_arrivals_count_from_the_first_in_time(tmp_path: Path) -> None:
-    found = read_arrivals(write(tmp_path, HEADER + ROWS))
-    assert found == [Arrival(0.0, 4808, 10), Arrival(1.02004, 100, 8), Arrival(10.0, 3, 27)]
-
-
-def test_they_can_be_made_faster_and_fewer(tmp_path: Path) -> None:
+def test_arrivals_count_from_the_first_in_time_and_can_be_made_faster_and_fewer(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER + ROWS)
+    assert read_arrivals(path) == [Arrival(0.0, 4808, 10), Arrival(1.02004, 100, 8), Arrival(10.0, 3, 27)]
     assert [each.at_s for each in read_arrivals(path, scale=2)] == pytest.approx([0.0, 0.51002, 5.0])
     assert [each.context_tokens for each in read_arrivals(path, duration_s=5)] == [4808, 100]
     assert [each.context_tokens for each in read_arrivals(path, rows=1)] == [100]
@@ -134,8 +127,5 @@ def test_a_bad_file_names_the_line(tmp_path: Path, text: str, says: str) -> None
     with pytest.raises(RecordedError, match=says) as caught:
         read_arrivals(write(tmp_path, text))
     assert "arrivals.csv" in str(caught.value)
-
-
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecordedError, match="can't be read"):
         read_arrivals(tmp_path / "none.csv")

@@ -1,13 +1,16 @@
-"""The statistics of the typing model against its parameters."""
+"""The typing model against its parameters; the shapes of a load, and ranks that are spread evenly."""
 
 import math
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.traffic.sections import ShapeSettings
+from loadtest.traffic.trace import RANK, READER, REGION, share_at, spread
 from loadtest.traffic.typist import LogNormal, TypingModel
 
 MODELS = st.builds(
@@ -26,11 +29,7 @@ def test_keys_rise_from_zero_and_only_the_last_lies_beyond(model: TypingModel, s
     assert all(at < duration_s for at in times[:-1])
     assert times[-1] >= duration_s
     assert times == model.key_times_s(duration_s, random.Random(seed))
-
-
-def test_another_seed_types_something_else() -> None:
-    model = TypingModel()
-    assert model.key_times_s(30, random.Random("a")) != model.key_times_s(30, random.Random("b"))
+    assert times != model.key_times_s(duration_s, random.Random(f"not {seed}"))
 
 
 @pytest.mark.parametrize("away_share", [0.0, 0.8])
@@ -41,14 +40,6 @@ def test_rates_are_those_of_long_typing(away_share: float) -> None:
     assert (len(times) - 1) / seconds == pytest.approx(model.keys_per_s, rel=0.1)
     assert asked / seconds == pytest.approx(model.requests_per_s(debounce_s), rel=0.1)
     assert model.requests_per_s(0.0) == pytest.approx(model.keys_per_s)
-
-
-def test_time_away_lowers_the_rate() -> None:
-    always, seldom = TypingModel(), TypingModel(away_share=0.8)
-    assert seldom.keys_per_s == pytest.approx(0.2 * always.keys_per_s, rel=0.05)
-    assert always.keys_per_spell == math.inf
-    spell_s = seldom.keys_per_spell / always.keys_per_s
-    assert spell_s / (spell_s + seldom.away.mean_s) == pytest.approx(0.2, rel=0.01)
 
 
 @pytest.mark.parametrize("away_share", [0.0, 0.87])
@@ -87,7 +78,58 @@ def test_impossible_parameters_are_refused(make: "type[object]") -> None:
         make()
 
 
-def test_parameters_are_flat() -> None:
-    parameters = TypingModel().parameters()
-    assert parameters["key_gap_median_s"] == 0.17
-    assert parameters["keys_per_burst"] == 10.0
+KINDS = st.sampled_from(["steady", "ramp", "spike", "day"])
+
+
+@given(KINDS, st.floats(0, 100), st.floats(0.01, 1), st.floats(0.01, 1), st.floats(1, 100), st.floats(0, 50))
+def test_a_share_is_above_zero_and_at_most_one(
+    kind: str, at_s: float, from_share: float, to_share: float, factor: float, for_s: float
+) -> None:
+    fields = {"kind": kind, "from_share": from_share, "to_share": to_share, "factor": factor, "for_s": for_s}
+    assert 0 < share_at(ShapeSettings.model_validate(fields), at_s, 100) <= 1
+
+
+RAMP = {"kind": "ramp", "from_share": 0.2, "to_share": 1.0, "at_s": 10, "for_s": 20}
+SPIKE = {"kind": "spike", "at_s": 25, "for_s": 10, "factor": 10}
+
+
+@pytest.mark.parametrize(
+    ("fields", "shares"),
+    [
+        ({}, {0: 1, 30: 1, 60: 1}),
+        (RAMP, {0: 0.2, 10: 0.2, 20: 0.6, 30: 1, 59: 1}),
+        (RAMP | {"from_share": 1.0, "to_share": 0.5, "for_s": 0}, {35: 0.75, 60: 0.5}),
+        (SPIKE, {0: 0.1, 24.99: 0.1, 25: 1, 34.99: 1, 35: 0.1}),
+        (SPIKE | {"for_s": 0, "factor": 4}, {24: 0.25, 59: 1}),
+        # An hour is 2.5 s: the night, the humps before and after lunch, no step between two hours, and the next day.
+        ({"kind": "day"}, {7.5: 0.05, 25: 1, 26.25: 0.99, 32.5: 0.7, 37.5: 0.97}),
+        ({"kind": "day", "period_s": 24}, {10: 1, 58: 1}),
+    ],
+    ids=["steady", "ramp", "ramp to the end", "spike", "spike to the end", "day", "days come again"],
+)
+def test_a_shape_has_its_share_at_each_time(fields: dict[str, Any], shares: dict[float, float]) -> None:
+    shape = ShapeSettings.model_validate(fields)
+    assert [share_at(shape, at_s, 60) for at_s in shares] == pytest.approx(list(shares.values()))
+
+
+@given(
+    st.integers(20, 3_000),
+    st.sampled_from([RANK, REGION, READER]),
+    st.floats(0, 1),
+    st.integers(1, 8),
+    st.data(),
+)
+def test_every_part_of_the_sessions_is_a_picture_of_all(
+    count: int, over: int, share: float, num_workers: int, data: st.DataObject
+) -> None:
+    worker = data.draw(st.integers(0, num_workers - 1))
+    numbers = range(worker, count, num_workers)
+    assert all(0 <= spread(number, over) < 1 for number in numbers)
+    below = sum(spread(number, over) < share for number in numbers)
+    # Discrepancy grows with the logarithm; by chance it would be with the square root.
+    assert abs(below - share * len(numbers)) <= 3 + 1.5 * math.log2(len(numbers) + 1)
+
+
+def test_ranks_for_different_purposes_are_independent() -> None:
+    both = sum(spread(number, REGION) < 0.5 and spread(number, READER) < 0.5 for number in range(10_000))
+    assert both / 10_000 == pytest.approx(0.25, abs=0.01)

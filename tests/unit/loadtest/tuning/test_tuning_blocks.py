@@ -9,9 +9,8 @@ import pytest
 
 from loadtest.traffic.sections import CriteriaSettings
 from loadtest.tuning.blocks import Answer, Block, Blocks, Variant
-from loadtest.tuning.fit import AcceptanceFit, StepTimeFit, fit, fit_acceptance
+from loadtest.tuning.fit import AcceptanceFit, StepTimeFit, fit, fit_acceptance, misfit
 from loadtest.tuning.tuner import turns
-from loadtest.tuning.verdict import misfit
 from tests.unit.loadtest.sweeps import CONCURRENCIES, DRAFT, KS, PAYS_AT_SMALL_BATCHES, make_counted_sweep, modelled
 
 CRITERIA = CriteriaSettings(within_ms=250, before_next_key_ms=200)
@@ -37,44 +36,29 @@ def test_seen_has_the_meaning_of_a_load_test(ttft_s: float | None, stands_s: flo
     assert Answer(0.0, 1.0, ttft_s, stands_s).is_seen(CRITERIA) is is_seen
 
 
-def test_steps_are_counted_by_the_tokens_without_a_draft() -> None:
-    answer = Answer(0.0, 1.0, 0.1, num_tokens=24, num_drafted=28, num_accepted=9, decode_s=0.7)
+def test_a_block_sums_its_answers_up() -> None:
+    answer = Answer(0.0, 1.0, 0.1, num_tokens=24, num_drafted=28, num_accepted=9, decode_s=0.7, engine_s=0.8)
+    shed = Answer(0.5, 0.6, None, shed_reason="overload")
+    found = block(answer, replace(answer, engine_s=0.7), shed)
     assert answer.num_steps == 14
-    found = block(answer)
     assert found.decode_s / found.num_steps == pytest.approx(0.05)
-
-
-def test_shed_requests_are_counted_apart() -> None:
-    found = block(Answer(0.0, 0.5, 0.1, num_tokens=8), Answer(0.5, 0.6, None, shed_reason="overload"))
-    assert (found.num_answers, found.shed) == (1, ("overload",))
-    assert found.total_ms == pytest.approx(500)
-
-
-def test_generations_in_the_engine_are_an_average_over_the_window() -> None:
-    found = block(Answer(0.0, 1.0, 0.1, num_tokens=4, engine_s=0.8), Answer(0.0, 1.0, 0.1, num_tokens=4, engine_s=0.7))
-    assert found.mean_batch == pytest.approx(1.5)
-
-
-def test_without_answers_there_is_no_goodput() -> None:
+    assert (found.num_answers, found.shed) == (2, ("overload",))
+    assert found.total_ms == pytest.approx(1000)
+    assert found.mean_batch == pytest.approx(1.5), "generations in the engine, over the window"
     assert block().goodput == 0
 
 
-def test_every_variant_meets_every_concurrency_in_every_round_next_to_the_others() -> None:
+def test_every_variant_meets_every_concurrency_in_every_round_and_each_order_comes_again_reversed() -> None:
     variants = [Variant.fixed(k) for k in range(5)]
     plan = list(turns(variants, (1, 4), 6, "a"))
     assert Counter((turn.round, turn.concurrency) for turn in plan) == Counter((r, c) for r in range(6) for c in (1, 4))
     assert all(sorted(turn.variants, key=lambda each: each.k or 0) == variants for turn in plan)
-
-
-def test_each_order_comes_again_reversed() -> None:
-    variants = [Variant.fixed(k) for k in range(5)]
-    orders = {(turn.round, turn.concurrency): turn.variants for turn in turns(variants, (1, 4), 4, "a")}
-    for number in (0, 2):
+    orders = {(turn.round, turn.concurrency): turn.variants for turn in plan}
+    for number in (0, 2, 4):
         for concurrency in (1, 4):
             assert orders[number, concurrency] == orders[number + 1, concurrency][::-1]
     assert orders[0, 1] != orders[2, 1]
-    assert list(turns(variants, (1,), 2, "a")) == list(turns(variants, (1,), 2, "a"))
-    assert list(turns(variants, (1,), 2, "a")) != list(turns(variants, (1,), 2, "b"))
+    assert list(turns(variants, (1, 4), 6, "a")) == plan != list(turns(variants, (1, 4), 6, "b"))
 
 
 def test_blocks_come_by_round_and_variants_by_k() -> None:
@@ -94,19 +78,14 @@ def test_exact_figures_give_the_parameters_back() -> None:
     assert misfit(sweep, found) < 0.01
 
 
-def test_noisy_figures_come_near_them() -> None:
-    found = fit(make_counted_sweep(PAYS_AT_SMALL_BATCHES, DRAFT, noise=0.05))
-    for batch in CONCURRENCIES:
-        for k in KS:
-            assert found.times.seconds(batch, k) == pytest.approx(PAYS_AT_SMALL_BATCHES.seconds(batch, k), rel=0.1)
-
-
-def test_predictions_are_near_the_measurements() -> None:
-    sweep = make_counted_sweep(PAYS_AT_SMALL_BATCHES, DRAFT)
-    found, truth = fit(sweep), modelled(PAYS_AT_SMALL_BATCHES)
+def test_noisy_figures_come_near_them_and_so_do_predictions() -> None:
+    exact, truth = fit(make_counted_sweep(PAYS_AT_SMALL_BATCHES, DRAFT)), modelled(PAYS_AT_SMALL_BATCHES)
+    noisy = fit(make_counted_sweep(PAYS_AT_SMALL_BATCHES, DRAFT, noise=0.05))
     for concurrency in CONCURRENCIES:
         for k in KS:
-            assert found.goodput(concurrency, k) == pytest.approx(truth(concurrency, k), rel=0.02)
+            assert exact.goodput(concurrency, k) == pytest.approx(truth(concurrency, k), rel=0.02)
+            step_s = PAYS_AT_SMALL_BATCHES.seconds(concurrency, k)
+            assert noisy.times.seconds(concurrency, k) == pytest.approx(step_s, rel=0.1)
 
 
 def test_acceptance_falls_with_the_position_despite_noise() -> None:
@@ -118,12 +97,13 @@ def test_acceptance_falls_with_the_position_despite_noise() -> None:
     assert 0 <= survival[-1] <= survival[0] <= 1
 
 
-def test_length_and_rates_by_position() -> None:
+def test_length_rates_by_position_and_linear_step_times() -> None:
     acceptance = AcceptanceFit((0.8, 0.6, 0.3))
     assert acceptance.length(0) == 1
     assert acceptance.length(2) == pytest.approx(2.4)
     assert acceptance.by_position == pytest.approx((0.8, 0.75, 0.5))
     assert AcceptanceFit((0.0, 0.0)).by_position == (0.0, 0.0)
+    assert [StepTimeFit((1.0, 2.0, 3.0, 4.0, 5.0)).seconds(2, k) for k in (0, 3)] == [5, 1 + 4 + 3 + 12 + 30]
 
 
 def test_nothing_drafted_is_nothing_accepted() -> None:
@@ -132,9 +112,3 @@ def test_nothing_drafted_is_nothing_accepted() -> None:
     found = fit(only_off)
     assert found.acceptance.survival == ()
     assert found.times.seconds(4, 0) == pytest.approx(PAYS_AT_SMALL_BATCHES.seconds(4, 0))
-
-
-def test_step_times_are_linear() -> None:
-    times = StepTimeFit((1.0, 2.0, 3.0, 4.0, 5.0))
-    assert times.seconds(2, 0) == 5
-    assert times.seconds(2, 3) == 1 + 4 + 3 + 12 + 30

@@ -3,14 +3,29 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from loadtest.tuning.blocks import Blocks, Rows, Variant
-from loadtest.tuning.choice import OFF, Choice, Estimate, best_fixed, choose, crossover, mean_of_rounds, table_of
+from loadtest.tuning.choice import (
+    OFF,
+    Choice,
+    Estimate,
+    as_variant,
+    best_fixed,
+    candidates,
+    choose,
+    crossover,
+    mean_of_rounds,
+    mispredictions,
+    table_of,
+    troubles,
+    verify,
+    words,
+)
 from loadtest.tuning.fit import AcceptanceFit, StepTimeFit, fit
-from loadtest.tuning.verdict import as_variant, candidates, mispredictions, troubles, verify, words
 from tests.unit.loadtest.sweeps import (
     CONCURRENCIES,
     DRAFT,
@@ -51,12 +66,20 @@ def test_the_saving_is_reported_with_its_interval() -> None:
     assert first.gain.low > 1
 
 
-def test_if_no_k_pays_every_batch_size_gets_0() -> None:
-    found = choose(make_sweep(modelled(NEVER_PAYS), noise=0.02))
-    table = table_of(found)
-    assert table == ((1, 64, 0),)
-    assert crossover(table) == 1
-    assert all(each.gain.high < 1 for each in found)
+@pytest.mark.parametrize(
+    ("times", "acceptance", "table"),
+    [
+        (NEVER_PAYS, DRAFT, ((1, 64, 0),)),
+        (StepTimeFit((1e-3, 1e-4, 20e-3, 5e-3, 0.0)), AcceptanceFit((0.98, 0.96, 0.94, 0.92)), ((1, 64, 0),)),
+        (StepTimeFit((10e-3, 1e-4, 0.0, 0.0, 0.0)), DRAFT, ((1, 64, max(KS)),)),
+    ],
+    ids=["never pays", "high acceptance at a loss", "drafts cost nothing"],
+)
+def test_one_k_for_every_batch_size(times: StepTimeFit, acceptance: AcceptanceFit, table: Rows) -> None:
+    found = choose(make_sweep(modelled(times, acceptance), noise=0.01))
+    assert table_of(found) == table
+    assert crossover(table) == (1 if table[0][2] == 0 else None)
+    assert all((each.gain.high < 1) is (each.k == 0) for each in found)
 
 
 def test_noise_alone_moves_nothing() -> None:
@@ -68,18 +91,6 @@ def test_noise_alone_moves_nothing() -> None:
     ]
     assert len(taken) == 160
     assert sum(k > 0 for k in taken) <= 16
-
-
-def test_high_acceptance_is_no_reason_to_draft_at_a_loss() -> None:
-    nearly_all, dear = AcceptanceFit((0.98, 0.96, 0.94, 0.92)), StepTimeFit((1e-3, 1e-4, 20e-3, 5e-3, 0.0))
-    assert {each.k for each in choose(make_sweep(modelled(dear, nearly_all), noise=0.01))} == {0}
-
-
-def test_it_pays_up_to_the_largest_batch() -> None:
-    free = StepTimeFit((10e-3, 1e-4, 0.0, 0.0, 0.0))
-    table = table_of(choose(make_sweep(modelled(free), noise=0.01)))
-    assert table == ((1, 64, max(KS)),)
-    assert crossover(table) is None
 
 
 def test_a_sweep_of_0_alone_chooses_0() -> None:
@@ -99,21 +110,13 @@ def test_a_sweep_of_0_alone_chooses_0() -> None:
 )
 def test_rows_follow_one_another_and_meet_halfway(ks: tuple[int, ...], table: tuple[tuple[int, int, int], ...]) -> None:
     assert table_of([choice(at, k) for at, k in zip(CONCURRENCIES, ks, strict=True)]) == table
-
-
-def test_neighbouring_concurrencies_get_a_row_each() -> None:
-    assert table_of([choice(1, 2), choice(2, 1), choice(3, 0)]) == ((1, 1, 2), (2, 2, 1), (3, 3, 0))
+    assert table_of([choice(1, 2), choice(2, 1), choice(3, 0)]) == ((1, 1, 2), (2, 2, 1), (3, 3, 0)), "neighbours"
 
 
 def test_the_best_fixed_k_weighs_all_concurrencies_alike() -> None:
     # K = 4 gives twice the tokens alone, and a tenth of them at every other concurrency.
     sweep = make_sweep(lambda concurrency, k: (2.0 if concurrency == 1 else 0.1) if k == 4 else 1.0 + 0.1 * (k == 1))
     assert best_fixed(sweep) == Variant.fixed(1)
-
-
-def test_two_rounds_are_too_few_for_an_interval() -> None:
-    with pytest.raises(ValueError, match="at least 3 rounds are needed, got 2"):
-        choose(make_sweep(modelled(NEVER_PAYS), rounds=2))
 
 
 def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
@@ -123,6 +126,8 @@ def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
         found = mean_of_rounds(chance.standard_normal(6))
         num_held += found.low < 0 < found.high
     assert 0.92 < num_held / 400 < 0.995
+    with pytest.raises(ValueError, match="at least 3 rounds are needed, got 2"):
+        mean_of_rounds(chance.standard_normal(2))
 
 
 TABLE: Rows = ((1, 8, 3), (9, 64, 0))
@@ -148,29 +153,35 @@ def test_a_winning_table_is_recommended_with_its_saving() -> None:
     assert "started without a draft may be faster" in said
 
 
-def test_a_table_that_loses_to_one_k_says_so() -> None:
-    # On new traffic drafting pays at every batch size.
-    found = verify(checked(lambda concurrency, k: 100.0 * concurrency * (1 + 0.2 * (k == 2))), TABLE, FIXED)
-    assert found.recommended == FIXED
-    said = words([], TABLE, found)
-    assert any("does not win beyond noise. One K for all, K = 2, is recommended" in line for line in said)
+def same(concurrency: int, _k: int) -> float:
+    return 100.0 * concurrency
 
 
-def test_a_table_that_loses_to_off_says_so() -> None:
-    found = verify(checked(modelled(NEVER_PAYS)), TABLE, FIXED)
-    assert found.recommended == OFF
-    assert any("Off, K = 0, is recommended" in line for line in words([], TABLE, found))
+def best_at_two(concurrency: int, k: int) -> float:
+    return 100.0 * concurrency * (1 + 0.2 * (k == 2))
 
 
-def test_a_table_that_only_looks_better_is_not_recommended() -> None:
-    found = verify(checked(lambda concurrency, _k: 100.0 * concurrency), TABLE, FIXED)
-    assert found.recommended == OFF
+@pytest.mark.parametrize(
+    ("goodput", "recommended", "said"),
+    [
+        (best_at_two, FIXED, "does not win beyond noise. One K for all, K = 2, is recommended"),
+        (modelled(NEVER_PAYS), OFF, "Off, K = 0, is recommended"),
+        (same, OFF, "Off, K = 0, is recommended"),
+    ],
+    ids=["loses to one K", "loses to off", "only looks better"],
+)
+def test_a_table_that_does_not_win_is_not_recommended(
+    goodput: Callable[[int, int], float], recommended: Variant, said: str
+) -> None:
+    found = verify(checked(goodput), TABLE, FIXED)
+    assert found.recommended == recommended
+    assert any(said in line for line in words([], TABLE, found))
 
 
 def test_a_table_of_one_k_is_that_k_and_is_measured_once() -> None:
     table: Rows = ((1, 64, 2),)
     assert candidates(table, FIXED) == [OFF, FIXED]
-    found = verify(checked(lambda concurrency, k: 100.0 * concurrency * (1 + 0.2 * (k == 2)), table), table, FIXED)
+    found = verify(checked(best_at_two, table), table, FIXED)
     assert found.table_over_fixed.value == 1
     assert found.recommended == FIXED == as_variant(table)
 
@@ -194,20 +205,20 @@ def test_each_concurrency_without_gain_has_the_cost_of_drafting() -> None:
     )
 
 
-@pytest.mark.parametrize(("num_shed", "is_said"), [(0, False), (1, False), (30, True)])
-def test_a_server_that_sheds_is_reported(num_shed: int, is_said: bool) -> None:
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, None),
+        ({"shed": ("rate_limited",)}, None),
+        ({"shed": ("rate_limited",) * 30}, "(rate_limited 30)"),
+        ({"num_cached": 300}, "The result is invalid: 300 of 400 answers came from the server's completion cache"),
+    ],
+)
+def test_a_server_that_sheds_or_answers_from_its_cache_is_reported(fields: dict[str, Any], said: str | None) -> None:
     sweep = make_sweep(modelled(NEVER_PAYS))
-    first = replace(sweep.all[0], num_answers=400, shed=("rate_limited",) * num_shed)
-    said = troubles(Blocks((first, *sweep.all[1:])))
-    assert bool(said) is is_said
-    assert all("rate_limited 30" in line for line in said)
-
-
-def test_answers_of_a_completion_cache_make_the_result_invalid() -> None:
-    sweep = make_sweep(modelled(NEVER_PAYS))
-    first = replace(sweep.all[0], num_answers=400, num_cached=300)
-    (said,) = troubles(Blocks((first, *sweep.all[1:])))
-    assert said.startswith("The result is invalid: 300 of 400 answers came from the server's completion cache")
+    found = troubles(Blocks((replace(sweep.all[0], num_answers=400, **fields), *sweep.all[1:])))
+    assert bool(found) is bool(said)
+    assert all(said and said in line for line in found)
 
 
 @pytest.mark.parametrize(

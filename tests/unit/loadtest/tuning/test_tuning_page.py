@@ -6,12 +6,10 @@ from dataclasses import replace
 import pytest
 
 from loadtest.tuning.blocks import Block, Blocks, Variant
-from loadtest.tuning.choice import best_fixed, choose, table_of
-from loadtest.tuning.document import as_json, check_table, sweep_table
+from loadtest.tuning.choice import best_fixed, candidates, choose, table_of, verify, words
 from loadtest.tuning.fit import fit
-from loadtest.tuning.page import render_tuning
+from loadtest.tuning.report import as_json, check_table, render_tuning, sweep_table
 from loadtest.tuning.tuner import Tuned
-from loadtest.tuning.verdict import candidates, verify, words
 from tests.unit.loadtest.report.test_page import Page
 from tests.unit.loadtest.sweeps import (
     CONCURRENCIES,

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.targets import TargetError, parse_target
+from loadtest.driving.worker import make_target
+from loadtest.targets import NEAREST, ClientSettings, TargetError, nearest_target, parse_target
 from loadtest.targets.editor import EditorCache, accepted_chars, common_chars, is_typed_along
-from loadtest.targets.http import dialect_of
 from loadtest.traffic.typed import Text, TypedRequest
 from tests.unit.loadtest.typed import request
 
@@ -27,6 +27,29 @@ def test_a_target_may_have_a_name_hosts_and_options() -> None:
 
 def test_a_completion_server_has_a_default_port() -> None:
     assert parse_target("grpc+complete://a,b:1,[::1],[::1]:2").hosts == ("a:50051", "b:1", "[::1]:50051", "[::1]:2")
+
+
+def test_a_list_of_servers_is_a_target() -> None:
+    spec = nearest_target("a:1, [::1]:2 ,c:3")
+    assert (spec.kind, spec.hosts) == (NEAREST, ("a:1", "[::1]:2", "c:3"))
+    assert nearest_target("a,b:2").hosts == ("a:50051", "b:2")
+    assert parse_target("ours=grpc+nearest://a:1,b:2?return_spread_s=4").options == {"return_spread_s": "4"}
+
+
+@pytest.mark.parametrize(
+    ("servers", "said"),
+    [
+        ("", "servers must be HOST:PORT,HOST:PORT.*, got ''"),
+        ("a:1,,b:2", "got 'a:1,,b:2'"),
+        ("a:1,b:2,", "got 'a:1,b:2,'"),
+        ("a:1", "at least two HOST:PORT,HOST:PORT, got 1"),
+        ("a:1,b:2,a:1", "a:1 is there 2 times"),
+        ("a:1,b:70000", "'b:70000' is not HOST:PORT"),
+    ],
+)
+def test_a_bad_list_of_servers_is_an_error(servers: str, said: str) -> None:
+    with pytest.raises(TargetError, match=said):
+        nearest_target(servers)
 
 
 def test_special_characters_in_an_option_are_kept() -> None:
@@ -58,12 +81,19 @@ def test_an_invalid_target_is_an_error(text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [("fim={suffix}{prefix}", "fim must hold"), ("fim=x", "fim must hold"), ("body=[1]", "body must be a JSON object")],
+    ("uri", "said"),
+    [
+        ("openai+http://a:1?fim={suffix}{prefix}", "fim must hold"),
+        ("openai+http://a:1?fim=x", "fim must hold"),
+        ("openai+http://a:1?body=[1]", "body must be a JSON object"),
+        ("grpc+nearest://a:1,b:2?return_spread_s=soon", "return_spread_s.*soon"),
+        ("grpc+nearest://a:1,b:2?return_spread_s=-1", "return_spread_s.*-1"),
+        ("grpc+nearest://a:1,b:2?return_spread_s=inf", "return_spread_s.*inf"),
+    ],
 )
-def test_invalid_options_are_errors(options: str, said: str) -> None:
+def test_invalid_options_are_errors(uri: str, said: str) -> None:
     with pytest.raises(TargetError, match=said):
-        dialect_of(parse_target(f"openai+http://a:1?{options}"))
+        make_target(parse_target(uri), ClientSettings())
 
 
 def at(before: str, end: int) -> TypedRequest:
@@ -92,10 +122,7 @@ def test_common_chars_are_those_of_the_longest_common_beginning(before: str, tru
 )
 def test_an_answer_that_the_user_types_still_fits(text: str, is_along: bool) -> None:
     assert is_typed_along(text, at("x = hello", 4)) is is_along
-
-
-def test_at_the_end_of_the_known_text_no_answer_fits() -> None:
-    assert not is_typed_along("more", at("x = hello", 9))
+    assert not is_typed_along(text, at("x = hello", 9)), "nothing is known of what comes next"
 
 
 def test_a_cache_answers_a_user_who_types_its_completion() -> None:

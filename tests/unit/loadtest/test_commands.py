@@ -45,38 +45,28 @@ def test_a_report_is_shown_again(write: Callable[..., Path], tmp_path: Path) -> 
     assert again["gates"] == ["error_rate<0.5"]
 
 
-def test_a_report_of_a_run_that_says_nothing_ends_with_3(write: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    ("error_share", "num_workers", "gates", "code", "said"),
+    [
+        (0.0, 2, (), 3, "INVALID, of 2 workers, number 1 is missing"),
+        (0.86, 1, (), 1, "FAILED, 86.0% of the requests failed, more than 5%"),
+        (0.86, 1, ("error_rate<0.9",), 0, ""),
+        (0.04, 1, (), 0, ""),
+        (0.0, 1, ("speed<1",), 2, "there is no figure 'speed'"),
+        (0.0, 1, ("error_rate",), 2, "a gate is FIGURE"),
+    ],
+    ids=["invalid", "many errors", "a gate allows them", "few errors", "unknown figure", "no gate"],
+)
+def test_a_report_ends_with_the_status_of_its_run(
+    write: Callable[..., Path], error_share: float, num_workers: int, gates: tuple[str, ...], code: int, said: str
+) -> None:
     stats = make_stats(1)
-    stats.num_workers = 2
-    assert invoke("report", write("run.json", make_document(stats))).exit_code == 3
-
-
-def test_a_run_with_many_errors_ends_with_1_unless_a_gate_allows_them(write: Callable[..., Path]) -> None:
-    stats = make_stats(1)
-    stats.total.counters["errors"] = round(0.86 * stats.total.counters["intended"])
-    path = write("run.json", make_document(stats))
-    found = invoke("report", path)
-    assert found.exit_code == 1
-    assert "FAILED, 86.0% of the requests failed, more than 5%" in " ".join(found.output.split())
-    assert invoke("report", path, "--gate", "error_rate<0.9").exit_code == 0
-    stats.total.counters["errors"] = round(0.04 * stats.total.counters["intended"])
-    assert invoke("report", write("few.json", make_document(stats))).exit_code == 0
-
-
-@pytest.mark.parametrize("gate", ["speed<1", "error_rate"])
-def test_a_bad_gate_is_refused(write: Callable[..., Path], gate: str) -> None:
-    found = invoke("report", write("run.json", make_document(make_stats(1))), "--gate", gate)
-    assert found.exit_code == 2
-    assert "Error: " in found.output
-
-
-def test_a_file_that_is_no_document_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    path.write_text("{}")
-    for arguments in (("report", path), ("compare", path, path)):
-        found = invoke(*arguments)
-        assert found.exit_code == 2
-        assert "tool is None" in found.output
+    stats.num_workers = num_workers
+    stats.total.counters["errors"] = round(error_share * stats.total.counters["intended"])
+    options = [word for gate in gates for word in ("--gate", gate)]
+    found = invoke("report", write("run.json", make_document(stats)), *options)
+    assert found.exit_code == code
+    assert said in " ".join(found.output.split())
 
 
 def test_compare_lists_the_differences(write: Callable[..., Path]) -> None:
@@ -97,17 +87,16 @@ def test_compare_takes_targets_by_name(write: Callable[..., Path]) -> None:
     assert len(invoke("compare", path, path, "--json").output.splitlines()) == 2
     answer = json.loads(invoke("compare", path, path, "--target", "ours", "--against", "theirs", "--json").output)
     assert (answer["first"], answer["second"]) == ("ours", "theirs")
-    found = invoke("compare", path, path, "--target", "other")
-    assert found.exit_code == 2
-    assert "there is no target 'other', only ours, theirs" in found.output
-
-
-def test_compare_refuses_runs_with_no_target_in_common(write: Callable[..., Path]) -> None:
-    first = write("a.json", make_document(make_stats(1), make_stats(2, target="b")))
-    second = write("b.json", make_document(make_stats(1, target="c"), make_stats(2, target="d")))
-    found = invoke("compare", first, second)
-    assert found.exit_code == 2
-    assert "no target is in both: A has ours, b, B has c, d" in found.output
+    others = write("others.json", make_document(make_stats(1, target="c"), make_stats(2, target="d")))
+    nothing = write("nothing.json", make_document())
+    nothing.write_text("{}")
+    for arguments, said in (
+        ((path, path, "--target", "other"), "there is no target 'other', only ours, theirs"),
+        ((path, others), "no target is in both: A has ours, theirs, B has c, d"),
+        ((path, nothing), "tool is None"),
+    ):
+        found = invoke("compare", *arguments)
+        assert (found.exit_code, said in found.output) == (2, True), found.output
 
 
 class Runs:
@@ -206,17 +195,15 @@ def test_sweep_draws_a_curve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert "Figures against sessions" in found.stdout
 
 
-def test_sweep_takes_multiples_of_the_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = Runs()
-    run_with(monkeypatch, runs, *SWEEP, "--loads", "0.5,2", "--set", "sessions=40")
-    assert sorted({sessions for _name, sessions, *_rest in runs.asked}) == [20, 80]
-
-
 @pytest.mark.parametrize(
     ("runs", "code"), [(Runs(late_above=150), 3), (Runs(interrupted_at=200), 130)], ids=["invalid", "interrupted"]
 )
-def test_sweep_ends_with_the_status_of_its_result(monkeypatch: pytest.MonkeyPatch, runs: Runs, code: int) -> None:
-    assert run_with(monkeypatch, runs, *SWEEP, "--sessions", "100,200").exit_code == code
+def test_sweep_takes_multiples_and_ends_with_the_status_of_its_result(
+    monkeypatch: pytest.MonkeyPatch, runs: Runs, code: int
+) -> None:
+    found = run_with(monkeypatch, runs, *SWEEP, "--loads", "0.5,2", "--set", "sessions=100")
+    assert found.exit_code == code
+    assert sorted({sessions for _name, sessions, *_rest in runs.asked}) == [50, 200]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.processes.meter import ProcessMeter, ProcessMeterError
-from loadtest.search.capacity import Bisection, Capacity, SearchError, SearchSettings, Trial, find_capacity
-from loadtest.search.sweep import sweep, sweep_order
+from loadtest.processes.meter import ProcessMeter
+from loadtest.search import (
+    Bisection,
+    Capacity,
+    SearchError,
+    SearchSettings,
+    Trial,
+    find_capacity,
+    run_sweep,
+    sweep_order,
+)
 
 
 def search(
@@ -30,22 +38,15 @@ def test_a_capacity_is_found_within_the_tolerance(capacity: int, start: int, tol
     assert set(Counter(each.sessions for each in found.trials).values()) == {repeats // 2 + 1}
 
 
-def test_growth_then_halving() -> None:
+def test_growth_then_halving_within_the_range() -> None:
     found = search(1000, tolerance=0.2, repeats=1)
     assert [each.sessions for each in found.trials] == [100, 200, 400, 800, 1600, 1200, 1000]
     assert (found.sessions, found.fails_at) == (1000, 1200)
-
-
-def test_nothing_above_the_end_is_run() -> None:
     found = search(10**9, start=100, end=500)
-    assert (found.sessions, found.fails_at) == (500, None)
-    assert max(each.sessions for each in found.trials) == 500
+    assert (found.sessions, found.fails_at, max(each.sessions for each in found.trials)) == (500, None, 500)
     assert search(10**9, start=500, end=500).sessions == 500
-
-
-def test_a_server_that_serves_no_session_has_no_capacity() -> None:
     found = search(0, start=64)
-    assert (found.sessions, found.fails_at) == (0, 1)
+    assert (found.sessions, found.fails_at) == (0, 1), "a server that serves no session"
 
 
 def test_noise_moves_the_answer_little() -> None:
@@ -69,38 +70,27 @@ def test_one_unlucky_run_moves_no_bound() -> None:
     assert [each.is_passed for each in found.trials if each.sessions == 400] == [True, False, True]
 
 
-@pytest.mark.parametrize(("is_late", "is_bound"), [(True, True), (False, False)])
-def test_an_overloaded_generator_is_named(is_late: bool, is_bound: bool) -> None:
+@pytest.mark.parametrize("is_late", [True, False])
+def test_an_overloaded_generator_is_named(is_late: bool) -> None:
     def run_once(sessions: int, _repeat: int) -> Trial:
         reasons = ("the generator was late",) if is_late and sessions > 300 else ()
         return Trial(sessions, sessions <= 300, invalid_because=reasons)
 
-    assert find_capacity(SearchSettings(100, 1000, 0.05, 3), run_once).is_generator_bound is is_bound
+    assert find_capacity(SearchSettings(100, 1000, 0.05, 3), run_once).is_generator_bound is is_late
 
 
-def test_an_interrupted_run_ends_the_search_and_does_not_count() -> None:
-    def run_once(sessions: int, _repeat: int) -> Trial:
-        return Trial(sessions, is_passed=sessions < 400, is_interrupted=sessions == 400)
-
-    said: list[Trial] = []
-    found = find_capacity(SearchSettings(100, 1000, 0.05, 1), run_once, said.append)
-    assert found.is_interrupted
-    assert found.sessions == 200
-    assert [each.sessions for each in said] == [100, 200]
-
-
-def test_repeats_are_numbered() -> None:
+def test_repeats_are_numbered_and_an_interrupted_run_ends_the_search_and_does_not_count() -> None:
     asked: list[tuple[int, int]] = []
+    said: list[Trial] = []
 
     def run_once(sessions: int, repeat: int) -> Trial:
         asked.append((sessions, repeat))
-        return Trial(sessions, is_passed=True)
+        return Trial(sessions, is_passed=sessions < 400, is_interrupted=sessions == 400)
 
-    find_capacity(SearchSettings(10, 20, 0.05, 3), run_once)
-    assert asked == [(10, 0), (10, 1), (20, 0), (20, 1)]
-
-
-def test_a_run_of_another_count_is_refused() -> None:
+    found = find_capacity(SearchSettings(100, 1000, 0.05, 3), run_once, said.append)
+    assert (found.is_interrupted, found.sessions) == (True, 200)
+    assert [each.sessions for each in said] == [100, 100, 200, 200]
+    assert asked == [(100, 0), (100, 1), (200, 0), (200, 1), (400, 0)]
     with pytest.raises(ValueError, match="a run of 7 sessions, expected 10"):
         Bisection(SearchSettings(10, 20)).record(Trial(7, is_passed=True))
 
@@ -122,49 +112,30 @@ def test_a_search_that_makes_no_sense_is_refused(values: tuple[int, ...], messag
     assert str(raised.value) == message
 
 
-def test_targets_take_turns_at_being_first() -> None:
-    assert sweep_order([1, 5], ["a", "b"]) == [(1, "a"), (1, "b"), (5, "b"), (5, "a")]
-    assert sweep_order([1, 5], []) == []
-
-
-def test_a_sweep_runs_everything_once() -> None:
-    ran: list[tuple[str, int]] = []
+def test_a_sweep_runs_everything_once_and_watches_the_process_of_a_target() -> None:
+    ran: list[tuple[int, str]] = []
 
     def run_target(target: str, sessions: int) -> Trial:
-        ran.append((target, sessions))
+        ran.append((sessions, target))
+        sum(range(1_000_000))
         return Trial(sessions, is_passed=True, figures={"seen_per_s": sessions / 2}, invalid_because=("late",))
 
-    points, is_interrupted = sweep([10, 20], ["a", "b"], run_target)
+    points, is_interrupted = run_sweep([10, 20], ["a", "b"], run_target, {"a": ProcessMeter(os.getpid())})
     assert not is_interrupted
-    assert sorted(ran) == [("a", 10), ("a", 20), ("b", 10), ("b", 20)]
-    assert [(each.target, each.sessions) for each in points] == ran
+    assert ran == sweep_order([10, 20], ["a", "b"]) == [(10, "a"), (10, "b"), (20, "b"), (20, "a")]
+    assert [(each.sessions, each.target) for each in points] == ran
     assert [each.figures["seen_per_s"] for each in points] == [5, 5, 10, 10]
     assert points[0].invalid_because == ("late",)
-    assert points[0].usage is None
-
-
-def test_an_interrupted_sweep_keeps_its_finished_runs() -> None:
-    points, is_interrupted = sweep(
-        [10, 20, 30], ["a"], lambda _target, sessions: Trial(sessions, is_passed=True, is_interrupted=sessions == 20)
-    )
-    assert is_interrupted
-    assert [each.sessions for each in points] == [10]
-
-
-def test_a_sweep_watches_the_process_of_a_target() -> None:
-    def run_target(_target: str, sessions: int) -> Trial:
-        sum(range(2_000_000))
-        return Trial(sessions, is_passed=True)
-
-    points, _ = sweep([10], ["a", "b"], run_target, {"a": ProcessMeter(os.getpid())})
-    by_target = {each.target: each.usage for each in points}
-    assert by_target["b"] is None
-    usage = by_target["a"]
+    usage, other = points[0].usage, points[1].usage
+    assert other is None
     assert usage is not None
     assert usage.cpu_cores > 0
     assert usage.peak_rss_bytes > 10_000_000
 
 
-def test_a_missing_process_is_refused() -> None:
-    with pytest.raises(ProcessMeterError, match="there is no process 4194305"):
-        ProcessMeter(4_194_305)  # beyond the highest that Linux gives out
+def test_an_interrupted_sweep_keeps_its_finished_runs() -> None:
+    points, is_interrupted = run_sweep(
+        [10, 20, 30], ["a"], lambda _target, sessions: Trial(sessions, is_passed=True, is_interrupted=sessions == 20)
+    )
+    assert is_interrupted
+    assert [each.sessions for each in points] == [10]
