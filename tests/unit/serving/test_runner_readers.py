@@ -289,7 +289,13 @@ def test_any_requests_cancels_and_faults_leave_one_end_and_a_whole_text(
     async def scenario(runner: Runner) -> None:
         asked = []
         for number, (fault, user, trigger, prefix, cancelled, pause_s) in enumerate(steps):
-            fields = {"lane": user, "session": user, "sequence": number, "trigger": trigger, "prefix": prefix}
+            fields: dict[str, Any] = {
+                "lane": user,
+                "session": user,
+                "sequence": number,
+                "trigger": trigger,
+                "prefix": prefix,
+            }
             request = ask(f"r{number}", answer_key=prefix, script=saying(*WORDS[prefix]), **fields)
             request.fault = fault
             asked.append(request)
