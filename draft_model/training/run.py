@@ -85,7 +85,7 @@ class TrainingRecorder:
         write_atomically(self._folder / METRICS, "".join(kept).encode())
         with _refusals(self._folder):
             self._lines = (self._folder / METRICS).open("a", encoding="utf-8", buffering=1)
-            self._board = SummaryWriter(str(self._folder / BOARD), purge_step=step + 1)  # type: ignore[no-untyped-call]
+            self._board = SummaryWriter(str(self._folder / BOARD), purge_step=step + 1)
 
     def step(self, progress: TrainingProgress) -> None:
         """Write one line and one point of every curve; PipelineError when the disk refuses."""
