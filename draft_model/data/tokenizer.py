@@ -23,8 +23,7 @@ from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import short_path
 from completion_server.prompt.templates import EMBEDDED, Order, PathAt, Template
 from completion_server.prompt.tokens.boundaries import flat
-from completion_server.prompt.tokens.plaintext import make_plain
-from completion_server.prompt.tokens.stops import end_token_ids
+from completion_server.prompt.tokens.plaintext import end_token_ids, make_plain
 from draft_model.core import CONTEXT_TOKENS, VOCAB_SIZE, PipelineError, replacing_folder
 
 COMPLETION_ENDS = {"codellama": "▁<EOT>"}

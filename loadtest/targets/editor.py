@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from completion.v1 import completion_pb2 as pb
 from completion_client import ConnectionLostError, ReplicaStream, ServiceError, SessionSettings, SessionStream
 from completion_client.endpoint import Metadata, caller_metadata
-from completion_client.timeouts import give_timeout
+from completion_client.request_fields import give_timeout
 from loadtest.targets import ClientSettings
 from loadtest.targets.record import NOT_CONNECTED, Outcome, Record
 from loadtest.traffic.typed import NEVER_S, Text, TypedRequest, TypedSession

@@ -16,7 +16,6 @@ from completion_client import (
     ReplicaStream,
 )
 from completion_client.regions.availability import Health
-from completion_client.session_settings import RequestListener
 from completion_client.tls_faults import explain_tls
 from loadtest.targets import ClientSettings, TargetError, TargetSpec
 from loadtest.targets.editor import RequestFactory, StreamEditor, StreamLog, session_settings

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.package.test_requirements import locked_versions
+from tests.package.test_environment import locked_versions
 from tests.support.models import ROOT
 
 pytestmark = [pytest.mark.serial, pytest.mark.full, pytest.mark.timeout(1200)]

@@ -23,8 +23,7 @@ from completion_server.prompt.templates import Order, Template
 from loadtest.bench.prompt.keystrokes import typed
 from loadtest.bench.runner.benchmark import Options, option
 from loadtest.bench.runner.figures import percentile
-from loadtest.bench.runner.prompts import PromptMaker
-from loadtest.bench.runner.prompts import CursorText
+from loadtest.bench.runner.prompts import CursorText, PromptMaker
 from loadtest.traffic.documents import library_files
 
 BLOCK_SIZES = (32, 16)

@@ -32,7 +32,7 @@ from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, op
 from loadtest.bench.runner.schedule import started_together
 from loadtest.commands.outcome import NEW_FILE, Exit
 from loadtest.driving.worker_pool import check
-from loadtest.report.gate import Verdict
+from loadtest.report.document import Verdict
 from loadtest.stats import RunStats
 from loadtest.targets import NEAREST, parse_target
 from loadtest.traffic.scenario import Scenario, ScenarioError

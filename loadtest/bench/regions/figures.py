@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loadtest.bench.regions.course import Course
-from loadtest.report.document import Condition, Verdict
+from loadtest.report.document import Condition
 from loadtest.report.figures import MAX_LAG_MS
 from loadtest.targets.record import Outcome, Result
 from loadtest.traffic.sections import CriteriaSettings

@@ -8,12 +8,13 @@ from click.testing import CliRunner
 
 from loadtest.bench.prompt.__main__ import main
 from loadtest.bench.prompt.clients import AnchoredClient, characters_client, lines_client
-from loadtest.bench.prompt.keystrokes import DocumentState, typed
+from loadtest.bench.prompt.keystrokes import typed
 from loadtest.bench.prompt.replay import (
     BlockCache,
     ReplayOptions,
     measure_layouts,
 )
+from loadtest.bench.runner.prompts import CursorText
 from tests.unit.prompt.prompts import CODE
 
 
