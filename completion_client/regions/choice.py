@@ -21,7 +21,7 @@ from completion_client.endpoint import Endpoint, EndpointError
 from completion_client.regions.availability import Availability
 from completion_client.regions.distances import Distances
 
-Order = Callable[[Iterable[Endpoint], str, str], Sequence[Endpoint]]
+EndpointOrder = Callable[[Iterable[Endpoint], str, str], Sequence[Endpoint]]
 """Returns the replicas of a user and a tenant in the order of preference."""
 
 _WEIGHT_BYTES = 8
@@ -86,7 +86,7 @@ class UserChoice:
         user: str,
         tenant: str = "",
         settings: RoutingSettings | None = None,
-        order: Order = rendezvous_order,
+        order: EndpointOrder = rendezvous_order,
     ) -> None:
         """Order the endpoints of `distances` for a user; `order` gives the order within a tier."""
         self._distances = distances

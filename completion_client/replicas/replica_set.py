@@ -11,7 +11,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_client.client import collect
 from completion_client.completion import Completion
 from completion_client.endpoint import Endpoint, Metadata, caller_metadata
-from completion_client.regions.choice import Order, RoutingSettings, UserChoice, rendezvous_order
+from completion_client.regions.choice import EndpointOrder, RoutingSettings, UserChoice, rendezvous_order
 from completion_client.regions.regions import Regions
 from completion_client.replicas.attempts import Attempts
 from completion_client.replicas.stream import ReplicaStream
@@ -41,7 +41,7 @@ class ReplicaSet:
         connection: int | None = None,
         settings: RoutingSettings | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
-        order: Order = rendezvous_order,
+        order: EndpointOrder = rendezvous_order,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Ask the replicas at `endpoints`, such as "a:1,b:2,c:3", for `user` of `tenant`.

@@ -21,8 +21,7 @@ from completion_server.speculation.live import LiveSpeculation
 from completion_server.telemetry.metrics import Metrics, Snapshot, SpeculationCollector
 from completion_server.telemetry.metrics_server import LabelledRegistry, MetricsServer, Probe, render
 from completion_server.telemetry.quality import add_build_info, model_name
-from completion_server.telemetry.tracing.tracing import Service as TracedService
-from completion_server.telemetry.tracing.tracing import Tracing
+from completion_server.telemetry.tracing.tracing import TracedServer, Tracing
 
 _PROBE_S = 0.8
 """How long the event loop may take to answer a health check. By default Kubernetes waits 1 s for the whole answer."""
@@ -145,7 +144,7 @@ def make_tracing(config: Config, clock: Clock, registry: CollectorRegistry) -> T
     engine = config.engine
     return Tracing(
         config.traces,
-        TracedService(__version__, replica_id(config), config.server.region, engine.model, engine.kind),
+        TracedServer(__version__, replica_id(config), config.server.region, engine.model, engine.kind),
         clock,
         registry,
         budget_s=config.shed.budget_ms / 1000,

@@ -81,7 +81,7 @@ class StartEstimate:
         return max(0.0, began_at + self._usual_s - now)
 
 
-class Backoff:
+class RestartBackoff:
     """Doubles the wait with each failure, until an engine has served for long enough."""
 
     def __init__(self, settings: EngineSettings) -> None:

@@ -27,7 +27,7 @@ from completion_server.engine.interface import (
 from completion_server.engine.quarantine import Quarantine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.speculation_control import SupervisedSpeculation
-from completion_server.engine.start_times import Backoff, StartEstimate
+from completion_server.engine.start_times import RestartBackoff, StartEstimate
 from completion_server.engine.vitals import WATCHES_PER_TIMEOUT, Vitals
 from completion_server.engine.warmup import warm_up
 
@@ -65,7 +65,7 @@ class SupervisedEngine:
         self._on_change = on_change
         self._engine = make_engine()
         self._vitals = Vitals(settings, clock.now())
-        self._backoff = Backoff(settings)
+        self._backoff = RestartBackoff(settings)
         self._estimate = StartEstimate(usual_start_s)
         self._quarantine = Quarantine(settings.quarantine_s)
         self._info = EngineInfo(

@@ -13,7 +13,7 @@ from typing import Protocol
 from completion_server.core.clock import Clock
 from completion_server.limits.local import LocalLimiters, LocalSessions, RateLimiter
 from completion_server.limits.replicas import Replica, Replicas
-from completion_server.limits.shares import Report, SharedLimiter, SharedRates, SharedSessions
+from completion_server.limits.shares import DemandReport, SharedLimiter, SharedRates, SharedSessions
 
 HEARTBEAT_S = 0.5
 TICK_S = 0.02
@@ -27,7 +27,7 @@ class Board(Protocol):
         """Send a heartbeat, or take it back; return those before it. None if there is no answer."""
         ...
 
-    async def report(self, replica: Replica, reports: Sequence[Report]) -> None:
+    async def report(self, replica: Replica, reports: Sequence[DemandReport]) -> None:
         """Send reports and settle them."""
         ...
 

@@ -33,7 +33,7 @@ _MAX_DEBT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DemandReport:
     """A message about one key. `settle` takes the share and the units left of the burst; None if there is no reply."""
 
     kind: str
@@ -113,7 +113,7 @@ class SharedLimiter(ABC):
         if abs(share.taken) >= _BUSY_PART * self._depth(share.part):
             self._busy[key] = None
 
-    def reports(self, now: float) -> Iterator[Report]:
+    def reports(self, now: float) -> Iterator[DemandReport]:
         """Yield the messages that are due. Each must be settled."""
         due = {key: None for key in self._busy if now - self._shares[key].reported_at >= _BUSY_INTERVAL_S}
         for key, share in self._shares.items():
@@ -123,7 +123,7 @@ class SharedLimiter(ABC):
         for key in due:
             yield self._report(key, self._demand(self._shares[key], now), now)
 
-    def give_back(self) -> Iterator[Report]:
+    def give_back(self) -> Iterator[DemandReport]:
         """Yield the messages that leave all shares to the other replicas."""
         return (self._report(key, 0.0, 0.0) for key in tuple(self._shares))
 
@@ -131,7 +131,7 @@ class SharedLimiter(ABC):
         self._busy.pop(key, None)
         return self._shares.pop(key)
 
-    def _report(self, key: str, demand: float, now: float) -> Report:
+    def _report(self, key: str, demand: float, now: float) -> DemandReport:
         share = self._forget(key)
         if demand:
             self._shares[key] = share
@@ -143,7 +143,7 @@ class SharedLimiter(ABC):
             NUM_KEPT * self._interval_s, self._units_per_s, self._burst, self._burst + self._max_debt, charge,
             share.num_open, demand, self._new_part,
         )  # fmt: skip
-        return Report(self._kind, key, arguments, partial(self._settle, key, share, taken))
+        return DemandReport(self._kind, key, arguments, partial(self._settle, key, share, taken))
 
     def _settle(self, key: str, share: Share, taken: float, reply: tuple[float, float] | None) -> None:
         if reply is None:

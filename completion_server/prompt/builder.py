@@ -12,7 +12,7 @@ from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Documents, Layou
 from completion_server.prompt.layout_builder import LayoutBuilder
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import SnippetRenderer
-from completion_server.prompt.templates import Order, Template
+from completion_server.prompt.templates import FimOrder, Template
 from completion_server.prompt.tokens.plaintext import end_token_ids, make_plain, newline_token_ids
 from completion_server.prompt.tokens.reuse import Encoder, common_prefix
 
@@ -64,7 +64,7 @@ class PromptBuilder:
         self._ids = {marker: vocabulary[marker] for marker in template.markers}
         self._begin = _begin_ids(backend)
         opening = " " if plain.adds_blank else ""
-        if template.order is Order.PREFIX_ONLY:  # No marker separates the preamble from the text.
+        if template.order is FimOrder.PREFIX_ONLY:  # No marker separates the preamble from the text.
             opening += settings.preamble
         elif settings.preamble:
             self._begin += self._encode(opening + settings.preamble)
@@ -130,7 +130,7 @@ class PromptBuilder:
     def _parts(self, layout: Layout) -> "tuple[array[int], ...]":
         """Return the tokens of a layout's parts in the prompt's order, without markers."""
         before, after = layout.prefix.ids, layout.suffix.ids
-        middle = (before, after) if self.template.order is not Order.SUFFIX_FIRST else (after, before)
+        middle = (before, after) if self.template.order is not FimOrder.SUFFIX_FIRST else (after, before)
         return layout.snippets.ids, *middle, layout.typed.ids
 
     def _num_shared(self, old: Layout, new: Layout) -> int:
@@ -146,11 +146,11 @@ class PromptBuilder:
         template, ids = self.template, self._ids
         tokens = [*self._begin, *layout.snippets.ids]
         before, after = layout.prefix.ids.tolist(), layout.suffix.ids.tolist()
-        if template.order is Order.PREFIX_ONLY:
+        if template.order is FimOrder.PREFIX_ONLY:
             return tokens + before
         before.insert(0, ids[template.prefix])
         after.insert(0, ids[template.suffix])
-        tokens += before + after if template.order is Order.PREFIX_FIRST else after + before
+        tokens += before + after if template.order is FimOrder.PREFIX_FIRST else after + before
         if template.middle:
             tokens.append(ids[template.middle])
         return tokens + layout.typed.ids.tolist()

@@ -10,7 +10,7 @@ from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Request
 from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Layout, LayoutContext, LayoutSpan
 from completion_server.prompt.snippets import NOTHING, Rendered, source
-from completion_server.prompt.templates import Order
+from completion_server.prompt.templates import FimOrder
 from completion_server.prompt.tokens.reuse import EMPTY, Encoded
 from completion_server.prompt.window import (
     HEAD_CHARACTERS,
@@ -126,7 +126,7 @@ class LayoutBuilder:
 
     def _keep_suffix(self, old: Layout) -> Encoded:
         """Return the suffix with its old end in the document; with a new end if it would be too long or too short."""
-        if self.context.template.order is Order.PREFIX_ONLY:
+        if self.context.template.order is FimOrder.PREFIX_ONLY:
             return EMPTY
         suffix = self.request.suffix
         shown, budget = old.suffix.text, old.span.suffix_budget
@@ -204,7 +204,7 @@ class LayoutBuilder:
 
     def _cut_suffix(self, budget: int, most_characters: int | None = None) -> Encoded:
         """Return the start of the suffix in at most `budget` tokens; whole lines, unless the first is too long."""
-        if budget <= 0 or self.context.template.order is Order.PREFIX_ONLY:
+        if budget <= 0 or self.context.template.order is FimOrder.PREFIX_ONLY:
             return EMPTY
         suffix = self.request.suffix
         suffix = suffix if most_characters is None else first_lines(suffix, most_characters)

@@ -9,7 +9,7 @@ from typing import Any
 from completion_server.core.errors import ConfigError
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.settings import PromptSettings
-from completion_server.prompt.templates import FAMILIES, PREFIX_ONLY, Order, PathAt, Template
+from completion_server.prompt.templates import FAMILIES, PREFIX_ONLY, FimOrder, PathAt, Template
 
 _LOG = logging.getLogger(__name__)
 _REPLACEABLE = ("order", "prefix", "suffix", "middle", "file", "path_at", "text_header")
@@ -47,7 +47,7 @@ def choose_template(
     template = _by_name(name) if name else detect_template(vocabulary, model)
     if replaced:
         template = _replace_fields(template, replaced)
-    if template.order is not Order.PREFIX_ONLY and not (template.prefix and template.suffix):
+    if template.order is not FimOrder.PREFIX_ONLY and not (template.prefix and template.suffix):
         msg = f"prompt template {template.name}: needs both a prefix and a suffix marker"
         raise ConfigError(msg)
     missing = [marker for marker in template.markers if marker not in vocabulary]
@@ -80,10 +80,10 @@ def _replace_fields(template: Template, replaced: Mapping[str, str]) -> Template
     return replace(template, **changes)
 
 
-def _parse(key: str, value: str) -> Order | PathAt | str:
+def _parse(key: str, value: str) -> FimOrder | PathAt | str:
     if key not in {"order", "path_at"}:
         return value
-    kind: type[Order] | type[PathAt] = Order if key == "order" else PathAt
+    kind: type[FimOrder] | type[PathAt] = FimOrder if key == "order" else PathAt
     try:
         return kind(value)
     except ValueError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Order(Enum):
+class FimOrder(Enum):
     """The order of the parts of a prompt."""
 
     PREFIX_FIRST = "prefix_first"
@@ -34,7 +34,7 @@ class Template:
     """A family's format. Markers are the texts of single special tokens; "" is none."""
 
     name: str
-    order: Order = Order.PREFIX_FIRST
+    order: FimOrder = FimOrder.PREFIX_FIRST
     prefix: str = ""
     suffix: str = ""
     middle: str = ""
@@ -60,14 +60,14 @@ class Template:
         return tuple(marker for marker in (self.prefix, self.suffix, self.middle, self.file) if marker)
 
 
-PREFIX_ONLY = Template("prefix-only", Order.PREFIX_ONLY)
+PREFIX_ONLY = Template("prefix-only", FimOrder.PREFIX_ONLY)
 
 _ANGLE = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 _PIPED = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
 EMBEDDED = Template(
     "embedded",
-    Order.PREFIX_FIRST,
+    FimOrder.PREFIX_FIRST,
     *_PIPED,
     file="<|file_sep|>",
     needs=("<|endoftext|>",),
@@ -86,7 +86,7 @@ FAMILIES: tuple[Template, ...] = (
     # path".
     Template(
         "codestral",
-        Order.SUFFIX_FIRST,
+        FimOrder.SUFFIX_FIRST,
         prefix="[PREFIX]",
         suffix="[SUFFIX]",
         text_header="+++++ {path}\n",
@@ -95,7 +95,7 @@ FAMILIES: tuple[Template, ...] = (
     # codegemma-2b: no blank between the markers and the text; the path stands before the first marker.
     Template(
         "codegemma",
-        Order.PREFIX_FIRST,
+        FimOrder.PREFIX_FIRST,
         *_PIPED,
         file="<|file_separator|>",
         path_at=PathAt.OUTSIDE,
@@ -104,7 +104,7 @@ FAMILIES: tuple[Template, ...] = (
     # Qwen2.5-Coder and its technical report, "File-Level" and "Repo-Level Pretraining".
     Template(
         "qwen",
-        Order.PREFIX_FIRST,
+        FimOrder.PREFIX_FIRST,
         *_PIPED,
         file="<|file_sep|>",
         path_at=PathAt.OUTSIDE,
@@ -114,7 +114,7 @@ FAMILIES: tuple[Template, ...] = (
     # granite-4.0 language models, "Fill-in-the-Middle".
     Template(
         "granite4",
-        Order.PREFIX_FIRST,
+        FimOrder.PREFIX_FIRST,
         *_PIPED,
         needs=("<|end_of_text|>",),
         ends=("<|fim_pad|>", "<|filename|>", "<|reponame|>"),
@@ -123,7 +123,7 @@ FAMILIES: tuple[Template, ...] = (
     # "StarCoder 2 and The Stack v2", section 5.1: file_sep, path, code, ..., file_sep, fim_prefix, path, before, ...
     Template(
         "starcoder2",
-        Order.PREFIX_FIRST,
+        FimOrder.PREFIX_FIRST,
         *_ANGLE,
         file="<file_sep>",
         path_at=PathAt.INSIDE,
@@ -132,7 +132,7 @@ FAMILIES: tuple[Template, ...] = (
     # Mellum-4b-base, "Fill-in-the-middle with additional files as context": suffix first, with a middle marker.
     Template(
         "mellum",
-        Order.SUFFIX_FIRST,
+        FimOrder.SUFFIX_FIRST,
         *_ANGLE,
         file="<filename>",
         path_at=PathAt.OUTSIDE,
@@ -143,10 +143,10 @@ FAMILIES: tuple[Template, ...] = (
     # granite-8b-code-base and granite-3.3-8b-base; StarCoder of the first generation is asked the same way.
     Template(
         "granite",
-        Order.PREFIX_FIRST,
+        FimOrder.PREFIX_FIRST,
         *_ANGLE,
         ends=("<fim_pad>", "<filename>", "<reponame>", "<|endoftext|>", "<|end_of_text|>"),
     ),
     # Any other model with these markers: the common order, snippets as comments.
-    Template("fim", Order.PREFIX_FIRST, *_PIPED, ends=("<|fim_pad|>", "<|endoftext|>")),
+    Template("fim", FimOrder.PREFIX_FIRST, *_PIPED, ends=("<|fim_pad|>", "<|endoftext|>")),
 )

@@ -15,7 +15,7 @@ from completion_server.rpc.identity import identity_of
 from completion_server.rpc.intake import Intake, parsed
 from completion_server.rpc.messages import convert
 from completion_server.rpc.outbox import Outbox
-from completion_server.rpc.session import CLIENT_GONE, SessionStream, StreamTimes, reset
+from completion_server.rpc.session import CLIENT_GONE, SessionCall, StreamTimes, reset
 from completion_server.rpc.settings import LimitSettings, ServerSettings
 from completion_server.rpc.status import DeadlineError, abort, abort_within
 from completion_server.serving.completion import Completion
@@ -53,7 +53,7 @@ class CompletionServicer:
         budgets = RefusalBudget(rate, burst), RefusalBudget(_PEER_REFUSALS * rate, _PEER_REFUSALS * burst)
         identify = partial(identity_of, limits=limits, trusts_names=admission.trust_user_names)
         self._intake = Intake(limits, *budgets, server.receive_timeout_s, service.now, identify, begin_trace)
-        self._sessions: set[SessionStream] = set()
+        self._sessions: set[SessionCall] = set()
 
     async def complete(self, _messages: Any, context: Context) -> None:
         """Answer one request."""
@@ -126,7 +126,7 @@ class CompletionServicer:
             self._service.emit(RequestRefused(error))
             await abort(context, error)
         with permit:
-            stream = SessionStream(self._service, self._intake, self._times(), context, identity)
+            stream = SessionCall(self._service, self._intake, self._times(), context, identity)
             self._sessions.add(stream)
             try:
                 await context.send_initial_metadata(())  # tells an editor that its reconnect succeeded

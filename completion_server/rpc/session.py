@@ -76,7 +76,7 @@ class StreamTimes:
         return min(ends)
 
 
-class SessionStream:
+class SessionCall:
     """The server's side of one stream. An invalid request ends that request; a stalled reader ends the stream."""
 
     def __init__(

@@ -67,7 +67,7 @@ from completion_server.scheduling.generations import Generations
 from completion_server.scheduling.lanes import Lanes
 from completion_server.scheduling.latency import LatencyEstimates
 from completion_server.scheduling.limiter import ConcurrencyLimiter
-from completion_server.scheduling.queue import Order, TriggerQueues, earliest_deadline
+from completion_server.scheduling.queue import QueueOrder, TriggerQueues, earliest_deadline
 from completion_server.scheduling.requests import Generation, LiveRequest, State
 from completion_server.scheduling.shedding import DeadlineWatch, Shedder, Shedding
 
@@ -90,7 +90,7 @@ class Book:
 
     num_slots: int
     max_queued: int
-    order: Order = earliest_deadline
+    order: QueueOrder = earliest_deadline
     shedding: Shedding = Shedding.LATE
     max_retry_after_ms: int = 1000
     """The longest time after which a shed caller may be asked to retry."""

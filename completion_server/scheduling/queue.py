@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from completion_server.core.request import Trigger
 from completion_server.scheduling.requests import LiveRequest
 
-Order = Callable[[LiveRequest], float]
+QueueOrder = Callable[[LiveRequest], float]
 """The request with the smallest number goes first; it must not change while the request waits."""
 
 
@@ -29,7 +29,7 @@ def earliest_deadline(request: LiveRequest) -> float:
     return request.ttft_deadline
 
 
-ORDERS: Mapping[str, Order] = {
+ORDERS: Mapping[str, QueueOrder] = {
     "earliest_deadline": earliest_deadline,
     "first_come": first_come,
     "newest_first": newest_first,
@@ -95,7 +95,7 @@ class Queue:
 class TriggerQueues:
     """A queue for each trigger."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: QueueOrder) -> None:
         """Begin empty."""
         self.order = order
         self._queues = tuple(Queue() for _ in Trigger)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from completion_server.limits.replicas import Replica
-from completion_server.limits.shares import Report
+from completion_server.limits.shares import DemandReport
 from completion_server.state.store import Arg, Store, StoreUnavailableError
 
 KNOWN_S = 600.0
@@ -99,7 +99,7 @@ class LimitReports:
             return None
         return [Replica(name.decode(), process.decode(), float(age)) for name, process, age in found]
 
-    async def report(self, replica: Replica, reports: Sequence[Report]) -> None:
+    async def report(self, replica: Replica, reports: Sequence[DemandReport]) -> None:
         """Send reports and settle them."""
         calls = [self._eval(SHARE, each.kind, each.key, replica.id, *each.arguments) for each in reports]
         for each, call in zip(reports, calls, strict=True):

@@ -21,7 +21,7 @@ from completion_server.core.errors import ConfigError
 from completion_server.prompt.loading import load_prompt_builder
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import short_path
-from completion_server.prompt.templates import EMBEDDED, Order, PathAt, Template
+from completion_server.prompt.templates import EMBEDDED, FimOrder, PathAt, Template
 from completion_server.prompt.tokens.boundaries import flat
 from completion_server.prompt.tokens.plaintext import end_token_ids, make_plain
 from draft_model.core import CONTEXT_TOKENS, VOCAB_SIZE, PipelineError, replacing_folder
@@ -156,11 +156,11 @@ class TemplateEncoder:
         before = self._opening + lead_of(template, context) + before
         texts = file_texts(template, context)
         files = [token for text in texts for token in (self._ids[template.file], *self.encode(text))]
-        if template.order is Order.PREFIX_ONLY:
+        if template.order is FimOrder.PREFIX_ONLY:
             return [*self.begin, *files, *self.encode(before + typed)]
         left = [self._ids[template.prefix], *self.encode(before if template.middle else before + typed)]
         right = [self._ids[template.suffix], *self.encode(after)]
-        both = left + right if template.order is Order.PREFIX_FIRST else right + left
+        both = left + right if template.order is FimOrder.PREFIX_FIRST else right + left
         if not template.middle:
             return [*self.begin, *files, *both]
         return [*self.begin, *files, *both, self._ids[template.middle], *self.encode(typed)]
@@ -217,7 +217,7 @@ def read_template(record: dict[str, Any]) -> Template:
     return Template(
         **fields
         | {
-            "order": Order(record["order"]),
+            "order": FimOrder(record["order"]),
             "path_at": PathAt(record.get("path_at", PathAt.NOWHERE.value)),
             "ends": tuple(record.get("ends", ())),
         }

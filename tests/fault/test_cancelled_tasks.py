@@ -19,7 +19,7 @@ from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTime
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.rpc.intake import Intake
-from completion_server.rpc.session import SessionStream, StreamTimes
+from completion_server.rpc.session import SessionCall, StreamTimes
 from completion_server.serving.service import Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.state.clients import make_client
@@ -189,7 +189,7 @@ async def session_stream() -> AsyncIterator[Running]:
         intake = Intake(LIMITS, RefusalBudget(0, 1), RefusalBudget(0, 1), 10.0, running.service.now, lambda _: IDENTITY)
         times = StreamTimes(first_request_s=1e6, idle_s=1e6, max_age_s=1e6, stall_timeout_s=60.0)
         typing = asyncio.create_task(type_on())
-        yield SessionStream(running.service, intake, times, caller, IDENTITY).run()  # type: ignore[arg-type]
+        yield SessionCall(running.service, intake, times, caller, IDENTITY).run()  # type: ignore[arg-type]
         typing.cancel()
 
 

@@ -17,7 +17,7 @@ from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.core.request import Request
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.rpc.session import SessionStream
+from completion_server.rpc.session import SessionCall
 from tests.support.server import ENDLESS, RunningServer, endless_config, endless_engine, eventually, request, run_server
 
 pytestmark = pytest.mark.serial
@@ -72,7 +72,7 @@ def num_ended(server: RunningServer) -> float:
 def num_held() -> int:
     """Return how many requests and streams the server still holds, although no client reads or closes its stream."""
     gc.collect()
-    return sum(type(each) in {Request, SessionStream} for each in gc.get_objects())
+    return sum(type(each) in {Request, SessionCall} for each in gc.get_objects())
 
 
 def long_request(number: int) -> pb.CompleteRequest:

@@ -27,7 +27,7 @@ _TIMEOUT = "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT"
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class TracedServer:
     """What all traces say about this server."""
 
     version: str
@@ -64,7 +64,7 @@ class Tracing:
     def __init__(
         self,
         settings: TraceSettings,
-        service: Service,
+        service: TracedServer,
         clock: Clock,
         registry: CollectorRegistry,
         *,

@@ -19,7 +19,7 @@ import click
 from tokenizers import Tokenizer
 
 from completion_server.prompt.builder import Prompt
-from completion_server.prompt.templates import Order, Template
+from completion_server.prompt.templates import FimOrder, Template
 from loadtest.bench.prompt.keystrokes import typed
 from loadtest.bench.runner.benchmark import Options, option
 from loadtest.bench.runner.figures import percentile
@@ -146,7 +146,7 @@ class PlainLayout:
         characters_a_token = len(sample) / len(tokenizer.encode(sample).ids)
         self._tokenizer = tokenizer
         self._markers = (template.prefix, template.suffix, template.middle)
-        self._is_suffix_first = template.order is Order.SUFFIX_FIRST
+        self._is_suffix_first = template.order is FimOrder.SUFFIX_FIRST
         self._num_before = int(budget * (1 - _SUFFIX_SHARE) * characters_a_token)
         self._num_after = int(budget * _SUFFIX_SHARE * characters_a_token)
         self._budget = budget

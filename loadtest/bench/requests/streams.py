@@ -17,7 +17,7 @@ from completion_server.core.request import Caller, Mode, Request, Trigger
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
-from completion_server.rpc.session import SessionStream, StreamTimes
+from completion_server.rpc.session import SessionCall, StreamTimes
 from completion_server.rpc.settings import LimitSettings
 from completion_server.serving.service import Service
 from loadtest.targets.editor import is_typed_along
@@ -153,7 +153,7 @@ async def serve(service: Service, keys: Sequence[Key], begin_trace: BeginTrace =
     contexts = {key.typed.session: EditorCall() for key in keys}
     async with asyncio.TaskGroup() as group:
         for context in contexts.values():
-            group.create_task(SessionStream(service, intake, times, context, _IDENTITY).run())  # type: ignore[arg-type]
+            group.create_task(SessionCall(service, intake, times, context, _IDENTITY).run())  # type: ignore[arg-type]
         for key in keys:
             await asyncio.sleep(key.typed.intended_at_s - loop.time())
             contexts[key.typed.session].send_nowait(key)

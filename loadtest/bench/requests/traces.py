@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from completion_server.core.events import Event
 from completion_server.telemetry.tracing.settings import TraceSettings
-from completion_server.telemetry.tracing.tracing import Service, Tracing
+from completion_server.telemetry.tracing.tracing import TracedServer, Tracing
 from loadtest.bench.requests.in_process import Passes
 from loadtest.bench.runner.schedule import rotated
 from loadtest.driving.worker_pool import RunError
@@ -98,7 +98,7 @@ async def _unsampled_us(events: Sequence[Event], num_requests: int) -> float:
 
     That is less than the noise between two passes, so it is measured alone.
     """
-    service = Service("bench", "bench", "region")
+    service = TracedServer("bench", "bench", "region")
     settings = TraceSettings("http://127.0.0.1:1", sample_ratio=0.0)
     tracing = Tracing(settings, service, LoopClock(), CollectorRegistry(), budget_s=_BUDGET_S)  # not started: no export
     traced, plain = tracing.heard_by(_ignore), _ignore
@@ -130,7 +130,7 @@ class _Contestant:
         settings = TraceSettings()
         if ratio is not None:
             settings = TraceSettings(endpoint, sample_ratio=ratio, max_queued_spans=_MAX_SPANS, timeout_s=_EXPORT_S)
-        service = Service("bench", "bench", "region")
+        service = TracedServer("bench", "bench", "region")
         self._tracing = Tracing(settings, service, LoopClock(), registry, budget_s=_BUDGET_S)
         self._tracing.start()
 

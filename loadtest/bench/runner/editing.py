@@ -7,7 +7,7 @@ from typing import Any
 
 from completion_server.core.errors import ConfigError
 from completion_server.core.request import Mode
-from completion_server.prompt.templates import Order
+from completion_server.prompt.templates import FimOrder
 from loadtest.bench.runner.schedule import Contest, Pausable
 from loadtest.bench.runner.server import ServerProcess, prompt_maker
 from loadtest.driving.driver import Run, drive
@@ -46,7 +46,7 @@ class ServerPrompts:
         """
         self._maker = prompt_maker(effective)
         template = self._maker.builder.template
-        if template.order is Order.PREFIX_ONLY:
+        if template.order is FimOrder.PREFIX_ONLY:
             model = effective["engine"]["model"]
             raise ConfigError(f"engine.model: {model} has no fill-in-the-middle markers to compare with")
         self.fim = f"{template.prefix}{{prefix}}{template.suffix}{{suffix}}{template.middle}"

@@ -15,7 +15,7 @@ from completion_server.core import request as core
 from completion_server.core.request import Caller
 from completion_server.prompt.loading import load_prompt_builder
 from completion_server.prompt.settings import PromptSettings
-from completion_server.prompt.templates import EMBEDDED, Order, Template
+from completion_server.prompt.templates import EMBEDDED, FimOrder, Template
 from draft_model.core import PipelineError
 from draft_model.data.fim import Split, encode_split, split_at_random
 from draft_model.data.tokenizer import (
@@ -78,7 +78,7 @@ def test_what_is_no_tokenizer_or_another_ones_is_a_clear_error(
     train_tokenizer([source.replace("self", "this")] * 4, 320).save_pretrained(str(tmp_path))
     with pytest.raises(PipelineError, match=r"tokens differ: '.+'.*takes its target's tokenizer"):
         check_same_vocabulary(tokenizer_folder, tmp_path)
-    other = Template("other", Order.PREFIX_FIRST, "<a>", "<|fim_suffix|>", "<b>")
+    other = Template("other", FimOrder.PREFIX_FIRST, "<a>", "<|fim_suffix|>", "<b>")
     with pytest.raises(PipelineError, match="lacks <a>, <b> of the template other"):
         make_encoder(load_tokenizer(tokenizer_folder), other)
     assert encoder.holds_marker("x = '<|fim_middle|>'")

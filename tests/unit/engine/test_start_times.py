@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.start_times import Backoff, StartEstimate, StartTimes
+from completion_server.engine.start_times import RestartBackoff, StartEstimate, StartTimes
 
 
 def test_the_duration_of_a_start_outlives_the_process(tmp_path: Path) -> None:
@@ -57,7 +57,9 @@ def test_the_end_of_a_start_is_predicted_from_the_last_one() -> None:
 
 
 def test_the_wait_doubles_until_an_engine_has_served_for_long() -> None:
-    backoff = Backoff(EngineSettings(restart_backoff_min_s=1, restart_backoff_max_s=5, restart_backoff_reset_s=60))
+    backoff = RestartBackoff(
+        EngineSettings(restart_backoff_min_s=1, restart_backoff_max_s=5, restart_backoff_reset_s=60)
+    )
     assert [backoff.next_wait_s(served_s) for served_s in (1000, 0, 59, 59, 60, 0)] == [1, 2, 4, 5, 1, 2]
 
 

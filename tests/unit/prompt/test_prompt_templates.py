@@ -13,7 +13,7 @@ from completion_server.prompt.__main__ import main
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.loading import choose_template, detect_template, load_prompt_builder
 from completion_server.prompt.settings import PromptSettings
-from completion_server.prompt.templates import PREFIX_ONLY, Order, PathAt
+from completion_server.prompt.templates import PREFIX_ONLY, FimOrder, PathAt
 from completion_server.prompt.tokens.plaintext import MAX_NEWLINE_TOKENS, newline_token_ids
 from tests.support.vocabularies import ANGLE, FAMILIES, PIPED, VOCABULARY_SIZE, split_by, train
 from tests.unit.prompt.prompts import CURSOR, builder_of, request_at, text_of
@@ -74,7 +74,7 @@ def test_fields_may_be_replaced() -> None:
         "path_at": "inside",
     }
     template = choose_template({"<P>", "<S>"}, "", "fim", replaced)
-    assert (template.order, template.path_at) == (Order.SUFFIX_FIRST, PathAt.INSIDE)
+    assert (template.order, template.path_at) == (FimOrder.SUFFIX_FIRST, PathAt.INSIDE)
     assert template.markers == ("<P>", "<S>")
 
 

@@ -19,7 +19,7 @@ from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
-from completion_server.rpc.session import SessionStream, StreamTimes
+from completion_server.rpc.session import SessionCall, StreamTimes
 from completion_server.rpc.settings import LimitSettings
 from tests.support.cancels import cancel_and_wait
 from tests.support.server import request
@@ -75,7 +75,7 @@ class Stream:
         times = {"first_request_s": LONG_S, "idle_s": LONG_S, "max_age_s": LONG_S, "stall_timeout_s": 60.0}
         budget = options.pop("budget", RefusalBudget(0, 1))
         intake = Intake(LIMITS, budget, RefusalBudget(0, 1), 10.0, running.service.now, lambda _context: IDENTITY)
-        stream = SessionStream(
+        stream = SessionCall(
             running.service,
             intake,
             StreamTimes(**(times | options)),

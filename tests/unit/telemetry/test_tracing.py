@@ -17,7 +17,7 @@ from completion_server.core.trace_context import ParentSpan, TraceContext
 from completion_server.telemetry.metrics import Metrics
 from completion_server.telemetry.tracing.spans import RequestTrace, describe, misses_budget
 from completion_server.telemetry.tracing.tracer import HeadSampler, RateLimit, Tracer
-from completion_server.telemetry.tracing.tracing import Service
+from completion_server.telemetry.tracing.tracing import TracedServer
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"
@@ -255,7 +255,7 @@ def known() -> set[str]:
 
 
 def test_attributes_are_those_of_the_conventions_or_our_own() -> None:
-    service = Service("1.0", "one", "us-east", "/models/coder-13b/", "vllm")
+    service = TracedServer("1.0", "one", "us-east", "/models/coder-13b/", "vllm")
     context = TraceContext("a" * 32, "b" * 16, is_sampled=True)
     trace = describe(
         RequestEnded(WHOLE_REQUEST, END, MARKS), context, service.attributes(), written=0.007, missed_budget=True
