@@ -61,6 +61,8 @@ class Share:
     kept: float = 0.0
     """Units of the level that are charged already: what a small part saves for its next unit."""
     num_open: int = 0
+    is_reported: bool = False
+    """Whether Redis was told of it, and may know the part."""
     is_known: bool = False
     """Whether Redis knows the part."""
 
@@ -134,7 +136,7 @@ class SharedLimiter(ABC):
     def _report(self, key: str, demand: float, now: float) -> DemandReport:
         share = self._forget(key)
         if demand:
-            self._shares[key] = share
+            self._shares[key], share.is_reported = share, True
         else:
             share.kept, share.taken = 0.0, share.taken - share.kept
         share.reported_at, taken, share.taken = now, share.taken, 0.0
@@ -243,7 +245,7 @@ class SharedSessions(SharedLimiter):
         if not self._limit:
             return
         share = self._count(key, -1)
-        if not share.num_open and share.is_known:
+        if not share.num_open and share.is_reported:
             self._busy[key] = None
         elif not share.num_open:
             self._forget(key)

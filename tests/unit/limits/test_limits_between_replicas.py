@@ -245,6 +245,19 @@ async def test_a_session_that_is_closed_at_once_costs_redis_nothing() -> None:
 
 
 @in_virtual_time
+async def test_a_session_that_is_closed_while_redis_answers_is_withdrawn_from_it() -> None:
+    replicas = await FakeReplicas().start()
+    one = replicas[0].sessions
+    replicas[0].open_sessions("u", 1)
+    (report,) = one.reports(replicas[0].clock.now())
+    one.leave("u")
+    report.settle((0.5, 1.0))
+    (withdrawn,) = one.reports(replicas[0].clock.now() + SESSIONS_INTERVAL_S)
+    assert withdrawn.arguments[5:7] == (0, 0.0)
+    assert len(one) == 0
+
+
+@in_virtual_time
 async def test_sessions_are_reported_while_they_are_open_and_forgotten_with_their_replica() -> None:
     replicas = await FakeReplicas().start()
     for number in (0, 1):
