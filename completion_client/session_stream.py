@@ -14,7 +14,8 @@ stream is LOST fails at once. A GOAWAY needs no state of its own: gRPC opens the
 the end of the old stream is one of the ends above.
 
 A write that fails hides the server's status from gRPC's caller: the server may have ended the stream in good order just
-then. The requests are sent again, which is harmless: the server has ended those of the old stream.
+then. The requests are sent again. A server that has not noticed yet that the old connection is lost answers the newest
+of them as superseded, by itself: that is a loss, too.
 """
 
 import asyncio
@@ -312,7 +313,11 @@ class SessionStream:
             return
         if response.HasField("end"):
             del self._requests[response.sequence]
-            request.listener.on_end(response.end)
+            is_superseded = response.end.finish_reason == pb.FINISH_REASON_SUPERSEDED
+            if is_superseded and request.is_sent_again and response.sequence == self._last_sequence:
+                request.listener.on_error(ConnectionLostError("the server still had the request of a lost connection"))
+            else:
+                request.listener.on_end(response.end)
         elif response.HasField("delta"):
             request.has_text = True
             request.listener.on_text(response.delta.text)

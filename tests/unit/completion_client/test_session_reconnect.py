@@ -188,12 +188,13 @@ FAILED_WRITE = grpc.aio.AioRpcError(
 
 
 class ScriptedCall:
-    """A stream whose writes fail, or whose requests are answered with STOP."""
+    """A stream whose writes fail, or whose requests are answered with an end."""
 
-    def __init__(self, *, fails: bool, first_text: str = "") -> None:
+    def __init__(self, *, fails: bool, first_text: str = "", ends: "pb.FinishReason" = pb.FINISH_REASON_STOP) -> None:
         self.written: list[int] = []
         self._responses: asyncio.Queue[pb.SessionResponse | Exception] = asyncio.Queue()
         self._fails = fails
+        self._ends = ends
         if first_text:
             self._responses.put_nowait(pb.SessionResponse(sequence=1, delta=pb.Delta(text=first_text)))
 
@@ -206,9 +207,7 @@ class ScriptedCall:
         if self._fails:
             self._responses.put_nowait(FAILED_WRITE)
             raise FAILED_WRITE
-        self._responses.put_nowait(
-            pb.SessionResponse(sequence=sequence, end=pb.End(finish_reason=pb.FINISH_REASON_STOP))
-        )
+        self._responses.put_nowait(pb.SessionResponse(sequence=sequence, end=pb.End(finish_reason=self._ends)))
 
     async def read(self) -> pb.SessionResponse:
         response = await self._responses.get()
@@ -282,6 +281,15 @@ async def test_a_request_that_has_text_or_was_sent_again_is_lost_with_its_failed
         await eventually(lambda: session.is_connected)
         assert (await session.complete(REQUEST)).finish_reason == "stop"
     assert len(losses.errors) == 1
+
+
+async def test_a_request_that_its_own_first_sending_superseded_is_lost() -> None:
+    """The server may not have noticed yet that the old connection is lost."""
+    superseded = ScriptedCall(fails=False, ends=pb.FINISH_REASON_SUPERSEDED)
+    async with session_on(Losses(), ScriptedCall(fails=True), superseded) as session:
+        with pytest.raises(ConnectionLostError, match="still had the request"):
+            await session.complete(REQUEST)
+        assert (await session.complete(REQUEST)).finish_reason == "superseded", "not sent again"
 
 
 async def test_a_request_that_is_cancelled_while_a_stream_is_awaited_is_not_sent_again() -> None:
