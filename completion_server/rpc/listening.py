@@ -18,6 +18,8 @@ _ASK = "`completion-server status` asks a running server"
 _MAX_COMMAND = 100
 _CONNECT_S = 1.0
 _ANY = ("0.0.0.0", "::")
+_MAPPED = "::ffff:"
+"""gRPC listens on an address of IPv4 by a socket of IPv6."""
 
 
 def check_ports(settings: ServerSettings) -> None:
@@ -73,7 +75,7 @@ def _holder(address: str) -> str:
         for each in psutil.net_connections("tcp"):
             if each.status != psutil.CONN_LISTEN or not each.laddr or not each.pid or each.laddr.port != port:
                 continue
-            if host in _ANY or each.laddr.ip in (host, *_ANY):
+            if host in _ANY or each.laddr.ip.removeprefix(_MAPPED) in (host, *_ANY):
                 return f"it is in use by process {each.pid}{_described(psutil.Process(each.pid))}"
     return "it is in use by a process that this user can't see"
 

@@ -148,6 +148,17 @@ def test_a_port_in_use_is_told_with_what_holds_it() -> None:
     assert "`completion-server status` asks a running server" in done.stderr
 
 
+def test_a_server_that_listens_as_grpc_does_on_ipv4_is_found() -> None:
+    """Its socket is one of IPv6, with a mapped address."""
+    with socket.socket(socket.AF_INET6) as holder:
+        holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        holder.bind(("::ffff:127.0.0.1", 0))
+        holder.listen()
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"it is in use by process {os.getpid()}"):
+            check_ports(settings_of(f"server.listen={address}"))
+
+
 def test_two_listeners_can_not_have_one_port() -> None:
     address = f"127.0.0.1:{free_port()}"
     said = f"server.admin_listen: can't listen on {address}: it is in use by process"
