@@ -225,9 +225,14 @@ class Runner:
         task.add_done_callback(partial(self._task_done, generation_id))
 
     def _abort(self, generation_id: str) -> None:
-        """Abort a generation. It has no task if it could not begin."""
-        if generation_id in self._tasks:
-            self._tasks[generation_id].cancel()
+        """Abort a generation. It has no task if it could not begin.
+
+        The task that carries this out for its own generation ends by itself: `output` tells it. A cancel would meet it
+        at the abort in the engine.
+        """
+        task = self._tasks.get(generation_id)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
 
     def _attach(self, action: Reattach | Join) -> None:
         """Give a request the text generated so far, which may be its whole answer. If that fails, the request ends."""
