@@ -24,9 +24,9 @@ from completion_server.client.top.readings import parse
 TIMEOUT_S = 5.0
 _PHASES = {
     admin_pb2.LIMITS_PHASE_UNSPECIFIED: "not known",
-    admin_pb2.LIMITS_PHASE_SHARED: "leased from Redis",
-    admin_pb2.LIMITS_PHASE_WAITING: "what this replica holds, until Redis answers or is given up",
-    admin_pb2.LIMITS_PHASE_ALONE: "this replica's share, Redis is away",
+    admin_pb2.LIMITS_PHASE_SHARED: "shared by demand, through Redis",
+    admin_pb2.LIMITS_PHASE_WAITING: "waiting for Redis",  # of an older server
+    admin_pb2.LIMITS_PHASE_ALONE: "this replica's last share, Redis is away",
 }
 
 
@@ -165,7 +165,7 @@ def _replication(status: admin_pb2.GetStatusResponse) -> Iterator[tuple[str, str
     yield "replicas", f"{len(alive)} alive ({names}); this one is {shared.replica_id}"
     if shared.replica_id_duplicate:
         yield "fault", f"another process is {shared.replica_id}, too; set another redis.replica_id"
-    yield "limits", f"{_PHASES[shared.limits_phase]}; {shared.leased_limits} leases held"
+    yield "limits", f"{_PHASES[shared.limits_phase]}; {shared.leased_limits} shares held"
     seen = (
         f"{shared.messages_received} newer requests on other replicas, {shared.overtaken_requests} announced too late"
     )

@@ -11,7 +11,7 @@ _REMEMBERED_S = 5.0
 
 
 _CANDIDATE_ORDER = (State.RUNNING, State.JOINED, State.QUEUED)
-"""A joined request has a generation, unless the other request still waits."""
+"""A joined request reads a generation that runs, unless the other request still waits."""
 
 
 class Lanes:

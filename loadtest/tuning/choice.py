@@ -171,8 +171,7 @@ def words(choices: Sequence[Choice], table: Rows, found: Verification) -> list[s
     lines.append(_of_crossover(table))
     lines += _of_verification(table, found)
     lines.append(
-        "Off is K = 0 on the running server. vLLM still runs the draft once in each step then: an engine that is "
-        "started without a draft may be faster than any of these."
+        "Off is K = 0 on the running server; an engine that is started without drafts also saves their memory."
     )
     return lines
 

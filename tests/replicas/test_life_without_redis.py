@@ -74,8 +74,7 @@ def test_no_request_fails_while_redis_is_away(
         try:
             wait_until(each_available(replica_set.replicas, 0.0), OPENS_WITHIN_S + MARGIN_S)
             before = asking.num_answered
-            time.sleep(0.5)
-            assert asking.num_answered > before
+            wait_until(lambda: asking.num_answered > before)
         finally:
             restore()
         wait_until(each_available(replica_set.replicas, 1.0), MARGIN_S)
@@ -91,9 +90,8 @@ def test_a_slow_redis_changes_nothing(replica_set: ReplicaSet) -> None:
             proxy.faults.reply_delay = Delay(fixed_s=0.02)
         try:
             before = asking.num_answered
-            time.sleep(1.0)
-            assert asking.num_answered > before
-            assert each_available(replica_set.replicas, 1.0)()
+            wait_until(lambda: asking.num_answered > before + 20)
+            wait_until(each_available(replica_set.replicas, 1.0), MARGIN_S)
         finally:
             replica_set.heal()
 

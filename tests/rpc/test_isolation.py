@@ -230,3 +230,18 @@ def test_an_unverified_name_is_another_user_at_another_address() -> None:
     assert here.owner != there.owner
     assert here.owner == replace(here, connection="10.0.0.7:2", session="t").owner
     assert replace(here, is_verified=True).owner == replace(there, is_verified=True).owner
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Caller("", "me", "", "10.0.0.7:1"), Caller("", "me", "", "10.0.0.7:2")),
+        (Caller("", "me", "", "10.0.0.7:1"), Caller("", "you", "", "10.0.0.7:1")),
+        (Caller("", "me", "", "10.0.0.7:1"), Caller("", "me", "acme", "10.0.0.7:1")),
+        (Caller("", "me", "", "10.0.0.7:1"), Caller("me", "me", "", "10.0.0.7:1")),
+        (Caller("", "me"), Caller("me", "x")),
+    ],
+    ids=["connection", "session", "tenant", "a name", "a name on a Unix socket"],
+)
+def test_a_session_id_is_no_user_name_and_owners_differ(one: Caller, other: Caller) -> None:
+    assert one.owner != other.owner

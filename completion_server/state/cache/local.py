@@ -1,4 +1,4 @@
-"""One kept completion, and the decision whether it answers a request. Pure.
+"""Kept completions, the decision whether one answers a request, and level 1 of the cache: bounded, in memory. Pure.
 
 A completion is found by an anchor: a place shortly before the cursor, most often the start of its line. The name of the
 anchor covers all text before it; the text between the anchor and the cursor, the tail, is compared here. So a user who

@@ -127,10 +127,10 @@ def _replicas() -> Section:
             Query(rate(f"{lane}_announcements_overtaken_total"), "too late"),
         ),
         lines(
-            "Leases and clocks",
+            "Shares and clocks",
             "Shares of limits that each server holds; how far its clock may be off (ms).",
             COUNT,
-            Query(select("completion_leases"), "leases {{instance}}"),
+            Query(select("completion_leases"), "shares {{instance}}"),
             Query(f"1000 * {select('completion_replica_clock_error_seconds')}", "clock ms {{instance}}"),
         ),
     )

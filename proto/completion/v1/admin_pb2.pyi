@@ -60,11 +60,11 @@ class _LimitsPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LimitsPha
     LIMITS_PHASE_UNSPECIFIED: _LimitsPhase.ValueType  # 0
     """Not known."""
     LIMITS_PHASE_SHARED: _LimitsPhase.ValueType  # 1
-    """It leases parts of the limits from Redis."""
+    """It reports its demand to Redis and gets a share of each limit in proportion to it."""
     LIMITS_PHASE_WAITING: _LimitsPhase.ValueType  # 2
-    """Redis has not answered yet, or not for a second. The replica spends what it holds."""
+    """Not sent any more."""
     LIMITS_PHASE_ALONE: _LimitsPhase.ValueType  # 3
-    """Redis has not answered for three seconds. The replica has an equal share of each limit."""
+    """Redis does not answer. The replica keeps its last share of each limit; of a new key it has an equal share."""
 
 class LimitsPhase(_LimitsPhase, metaclass=_LimitsPhaseEnumTypeWrapper):
     """LimitsPhase says how a replica decides about the limits that it shares with others."""
@@ -72,11 +72,11 @@ class LimitsPhase(_LimitsPhase, metaclass=_LimitsPhaseEnumTypeWrapper):
 LIMITS_PHASE_UNSPECIFIED: LimitsPhase.ValueType  # 0
 """Not known."""
 LIMITS_PHASE_SHARED: LimitsPhase.ValueType  # 1
-"""It leases parts of the limits from Redis."""
+"""It reports its demand to Redis and gets a share of each limit in proportion to it."""
 LIMITS_PHASE_WAITING: LimitsPhase.ValueType  # 2
-"""Redis has not answered yet, or not for a second. The replica spends what it holds."""
+"""Not sent any more."""
 LIMITS_PHASE_ALONE: LimitsPhase.ValueType  # 3
-"""Redis has not answered for three seconds. The replica has an equal share of each limit."""
+"""Redis does not answer. The replica keeps its last share of each limit; of a new key it has an equal share."""
 Global___LimitsPhase: _TypeAlias = LimitsPhase  # noqa: Y015
 
 class _SpeculationMode:
@@ -283,7 +283,7 @@ class ReplicationStatus(_message.Message):
     messages_received: _builtins.int
     """Messages of other replicas with newer requests."""
     leased_limits: _builtins.int
-    """Budgets of which this replica holds a part. Each limit of each user and tenant is a budget of its own: requests,
+    """Keys of limits of which this replica has a share. Each limit of each user and tenant is a key of its own: requests,
     tokens, sessions.
     """
     limits_phase: Global___LimitsPhase.ValueType
