@@ -96,7 +96,8 @@ ALONE = {"redis_available": False, "redis_failure": "TimeoutError", "limits_phas
     [
         ({"redis_outages": 2},
          ("available, 2 outages", "1 alive (left, right silent for 9 s); this one is left",
-          "limits shared by demand, through Redis", "clock error 0.25 ms", "3 completions, 1.0 MiB; answered 50% of 8 lookups: 3 here, 1 from Redis")),
+          "limits shared by demand, through Redis", "clock error 0.25 ms",
+          "3 completions, 1.0 MiB; answered 50% of 8 lookups: 3 here, 1 from Redis")),
         (ALONE | {"clock_error_ms": -1.0}, ("away: TimeoutError", "this replica's last share", "not known yet")),
         ({"limits_phase": admin_pb2.LIMITS_PHASE_WAITING}, ("limits waiting for Redis",)),
         ({"replica_id_duplicate": True}, ("another process is left, too",)),
