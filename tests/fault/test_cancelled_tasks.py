@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from redis.asyncio.connection import AbstractConnection
 
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import RefusalBudget
@@ -91,16 +92,24 @@ async def subscription(settings: RedisSettings) -> AsyncIterator[Running]:
 @pytest.mark.parametrize("state", ["one server", "no node", "no slot"])
 async def test_what_speaks_to_redis_ends(make_redis: Callable[..., RedisServer], make: Any, state: str) -> None:
     settings = redis_settings(make_redis, state)
-    before = open_transports()
+    connections, transports = open_connections(), open_transports()
     await check_ends_at_each_await(lambda: make(settings), NUM_AWAITS)
-    for transport in open_transports() - before:
+    for connection in open_connections() - connections:
+        await connection.disconnect(nowait=True)  # else it warns when it is collected, maybe in another test
+    for transport in open_transports() - transports:
         transport.abort()
     await asyncio.sleep(0)
     gc.collect()
+    assert open_connections() <= connections
+
+
+def open_connections() -> set[AbstractConnection]:
+    """Return the connections that nothing has closed, also those that redis-py has forgotten."""
+    return {each for each in gc.get_objects() if issubclass(type(each), AbstractConnection) and each.is_connected}
 
 
 def open_transports() -> set[asyncio.Transport]:
-    """Return the connections that nothing has closed, also those that redis-py has forgotten."""
+    """Return the open transports, also those of connections that were only being opened."""
     transports = (each for each in gc.get_objects() if issubclass(type(each), asyncio.Transport))
     return {each for each in transports if not each.is_closing()}
 
