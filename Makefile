@@ -22,7 +22,7 @@ serve: $(VENV)/installed ## Install missing parts and start a server on the embe
 
 # The tests run in parallel, more than there are cores since most wait, except those that start a real engine or measure memory or wall-clock time.
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := --numprocesses 4 --dist loadfile
+PARALLEL := --numprocesses 3 --dist loadfile
 QUICK := not full and not large
 
 test: test-parallel test-serial ## Run the tests, with real engines; about ten minutes on two cores.
