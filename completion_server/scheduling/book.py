@@ -273,10 +273,12 @@ class Book:
             actions.append(Finish(request.id, outcome or generation.outcome or CANCELLED, usage))
         self.latency.freed_slot(generation.slot_since, now)
         actions += self._fill(now)
-        if (heir := generation.heir) is not None and heir.inherits_slot:  # another request went before it
-            heir.inherits_slot = False
-            if heir.id in self._requests:
-                self._watch.add(heir)
+        # Another request went before the one that was to have the slot.
+        diverged = generation.diverged
+        if diverged is not None and diverged.inherits_slot:
+            diverged.inherits_slot = False
+            if diverged.id in self._requests:
+                self._watch.add(diverged)
         return actions
 
     def resize(self, num_slots: int, now: float) -> list[Action]:
@@ -339,7 +341,7 @@ class Book:
         num_wasted = generation.num_tokens if generation.leader is None else 0
         request.start_over(now)
         if generation.leader is None:
-            generation.heir, request.inherits_slot = request, True
+            generation.diverged, request.inherits_slot = request, True
         found = self._generations.find(request.answer_key)
         return [Report(GenerationDiverged(num_wasted)), *self._take_in(request, found, now)]
 

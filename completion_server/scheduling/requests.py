@@ -163,7 +163,7 @@ class Generation:
     outcome: Outcome | None = None
     """Outcome of its last reader, whose answer is complete; the request ends when the generation has stopped."""
     aborted_at: float | None = None
-    heir: LiveRequest | None = None
+    diverged: LiveRequest | None = None
     """The request that waits for its slot, after it diverged from the text."""
     last: Output | None = None
     last_at: float = 0.0
