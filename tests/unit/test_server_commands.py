@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from completion_server import __main__ as entry_point
+from completion_server.admission.settings import ServerSettings
 from completion_server.cli import LazyCommand, main
 from completion_server.composition.models import check_hub
 from completion_server.config import load_config
@@ -26,7 +27,6 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm.process import PARENT_ENV
 from completion_server.rpc.listening import check_ports
-from completion_server.rpc.settings import ServerSettings
 from completion_server.server_commands import check_config, client_options, serve
 from tests.support.certificates import MakeIdentity
 from tests.support.models import TARGET
