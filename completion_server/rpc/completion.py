@@ -8,7 +8,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.refusals import refusal_budgets
 from completion_server.admission.settings import LimitSettings, ServerSettings
-from completion_server.core.errors import CompletionError, ShedError
+from completion_server.core.errors import CompletionError, DeadlineError, ShedError
 from completion_server.core.events import RequestRefused
 from completion_server.core.outcome import AnswerPart, End, FinishReason, Outcome
 from completion_server.core.trace_context import BeginTrace, no_trace
@@ -17,7 +17,7 @@ from completion_server.rpc.intake import Intake, parsed
 from completion_server.rpc.messages import convert
 from completion_server.rpc.outbox import Outbox
 from completion_server.rpc.session import CLIENT_GONE, SessionCall, StreamTimes, reset
-from completion_server.rpc.status import DeadlineError, abort, abort_within
+from completion_server.rpc.status import abort, abort_within
 from completion_server.serving.completion import Completion
 from completion_server.serving.service import Service
 

@@ -7,7 +7,6 @@ that a handler runs when the headers of its call arrive, and decides whether to 
 import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import Message
@@ -17,18 +16,15 @@ from completion_server.admission.identity import Identity
 from completion_server.admission.quotas import RefusalBudget
 from completion_server.admission.refusals import MAX_HOLD_S, Refusals
 from completion_server.admission.settings import LimitSettings
-from completion_server.core.errors import InvalidRequestError
+from completion_server.admission.turns import ReceiveTurns
+from completion_server.core.errors import DeadlineError, InvalidRequestError
 from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.rpc.identity import Identify
 from completion_server.rpc.messages import convert, decoder
 from completion_server.rpc.messages.decoder import Decoder, Malformed
-from completion_server.rpc.status import DeadlineError
 
 M = TypeVar("M", bound=Message)
-
-_MAX_RECEIVING = 128
-"""Calls of one address that are received at the same time, as each may hold nearly a whole message. Others wait."""
 
 
 class Intake:
@@ -52,8 +48,7 @@ class Intake:
         self._begin_trace = begin_trace
         self._identify = identify
         self.refusals = Refusals(budget, peer_budget, now)
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """Limits the calls that are being received from each address. Waiting calls hold little memory."""
+        self._turns = ReceiveTurns()
         self._receive_timeout_s = receive_timeout_s
         self._now = now
         self.decode_complete = Decoder(pb.CompleteRequest, decoder.complete_request(limits))
@@ -83,12 +78,7 @@ class Intake:
             InvalidRequestError: the call has no message, or the transport refused it.
 
         """
-        if not identity.peer or identity.is_verified:
-            return await self._receive(context, identity)
-        turns = self._turns.get(identity.peer)
-        if turns is None:
-            turns = self._turns[identity.peer] = asyncio.Semaphore(_MAX_RECEIVING)
-        async with turns:
+        async with self._turns.of(identity):
             return await self._receive(context, identity)
 
     async def _receive(self, context: Any, identity: Identity) -> bytes:

@@ -31,7 +31,7 @@ def check_ports(settings: ServerSettings) -> None:
     """
     sockets = set[str]()
     with contextlib.ExitStack() as bound:
-        for key in ("listen", "admin_listen", "metrics_listen"):
+        for key in ("listen", "admin_listen", "metrics_listen", "http_listen"):
             address = getattr(settings, key)
             try:
                 if is_unix_socket(address):
