@@ -69,7 +69,7 @@ class _Anchors:
 
     def is_in(self, asked: Asked) -> bool:
         """Return whether a later request seems to be about the same document."""
-        if self.uri and asked.document_uri:
+        if self.uri or asked.document_uri:
             return self.uri == asked.document_uri
         known = [each for each in (self.before, self.after) if len(each.strip()) >= _MIN_ANCHOR]
         if not known:  # a line or two, perhaps not even that
