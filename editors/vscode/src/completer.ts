@@ -6,7 +6,7 @@
 import { FeedbackKind, FinishReason, Mode, ShedReason, Trigger } from "completion-server-stubs";
 import { type Answer, type Question, type Session } from "./client/session";
 import { clip } from "./policy/clip";
-import type { Decision, Event, FeedbackName, Text, Trigger as TriggerName } from "./policy/messages";
+import type { Change, Decision, Extent, FeedbackName, Text, Trigger as TriggerName } from "./policy/messages";
 import { EditingPolicy } from "./policy/policy";
 import type { PolicySettings } from "./policy/settings";
 
@@ -36,8 +36,7 @@ export interface Offer {
 export type MultiLine = "auto" | "always" | "never";
 
 export interface CompleterHooks {
-  /** The session, undefined while there is none. */
-  session(): Pick<Session, "complete" | "report"> | undefined;
+  session(): Pick<Session, "complete" | "report">;
   /** What a request says besides the text. */
   describe(text: Text): Pick<Question, "languageId" | "snippets">;
   onAnswer(answer: Answer): void;
@@ -61,11 +60,41 @@ export class Completer {
     this.#policy = new EditingPolicy(settings);
   }
 
-  /** Take an event and carry out what it leads to. */
-  handle(event: Event): void {
-    if ("text" in event && typeof event.text === "object") this.#text = event.text;
-    for (const decision of this.#policy.handle(event, performance.now())) this.#carryOut(decision);
-    this.#answerWaiting();
+  changed(text: Text, change: Change): void {
+    this.#at(text, (policy, nowMs) => policy.changed(text, change, nowMs));
+  }
+
+  moved(text: Text): void {
+    this.#at(text, (policy, nowMs) => policy.moved(text, nowMs));
+  }
+
+  explicit(text: Text): void {
+    this.#at(text, (policy, nowMs) => policy.explicit(text, nowMs));
+  }
+
+  accepted(request: number, text: Text, extent: Extent, inserted: string): void {
+    this.#at(text, (policy, nowMs) => policy.accepted(request, text, extent, inserted, nowMs));
+  }
+
+  rejected(): void {
+    this.#decide((policy, nowMs) => policy.rejected(nowMs));
+  }
+
+  /** The editor has drawn the text of a request. */
+  drawn(request: number): void {
+    this.#decide((policy, nowMs) => policy.shown(request, nowMs));
+  }
+
+  left(): void {
+    this.#decide((policy, nowMs) => policy.left(nowMs));
+  }
+
+  away(): void {
+    this.#decide((policy, nowMs) => policy.away(nowMs));
+  }
+
+  back(): void {
+    this.#decide((policy, nowMs) => policy.back(nowMs));
   }
 
   /** The text that is shown now, as far as it is there. */
@@ -94,6 +123,17 @@ export class Completer {
     this.#waiting?.(undefined);
   }
 
+  #at(text: Text, event: (policy: EditingPolicy, nowMs: number) => Decision[]): void {
+    this.#text = text;
+    this.#decide(event);
+  }
+
+  /** Tell the policy of an event and carry out what it decides. */
+  #decide(event: (policy: EditingPolicy, nowMs: number) => Decision[]): void {
+    for (const decision of event(this.#policy, performance.now())) this.#carryOut(decision);
+    this.#answerWaiting();
+  }
+
   /** Text that may still grow is not offered: it may yet turn out to be incomplete. */
   #answerWaiting(): void {
     const isWhole = this.#shown !== undefined && !this.#open.has(this.#shown.request);
@@ -116,21 +156,20 @@ export class Completer {
         return;
       case "wait":
         clearTimeout(this.#timer);
-        this.#timer = setTimeout(() => this.handle({ kind: "tick" }), decision.untilMs - performance.now());
+        this.#timer = setTimeout(() => this.#decide((policy, nowMs) => policy.tick(nowMs)), decision.untilMs - performance.now());
         return;
       case "report": {
         const sequence = this.#sequences.get(decision.request);
         const { feedback, characters } = decision;
         if (sequence === undefined) return;
-        this.hooks.session()?.report({ sequence, kind: FEEDBACK[feedback], acceptedCharacters: characters });
+        this.hooks.session().report({ sequence, kind: FEEDBACK[feedback], acceptedCharacters: characters });
       }
     }
   }
 
   async #ask(request: number, trigger: TriggerName, isMultiLine: boolean): Promise<void> {
     const text = this.#text;
-    const session = this.hooks.session();
-    if (!text || !session) return queueMicrotask(() => this.handle({ kind: "ended", request, reason: "error" }));
+    if (!text) return;
     const controller = new AbortController();
     this.#open.set(request, controller);
     const isLong = this.multiLine === "always" || (this.multiLine === "auto" && isMultiLine);
@@ -141,11 +180,12 @@ export class Completer {
       trigger: TRIGGERS[trigger],
       mode: isLong ? Mode.MULTI_LINE : Mode.SINGLE_LINE,
     };
-    const onText = (part: string) => this.handle({ kind: "answered", request, text: part });
-    const answer = await session.complete(question, TIMEOUT_MS[trigger], controller.signal, onText);
+    const onText = (part: string) => this.#decide((policy, nowMs) => policy.received(request, part, nowMs));
+    const answer = await this.hooks.session().complete(question, TIMEOUT_MS[trigger], controller.signal, onText);
     this.#open.delete(request);
     this.#keepSequence(request, answer.sequence);
-    this.handle({ kind: "ended", request, ...endOf(answer) });
+    const retryAfterMs = answer.error?.retryAfterMs ?? answer.end?.retryAfterMs;
+    this.#decide((policy, nowMs) => policy.ended(request, reasonOf(answer), nowMs, retryAfterMs));
     this.hooks.onAnswer(answer);
   }
 
@@ -155,11 +195,10 @@ export class Completer {
   }
 }
 
-/** The end of an answer as the policy reads it. */
-function endOf({ end, error }: Answer): { reason: string; retryAfterMs?: number } {
-  const retryAfterMs = error?.retryAfterMs ?? end?.retryAfterMs;
-  if (error) return { reason: "error", retryAfterMs };
-  return { reason: end ? FinishReason[end.finishReason].toLowerCase() : "cancelled", retryAfterMs };
+/** Why an answer ended, as the policy reads it. */
+function reasonOf({ end, error }: Answer): string {
+  if (error) return "error";
+  return end ? FinishReason[end.finishReason].toLowerCase() : "cancelled";
 }
 
 /** Why a request was shed, undefined if it was not. */

@@ -98,18 +98,18 @@ class Extension implements vscode.Disposable {
   }
 
   #listener(completer: Completer): StreamListener {
-    completer.handle({ kind: "away" });
+    completer.away();
     return {
       onConnected: (address) => {
         this.#log.info(`connected to ${address}`);
         this.#status.connection = { state: "connected", address };
-        completer.handle({ kind: "back" });
+        completer.back();
         this.updateStatus();
       },
       onLost: (error) => {
         this.#log.warn(`not connected: ${error.message}`);
         this.#status.connection = { state: "away", why: error.message };
-        completer.handle({ kind: "away" });
+        completer.away();
         this.updateStatus();
       },
       onRefused: (message) => this.#log.debug(`the server refused a message: ${message}`),

@@ -40,7 +40,7 @@ export class Provider implements vscode.InlineCompletionItemProvider {
       }),
       vscode.window.onDidChangeActiveTextEditor((editor) => {
         if (editor) this.#sync(editor.document, editor.selection.active);
-        else this.completer.handle({ kind: "left" });
+        else this.completer.left();
       }),
     );
   }
@@ -53,14 +53,14 @@ export class Provider implements vscode.InlineCompletionItemProvider {
   ): Promise<vscode.InlineCompletionItem[]> {
     if (!this.#sync(document, position)) return [];
     if (context.triggerKind === vscode.InlineCompletionTriggerKind.Invoke) {
-      this.completer.handle({ kind: "explicit", text: textAt(document, position) });
+      this.completer.explicit(textAt(document, position));
     }
     const abort = new AbortController();
     token.onCancellationRequested(() => abort.abort());
     const offer = await this.completer.offer(abort.signal);
     if (!offer || token.isCancellationRequested) return [];
     const range = new vscode.Range(position, position.translate(0, offer.replaced));
-    if (isDrawn(document, range, offer.text, context)) this.completer.handle({ kind: "shown", request: offer.request });
+    if (isDrawn(document, range, offer.text, context)) this.completer.drawn(offer.request);
     return [
       new vscode.InlineCompletionItem(offer.text, range, {
         title: "Accepted",
@@ -72,7 +72,7 @@ export class Provider implements vscode.InlineCompletionItemProvider {
 
   /** The user pressed Esc. */
   dismiss(): void {
-    this.completer.handle({ kind: "rejected" });
+    this.completer.rejected();
   }
 
   /** Why the document in front gets no completions. */
@@ -96,18 +96,19 @@ export class Provider implements vscode.InlineCompletionItemProvider {
   #sync(document: vscode.TextDocument, position: vscode.Position): boolean {
     if (reasonNotToSend(infoOf(document), this.settings.rules) !== undefined) {
       this.snippets.close(document.uri.toString());
-      this.completer.handle({ kind: "left" });
+      this.completer.left();
       return false;
     }
     const text = textAt(document, position);
     this.#leave(text, position.line);
     const made = this.#change;
     this.#change = undefined;
-    if (!made) this.completer.handle({ kind: "moved", text });
-    else if (made.extent) {
-      this.completer.handle({ kind: "accepted", text, extent: made.extent, inserted: made.inserted });
-      if (made.shown) this.#follow(made.shown.request, document, position, made.inserted);
-    } else this.completer.handle({ kind: "changed", text, change: made.change });
+    if (!made) this.completer.moved(text);
+    else if (made.extent && made.shown) {
+      const { request } = made.shown;
+      this.completer.accepted(request, text, made.extent, made.inserted);
+      this.#follow(request, document, position, made.inserted);
+    } else this.completer.changed(text, made.change);
     return true;
   }
 
@@ -116,7 +117,7 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     if (!editor) return;
     const { document, selection } = editor;
     this.#change = undefined;
-    this.completer.handle({ kind: "accepted", text: textAt(document, selection.active), extent: "whole", inserted });
+    this.completer.accepted(request, textAt(document, selection.active), "whole", inserted);
     this.#follow(request, document, selection.active, inserted);
   }
 

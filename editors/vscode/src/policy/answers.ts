@@ -61,6 +61,11 @@ export class KnownAnswers {
     this.#answers = this.#answers.filter((each) => each !== answer);
   }
 
+  /** The answer of a request, if it is known. */
+  ofRequest(number: number): Answer | undefined {
+    return this.#answers.find((each) => each.request === number);
+  }
+
   /**
    * The rest of the most recently used answer that has text left here; undefined if no answer is known. An answer without
    * text is known at its own place only, as is every answer without `typesAlong`.

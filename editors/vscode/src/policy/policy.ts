@@ -6,12 +6,10 @@
  * rejected or in vain. completion_client/editing is the same policy in Python; both pass editors/policy_cases.json.
  */
 import { Answer, isVisible, KnownAnswers, type Rest } from "./answers";
-import type { Decision, Event, Text, Trigger } from "./messages";
+import type { Change, Decision, Extent, Text, Trigger } from "./messages";
 import { isEqual, isJoinable, isStillRejected, modeAt, type Place, placeOf } from "./place";
 import { Rhythm } from "./rhythm";
 import { DEFAULT_SETTINGS, type PolicySettings } from "./settings";
-
-type EventOf<Kind extends Event["kind"]> = Extract<Event, { kind: Kind }>;
 
 /** A request without its end. */
 interface OpenRequest {
@@ -20,7 +18,16 @@ interface OpenRequest {
   askedMs: number;
 }
 
-/** Decides for one editor window. Times never decrease. */
+/** A request for the present place that is to be sent when its time comes. */
+interface Wish {
+  trigger: Trigger;
+  dueMs: number;
+}
+
+/**
+ * Decides for one editor window. Each method takes an event and its time and returns the decisions in the order in which
+ * to carry them out: reports, cancellations, what to show, what to ask. Times never decrease.
+ */
 export class EditingPolicy {
   readonly #settings: PolicySettings;
   readonly #rhythm: Rhythm;
@@ -29,14 +36,11 @@ export class EditingPolicy {
   #place?: Place;
   #rejected: Place[] = [];
   #numAsked = 0;
-  /** A request for the present place that is to be sent when its time comes. */
-  #wish?: { trigger: Trigger; dueMs: number };
+  #wish?: Wish;
   #waitsUntilMs?: number;
   #backoffUntilMs = 0;
   #isAway = false;
   #shown?: Rest;
-  /** The answer that is shown or was shown last, unless it was rejected. */
-  #lastShown?: Answer;
   #decisions: Decision[] = [];
 
   constructor(settings: Partial<PolicySettings> = {}) {
@@ -45,52 +49,121 @@ export class EditingPolicy {
     this.#known = new KnownAnswers(this.#settings.numAnswers);
   }
 
-  /** The decisions on an event, in the order in which to carry them out. */
-  handle(event: Event, atMs: number): Decision[] {
-    this.#take(event, atMs);
-    this.#settle(atMs);
-    const decisions = this.#decisions;
-    this.#decisions = [];
-    return decisions;
-  }
-
-  /** Whether an answer may still come for the present place, without a further event of the user. */
+  /** Whether an answer may still come for the present place without a further event of the user. */
   get isPending(): boolean {
     return this.#wish !== undefined || this.#open.size > 0;
   }
 
-  /** Change the state as the event says. */
-  #take(event: Event, atMs: number): void {
-    switch (event.kind) {
-      case "changed":
-        return this.#change(event, atMs);
-      case "moved":
-        return void this.#goTo(event.text);
-      case "explicit":
-        return this.#want(event.text, atMs);
-      case "accepted":
-        return this.#accept(event, atMs);
-      case "rejected":
-        return this.#reject();
-      case "shown":
-        if (this.#lastShown?.request === event.request) this.#decisions.push(...this.#lastShown.reports.shown());
-        return;
-      case "answered":
-        return this.#receive(event.request, event.text, atMs);
-      case "ended":
-        return this.#end(event, atMs);
-      case "away":
-        this.#isAway = true;
-        return this.#open.clear();
-      case "back":
-        this.#isAway = false;
-        return;
-      case "left":
-        this.#place = this.#wish = undefined;
-        return;
-      case "tick":
-        this.#waitsUntilMs = undefined;
+  /** The document changed, but not by an acceptance; if an editor can't tell, `accepted` may follow. */
+  changed(text: Text, change: Change, atMs: number): Decision[] {
+    const before = this.#place;
+    const shown = this.#shown;
+    const place = this.#goTo(text);
+    if (change === "typed") {
+      this.#rhythm.typed(atMs);
+      if (shown && isAgainst(shown.answer, before, place)) this.#decisions.push(...shown.answer.reports.rejected());
     }
+    if (change === "typed" || change === "pasted") {
+      this.#wish = { trigger: "automatic", dueMs: atMs + this.#rhythm.delayMs };
+    }
+    return this.#settle(atMs);
+  }
+
+  /** The cursor moved, or another document came to the front. */
+  moved(text: Text, atMs: number): Decision[] {
+    this.#goTo(text);
+    return this.#settle(atMs);
+  }
+
+  /** The user asked for a completion. That lifts a rejection and goes before requests that have no text yet. */
+  explicit(text: Text, atMs: number): Decision[] {
+    const place = this.#goTo(text);
+    this.#rejected = this.#rejected.filter((each) => !isStillRejected(place, each));
+    this.#wish = { trigger: "explicit", dueMs: atMs };
+    for (const { answer, trigger } of [...this.#open.values()]) {
+      if (trigger !== "explicit" && !answer.text) this.#cancel(answer);
+    }
+    return this.#settle(atMs);
+  }
+
+  /** The user accepted the text of a request or the first part of it; `text` is the document after that. */
+  accepted(request: number, text: Text, extent: Extent, inserted: string, atMs: number): Decision[] {
+    const answer = this.#answer(request);
+    if (answer) this.#decisions.push(...answer.reports.accepted(extent, inserted, answer.text));
+    this.#goTo(text);
+    this.#wish = this.#settings.prefetches ? { trigger: "prefetch", dueMs: atMs } : undefined;
+    return this.#settle(atMs);
+  }
+
+  /** The user dismissed the shown text (Esc). */
+  rejected(atMs: number): Decision[] {
+    if (this.#shown && this.#place) {
+      const { answer } = this.#shown;
+      const { numRejections } = this.#settings;
+      this.#decisions.push(...answer.reports.rejected());
+      this.#rejected = numRejections ? [...this.#rejected, this.#place].slice(-numRejections) : [];
+      this.#known.forget(answer);
+    }
+    return this.#settle(atMs);
+  }
+
+  /** The editor has drawn the text of a request. */
+  shown(request: number, atMs: number): Decision[] {
+    const answer = this.#answer(request);
+    if (answer) this.#decisions.push(...answer.reports.shown());
+    return this.#settle(atMs);
+  }
+
+  /** Text of a request came. */
+  received(request: number, text: string, atMs: number): Decision[] {
+    const open = this.#open.get(request);
+    if (open && text) {
+      if (!open.answer.text) this.#rhythm.answered(atMs - open.askedMs);
+      open.answer.text += text;
+    }
+    return this.#settle(atMs);
+  }
+
+  /** A request ended. `reason` is the finish reason in lower case, such as "stop"; "error" also for a call that failed. */
+  ended(request: number, reason: string, atMs: number, retryAfterMs?: number): Decision[] {
+    const open = this.#open.get(request);
+    this.#open.delete(request);
+    if (open && (reason === "stop" || reason === "length")) this.#known.add(open.answer);
+    else if (open && (reason === "shed" || reason === "error")) {
+      const waitMs = retryAfterMs ?? this.#settings.shedMs;
+      this.#backoffUntilMs = Math.max(this.#backoffUntilMs, atMs + waitMs);
+    }
+    return this.#settle(atMs);
+  }
+
+  /** The time of the last `wait` has come. */
+  tick(atMs: number): Decision[] {
+    this.#waitsUntilMs = undefined;
+    return this.#settle(atMs);
+  }
+
+  /** The connection was lost, and with it the open requests. */
+  away(atMs: number): Decision[] {
+    this.#isAway = true;
+    this.#open.clear();
+    return this.#settle(atMs);
+  }
+
+  /** There is a connection again. */
+  back(atMs: number): Decision[] {
+    this.#isAway = false;
+    return this.#settle(atMs);
+  }
+
+  /** The editor lost the focus, or completions were switched off. */
+  left(atMs: number): Decision[] {
+    this.#place = this.#wish = undefined;
+    return this.#settle(atMs);
+  }
+
+  /** The answer of a request that is open or remembered. */
+  #answer(request: number): Answer | undefined {
+    return this.#open.get(request)?.answer ?? this.#known.ofRequest(request);
   }
 
   #goTo(text: Text): Place {
@@ -102,90 +175,32 @@ export class EditingPolicy {
     return this.#place;
   }
 
-  #change(event: EventOf<"changed">, atMs: number): void {
-    const before = this.#place;
-    const shown = this.#shown;
-    const place = this.#goTo(event.text);
-    if (event.change === "typed") {
-      this.#rhythm.typed(atMs);
-      if (shown && before && isEqual(shown.answer.place, before) && !shown.answer.restAt(place)) {
-        this.#decisions.push(...shown.answer.reports.rejected());
-      }
-    }
-    if (event.change === "typed" || event.change === "pasted") {
-      this.#wish = { trigger: "automatic", dueMs: atMs + this.#rhythm.delayMs };
-    }
-  }
-
-  /** Take the user's wish for a completion, which lifts a rejection and goes before what has no text yet. */
-  #want(text: Text, atMs: number): void {
-    const place = this.#goTo(text);
-    this.#rejected = this.#rejected.filter((each) => !isStillRejected(place, each));
-    this.#wish = { trigger: "explicit", dueMs: atMs };
-    for (const { answer, trigger } of [...this.#open.values()]) {
-      if (trigger !== "explicit" && !answer.text) this.#cancel(answer);
-    }
-  }
-
-  #accept(event: EventOf<"accepted">, atMs: number): void {
-    const answer = this.#lastShown;
-    if (answer) this.#decisions.push(...answer.reports.accepted(event.extent, event.inserted, answer.text));
-    this.#goTo(event.text);
-    this.#wish = this.#settings.prefetches ? { trigger: "prefetch", dueMs: atMs } : undefined;
-  }
-
-  #reject(): void {
-    if (!this.#shown || !this.#place) return;
-    const { answer } = this.#shown;
-    this.#decisions.push(...answer.reports.rejected());
-    if (this.#settings.numRejections) {
-      this.#rejected = [...this.#rejected, this.#place].slice(-this.#settings.numRejections);
-    }
-    this.#known.forget(answer);
-    this.#lastShown = this.#wish = undefined;
-  }
-
-  #receive(number: number, text: string, atMs: number): void {
-    const request = this.#open.get(number);
-    if (!request || !text) return;
-    if (!request.answer.text) this.#rhythm.answered(atMs - request.askedMs);
-    request.answer.text += text;
-  }
-
-  #end(event: EventOf<"ended">, atMs: number): void {
-    this.#receive(event.request, event.text ?? "", atMs);
-    const request = this.#open.get(event.request);
-    if (!request) return;
-    this.#open.delete(event.request);
-    if (event.reason === "stop" || event.reason === "length") this.#known.add(request.answer);
-    else if (event.reason === "shed" || event.reason === "error") {
-      const waitMs = event.retryAfterMs ?? this.#settings.shedMs;
-      this.#backoffUntilMs = Math.max(this.#backoffUntilMs, atMs + waitMs);
-    }
-  }
-
   /** Decide what is cancelled, shown and asked in the present state. */
-  #settle(atMs: number): void {
+  #settle(atMs: number): Decision[] {
     const place = this.#place;
     if (!place || this.#rejected.some((each) => isStillRejected(place, each))) {
+      this.#wish = undefined;
       this.#cancelUnless(undefined);
       this.#present(undefined);
+    } else {
+      this.#cancelUnless(place);
+      const rest = this.#openRest(place) ?? this.#known.find(place, this.#settings.typesAlong);
+      this.#present(rest);
+      this.#ask(place, rest, atMs);
+    }
+    const decisions = this.#decisions;
+    this.#decisions = [];
+    return decisions;
+  }
+
+  /** Ask for the present place, if that is wished, of use and due. */
+  #ask(place: Place, rest: Rest | undefined, atMs: number): void {
+    const wish = this.#wish;
+    if (!wish || [...this.#open.values()].some(({ answer }) => this.#isOfUse(answer, place))) return;
+    if (this.#isInVain(wish, place, rest)) {
       this.#wish = undefined;
       return;
     }
-    this.#cancelUnless(place);
-    const rest = this.#openRest(place) ?? this.#known.find(place, this.#settings.typesAlong);
-    this.#present(rest);
-    const wish = this.#wish;
-    if (!wish || [...this.#open.values()].some(({ answer }) => this.#isOfUse(answer, place))) return;
-    const isExplicit = wish.trigger === "explicit";
-    const isKnown = rest && (isVisible(rest) || !isExplicit);
-    const isInVain = this.#isAway || !(isJoinable(place) || isExplicit || !this.#settings.mindsLine);
-    if (isKnown || isInVain) this.#wish = undefined;
-    else this.#askWhenDue(wish, place, atMs);
-  }
-
-  #askWhenDue(wish: { trigger: Trigger; dueMs: number }, place: Place, atMs: number): void {
     const dueMs = wish.trigger === "explicit" ? wish.dueMs : Math.max(wish.dueMs, this.#backoffUntilMs);
     if (atMs >= dueMs) {
       const request = ++this.#numAsked;
@@ -196,6 +211,13 @@ export class EditingPolicy {
       this.#waitsUntilMs = dueMs;
       this.#decisions.push({ kind: "wait", untilMs: dueMs });
     }
+  }
+
+  /** Whether the answer is known, can't come or can't be joined. A user who asks knows better. */
+  #isInVain(wish: Wish, place: Place, rest: Rest | undefined): boolean {
+    const isExplicit = wish.trigger === "explicit";
+    if (rest && (isVisible(rest) || !isExplicit)) return true;
+    return this.#isAway || (this.#settings.mindsLine && !isExplicit && !isJoinable(place));
   }
 
   /** Cancel the open requests that are of no use at a place; without a place all. */
@@ -224,16 +246,20 @@ export class EditingPolicy {
 
   /** Show a rest, if it has text, in place of what is shown. */
   #present(rest: Rest | undefined): void {
-    const shown = isVisible(rest) ? rest : undefined;
     const before = this.#shown;
-    this.#shown = shown;
-    if (!shown) {
+    this.#shown = isVisible(rest) ? rest : undefined;
+    if (!this.#shown) {
       if (before) this.#decisions.push({ kind: "hide" });
       return;
     }
-    const { answer, text, replaced } = shown;
-    this.#lastShown = answer;
+    const { answer, text, replaced } = this.#shown;
     if (before?.answer === answer && before.text === text && before.replaced === replaced) return;
     this.#decisions.push({ kind: "show", request: answer.request, text, replaced });
   }
+}
+
+/** Whether a key contradicts the text of an answer, of which nothing had been typed. */
+function isAgainst(answer: Answer, before: Place | undefined, place: Place): boolean {
+  const isOfAnswer = before !== undefined && isEqual(answer.place, before) && place.uri === before.uri;
+  return isOfAnswer && !answer.mayContinueAt(place);
 }
