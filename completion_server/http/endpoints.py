@@ -82,7 +82,7 @@ class Endpoints:
                     body = parse(data)
                     dialect = choose(body)
                     asked, reply = dialect.translate(body)
-                    completion, recent = self._open(asked, identity, headers, began_at)
+                    completion, recent = self._open(asked, identity, headers, began_at, len(data))
                 answer = Answer(recent.number, int(time.time()), self._model())
                 writer = AnswerWriter(send, reply, answer, sheds_as_status=self._sheds_as_status)
                 if completion is None:
@@ -144,7 +144,7 @@ class Endpoints:
             raise
 
     def _open(
-        self, asked: Asked, identity: Identity, headers: Mapping[str, str], began_at: float
+        self, asked: Asked, identity: Identity, headers: Mapping[str, str], began_at: float, num_bytes: int
     ) -> tuple[Completion | None, Recent]:
         """Open a request; None for one that wants no text, which is checked and costs nothing else."""
         caller, has_name = caller_of(identity, headers, asked.user, self._limits)
@@ -156,6 +156,8 @@ class Endpoints:
         if asked.is_warm_up:
             return None, recent
         completion = self._service.open(request)
+        if completion.is_rate_limited:
+            self._refusals.charge(identity, num_bytes)
         for other in self._recent.add(caller.owner, recent, completion):
             other.cancel(SUPERSEDED)
         return completion, recent

@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from dataclasses import replace
 
 from completion_server.admission.fields import default_max_tokens, next_request_id, sampling_of
 from completion_server.admission.settings import LimitSettings
@@ -50,7 +51,7 @@ def request_of(
     given = math.inf if asked.max_tokens is None else asked.max_tokens
     return Request(
         id=next_request_id(),
-        caller=caller,
+        caller=replace(caller, stream=recent.document),  # so that the document's prompt is remembered
         sequence=recent.number,
         document_uri=asked.document_uri,
         language_id=asked.language_id,
