@@ -176,9 +176,7 @@ class RecentRequests:
             self._callers.popitem(last=False)
         return [] if recent.is_alike or recent.trigger is Trigger.PREFETCH else ended
 
-    def text_of(self, owner: str, number: int) -> str | None:
-        """Return the text of an answer, None if it is not remembered."""
-        documents = self._callers.get(owner, OrderedDict[int, _Document]())
-        return next(
-            (each.text for document in documents.values() for each in document.requests if each.number == number), None
-        )
+    def find(self, owner: str, number: int) -> Recent | None:
+        """Return a request by its number, None if it is not remembered."""
+        documents = self._callers.get(owner, OrderedDict[int, _Document]()).values()
+        return next((each for document in documents for each in document.requests if each.number == number), None)

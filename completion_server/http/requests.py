@@ -3,7 +3,6 @@
 import itertools
 import math
 import time
-from dataclasses import replace
 
 from completion_server.admission.fields import default_max_tokens, next_request_id, sampling_of
 from completion_server.admission.settings import LimitSettings
@@ -12,6 +11,7 @@ from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Caller, Mode, Request, Snippet
 from completion_server.core.trace_context import TraceContext
 from completion_server.http.dialect import Asked
+from completion_server.http.identity import with_document
 from completion_server.http.recent import Recent
 
 _LINE_BREAKS = frozenset({"\n", "\r\n"})
@@ -51,7 +51,7 @@ def request_of(
     given = math.inf if asked.max_tokens is None else asked.max_tokens
     return Request(
         id=next_request_id(),
-        caller=replace(caller, stream=recent.document),  # so that the document's prompt is remembered
+        caller=with_document(caller, recent.document),
         sequence=recent.number,
         document_uri=asked.document_uri,
         language_id=asked.language_id,

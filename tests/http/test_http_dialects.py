@@ -286,3 +286,15 @@ async def test_a_listener_that_others_reach_has_the_servers_tls(
         url = f"https://127.0.0.1:{server.ready.http_address.rpartition(':')[2]}/health"
         async with session.get(url, ssl=trusted) as answer:
             assert await answer.json() == {"status": "ok"}
+
+
+async def test_limits_of_a_user_are_those_of_a_document_at_an_address_without_names(engine: ScriptedEngine) -> None:
+    limits = ("admission.user_requests_per_s=0.001", "admission.user_burst=1", "engine.heartbeat_s=0", HTTP)
+    async with run_server(endless_config(*limits), lambda: engine) as server:
+        prompts = ("import os\n\n\ndef first():\n    ", "package main\n\nfunc second() {\n\t")
+        reasons = [
+            (await post(server, "/infill", {"prompt": prompt + key})).headers["x-finish-reason"]
+            for key in ("x", "xy")
+            for prompt in prompts
+        ]
+        assert reasons == ["stop", "stop", "shed", "shed"]

@@ -136,7 +136,8 @@ def test_nothing_but_the_last_texts_is_kept() -> None:
     recent = [caller.ask(Asked(f"{HEAD}{i}")) for i in range(40)]
     for each in recent:
         caller.end(each, "text", 0.0)
-    assert caller.requests.text_of("owner", 40) == "text"
-    assert caller.requests.text_of("owner", 1) is None
-    assert caller.requests.text_of("other", 40) is None
+    assert caller.requests.find("owner", 40) is recent[-1]
+    assert caller.requests.find("owner", 1) is None
+    assert caller.requests.find("other", 40) is None
     assert all(each.asked is None for each in recent)
+    assert recent[-1].text == "text"
