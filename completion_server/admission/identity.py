@@ -51,9 +51,14 @@ class Identity:
 
     def stream(self, session: str) -> Caller:
         """Return the caller of a session stream that gives this session id."""
-        number = next(_stream_numbers)
+        number = next_stream_number()
         connection = self.connection or f"stream {number}"
         return Caller(self.user, session, self.tenant, connection, self.peer, self.is_verified, number)
+
+
+def next_stream_number() -> int:
+    """Return a new `Caller.stream`, unique in this process."""
+    return next(_stream_numbers)
 
 
 def peer_key(host: str) -> str:

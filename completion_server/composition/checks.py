@@ -73,7 +73,8 @@ def warn_of_exposure(config: Config, address: str) -> None:
         _warn_if_reachable("server.metrics_listen", config.server.metrics_listen, _COUNTS)
     if config.admission.trust_user_names and not tls.client_ca:
         consequence = "others can call under any user's name"
-        _warn_if_reachable("admission.trust_user_names", address, consequence, lack="client certificates")
+        for each in filter(None, (address, config.server.http_listen)):
+            _warn_if_reachable("admission.trust_user_names", each, consequence, lack="client certificates")
     redis = config.redis
     if not redis.is_local and not redis.tls.enabled:
         logger.warning("redis.tls: off, but Redis %s is not on loopback: %s", ", ".join(redis.addresses), _CLEAR)

@@ -19,7 +19,7 @@ from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.http import tabby
 from completion_server.http.dialect import Answer, Asked, Dialect, parse
-from completion_server.http.identity import caller_of, headers_of, identity_of
+from completion_server.http.identity import caller_of, headers_of, identity_of, with_document
 from completion_server.http.receiving import (
     BodyTooLargeError,
     ClientGoneError,
@@ -82,7 +82,7 @@ class Endpoints:
                     body = parse(data)
                     dialect = choose(body)
                     asked, reply = dialect.translate(body)
-                    completion, recent = self._open(asked, identity, headers, began_at)
+                    completion, recent = self._open(asked, identity, headers, began_at, len(data))
                 answer = Answer(recent.number, int(time.time()), self._model())
                 writer = AnswerWriter(send, reply, answer, sheds_as_status=self._sheds_as_status)
                 if completion is None:
@@ -118,10 +118,11 @@ class Endpoints:
     def _report(self, event: tabby.Event, identity: Identity, headers: Mapping[str, str]) -> None:
         caller, _has_name = caller_of(identity, headers, "", self._limits)
         self._service.gate.check_user(caller.user)
-        text = self._recent.text_of(caller.owner, event.number)
-        if text is None:
+        recent = self._recent.find(caller.owner, event.number)
+        if recent is None:
             raise InvalidRequestError("completion_id", "must be that of one of the last completions of its user")
-        self._service.report_feedback(caller, event.number, event.feedback(text))
+        feedback = event.feedback(recent.text)
+        self._service.report_feedback(with_document(caller, recent.document), event.number, feedback)
 
     async def _enter(self, scope: Scope, headers: Mapping[str, str]) -> Identity:
         """Return the caller of a request; refuse one that is over its budget."""
@@ -144,7 +145,7 @@ class Endpoints:
             raise
 
     def _open(
-        self, asked: Asked, identity: Identity, headers: Mapping[str, str], began_at: float
+        self, asked: Asked, identity: Identity, headers: Mapping[str, str], began_at: float, num_bytes: int
     ) -> tuple[Completion | None, Recent]:
         """Open a request; None for one that wants no text, which is checked and costs nothing else."""
         caller, has_name = caller_of(identity, headers, asked.user, self._limits)
@@ -156,6 +157,8 @@ class Endpoints:
         if asked.is_warm_up:
             return None, recent
         completion = self._service.open(request)
+        if completion.is_rate_limited:
+            self._refusals.charge(identity, num_bytes)
         for other in self._recent.add(caller.owner, recent, completion):
             other.cancel(SUPERSEDED)
         return completion, recent

@@ -7,6 +7,7 @@ suggest, so people at one address may share it.
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from completion_server.admission.identity import Identity, peer_key
@@ -57,7 +58,7 @@ def caller_of(
     """Return the caller of a request, and whether it is named: a token may be shared.
 
     The client's own id in the body counts like an unverified name, but less than one in the header. A caller without
-    any name is its address: plugins open a new connection for each request.
+    any name is known by its address alone: plugins open a new connection for each request.
 
     Raises:
         InvalidRequestError: the client's id is too long.
@@ -69,6 +70,14 @@ def caller_of(
     user = identity.user if has_name else body_user or identity.user
     caller = Caller(user, _SESSION, identity.tenant, identity.peer, identity.peer, identity.is_verified)
     return caller, has_name or bool(body_user)
+
+
+def with_document(caller: Caller, document: int) -> Caller:
+    """Return a caller in one of its documents, which is what a session stream is over gRPC.
+
+    So at an address without names each document has limits and a lane of its own, besides the limits of the address.
+    """
+    return replace(caller, session=f"{_SESSION} {document}", stream=document)
 
 
 def checked_name(field: str, name: str, limits: LimitSettings) -> None:

@@ -29,6 +29,8 @@ class _OpenAiBody(Body):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: float | None = None
     seed: int | None = None
+    random_seed: int | None = None
+    """Codestral's name for it."""
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -111,13 +113,14 @@ def _asked(body: _OpenAiBody) -> Asked:
         raise InvalidRequestError("n", f"must be 1, got {body.n}")
     if body.echo:
         raise InvalidRequestError("echo", "must be false, got true")
+    seed = body.random_seed if body.seed is None else body.seed
     prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
     asked = Asked(
         prompt,
         body.suffix or "",
         max_tokens=body.max_tokens or None,
         temperature=body.temperature,
-        seed=body.seed if body.seed is None or body.seed >= 0 else None,
+        seed=seed if seed is not None and seed >= 0 else None,
         stop=tuple(without_markers(stops(body.stop))),
         user=body.user or "",
         is_warm_up=body.max_tokens == 0,

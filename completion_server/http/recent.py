@@ -12,18 +12,20 @@ caller:
 A user whose name is known has one lane, as over gRPC, whatever the document.
 """
 
-import itertools
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from completion_server.admission.identity import next_stream_number
 from completion_server.core.outcome import Outcome
 from completion_server.core.request import Trigger
 from completion_server.http.dialect import Asked
 
 _MAX_CALLERS = 4096
+_MAX_DOCUMENTS = 32
+"""Remembered documents of one caller."""
 _MAX_REQUESTS = 8
-"""Remembered requests of one caller."""
+"""Remembered requests of one document."""
 _IN_ADVANCE_S = 0.15
 """A plugin asks at once for what follows an answer; a user needs longer to accept it."""
 _ANCHOR = 256
@@ -82,13 +84,14 @@ class _Anchors:
 class Recent:
     """A request that came in."""
 
-    lane: str
-    """`Request.lane`."""
-    document: str
-    """The lane of the first of those that are alike."""
-    trigger: Trigger
-    anchors: _Anchors
     number: int
+    document: int
+    """Number of its document, unique in this process."""
+    common_lane: str
+    """The lane of its document, or its user's, which is ""."""
+    trigger: Trigger
+    is_alike: bool
+    """Whether an equal request was live when it came. It has a lane of its own then."""
     asked: Asked | None
     """None once it has ended."""
     live: Live | None = None
@@ -98,67 +101,82 @@ class Recent:
     """The end of its prefix and answer."""
     ended_at: float = 0.0
 
-    def end(self, text: str, now: float) -> None:
-        """Note the text that was sent, and forget the rest."""
-        if self.asked is not None:
-            self.tail = (self.asked.prefix[-_ANCHOR:] + text)[-2 * _ANCHOR :]
-            self.text, self.ended_at, self.asked, self.live = text, now, None, None
+    @property
+    def lane(self) -> str:
+        """`Request.lane`."""
+        return f"{self.common_lane}+{self.number}" if self.is_alike else self.common_lane
 
     @property
     def is_live(self) -> bool:
         """Whether it was accepted and has not ended."""
         return self.live is not None and self.live.outcome is None
 
+    def end(self, text: str, now: float) -> None:
+        """Note the text that was sent, and forget the rest."""
+        if self.asked is not None:
+            self.tail = (self.asked.prefix[-_ANCHOR:] + text)[-2 * _ANCHOR :]
+            self.text, self.ended_at, self.asked, self.live = text, now, None, None
+
+    def is_followed_by(self, asked: Asked, now: float) -> bool:
+        """Return whether a later request asks for what would follow its answer, too soon for a user."""
+        is_just_answered = bool(self.text) and now - self.ended_at <= _IN_ADVANCE_S
+        return is_just_answered and asked.prefix.endswith(self.tail)
+
+
+@dataclass(slots=True, eq=False)
+class _Document:
+    """What is known of a document."""
+
+    anchors: _Anchors
+    """Those of the last request."""
+    requests: deque[Recent] = field(default_factory=lambda: deque(maxlen=_MAX_REQUESTS))
+
 
 class RecentRequests:
-    """The last requests of each caller."""
+    """The last documents of each caller, and the last requests of each of them."""
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._callers: OrderedDict[str, deque[Recent]] = OrderedDict()
-        self._documents = itertools.count(1)
+        self._callers: OrderedDict[str, OrderedDict[int, _Document]] = OrderedDict()
 
     def place(self, owner: str, asked: Asked, number: int, now: float, *, has_name: bool) -> Recent:
         """Return a new request of a caller with its place; `has_name` tells that the caller is one user."""
-        lane, document, trigger = self._place(owner, asked, number, now, has_name=has_name)
-        return Recent(lane, document, trigger, _Anchors.of(asked), number, asked)
+        documents = self._callers.get(owner, OrderedDict[int, _Document]())
+        older = [each for document in reversed(documents.values()) for each in reversed(document.requests)]
+        alike = next((each for each in older if each.is_live and each.asked == asked), None)
+        if alike is not None:
+            return Recent(number, alike.document, alike.common_lane, alike.trigger, is_alike=True, asked=asked)
+        ahead = next((each for each in older if each.is_followed_by(asked, now)), None)
+        if ahead is not None:
+            return Recent(number, ahead.document, ahead.common_lane, Trigger.PREFETCH, is_alike=False, asked=asked)
+        found = (name for name, document in reversed(documents.items()) if document.anchors.is_in(asked))
+        document = next(found, None) or next_stream_number()
+        lane = "" if has_name else f"document {document}"
+        return Recent(number, document, lane, Trigger.AUTOMATIC, is_alike=False, asked=asked)
 
     def add(self, owner: str, recent: Recent, live: Live) -> list[Live]:
         """Note that a request was accepted; return the live ones that it ends besides that of its own lane."""
-        requests = self._callers.setdefault(owner, deque(maxlen=_MAX_REQUESTS))
-        self._callers.move_to_end(owner)
-        if len(self._callers) > _MAX_CALLERS:
-            self._callers.popitem(last=False)
+        assert recent.asked is not None
+        documents = self._callers.setdefault(owner, OrderedDict())
         ended = [
             each.live
-            for each in requests
-            if each.is_live and each.live and each.document == recent.document and each.lane != recent.lane
+            for document in documents.values()
+            for each in document.requests
+            if each.is_alike and each.is_live and each.live and each.common_lane == recent.common_lane
         ]
-        recent.live = live
-        requests.append(recent)
-        is_alike = recent.lane != recent.document
-        return [] if is_alike or recent.trigger is Trigger.PREFETCH else ended
+        anchors = _Anchors.of(recent.asked)
+        document = documents.setdefault(recent.document, _Document(anchors))
+        document.anchors, recent.live = anchors, live
+        document.requests.append(recent)
+        documents.move_to_end(recent.document)
+        self._callers.move_to_end(owner)
+        if len(documents) > _MAX_DOCUMENTS:
+            documents.popitem(last=False)
+        if len(self._callers) > _MAX_CALLERS:
+            self._callers.popitem(last=False)
+        return [] if recent.is_alike or recent.trigger is Trigger.PREFETCH else ended
 
-    def text_of(self, owner: str, number: int) -> str | None:
-        """Return the text of an answer, None if it is not remembered."""
-        return next((each.text for each in self._callers.get(owner, ()) if each.number == number), None)
-
-    def _place(self, owner: str, asked: Asked, number: int, now: float, *, has_name: bool) -> tuple[str, str, Trigger]:
-        """Return the lane, the document and the trigger of a request."""
-        latest_first = list(reversed(self._callers.get(owner, ())))
-        for each in latest_first:
-            if each.is_live and each.asked == asked:
-                return f"{each.document}+{number}", each.document, each.trigger
-        for each in latest_first:
-            if _is_in_advance(each, asked, now):
-                return each.document, each.document, Trigger.PREFETCH
-        if has_name:
-            return "", "", Trigger.AUTOMATIC
-        known = (each.document for each in latest_first if each.document and each.anchors.is_in(asked))
-        document = next(known, None) or f"document {next(self._documents)}"
-        return document, document, Trigger.AUTOMATIC
-
-
-def _is_in_advance(older: Recent, asked: Asked, now: float) -> bool:
-    is_just_answered = bool(older.text) and older.asked is None and now - older.ended_at <= _IN_ADVANCE_S
-    return is_just_answered and asked.prefix.endswith(older.tail)
+    def find(self, owner: str, number: int) -> Recent | None:
+        """Return a request by its number, None if it is not remembered."""
+        documents = self._callers.get(owner, OrderedDict[int, _Document]()).values()
+        return next((each for document in documents for each in document.requests if each.number == number), None)

@@ -12,6 +12,7 @@ from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Caller, Mode, Request, Snippet, Trigger
 from completion_server.core.trace_context import TraceContext
 from completion_server.http.dialect import Asked
+from completion_server.http.identity import with_document
 from completion_server.http.recent import Recent
 
 _LINE_BREAKS = frozenset({"\n", "\r\n"})
@@ -61,7 +62,7 @@ def request_of(
     given = math.inf if asked.max_tokens is None else asked.max_tokens
     return Request(
         id=next_request_id(),
-        caller=caller,
+        caller=with_document(caller, recent.document),
         sequence=recent.number,
         document_uri=asked.document_uri,
         language_id=asked.language_id,

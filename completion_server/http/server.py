@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from completion_server.http.guard import Guard
 from completion_server.http.playground.connection import MAX_MESSAGE_BYTES
 from completion_server.http.protocol import ConnectionLimits, limited
 from completion_server.http.web_sockets import limited_sockets
+
+logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 75
 """How long a connection may be idle after an answer: longer than a user thinks."""
@@ -44,6 +47,7 @@ class HttpListener:
     def start(self) -> None:
         """Serve from now on. Needs a running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]), name="http")
+        self._task.add_done_callback(_log_failure)
 
     async def stop(self, grace_s: float) -> None:
         """Close the listener and idle connections at once, and the others after their answer or `grace_s`."""
@@ -58,6 +62,11 @@ class HttpListener:
                 connection.transport.abort()
             await asyncio.wait([self._task], timeout=grace_s)
         self._task = None
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (failure := task.exception()) is not None:
+        logger.error("the HTTP listener failed", exc_info=failure)
 
 
 def build_http_server(settings: ServerSettings, app: ASGIApp) -> HttpListener:
@@ -93,6 +102,7 @@ def build_http_server(settings: ServerSettings, app: ASGIApp) -> HttpListener:
         ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca else ssl.CERT_NONE,
     )
     try:
+        config.load()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         bound = socket.create_server((host, port), family=family, dualstack_ipv6=host == "::", backlog=_BACKLOG)
     except OSError as error:

@@ -1,6 +1,7 @@
 """Plugins' requests over HTTP through the whole server, with a scripted engine behind it."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest_asyncio
 
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from tests.support.certificates import MakeIdentity
 from tests.support.http_clients import HTTP, get, http_session, post
 from tests.support.server import (
     ENDLESS,
@@ -271,3 +273,28 @@ async def test_a_server_that_reports_sheds_says_when_to_retry(engine: ScriptedEn
         answer = await post(server, "/v1/completions", {"prompt": "x"})
         assert (answer.status, answer.json["error"]["code"]) == (429, "RATE_LIMITED")
         assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_a_listener_that_others_reach_has_the_servers_tls(
+    engine: ScriptedEngine, make_identity: MakeIdentity
+) -> None:
+    ours = make_identity("server")
+    tls = (f"server.tls.certificate={ours.certificate}", f"server.tls.key={ours.key}")
+    config = endless_config("engine.heartbeat_s=0", "server.http_listen=0.0.0.0:0", *tls)
+    trusted = ssl.create_default_context(cafile=str(ours.certificate))
+    async with run_server(config, lambda: engine) as server, http_session() as session:
+        url = f"https://127.0.0.1:{server.ready.http_address.rpartition(':')[2]}/health"
+        async with session.get(url, ssl=trusted) as answer:
+            assert await answer.json() == {"status": "ok"}
+
+
+async def test_limits_of_a_user_are_those_of_a_document_at_an_address_without_names(engine: ScriptedEngine) -> None:
+    limits = ("admission.user_requests_per_s=0.001", "admission.user_burst=1", "engine.heartbeat_s=0", HTTP)
+    async with run_server(endless_config(*limits), lambda: engine) as server:
+        prompts = ("import os\n\n\ndef first():\n    ", "package main\n\nfunc second() {\n\t")
+        reasons = [
+            (await post(server, "/infill", {"prompt": prompt + key})).headers["x-finish-reason"]
+            for key in ("x", "xy")
+            for prompt in prompts
+        ]
+        assert reasons == ["stop", "stop", "shed", "shed"]

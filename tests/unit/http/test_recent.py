@@ -50,12 +50,16 @@ def test_the_next_key_is_in_the_same_lane() -> None:
     first = caller.ask(TYPED)
     assert caller.ask(replace(TYPED, prefix=TYPED.prefix + "n")).lane == first.lane
     assert caller.ask(Asked(HEAD, TAIL)).lane == first.lane
+
+
+def test_a_user_who_moves_or_edits_elsewhere_is_in_the_same_document() -> None:
     moved_up = Asked(
-        "# a line of a long head\nimport os\n", "\nimport sys\n\n\ndef main():\n    total = 1\n    pri" + TAIL
+        "# a line of a long head\nimport os\n", f"\nimport sys\n\n\ndef main():\n    total = 1\n    pri{TAIL}"
     )
-    assert caller.ask(moved_up).lane == first.lane
     edited_above = Asked("import os\n\n\ndef main():\n    print(2)\n    pri", TAIL)
-    assert caller.ask(edited_above).lane == first.lane
+    for newer in (moved_up, edited_above):
+        caller = Caller()
+        assert caller.ask(TYPED).lane == caller.ask(newer).lane
 
 
 def test_another_document_has_another_lane() -> None:
@@ -116,15 +120,24 @@ def test_what_is_asked_in_advance_ends_nothing() -> None:
 def test_a_named_user_has_the_common_lane() -> None:
     caller = Caller(has_name=True)
     assert [caller.ask(each).lane for each in (TYPED, OTHER)] == ["", ""]
-    assert caller.ask(OTHER).lane != ""
+    assert caller.ask(OTHER).lane != ""  # alike
+
+
+def test_a_crowd_at_one_address_keeps_its_documents_apart() -> None:
+    caller = Caller()
+    crowd = [Asked(f"def function_{i}():\n    return ") for i in range(30)]
+    first = [caller.ask(each).document for each in crowd]
+    assert len(set(first)) == 30
+    assert [caller.ask(replace(each, prefix=each.prefix + "x")).document for each in crowd] == first
 
 
 def test_nothing_but_the_last_texts_is_kept() -> None:
     caller = Caller()
-    recent = [caller.ask(Asked(f"{HEAD}{i}")) for i in range(20)]
+    recent = [caller.ask(Asked(f"{HEAD}{i}")) for i in range(40)]
     for each in recent:
         caller.end(each, "text", 0.0)
-    assert caller.requests.text_of("owner", 20) == "text"
-    assert caller.requests.text_of("owner", 1) is None
-    assert caller.requests.text_of("other", 20) is None
+    assert caller.requests.find("owner", 40) is recent[-1]
+    assert caller.requests.find("owner", 1) is None
+    assert caller.requests.find("other", 40) is None
     assert all(each.asked is None for each in recent)
+    assert recent[-1].text == "text"
