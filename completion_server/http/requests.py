@@ -21,16 +21,16 @@ _MAX_STOPS = 32
 _BYTES_PER_CHARACTER = 4
 
 
+_numbers = itertools.count(time.time_ns() // 1_000_000)
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The place of a request whose client says what it means, see `Recent`."""
+    """The place of a request on a connection of its own, whose client says what it means, see `Recent`."""
 
     number: int
     trigger: Trigger
     lane: str = ""
-
-
-_numbers = itertools.count(time.time_ns() // 1_000_000)
 
 
 def next_number() -> int:
@@ -62,7 +62,7 @@ def request_of(
     given = math.inf if asked.max_tokens is None else asked.max_tokens
     return Request(
         id=next_request_id(),
-        caller=with_document(caller, recent.document),
+        caller=with_document(caller, recent.document) if isinstance(recent, Recent) else caller,
         sequence=recent.number,
         document_uri=asked.document_uri,
         language_id=asked.language_id,
