@@ -129,10 +129,9 @@ class Extension implements vscode.Disposable {
     this.#statusBar.update(this.#status, this.#whyStopped ?? this.#running?.provider.whyOff);
   }
 
-  showLastRequest(): void {
+  async showLastRequest(): Promise<void> {
     const lines = this.#lastAnswer ? stagesOf(this.#lastAnswer) : ["no request has been answered yet"];
-    for (const line of lines) this.#log.info(line);
-    this.#log.show(true);
+    await vscode.window.showQuickPick(lines, { title: "Completions: Stages of the Last Request" });
   }
 
   async setToken(): Promise<void> {
