@@ -80,6 +80,9 @@ const commands = {
     await page.keyboard.press("Escape");
     return lines.map(plain).join("\n");
   },
+  async resize({ width, height }) {
+    await page.setViewportSize({ width, height });
+  },
   async screenshot({ path }) {
     await page.screenshot({ path });
   },
