@@ -1,4 +1,4 @@
-"""Draw docs/images/vscode.png and vscode.gif: python -m tests.editors.picture. The text is scripted, the rest is real."""
+"""Draw docs/images/vscode.png and vscode.gif: python -m tests.editors.picture. Only the completions are scripted."""
 
 import asyncio
 import re
@@ -20,7 +20,7 @@ GIF_SIZE = (800, 400)
 GIF_COLOURS = 48
 KEY_MS, PAUSE_MS = 90, 1400
 
-CODE = '''\
+CODE = """\
 from dataclasses import dataclass
 
 
@@ -38,7 +38,7 @@ class Cart:
     def total(self) -> float:
         return sum(item.price * item.count for item in self.items)
 
-'''
+"""
 CONTINUATIONS = {
     "    def dearest(self) -> Item | None:\n        ": (
         "if not self.items:\n            return None\n        return max(self.items, key=lambda item: item.price)\n"

@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from completion_server.engine.scripted.engine import ScriptedEngine
+from tests.support.certificates import MakeIdentity
 from tests.support.kustomize import report
 from tests.support.models import ROOT
 from tests.support.server import make_config, run_server
@@ -18,6 +20,7 @@ from tests.support.server import make_config, run_server
 EDITORS = ROOT / "editors"
 MODULES = EDITORS / "node_modules"
 CLIENT = ROOT / "tests" / "editors" / "stubs_client.cjs"
+SESSION_CLIENT = ROOT / "tests" / "editors" / "session_client.cjs"
 WITHIN_S = 100.0
 
 
@@ -69,3 +72,34 @@ async def test_a_plugin_uses_the_packed_stubs(tmp_path: Path) -> None:
     async with run_server(make_config(), lambda: ScriptedEngine(lambda _request: ("a", " + b", "\n"))) as server:
         output = await run("node", CLIENT.name, server.ready.address, cwd=tmp_path)
     assert json.loads(output) == {"text": "a + b", "finishReason": "STOP", "field": "temperature"}
+
+
+async def use_session(num_requests: int, **settings: Any) -> Any:
+    """Return what the extension's session got."""
+    await run("npx", "tsc", "--project", "vscode", cwd=EDITORS)
+    session = EDITORS / "vscode" / "out" / "src" / "client" / "session.js"
+    output = await run("node", str(SESSION_CLIENT), str(session), json.dumps(settings), str(num_requests), cwd=EDITORS)
+    return json.loads(output.splitlines()[-1])  # Node may warn before
+
+
+async def test_the_session_connects_with_mutual_tls(make_identity: MakeIdentity) -> None:
+    ours, theirs = make_identity("server"), make_identity("client")
+    tls = {"ca": str(ours.certificate), "certificate": str(theirs.certificate), "key": str(theirs.key)}
+    config = make_config(
+        f"server.tls.certificate={ours.certificate}",
+        f"server.tls.key={ours.key}",
+        f"server.tls.client_ca={theirs.certificate}",
+    )
+    async with run_server(config, lambda: ScriptedEngine(lambda _request: ("a", "\n"))) as server:
+        used = await use_session(1, addresses=[server.ready.address], tls=tls)
+    assert used == {"texts": ["a"], "errors": [], "events": ["connected"]}
+
+
+async def test_the_session_loses_nothing_when_the_server_ends_old_streams() -> None:
+    config = make_config("server.max_session_age_s=0.5", "admission.user_requests_per_s=0")
+    async with run_server(config, lambda: ScriptedEngine(lambda _request: ("a", "\n"))) as server:
+        used = await use_session(100, addresses=[server.ready.address])
+    assert used["texts"] == ["a"] * 100
+    assert used["errors"] == []
+    assert set(used["events"]) == {"connected"}
+    assert len(used["events"]) > 1, "no stream was old"
