@@ -3,8 +3,8 @@
  *
  * An editor tells it each event and then asks for an offer: the text to show at the present place, once it is whole.
  */
-import { FeedbackKind, FinishReason, Mode, ShedReason, Trigger } from "completion-server-stubs";
-import { type Answer, type Question, type Session } from "./client/session";
+import { FeedbackKind, FinishReason, Mode, Trigger } from "completion-server-stubs";
+import type { Answer, Question, Session } from "./client/session";
 import { clip } from "./policy/clip";
 import type { Change, Decision, Extent, FeedbackName, Text, Trigger as TriggerName } from "./policy/messages";
 import { EditingPolicy } from "./policy/policy";
@@ -199,10 +199,4 @@ export class Completer {
 function reasonOf({ end, error }: Answer): string {
   if (error) return "error";
   return end ? FinishReason[end.finishReason].toLowerCase() : "cancelled";
-}
-
-/** Why a request was shed, undefined if it was not. */
-export function shedReasonOf({ end }: Answer): string | undefined {
-  if (end?.finishReason !== FinishReason.SHED) return undefined;
-  return (ShedReason[end.shedReason] ?? "shed").toLowerCase().replaceAll("_", " ");
 }

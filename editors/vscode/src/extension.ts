@@ -1,10 +1,10 @@
 /** The entry point: joins the session, the completer and VS Code, and starts anew when settings or the token change. */
+import { FeedbackKind, FinishReason } from "completion-server-stubs";
 import * as vscode from "vscode";
 import { type Answer, Session } from "./client/session";
 import { outcomeOf, stagesOf } from "./client/stages";
 import type { StreamListener } from "./client/stream";
-import { Completer, shedReasonOf } from "./completer";
-import { FeedbackKind, FinishReason } from "completion-server-stubs";
+import { Completer } from "./completer";
 import { Provider } from "./editor/provider";
 import { readSettings, readStreamSettings, SECTION, type Settings } from "./editor/settings";
 import { StatusBar } from "./editor/statusBar";
@@ -118,10 +118,11 @@ class Extension implements vscode.Disposable {
 
   #answered(answer: Answer): void {
     if (answer.end || answer.error) this.#lastAnswer = answer;
-    const shedReason = shedReasonOf(answer);
-    if (shedReason) this.#status.shed(shedReason);
-    else if (answer.end?.finishReason === FinishReason.STOP) this.#status.answered(answer.totalMs);
-    this.#log.debug(`request ${answer.sequence}: ${outcomeOf(answer)}, ${Math.round(answer.totalMs)} ms`);
+    const outcome = outcomeOf(answer);
+    const reason = answer.end?.finishReason;
+    if (answer.error || reason === FinishReason.SHED) this.#status.failed(outcome);
+    else if (reason === FinishReason.STOP || reason === FinishReason.LENGTH) this.#status.answered(answer.totalMs);
+    this.#log.debug(`request ${answer.sequence}: ${outcome}, ${Math.round(answer.totalMs)} ms`);
     this.updateStatus();
   }
 
@@ -129,10 +130,9 @@ class Extension implements vscode.Disposable {
     this.#statusBar.update(this.#status, this.#whyStopped ?? this.#running?.provider.whyOff);
   }
 
-  showLastRequest(): void {
+  async showLastRequest(): Promise<void> {
     const lines = this.#lastAnswer ? stagesOf(this.#lastAnswer) : ["no request has been answered yet"];
-    for (const line of lines) this.#log.info(line);
-    this.#log.show(true);
+    await vscode.window.showQuickPick(lines, { title: "Completions: Stages of the Last Request" });
   }
 
   async setToken(): Promise<void> {

@@ -131,7 +131,7 @@ test("the status bar says connected, slow, away and off", () => {
   assert.equal(text(), "Completions slow");
   for (let i = 0; i < 8; i++) status.answered(100);
   assert.match(status.textFor(undefined).tooltip, /usually 100 ms/);
-  status.shed("overload");
+  status.failed("shed (overload)");
   assert.equal(text(), "Completions slow");
   status.connection = { state: "away", why: "no connection to a:1" };
   assert.deepEqual([text(), status.textFor(undefined).isWarning], ["Completions away", true]);

@@ -16,13 +16,21 @@ export function textAt(document: vscode.TextDocument, position: vscode.Position)
 
 export function infoOf(document: vscode.TextDocument): DocumentInfo {
   const hasFolders = (vscode.workspace.workspaceFolders ?? []).length > 0;
+  const file = fileOf(document);
   return {
     scheme: document.uri.scheme,
-    path: document.uri.path,
+    path: file.path,
     languageId: document.languageId,
     // Without a folder a person has opened each file by itself.
-    isInWorkspace: !hasFolders || vscode.workspace.getWorkspaceFolder(document.uri) !== undefined,
+    isInWorkspace: !hasFolders || vscode.workspace.getWorkspaceFolder(file) !== undefined,
   };
+}
+
+/** The file of a document; that of the notebook for a cell. */
+function fileOf(document: vscode.TextDocument): vscode.Uri {
+  const isItsCell = (cell: vscode.NotebookCell) => cell.document === document;
+  const notebook = vscode.workspace.notebookDocuments.find((each) => each.getCells().some(isItsCell));
+  return notebook?.uri ?? document.uri;
 }
 
 export function replacementsOf(event: vscode.TextDocumentChangeEvent): Replacement[] {

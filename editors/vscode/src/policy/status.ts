@@ -17,36 +17,45 @@ export interface StatusText {
 export class Status {
   connection: Connection = { state: "connecting" };
   #answersMs: number[] = [];
-  #shedWhy = "";
+  #problem = "";
 
   /** Take a whole answer's time. */
   answered(totalMs: number): void {
     this.#answersMs = [...this.#answersMs, totalMs].slice(-NUM_ANSWERS);
-    this.#shedWhy = "";
+    this.#problem = "";
   }
 
-  /** The server has no capacity for a request. */
-  shed(why: string): void {
-    this.#shedWhy = why;
+  /** A request got no answer, such as "shed (overload)". */
+  failed(why: string): void {
+    this.#problem = why;
   }
 
   /** What to show for the document in front; `off` is why it gets no completions. */
   textFor(off: string | undefined): StatusText {
-    if (off !== undefined) return { text: "$(circle-slash) Completions off", tooltip: `Completions: ${off}`, isWarning: false };
+    if (off !== undefined) return item("$(circle-slash) Completions off", off);
     const { connection } = this;
     switch (connection.state) {
       case "connecting":
-        return { text: "$(sync~spin) Completions", tooltip: "Completions: connecting", isWarning: false };
+        return item("$(sync~spin) Completions", "connecting");
       case "away":
-        return { text: "$(debug-disconnect) Completions away", tooltip: `Completions: ${connection.why}`, isWarning: true };
-      case "connected": {
-        const where = `Completions: connected to ${connection.address}`;
-        if (this.#shedWhy) return { text: "$(watch) Completions slow", tooltip: `${where}, ${this.#shedWhy}`, isWarning: false };
-        const usualMs = [...this.#answersMs].sort((a, b) => a - b)[this.#answersMs.length >> 1];
-        const time = usualMs === undefined ? "" : `, usually ${Math.round(usualMs)} ms`;
-        const isSlow = usualMs !== undefined && usualMs > SLOW_MS;
-        return { text: isSlow ? "$(watch) Completions slow" : "$(sparkle) Completions", tooltip: where + time, isWarning: false };
-      }
+        return item("$(debug-disconnect) Completions away", connection.why, true);
+      case "connected":
+        return this.#connectedTo(connection.address);
     }
   }
+
+  #connectedTo(address: string): StatusText {
+    const where = `connected to ${address}`;
+    if (this.#problem) return item("$(watch) Completions slow", `${where}, ${this.#problem}`);
+    const usualMs = [...this.#answersMs].sort((a, b) => a - b)[this.#answersMs.length >> 1];
+    if (usualMs === undefined) return item("$(sparkle) Completions", where);
+    const text = usualMs > SLOW_MS ? "$(watch) Completions slow" : "$(sparkle) Completions";
+    return item(text, `${where}, usually ${Math.round(usualMs)} ms`);
+  }
 }
+
+const item = (text: string, tooltip: string, isWarning = false): StatusText => ({
+  text,
+  tooltip: `Completions: ${tooltip}`,
+  isWarning,
+});
