@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -17,6 +16,7 @@ from completion_server import __version__
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.composition.checks import warn_of_exposure
+from completion_server.composition.http_listener import build_http
 from completion_server.composition.models import check_fits, load_prompts
 from completion_server.composition.monitoring import Monitoring, WatchedParts, make_tracing
 from completion_server.composition.samples import make_samples
@@ -30,9 +30,7 @@ from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine.interface import Engine, EngineInfo
 from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.http.app import ServedModel, build_app
-from completion_server.http.endpoints import Endpoints
-from completion_server.http.server import HttpListener, build_http_server
+from completion_server.http.server import HttpListener
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
@@ -140,7 +138,7 @@ class App:
                     await listener.server.start()
                     stack.push_async_callback(listener.server.stop, _CLOSE_S)
                     self._monitoring.add_certificate(name, listener.certificate_expires_s)
-            self._http = self._build_http(service)
+            self._http = build_http(config, service, self._engine, self._tracing.begin_trace)
             if self._http is not None:
                 self._http.start()
                 stack.push_async_callback(self._http.stop, _CLOSE_S)
@@ -285,27 +283,6 @@ class App:
             sheds_as_status=config.shed.as_status,
             begin_trace=self._tracing.begin_trace,
         )
-
-    def _build_http(self, service: Service) -> HttpListener | None:
-        config = self._config
-        if not config.server.http_listen:
-            return None
-        endpoints = Endpoints(
-            service,
-            config.server,
-            config.limits,
-            config.admission,
-            lambda: self._served_model().name,
-            sheds_as_status=config.shed.as_status,
-            begin_trace=self._tracing.begin_trace,
-        )
-        return build_http_server(config.server, build_app(endpoints, service.gate, self._served_model))
-
-    def _served_model(self) -> ServedModel:
-        """Return what HTTP clients are told of the server. The engine must have started."""
-        info = self._engine.info
-        name = Path(info.model).name if Path(info.model).is_absolute() else info.model
-        return ServedModel(name, info.max_model_len, self._config.scheduling.max_slots, __version__)
 
     def _build_admin(self, service: Service, prompts: PromptBuilder) -> Listener | None:
         if not self._config.server.admin_listen:
