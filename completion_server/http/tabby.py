@@ -12,6 +12,8 @@ from completion_server.http.openai import error_body
 
 _ID = "cmpl-"
 _MAX_DIGITS = 18
+_MAX_TOKENS = 64
+"""Tabby's own default: its answers are not streamed, so an editor waits for all of them."""
 
 
 class _Snippet(Body):
@@ -84,6 +86,7 @@ def translate(body: dict[str, Json]) -> tuple[Asked, Reply]:
         document_uri=segments.filepath or "",
         language_id=fields.language or "",
         snippets=tuple(segments.snippets()),
+        max_tokens=_MAX_TOKENS,
         temperature=fields.temperature,
         seed=fields.seed if fields.seed is None or fields.seed >= 0 else None,
         user=fields.user or "",

@@ -55,6 +55,7 @@ def check(*overrides: str) -> Result:
         ("server.listen=127.0.0.1:99999", "server.listen: the port must be from 0 to 65535, got '127.0.0.1:99999'"),
         ("server.listen=127.0.0.1", "server.listen: must be HOST:PORT, got '127.0.0.1' (or unix:PATH)"),
         ("server.admin_listen=0.0.0.0:50052", "server.admin_listen: 0.0.0.0:50052 is not loopback; that needs "),
+        ("server.http_listen=unix:/run/h", "server.http_listen: must be HOST:PORT, got 'unix:/run/h'"),
         ("server.max_session_age_s=5000", "server.max_session_age_s: must be less than max_connection_age_grace_s"),
     ],
 )

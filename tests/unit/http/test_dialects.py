@@ -66,7 +66,7 @@ LLAMA_VIM = {
                     "clipboard": "C",
                 },
             },
-            Asked("A", "B", "y.py", "python", (Snippet("x.py", "X"), Snippet("", "C"))),
+            Asked("A", "B", "y.py", "python", (Snippet("x.py", "X"), Snippet("", "C")), max_tokens=64),
             False,
         ),
     ],

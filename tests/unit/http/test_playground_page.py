@@ -27,7 +27,9 @@ def message(**fields: object) -> str:
 
 
 def test_the_messages_of_the_page_are_read() -> None:
-    assert message_of(message(**ASK)) == Ask(number=3, trigger="prefetch", mode="multi_line", prefix="x = ", suffix="\n")
+    assert message_of(message(**ASK)) == Ask(
+        number=3, trigger="prefetch", mode="multi_line", prefix="x = ", suffix="\n"
+    )
     assert message_of(message(type="cancel", number=3)) == Cancel(number=3)
     assert message_of(message(type="report", number=3, kind="accepted_word", characters=4)) == Report(
         number=3, kind="accepted_word", characters=4
