@@ -44,7 +44,6 @@ const commands = {
   },
   screenshot: ({ path }) => page.screenshot({ path }),
   warnings: () => warnings,
-  forget: () => void warnings.splice(0),
   pause: ({ ms }) => page.waitForTimeout(ms),
   focus: () => page.focus(".cm-content"),
 };

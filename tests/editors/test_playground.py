@@ -15,7 +15,7 @@ from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.http_clients import HTTP
 from tests.support.playground import Browser, browser
-from tests.support.server import RunningServer, make_config, run_server
+from tests.support.server import RunningServer, eventually, make_config, run_server
 from tests.support.vocabularies import embedded
 
 MAX_K = 4
@@ -27,11 +27,14 @@ CONTINUATIONS = {
     "first = ": "mean(values[:3])\n",
     "again = ": "median(values)\n",
     "other": "wise = sorted(values)\n",
-    "run(...args: T): void {\n    ": "this.cancel();\n    this.#timer = setTimeout(() => this.call(...args), this.waitMs);\n",
+    "run(...args: T): void {\n    ": "this.cancel();\n    this.#timer = setTimeout(this.call, this.waitMs, ...args);\n",
     "Push(item T) {\n\t": "q.mu.Lock()\n\tdefer q.mu.Unlock()\n\tq.items = append(q.items, item)\n",
 }
 MEAN = "total = sum(values)\n    return total / len(values)"
 COLOUR = "getComputedStyle(document.body).backgroundColor"
+
+SERVER_AWAY = "WebSocket connection to "
+"""Begins what the browser itself says after the end of a test's server."""
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -61,7 +64,8 @@ async def tab(tmp_path: Path) -> AsyncIterator[Browser]:
     """Yield a tab, which must have no warning in its console in the end: none of the page's policy, no exception."""
     async with browser(tmp_path) as found:
         yield found
-        assert await found.do("warnings") == []
+        warnings = await found.do("warnings")
+        assert not [each for each in warnings if not each.startswith(SERVER_AWAY)]
 
 
 async def new_line(tab: Browser, text: str) -> None:
@@ -104,14 +108,15 @@ async def test_a_user_types_sees_accepts_and_dismisses(server: RunningServer, ta
     await tab.do("type", text=" ")  # rejected here, so nothing comes back
     await new_line(tab, "other")
     await tab.ghost("wise = sorted(values)")
-    for kind, characters in (("accepted", 0), ("accepted_word", 0), ("rejected", 0)):
-        assert server.count("completion_feedback_total", kind=kind) > characters
+    for kind in ("shown", "accepted", "accepted_word", "rejected"):
+        await eventually(lambda kind=kind: server.count("completion_feedback_total", kind=kind) > 0)
+    assert server.count("completion_feedback_total", kind="refused") == 0
     assert server.count("completion_accepted_characters_total") == len(MEAN) + len("an(values[:3])")
 
 
 async def test_the_languages_have_texts_of_their_own(server: RunningServer, tab: Browser) -> None:
     await tab.open(server.ready.http_address)
-    await tab.press("Shift+Tab", "Shift+Tab")
+    await tab.press("Escape", "Shift+Tab", "Shift+Tab")  # after Escape, Tab leaves the editor
     assert await tab.evaluate("document.activeElement.id") == "language"
     for file, ghost in (("debounce.ts", "this.cancel();"), ("queue.go", "q.mu.Lock()")):
         await tab.press("ArrowDown")
@@ -153,11 +158,11 @@ async def test_dark_and_light_follow_the_system_and_the_switch(server: RunningSe
     await tab.do("colours", scheme="light")
     await tab.until(f"{COLOUR} !== '{dark}'")
     light = await tab.evaluate(COLOUR)
-    await tab.press("Shift+Tab", "Enter")
+    await tab.press("Escape", "Shift+Tab", "Enter")
     await tab.until(f"{COLOUR} === '{dark}'")
     await tab.open(server.ready.http_address)  # the choice is kept
     assert await tab.evaluate(COLOUR) == dark
-    await tab.press("Shift+Tab", "Enter")
+    await tab.press("Escape", "Shift+Tab", "Enter")
     await tab.until(f"{COLOUR} === '{light}'")
 
 
@@ -170,7 +175,6 @@ async def test_the_page_reconnects_when_the_server_is_back(tab: Browser) -> None
         await tab.until("document.querySelector('#connection').dataset.state === 'connected'")
         await tab.press("Alt+\\")
         await tab.ghost(MEAN)
-        await tab.do("forget")  # the browser itself warned that the server was away
 
 
 async def test_simulated_editors_are_seen_live(server: RunningServer, tab: Browser, tmp_path: Path) -> None:

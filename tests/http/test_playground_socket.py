@@ -76,9 +76,9 @@ async def opened(server: RunningServer, **headers: str) -> AsyncIterator[Page]:
     """Open a page's WebSocket. Fails with the status of a refusal."""
     address = server.ready.http_address
     sent = {"Origin": f"http://{address}", **headers}
-    async with http_session() as session:
-        async with session.ws_connect(f"http://{address}/playground/socket", headers=sent) as socket:
-            yield Page(socket)
+    url = f"http://{address}/playground/socket"
+    async with http_session() as session, session.ws_connect(url, headers=sent) as socket:
+        yield Page(socket)
 
 
 def make_engine() -> ScriptedEngine:
@@ -167,16 +167,16 @@ async def test_a_message_that_no_page_sends_ends_the_connection(
 
 
 async def test_a_request_beyond_a_limit_ends_with_an_error_that_names_it() -> None:
-    async with run_server(make_config(HTTP, "limits.max_prefix_bytes=100"), make_engine) as server:
-        async with opened(server) as page:
-            await page.send("ask", number=1, prefix="x" * 101)
-            end = (await page.answer(1))[1]
-            assert end["reason"] == "error"
-            assert "must be at most 100 bytes" in end["error"]
-            await page.send("ask", number=1, prefix="x")
-            assert "must rise" in (await page.until(lambda message: message.get("error", "") != ""))["error"]
-            await page.send("ask", number=2, prefix="x")
-            assert (await page.answer(2))[1]["reason"] == "stop"
+    config = make_config(HTTP, "limits.max_prefix_bytes=100")
+    async with run_server(config, make_engine) as server, opened(server) as page:
+        await page.send("ask", number=1, prefix="x" * 101)
+        end = (await page.answer(1))[1]
+        assert end["reason"] == "error"
+        assert "must be at most 100 bytes" in end["error"]
+        await page.send("ask", number=1, prefix="x")
+        assert "must rise" in (await page.until(lambda message: message.get("error", "") != ""))["error"]
+        await page.send("ask", number=2, prefix="x")
+        assert (await page.answer(2))[1]["reason"] == "stop"
 
 
 async def test_a_flood_of_messages_is_read_at_its_rate(server: RunningServer) -> None:

@@ -19,6 +19,7 @@ from completion_server.serving.service import LoadSnapshot
 
 ASK = {"type": "ask", "number": 3, "trigger": "prefetch", "mode": "multi_line", "prefix": "x = ", "suffix": "\n"}
 LOCAL = {"host": "127.0.0.1:8012"}
+NO_USAGE = Usage()
 LOAD = LoadSnapshot(Readiness.READY, 3, 2, 1, 1, 8, 32, "")
 
 
@@ -134,7 +135,7 @@ def test_only_a_browser_on_the_servers_machine_is_an_operator(
     assert (refusal_reason(client, headers) == "") is is_operator
 
 
-def ended(reason: FinishReason, usage: Usage = Usage(), first_output: float | None = None) -> RequestEnded:
+def ended(reason: FinishReason, usage: Usage = NO_USAGE, first_output: float | None = None) -> RequestEnded:
     request = Request("r", Caller("", "s"), 1, "", "", "x", "", 8, 0.0)
     return RequestEnded(request, End(Outcome(reason), usage), Marks(1.0, first_output=first_output))
 
