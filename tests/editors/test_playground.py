@@ -48,9 +48,7 @@ def continuation(request: GenerationRequest) -> tuple[str, ...]:
 
 
 def make_engine() -> ScriptedEngine:
-    return ScriptedEngine(
-        continuation, TIMES, model="target_model/embedded", num_speculative_tokens=MAX_K, acceptance_rate=0.8
-    )
+    return ScriptedEngine(continuation, TIMES, num_speculative_tokens=MAX_K, acceptance_rate=0.8)
 
 
 @pytest_asyncio.fixture
@@ -184,10 +182,11 @@ async def test_simulated_editors_are_seen_live(server: RunningServer, tab: Brows
     await tab.until("document.querySelector('#simulate').getAttribute('aria-pressed') === 'true'")
     picture = os.environ.get("PLAYGROUND_PICTURE")
     if picture:
-        await tab.do("pause", ms=27_000)
-        await tab.do("focus")
-        await tab.press("Alt+\\")
-        await tab.ghost(MEAN)
+        for pause_ms in (1_000, 26_000):  # twice, so that the prompt is cached
+            await tab.do("pause", ms=pause_ms)
+            await tab.do("focus")
+            await tab.press("Escape", "Alt+\\")
+            await tab.ghost(MEAN)
         await tab.do("pause", ms=1_000)
     await tab.do("screenshot", path=picture or str(tmp_path / "playground.png"))
     await tab.until("Number(document.querySelector('#answered').textContent) > 0")

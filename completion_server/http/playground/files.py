@@ -4,9 +4,14 @@ import secrets
 from functools import cache
 from importlib.resources import files
 
-_TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8",
-          "svg": "image/svg+xml"}  # fmt: skip
-NAMES = ("main.js", "page.css", "icon.svg")
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+}
+NAMES = ("main.js", "page.css", "icon.svg", "licenses.txt")
 """The files besides the page itself."""
 _NONCE = "NONCE"
 """Stands in the page for the nonce of the editor's style elements."""

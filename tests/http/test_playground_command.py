@@ -1,0 +1,60 @@
+"""`completion-server playground`: finds a running server's page, or says what is wrong."""
+
+import asyncio
+import socket
+
+import pytest
+from click.testing import CliRunner, Result
+
+from completion_server.client.playground_command import playground
+from completion_server.config import load_config
+from completion_server.engine.scripted.engine import ScriptedEngine
+from completion_server.server_commands import page_url
+from tests.support.certificates import MakeIdentity
+from tests.support.http_clients import HTTP
+from tests.support.server import make_config, run_server
+
+
+async def run(url: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, playground, ["--url", url, "--no-open"])
+
+
+async def test_the_page_of_a_running_server_is_named() -> None:
+    async with run_server(make_config(HTTP), ScriptedEngine) as server:
+        url = f"http://{server.ready.http_address}/"
+        found = await run(url)
+        assert (found.exit_code, found.output) == (0, f"{url}\n")
+        other = await run(f"{url}v1/models")
+        assert other.exit_code == 1
+        assert "is no page of a completion-server" in other.output
+        missing = await run(f"{url}nothing")
+        assert "HTTP status 404" in missing.output
+
+
+async def test_without_a_server_it_says_how_to_start_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    result = await run(f"http://127.0.0.1:{port}/")
+    assert result.exit_code == 1
+    assert "start one: make serve" in result.output
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("127.0.0.1:8012", "http://127.0.0.1:8012/"),
+        ("[::1]:8012", "http://[::1]:8012/"),
+        ("0.0.0.0:8012", "http://localhost:8012/"),
+        ("10.1.2.3:8012", "http://10.1.2.3:8012/"),
+    ],
+)
+def test_the_ready_line_has_an_address_for_a_browser(address: str, url: str) -> None:
+    assert page_url(address, load_config(None, [], {})) == url
+
+
+def test_with_tls_the_address_has_the_certificates_name(make_identity: MakeIdentity) -> None:
+    server = make_identity("server", "completions.example")
+    settings = [f"server.tls.certificate={server.certificate}", f"server.tls.key={server.key}"]
+    config = load_config(None, settings, {})
+    assert page_url("10.1.2.3:8012", config) == "https://completions.example:8012/"
+    assert page_url("127.0.0.1:8012", config) == "http://127.0.0.1:8012/"
