@@ -14,7 +14,7 @@ import pytest_asyncio
 from completion_server.engine.processes import runs
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.http.playground.connection import MAX_MESSAGE_BYTES
-from tests.support.http_clients import ANSWERS_WITHIN_S, HTTP, get, http_session
+from tests.support.http_clients import ANSWERS_WITHIN_S, HTTP, get, http_session, raw_connection
 from tests.support.server import (
     ENDLESS,
     RunningServer,
@@ -28,6 +28,10 @@ from tests.support.server import (
 MAX_K = 4
 WORDS = ("alpha", " beta", "\n")
 Message = dict[str, Any]
+HANDSHAKE = (
+    b"GET /playground/socket HTTP/1.1\r\nhost: localhost\r\norigin: http://localhost\r\nconnection: upgrade\r\n"
+    b"upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 
 
 class Page:
@@ -189,6 +193,22 @@ async def test_a_flood_of_messages_is_read_at_its_rate(server: RunningServer) ->
         await page.send("ask", number=1, prefix="x = ")
         assert (await page.answer(1))[0] == "alpha beta"
         assert loop.time() - began_at > 3.5
+
+
+async def test_a_page_that_does_not_read_is_cut_off_and_frees_the_engine() -> None:
+    words = (" ".join(f"{i * 1_000_003 + j:x}" for j in range(400)) + "\n" for i in range(ENDLESS))
+    engine = endless_engine(lambda _request: words, ServiceTimes())
+    endless = ("limits.default_tokens_multi_line=1000000", "engine.heartbeat_s=0", "server.delta_pause_ms=0")
+    config = endless_config(*endless, "server.stall_timeout_s=0.5", HTTP)
+    ask = json.dumps({"type": "ask", "number": 1, "trigger": "explicit", "mode": "multi_line", "prefix": "x"}).encode()
+    masked = bytes([0x81, 0x80 | len(ask), 0, 0, 0, 0]) + ask  # one whole text frame, masked with zeros
+    async with run_server(config, lambda: engine) as server, raw_connection(server) as connection:
+        await connection.send(HANDSHAKE)
+        assert await connection.status() == 101
+        await connection.send(masked)
+        await eventually(lambda: engine.stats().num_generated_tokens > 0)
+        await eventually(lambda: engine.stats().num_running == 0 and server.count("completion_live_sessions") == 0)
+        assert server.count("completion_requests_total", outcome="cancelled", trigger="explicit", shed_reason="") == 1
 
 
 async def test_an_operator_sets_k(server: RunningServer) -> None:
