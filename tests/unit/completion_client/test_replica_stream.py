@@ -135,7 +135,7 @@ async def test_a_request_ends_once_if_its_listener_sends_the_next_one_elsewhere(
         listener = SendsTheNext(stream, send_next)
         stream.send_nowait(pb.CompleteRequest(session_id="s", sequence=1, prefix="x = "), listener)
         await eventually(lambda: second.sequences("complete") == [2])
-        await eventually(lambda: not stream.num_open)
+        await eventually(lambda: not stream._requests)
         assert len(listener.events) == 1
         await asyncio.gather(*stream.close_nowait(), return_exceptions=True)
 
