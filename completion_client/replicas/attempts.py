@@ -75,6 +75,7 @@ class Attempts:
             if is_begun:
                 return
         if self._refusal is None:
+            self._left_s()
             raise self._failure()
         self.endpoint, event = self._refusal
         yield event
