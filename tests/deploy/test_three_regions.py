@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import ReplicaSet
+from completion_client import CompletionClient
 from loadtest.bench.replicas.users import NamedUsers, names_of
 from tests.deploy.conftest import Site, run_site
 from tests.support.server import eventually, request
@@ -74,18 +74,18 @@ async def replicas_of_users(region: Site) -> dict[str, set[str]]:
     return found
 
 
-async def client_at_home(regions: Mapping[str, Site]) -> ReplicaSet:
+async def client_at_home(regions: Mapping[str, Site]) -> CompletionClient:
     """Return the client of a user whose first region is HOME; today the user's name decides."""
     addresses = ",".join(each.envoy.address for each in regions.values())
     for number in range(32):
-        client = ReplicaSet(addresses, user=f"user-{number}")
+        client = CompletionClient(addresses, user=f"user-{number}")
         if await region_that_answers(client, regions, 1) == HOME:
             return client
         await client.aclose()
     raise AssertionError("no user's first region is HOME")
 
 
-async def region_that_answers(client: ReplicaSet, regions: Mapping[str, Site], number: int) -> str:
+async def region_that_answers(client: CompletionClient, regions: Mapping[str, Site], number: int) -> str:
     """Ask a few times, each answered; return the region that answered last."""
     for turn in range(4):
         completion = await client.complete(request(f"n = {number}{turn} + ", max_tokens=4), timeout_s=10)

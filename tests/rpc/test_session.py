@@ -234,7 +234,12 @@ async def test_feedback_has_an_answer_only_if_it_is_refused(server: RunningServe
     assert editor.refusals == [
         (1, "feedback.session_id: must not be empty"),
         (2, "feedback.sequence: must be that of an answer with text, not older than 900 s"),
-        (1, "feedback.kind: must be one of 1, 2, 3, 4, 5, 6, got 0"),
+        (
+            1,
+            "feedback.kind: must be one of FEEDBACK_KIND_SHOWN, FEEDBACK_KIND_ACCEPTED, FEEDBACK_KIND_ACCEPTED_WORD, "
+            "FEEDBACK_KIND_ACCEPTED_LINE, FEEDBACK_KIND_REJECTED, FEEDBACK_KIND_SURVIVED, "
+            "got FEEDBACK_KIND_UNSPECIFIED",
+        ),
         (1, "feedback.accepted_characters: must be at most 10, which are left of the answer, got 4294967295"),
     ]
 

@@ -1,6 +1,7 @@
 """Single requests and sessions of the client library, against the real server with a scripted engine."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -132,6 +133,13 @@ async def test_a_server_that_is_away_is_unavailable() -> None:
         with pytest.raises(ConnectionLostError):
             async with client.session():
                 pass
+
+
+async def test_a_timeout_while_connecting_is_that_of_the_request() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with CompletionClient(f"127.0.0.1:{silent.getsockname()[1]}") as client:
+            with pytest.raises(DeadlineExceededError, match="no connection to"):
+                await client.complete(pb.CompleteRequest(prefix="x = "), timeout_s=0.1)
 
 
 async def test_names_that_can_not_be_sent_and_a_key_alone_are_refused() -> None:
