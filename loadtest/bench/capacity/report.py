@@ -20,12 +20,13 @@ OURS, OURS_UNCACHED = "this server", "this server, completion cache off"
 VLLM, VLLM_SAME_PROMPTS, LLAMA = VllmServe.name, "vllm serve, our prompts", LlamaServer.name
 NAMES = (OURS, OURS_UNCACHED, VLLM, VLLM_SAME_PROMPTS, LLAMA)
 
-_RATIOS = {
-    OURS_UNCACHED: "ratio_{}_cache_off",
-    VLLM: "ratio_{}",
-    VLLM_SAME_PROMPTS: "ratio_{}_same_prompts",
-    LLAMA: "ratio_{}_llama_cpp",
+_FIGURES = {
+    OURS_UNCACHED: ("editors_{}_cache_off", "ratio_{}_cache_off"),
+    VLLM: ("editors_{}_vllm_serve", "ratio_{}"),
+    VLLM_SAME_PROMPTS: ("editors_{}_same_prompts", "ratio_{}_same_prompts"),
+    LLAMA: ("editors_{}_llama_cpp", "ratio_{}_llama_cpp"),
 }
+"""The names of another contestant's editors, and of this server's relative to them, by context."""
 _LEAST_EDITORS = 0.5
 """Stands for a capacity of 0, of which there is no ratio."""
 
@@ -88,9 +89,10 @@ def headline(found: Sequence[Findings]) -> dict[str, float | None]:
     for each in found:
         capacities = each.capacities
         figures |= named(f"editors_{each.context}", editors(capacities[OURS]))
-        for name, pattern in _RATIOS.items():
+        for name, (own, relative) in _FIGURES.items():
             if name in capacities:
-                figures |= named(pattern.format(each.context), ratio(capacities[OURS], capacities[name]))
+                figures |= named(own.format(each.context), editors(capacities[name]))
+                figures |= named(relative.format(each.context), ratio(capacities[OURS], capacities[name]))
     trials = [trial for each in found for rounds in each.trials.values() for trials in rounds for trial in trials]
     lag_ms = percentile([trial.figures["lag_ms_p99"] for trial in trials], 50)
     return figures | {"generator_lag_ms_p99": rounded(lag_ms)}

@@ -311,6 +311,7 @@ FOUND = [
 def test_the_headline_has_the_editors_and_the_ratios_with_intervals() -> None:
     figures = headline(FOUND)
     assert figures["editors_short"] == pytest.approx(39.9, abs=0.1)
+    assert figures["editors_short_vllm_serve"] == pytest.approx(figures["editors_short"] / 2, abs=0.1)  # type: ignore[operator]
     assert figures["ratio_short"] == figures["ratio_short_low"] == figures["ratio_short_high"] == 2
     assert figures["ratio_short_same_prompts"] == pytest.approx(4 / 3, abs=0.001)
     assert figures["ratio_long"] == pytest.approx(3, abs=0.1)
