@@ -4,8 +4,7 @@ Typing users, open loop, on servers with the real engine in turn: without the ca
 and with both on two servers. Level 2 alone finds only what Redis keeps, as a user does whose requests reach another
 replica each time. The two servers have the default settings of the cache, and half way through a turn all users move
 from the first to the second: a relay closes their connections, and their editors open them again. The editors keep no
-completions of their own, as many plugins; the trace with those of the load tester is a second workload. The same with
-arrivals and lengths of a recorded trace, if one is given.
+completions of their own, as many plugins; the trace with those of the load tester is a second workload.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,10 +24,9 @@ from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
 
 OFF, LOCAL, SHARED, BOTH = "off", "l1", "l2", "l1_l2"
-TYPED, OWN_CACHE, RECORDED = "typed", "editors_with_cache", "recorded"
+TYPED, OWN_CACHE = "typed", "editors_with_cache"
 _EDITORS = 30
 _OWN_ENTRIES = 8
-_RECORDED_CHARS, _TOKENS = 2000, 24
 _TRUSTED = "admission.trust_user_names=true"
 _ON = "cache.enabled=true"
 
@@ -115,10 +113,6 @@ def _scenarios(options: Options, number: int) -> dict[str, Scenario]:
         tree["documents"] |= {"prefix_chars": 400, "suffix_chars": 100}
         tree["editor"]["cache_entries"] = cache_entries
         found[workload] = Scenario.of(tree)
-    if options.recorded is not None:
-        file = {"file": str(options.recorded), "max_prefix_chars": _RECORDED_CHARS, "max_tokens": _TOKENS}
-        tree = {"name": RECORDED, "sessions": _EDITORS, "duration_s": options.seconds, "seed": str(number)}
-        found[RECORDED] = Scenario.of(tree | {"recorded": file})
     return found
 
 

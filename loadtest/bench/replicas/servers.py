@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from loadtest.bench.runner.benchmark import EXISTING_FILE, ServerOptions, option
+from loadtest.bench.runner.benchmark import ServerOptions, option
 from loadtest.bench.runner.schedule import Contestant, started_together
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.processes.child import Child, StartError, free_port
@@ -45,11 +45,6 @@ class Options(ServerOptions):
     requests_per_s: float = option(40.0, "Asked by all of them together.", click.FloatRange(1))
     kv_blocks: int = option(3000, "KV cache of each of three replicas, in blocks of 16 tokens.", click.IntRange(16))
     seed: int = option(0, "Who types what and when.", int)
-    recorded: Path | None = option(
-        None,
-        "A recorded trace as a second workload of the part cache, in the form of the Azure traces of LLM inference.",
-        EXISTING_FILE,
-    )
 
 
 def scripted_replicas(
