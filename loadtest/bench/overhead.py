@@ -22,6 +22,7 @@ server's overhead is then its share of the CPU, not waiting.
 """
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,7 +40,7 @@ from loadtest.bench.peers.vllm_serve import VllmServe
 from loadtest.bench.prompt.replay import ReplayOptions, measure_layouts
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.closed_loop import BenchPrompt, PromptContestant, summary_table
-from loadtest.bench.runner.figures import Block, all_rounded, median_of_pairs, shown, summary, text_table
+from loadtest.bench.runner.figures import Block, median_of_pairs, shown, summary, text_table
 from loadtest.bench.runner.prompts import typed_texts
 from loadtest.bench.runner.schedule import Contest
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, effective_config, prompt_maker
@@ -97,8 +98,7 @@ def main(options: _Options, console: Console) -> Result:
     ]
     figures = _worst(by_concurrency) | {
         "by_concurrency": {
-            str(n): by_concurrency[n]
-            | {"contestants": {name: all_rounded(summary(each)) for name, each in own.items()}}
+            str(n): by_concurrency[n] | {"contestants": {name: summary(each) for name, each in own.items()}}
             for n, own in found.items()
         },
         "prefilled_tokens_per_key_ratio": replayed["prefilled_tokens_per_key_ratio"],
@@ -178,7 +178,7 @@ async def _round(
     return answers
 
 
-def _figures(blocks: Blocks) -> dict[str, float | None]:
+def _figures(blocks: Blocks) -> dict[str, float]:
     found = {
         "ttft_added_ms_p50": _paired_ttft(blocks, BareEngine.name, ratio=False),
         "tokens_per_s_ratio_to_engine": _paired_rate(blocks, BareEngine.name),
@@ -187,7 +187,7 @@ def _figures(blocks: Blocks) -> dict[str, float | None]:
         if peer in blocks:
             found[f"ttft_ratio_to_{key}"] = _paired_ttft(blocks, peer, ratio=True)
             found[f"tokens_per_s_ratio_to_{key}"] = _paired_rate(blocks, peer)
-    return all_rounded(found)
+    return found
 
 
 def _paired_ttft(blocks: Blocks, other: str, *, ratio: bool) -> float:
@@ -200,16 +200,16 @@ def _paired_rate(blocks: Blocks, other: str) -> float:
     return median_of_pairs(ours, theirs, ratio=True)
 
 
-def _worst(by_concurrency: Mapping[int, Mapping[str, float | None]]) -> dict[str, Any]:
+def _worst(by_concurrency: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in next(iter(by_concurrency.values())):
-        values = [value for at in by_concurrency.values() if (value := at[name]) is not None]
+        values = [value for at in by_concurrency.values() if not math.isnan(value := at[name])]
         pick = min if name.startswith("tokens_per_s") else max
         found[name] = pick(values, default=None)
     return found
 
 
-def _table(by_concurrency: Mapping[int, Mapping[str, float | None]]) -> Table:
+def _table(by_concurrency: Mapping[int, Mapping[str, float]]) -> Table:
     columns = list(by_concurrency.values())
     rows = tuple(
         (name, *(shown(each[name]) for each in columns), _AIMS.get(name, "below 1" if "ttft" in name else "above 1"))

@@ -10,11 +10,12 @@ completions of their own, as many plugins; the trace with those of the load test
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
 from loadtest.bench.replicas.servers import Figures, Options, RedisProcess, shared_by
-from loadtest.bench.runner.figures import mean, named, ratio, rounded
+from loadtest.bench.runner.figures import mean, ratio
 from loadtest.bench.runner.relay import Relay
 from loadtest.bench.runner.schedule import rotated
 from loadtest.bench.runner.server import ServerProcess
@@ -78,7 +79,7 @@ def measure(options: Options, console: Console) -> Figures:
                         f"ttft p99 {turn['ttft_ms_p99']:.0f} ms",
                         soft_wrap=True,
                     )
-    found: dict[str, float | None] = {}
+    found: dict[str, Any] = {}
     for workload, of_groups in turns.items():
         found |= _figures(of_groups, "" if workload == TYPED else f"_{workload}")
     return found
@@ -132,9 +133,9 @@ def _turn(group: ServerGroup, name: str, scenario: Scenario) -> dict[str, float]
     return figures(result.stats_by_target[name], scenario.criteria)
 
 
-def _figures(turns: dict[str, list[dict[str, float]]], suffix: str) -> dict[str, float | None]:
+def _figures(turns: dict[str, list[dict[str, float]]], suffix: str) -> dict[str, Any]:
     """Return the figures of a workload from the turns of each group."""
-    found: dict[str, float | None] = {}
+    found: dict[str, Any] = {}
     for name, group, level in (
         ("l1", LOCAL, "local"),
         ("l2", SHARED, "shared"),
@@ -142,8 +143,8 @@ def _figures(turns: dict[str, list[dict[str, float]]], suffix: str) -> dict[str,
         ("l2_of_l1_l2", BOTH, "shared"),
     ):
         shares = [turn[f"{level}_hit_share"] for turn in turns[group]]
-        found[f"hit_share_{name}{suffix}"] = rounded(mean(shares), 4)
+        found[f"hit_share_{name}{suffix}"] = mean(shares)
     seen = {name: [turn["seen_per_s"] for turn in own] for name, own in turns.items()}
     for name, group in (("cache_on", LOCAL), ("l2_alone", SHARED), ("l1_l2", BOTH)):
-        found |= named(f"seen_ratio_{name}{suffix}", ratio(seen[group], seen[OFF]))
+        found[f"seen_ratio_{name}{suffix}"] = ratio(seen[group], seen[OFF])
     return found

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -31,7 +32,7 @@ SCRIPTED = (
 
 _REDIS_START_S = 10.0
 
-Figures = Mapping[str, float | None]
+Figures = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

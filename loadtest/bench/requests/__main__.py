@@ -17,7 +17,7 @@ from rich.console import Console
 from loadtest.bench.requests import h2load
 from loadtest.bench.requests.in_process import Passes
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.figures import all_rounded, figure_table
+from loadtest.bench.runner.figures import figure_table
 from loadtest.bench.runner.front_end import SERVES_LATE, TurnCost, bare_turn, editors, server_turn
 from loadtest.bench.runner.server import ServerProcess, effective_config, prompt_maker
 from loadtest.traffic.scenario import Scenario
@@ -61,10 +61,9 @@ def main(options: _Options, console: Console) -> Result:
         found |= _in_process(_passes(options, scenario), options.rounds)
     if {"server_cpu_ms", "engine_cpu_ms"} <= found.keys():
         found["server_without_engine_cpu_ms"] = found["server_cpu_ms"] - found["engine_cpu_ms"]
-    figures = all_rounded(found)
     names = ("sessions", "requests_per_s", "seconds", "rounds", "seed")
     return Result(
-        figures | {name: getattr(options, name) for name in names}, [figure_table("CPU time of a request", figures)]
+        found | {name: getattr(options, name) for name in names}, [figure_table("CPU time of a request", found)]
     )
 
 
