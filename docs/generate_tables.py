@@ -49,7 +49,8 @@ def _table(name: str, benchmarks: Path) -> str:
     taken = datetime.fromisoformat(document["date"]).strftime("%d %B %Y").lstrip("0")
     source = f"`make bench-{document['benchmark']}`, {taken}, commit {document['commit'][:7]}, {document['processor']}."
     text = template.render(document["figures"], figures=document["figures"])
-    return f"{text.strip()}\n\n{source}\n"
+    lines = [line.rstrip() for line in text.strip().splitlines()]
+    return "\n".join([*lines, "", source, ""])
 
 
 def shown(value: float | None, digits: int = 2) -> str:

@@ -4,7 +4,8 @@ Typing users, open loop, on servers with the real engine in turn: without the ca
 and with both on two servers. Level 2 alone finds only what Redis keeps, as a user does whose requests reach another
 replica each time. The two servers have the default settings of the cache, and half way through a turn all users move
 from the first to the second: a relay closes their connections, and their editors open them again. The editors keep no
-completions of their own, as many plugins; the trace with those of the load tester is a second workload.
+completions of their own, as many plugins; the trace with those of the load tester is a second workload. An engine that
+is instant shows nothing of level 2: an answer of Redis is not used once the request has had output.
 """
 
 from collections.abc import Iterator, Sequence
