@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from loadtest.bench.runner.benchmark import EXISTING_FOLDER, Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.closed_loop import BenchPrompt, summary_table
 from loadtest.bench.runner.figures import Block, summary
+from loadtest.bench.runner.loops import BenchPrompt, summary_table
 from loadtest.bench.runner.prompts import typed_texts
 from loadtest.bench.runner.schedule import Contest
 from loadtest.bench.runner.server import ONE_CACHE, SERVES_ALL, ServerProcess

@@ -39,8 +39,8 @@ from loadtest.bench.peers.bare_engine import BareEngine, peer_args
 from loadtest.bench.peers.vllm_serve import VllmServe
 from loadtest.bench.prompt.replay import ReplayOptions, measure_layouts
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.closed_loop import BenchPrompt, PromptContestant, summary_table
 from loadtest.bench.runner.figures import Block, median_of_pairs, shown, summary, text_table
+from loadtest.bench.runner.loops import BenchPrompt, PromptContestant, summary_table
 from loadtest.bench.runner.prompts import typed_texts
 from loadtest.bench.runner.schedule import Contest
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, effective_config, prompt_maker

@@ -13,7 +13,7 @@ import click
 
 from loadtest.bench.runner.benchmark import ServerOptions, option
 from loadtest.bench.runner.schedule import Contestant, started_together
-from loadtest.bench.runner.server import ServerProcess
+from loadtest.bench.runner.server import SCRIPTED, ServerProcess
 from loadtest.processes.child import Child, StartError, free_port
 
 PARTS = ("routing", "supersede", "cache", "lookup", "outage", "rate")
@@ -21,14 +21,6 @@ CONFIG = Path("deploy/local/server.toml")
 
 BEHIND_ENVOY = ("admission.trust_user_names=true", "admission.require_user=true")
 """The settings of a replica that only Envoy reaches."""
-
-SCRIPTED = (
-    "engine.kind=scripted",
-    "engine.warm_up=false",
-    "engine.draft_model=",
-    "speculation.mode=fixed",
-)
-"""An engine that is ready at once."""
 
 _REDIS_START_S = 10.0
 

@@ -25,13 +25,13 @@ from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, ServiceError
-from loadtest.bench.replicas.servers import SCRIPTED, Figures, Options, RedisProcess, shared_by
+from loadtest.bench.replicas.servers import Figures, Options, RedisProcess, shared_by
 from loadtest.bench.runner.figures import percentile
 from loadtest.bench.runner.front_end import SERVES_LATE, editors, server_turn
-from loadtest.bench.runner.open_loop import open_loop
+from loadtest.bench.runner.loops import open_loop
 from loadtest.bench.runner.relay import Relay
 from loadtest.bench.runner.schedule import AsyncClosing, rotated
-from loadtest.bench.runner.server import ServerProcess
+from loadtest.bench.runner.server import SCRIPTED, ServerProcess
 
 _TRUSTED = "admission.trust_user_names=true"
 _CACHED = "cache.enabled=true"

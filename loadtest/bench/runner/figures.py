@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from loadtest.targets.record import Result
+from loadtest.traffic.sections import CriteriaSettings
 from loadtest.tuning.choice import MIN_ROUNDS, Estimate, ratio_of_rounds
 
 _MIN_TOKENS_FOR_RATE = 8
@@ -92,6 +94,19 @@ def median_of_pairs(first: Iterable[float | None], second: Iterable[float | None
     """
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
     return percentile([a / b if ratio else a - b for a, b in pairs], 50)
+
+
+def is_in_time(result: Result, criteria: CriteriaSettings) -> bool:
+    """Return whether the first visible text came in time, counted from the intended time."""
+    return result.ttft_s is not None and result.ttft_s <= criteria.within_ms / 1000
+
+
+def is_seen(result: Result, criteria: CriteriaSettings) -> bool:
+    """Return whether the user saw the completion: in time, and for long enough before the next key."""
+    text_at_s = result.first_text_at_s
+    if text_at_s is None or not is_in_time(result, criteria):
+        return False
+    return result.request.next_key_at_s - text_at_s >= criteria.before_next_key_ms / 1000
 
 
 def for_json(figures: Mapping[Any, Any]) -> dict[str, Any]:

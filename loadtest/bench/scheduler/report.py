@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from loadtest.bench.runner.figures import percentile, shown, text_table
+from loadtest.bench.runner.figures import is_in_time, is_seen, percentile, shown, text_table
 from loadtest.driving.driver import Run
 from loadtest.report.canvas import curve_svg
 from loadtest.targets.record import Outcome, Result
@@ -22,19 +22,6 @@ Figures = Mapping[float, Mapping[str, Mapping[str, Any]]]
 """Figures by load, target and name."""
 
 _HEADLINE_LOAD, _TOP_LOAD = 2.0, 4.0
-
-
-def is_in_time(result: Result, criteria: CriteriaSettings) -> bool:
-    """Return whether the first visible text came in time, counted from the intended time."""
-    return result.ttft_s is not None and result.ttft_s <= criteria.within_ms / 1000
-
-
-def is_seen(result: Result, criteria: CriteriaSettings) -> bool:
-    """Return whether the user saw the completion: in time, and for long enough before the next key."""
-    text_at_s = result.first_text_at_s
-    if text_at_s is None or not is_in_time(result, criteria):
-        return False
-    return result.request.next_key_at_s - text_at_s >= criteria.before_next_key_ms / 1000
 
 
 def load_figures(runs: Sequence[Run], criteria: CriteriaSettings) -> dict[str, Any]:

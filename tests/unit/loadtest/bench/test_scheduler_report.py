@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from loadtest.bench.runner.figures import for_json
+from loadtest.bench.runner.figures import for_json, is_seen
 from loadtest.bench.scheduler.report import (
     PLAIN,
     SCHEDULER,
@@ -16,7 +16,6 @@ from loadtest.bench.scheduler.report import (
     figures,
     first_errors,
     headline,
-    is_seen,
     load_figures,
     tables,
 )
