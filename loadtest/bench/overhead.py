@@ -5,6 +5,8 @@ directly, and `vllm serve` over HTTP. They take turns, block by block, in one ru
 
 - The engine alone is timed in the process that calls `generate`. So everything between an editor and the engine counts
   as the server's overhead, gRPC and the client's own work included.
+- All engines have the same priority and K. As configured, the server's engine yields to other work of the machine, and
+  the server chooses K itself.
 - All contestants get the same prompt tokens, those of the server. `vllm serve` is measured with token ids, which saves
   it the tokenisation, and again with text, as an editor would send it.
 - The model's end token ends a completion for all. The server goes first in each round. If its text rules end a
@@ -48,6 +50,7 @@ from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, effective_co
 _BLOCK_SIZES = {1: 8, 16: 64}
 """Prompts in a block, by concurrency."""
 _WARM_UP = 64
+_OVERRIDES = (*SERVES_ALL, "engine.nice=0", "speculation.mode=fixed")
 _SERVER = "server"
 _VLLM_TEXT = f"{VllmServe.name}, text"
 _PEERS = {VllmServe.name: "vllm_serve", _VLLM_TEXT: "vllm_serve_text"}
@@ -108,7 +111,7 @@ def main(options: _Options, console: Console) -> Result:
 
 async def _measure(effective: dict[str, Any], options: _Options, console: Console) -> dict[int, Blocks]:
     async with Contest(console) as contest:
-        overrides, peer_config = (*SERVES_ALL, *options.overrides), {"engine_args": peer_args(effective["engine_args"])}
+        overrides, peer_config = (*_OVERRIDES, *options.overrides), {"engine_args": peer_args(effective["engine_args"])}
         server = await contest.start("the server", ServerProcess, options.config, overrides, _SERVER)
         engine = await contest.start("the engine alone", BareEngine, effective | peer_config)
         contestants = [PromptContestant(each.name, each.process, each.run) for each in (server, engine)]
