@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from loadtest.traffic.scenario import Scenario
 from loadtest.tuning.replay import Replay, traffic_of
 from loadtest.tuning.tuner import Tuner, TuningError, TuningSettings
 from tests.support.certificates import MakeIdentity
-from tests.support.server import RunningServer, make_config, run_server
+from tests.support.server import RunningServer, eventually, make_config, run_server
 
 pytestmark = pytest.mark.serial
 
@@ -85,7 +85,7 @@ async def tune(server: RunningServer, *more: str, exit_status: int = 0) -> str:
 async def stop(child: asyncio.subprocess.Process) -> None:
     if child.returncode is None:
         child.kill()
-        await child.wait()
+        await asyncio.wait_for(child.wait(), WAIT_S)
 
 
 def tuner(server: RunningServer, operator: Operator, address: str = "") -> Tuner:
@@ -96,12 +96,6 @@ def tuner(server: RunningServer, operator: Operator, address: str = "") -> Tuner
 async def active_schedule(server: RunningServer) -> pb.GetSpeculationResponse:
     async with Operator(server.ready.admin_address) as operator:
         return await operator.get()
-
-
-async def until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not await condition():
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.full
@@ -217,7 +211,7 @@ async def test_ctrl_c_restores_the_active_schedule() -> None:
             return (await operator.get()).by == "loadtest"
 
         try:
-            await until(is_tuning)
+            await eventually(is_tuning, WAIT_S)
             child.send_signal(signal.SIGINT)
             _out, said = await asyncio.wait_for(child.communicate(), WAIT_S)
         finally:

@@ -66,4 +66,4 @@ async def serving(
         reading.cancel()
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            await asyncio.wait_for(process.wait(), ENDS_WITHIN_S)
