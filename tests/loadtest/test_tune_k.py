@@ -151,9 +151,15 @@ async def test_an_operator_can_set_the_schedule_of_the_file(tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(300)
-async def test_a_tuning_does_not_touch_the_completion_cache() -> None:
-    async with serving(QUICK, "cache.enabled=true") as server:
-        output = await tune(server, *ONE_K, "--json")
+async def test_a_tuning_over_tls_does_not_touch_the_completion_cache(make_identity: MakeIdentity) -> None:
+    """The server and its admin listener have certificates of their own."""
+    files = {"tls": make_identity("server"), "admin_tls": make_identity("admin")}
+    overrides = [
+        f"server.{name}.{part}={getattr(each, part)}" for name, each in files.items() for part in ("certificate", "key")
+    ]
+    async with serving(QUICK, "cache.enabled=true", *overrides) as server:
+        options = ("--tls-ca", str(files["tls"].certificate), "--admin-tls-ca", str(files["admin_tls"].certificate))
+        output = await tune(server, *ONE_K, *options, "--json")
         num_lookups = server.count("completion_cache_misses_total", level="local", reason="absent")
         num_lookups += server.count("completion_cache_hits_total", level="local")
         assert (num_lookups, server.count("completion_cache_entries")) == (0, 0)
@@ -304,16 +310,3 @@ async def test_a_server_that_takes_no_completions_leaves_the_active_schedule(mon
         with pytest.raises(TargetError, match=r"no connection to 127\.0\.0\.1:1"):
             await tuner(server, operator, "127.0.0.1:1").tune(TuningSettings((1,)))
         assert (await operator.get()).by == "configuration"
-
-
-async def test_the_server_and_its_admin_listener_may_have_certificates_of_their_own(
-    make_identity: MakeIdentity,
-) -> None:
-    files = {"tls": make_identity("server"), "admin_tls": make_identity("admin")}
-    overrides = [
-        f"server.{name}.{part}={getattr(each, part)}" for name, each in files.items() for part in ("certificate", "key")
-    ]
-    async with serving(QUICK, *overrides) as server:
-        options = ("--tls-ca", str(files["tls"].certificate), "--admin-tls-ca", str(files["admin_tls"].certificate))
-        found = json.loads(await tune(server, *ONE_K, *options, "--json"))
-    assert found["valid"]
