@@ -18,6 +18,7 @@ from tests.support.server import (
     endless_config,
     endless_engine,
     eventually,
+    next_event,
     request,
     run_server,
 )
@@ -200,11 +201,11 @@ async def test_bytes_that_are_not_utf8_end_that_request_alone(server: RunningSer
     call = method()
     bad = pb.SessionRequest(complete=request("SPOIL", sequence=4)).SerializeToString().replace(b"SPOIL", b"SP\xffIL")
     await call.write(bad)
-    response = await call.read()
+    response = await next_event(call)
     assert response.sequence == 4
     assert response.end.error.message == "prefix: must be UTF-8, but byte 2 is 0xff"
     await call.write(pb.SessionRequest(complete=request(sequence=5)).SerializeToString())
-    response = await call.read()
+    response = await next_event(call)
     assert response.delta.text
     call.cancel()
 

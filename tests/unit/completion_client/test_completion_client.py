@@ -117,7 +117,7 @@ async def test_a_timeout_is_an_error_and_frees_the_engine(client: CompletionClie
 async def test_a_cancelled_call_frees_the_engine(client: CompletionClient, engine: ScriptedEngine) -> None:
     has_text = asyncio.Event()
     call = asyncio.create_task(client.complete(ENDLESS_REQUEST, on_text=lambda _text: has_text.set()))
-    await has_text.wait()
+    await eventually(has_text.is_set)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
