@@ -89,7 +89,7 @@ lock: $(VENV)/installed-dev ## Renew the locked requirement lists, those for a C
 lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; works on any machine.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh cuda
 
-deploy-tools: ## Install into .tools/ what tests need beside Python: kustomize, types of custom resources, gRPC in Node.
+deploy-tools: ## Install into .tools/ what tests need beside Python: kustomize, types of custom resources, gRPC in Node, Tabby's client.
 	@sh requirements/deploy-tools.sh
 
 models: $(VENV)/installed ## Train the embedded models anew, from corpus to model card (hours on two cores).
