@@ -21,8 +21,12 @@ serve: $(VENV)/installed ## Install missing parts and start a server on the embe
 	@$(BIN)/completion-server serve --config $(CONFIG)
 
 # The tests run in parallel, more than there are cores since most wait, except those that start a real engine or measure memory or wall-clock time.
-PYTEST := $(BIN)/python -m pytest
-PARALLEL := --numprocesses 3 --dist loadfile
+# Python keeps what it compiles, also where the environment forbids it: each of the many processes would compile all anew.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
+# Files in the order of tests/conftest.py, the longest first.
+PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Importing all files takes longer than many tests.
+SERIAL = $(shell grep -rl --include='test_*.py' 'mark\.serial' tests | sort)
 QUICK := not full and not large
 
 test: test-parallel test-serial ## Run the tests, with real engines; about ten minutes on two cores.
@@ -34,7 +38,7 @@ test-parallel: $(VENV)/installed-dev
 
 test-serial: $(VENV)/installed-dev
 	@echo "Tests one after another, with real engines:"
-	@$(PYTEST) -m "serial and $(QUICK)"
+	@$(PYTEST) -m "serial and $(QUICK)" $(SERIAL)
 
 # Both parts run, also after a failure in the first.
 N ?= 10
@@ -45,7 +49,7 @@ test-full: $(VENV)/installed-dev .venv-cuda-check/installed ## Run every test, a
 	@echo "Tests in parallel:"
 	@$(PYTEST) $(PARALLEL) --hypothesis-profile full -m "not serial"
 	@echo "Tests one after another, with real engines:"
-	@$(PYTEST) --hypothesis-profile full -m serial
+	@$(PYTEST) --hypothesis-profile full -m serial $(SERIAL)
 	@echo "All tests passed."
 
 check: $(VENV)/installed-dev ## Lint, types, import rules, the image's recipe, the contract, its compatibility and stubs.
@@ -90,7 +94,7 @@ lock: $(VENV)/installed-dev ## Renew the locked requirement lists, those for a C
 lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; works on any machine.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh cuda
 
-deploy-tools: ## Install into .tools/ what tests need beside Python: kustomize, types of custom resources, gRPC in Node.
+deploy-tools: ## Install into .tools/ what tests need beside Python: kustomize, types of custom resources, gRPC in Node, Tabby's client.
 	@sh requirements/deploy-tools.sh
 
 editor-tools: ## Install into .tools/ the real editors that tests drive; about a minute.

@@ -4,14 +4,12 @@ Knows the contract (package `completion`) and nothing of the server. A distribut
 that needs grpcio, protobuf and googleapis-common-protos alone, so that an editor can install and import it quickly. The
 messages of requests are those of `completion.v1.completion_pb2`.
 
-Modules: `client` (single requests), `session` and `session_stream` (one reconnecting stream for an editor's life),
-`regions` and `replicas` (several servers, near and far, as one), `channel_pool` and `endpoint` (connections),
-`completion` (results), `errors` (failures), `request_fields` (the fields that the library sets), `blocking` (calls
-without an event loop).
+Modules: `client` (the entry point), `session` (an editor's requests), `replicas` (requests and streams at one server or
+the best of several), `regions` and `endpoint` (the servers and the connections to them), `completion` (results),
+`errors` (failures), `request_fields` (the fields that the library sets), `blocking` (calls without an event loop).
 """
 
-from completion_client.channel_pool import ChannelKey, ChannelPool
-from completion_client.client import CompletionClient
+from completion_client.client import CompletionClient, ReplicaSet
 from completion_client.completion import Completion
 from completion_client.endpoint import Endpoint, EndpointError
 from completion_client.errors import (
@@ -31,19 +29,15 @@ from completion_client.errors import (
 from completion_client.regions.choice import RoutingSettings, parse_endpoints, rendezvous_order
 from completion_client.regions.regions import EndpointState, Regions
 from completion_client.regions.settings import RegionSettings
-from completion_client.replicas.replica_set import ReplicaSet
 from completion_client.replicas.stream import ReplicaStream
 from completion_client.replicas.view import Move
 from completion_client.request_fields import make_traceparent
 from completion_client.session import PendingCompletion, Session
 from completion_client.session_settings import SessionSettings
-from completion_client.session_stream import SessionStream
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "ChannelKey",
-    "ChannelPool",
     "Completion",
     "CompletionClient",
     "ConnectionLostError",
@@ -67,7 +61,6 @@ __all__ = [
     "ServiceError",
     "Session",
     "SessionSettings",
-    "SessionStream",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",

@@ -1,4 +1,4 @@
-"""Calls that block, for commands and scripts without an event loop."""
+"""Calls that block, for commands and scripts without an event loop, on a channel of `Endpoint.open_channel`."""
 
 import time
 from collections.abc import Callable
@@ -8,21 +8,11 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.completion import Completion, CompletionBuilder
-from completion_client.endpoint import Endpoint, Metadata
+from completion_client.endpoint import Metadata
 from completion_client.errors import ServiceError, error_of_call
 from completion_client.health import CHECK, WHOLE_SERVER, status_of
 
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-
-
-def open_channel(endpoint: Endpoint) -> grpc.Channel:
-    """Open a channel, a context manager; leaving it closes the channel and cancels the calls on it.
-
-    Raises:
-        EndpointError: a PEM file of the endpoint can't be read.
-
-    """
-    return endpoint.open_channel()
 
 
 def complete(

@@ -1,84 +1,122 @@
-"""The entry point of the library: one server, its connections, single requests and sessions."""
+"""The entry point of the library: one user's single requests and sessions, at one server or several."""
 
+import dataclasses
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
-
-import grpc
+from typing import Self
 
 from completion.v1 import completion_pb2 as pb
-from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_client.channel_pool import CONNECT_TIMEOUT_S, ChannelKey, ChannelPool, SharedChannel
 from completion_client.completion import Completion, CompletionBuilder
 from completion_client.endpoint import Endpoint, Metadata, caller_metadata
-from completion_client.errors import error_of_call
-from completion_client.request_fields import Numbering, make_session_id, trace_metadata
+from completion_client.regions.choice import EndpointOrder, RoutingSettings, UserChoice, rendezvous_order
+from completion_client.regions.regions import Regions
+from completion_client.replicas.attempts import Attempts
+from completion_client.replicas.stream import ReplicaStream
+from completion_client.replicas.view import OnMove, Replicas
+from completion_client.request_fields import Numbering
 from completion_client.session import Session
 from completion_client.session_settings import SessionSettings, StreamListener
-from completion_client.session_stream import SessionStream
 
-if TYPE_CHECKING:
-    from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
+CONNECT_TIMEOUT_S = 10.0
+"""To the only server."""
+CONNECT_TIMEOUT_OF_SEVERAL_S = 2.0
+"""To one of several: another can be asked."""
 
 
 class CompletionClient:
-    """Asks one server for completions. Use it in one event loop, as an asynchronous context manager.
+    """Asks one server, or one of several, for completions of one user. Use it in one event loop, as a context manager.
 
-    All requests and sessions share one connection. It is opened when it is first needed.
+    All requests and sessions share one connection to each server, which is opened when it is first needed. With several
+    servers they go to the first one in the user's order: of the nearest region the one that the user's hash chooses.
+    One that refuses, drains, can't be reached, sends nothing or is overloaded is passed over for a while, in favour of
+    the next.
     """
 
     def __init__(
         self,
-        endpoint: Endpoint | str,
+        endpoints: Regions | Endpoint | Iterable[Endpoint] | str,
         *,
         user: str | None = None,
         tenant: str | None = None,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        connection: int | None = None,
+        settings: RoutingSettings | None = None,
+        connect_timeout_s: float | None = None,
+        order: EndpointOrder = rendezvous_order,
     ) -> None:
-        """Ask the server at `endpoint`, an Endpoint or HOST:PORT without TLS, for `user` of `tenant`.
+        """Ask the server at `endpoints`, such as "a:1", or one of several, "a:1,b:2", for `user` of `tenant`.
 
-        The server keeps one live request per user, and tells users apart by tenant and name.
+        The server keeps one live request per user, and tells users apart by tenant and name. Without a user, the order
+        of several servers is that of this object's own session.
+
+        A process with many users makes one `Regions` and gives it to the client of each, and closes that when the user
+        leaves. A few dozen users share a connection to each endpoint; `connection` is the number of another one.
+        `connect_timeout_s` is 10 s for the only server, 2 s for one of several.
 
         Raises:
-            EndpointError: a name has characters that can't be sent.
+            EndpointError: there is no endpoint, one is there twice, or a name has characters that can't be sent.
 
         """
-        self._endpoint = Endpoint(endpoint) if isinstance(endpoint, str) else endpoint
         self._metadata = caller_metadata(user, tenant)
-        self._pool = ChannelPool(connect_timeout_s)
-        self._channels = SharedChannel(self._pool, ChannelKey(self._endpoint))
         self._numbering = Numbering()
+        self._owns_regions = not isinstance(endpoints, Regions)
+        self.regions = endpoints if isinstance(endpoints, Regions) else Regions(endpoints)
+        name = user or self._numbering.session_id
+        choice = UserChoice(self.regions.distances, self.regions.availability, name, tenant or "", settings, order)
+        if connect_timeout_s is None:
+            connect_timeout_s = CONNECT_TIMEOUT_S if len(choice.order) == 1 else CONNECT_TIMEOUT_OF_SEVERAL_S
+        self._replicas = Replicas(self.regions, choice, self.regions.lease(connection), connect_timeout_s)
+
+    @property
+    def order(self) -> Sequence[Endpoint]:
+        """The servers in the user's order of preference."""
+        return self._replicas.choice.order
 
     @property
     def endpoint(self) -> Endpoint:
-        """The server."""
-        return self._endpoint
+        """The server to which a request goes now."""
+        return self._replicas.best()
 
     async def __aenter__(self) -> Self:
-        """Return the client."""
+        """Begin to measure several servers, and to look for new certificates."""
+        self.regions.start_nowait()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the connection."""
+        """Close it."""
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connection; open requests fail."""
-        self._pool.close()
+        """Give the connections back; ignored if that was done. A call that is made later fails.
+
+        The connections are dropped if no other user has them: with its own Regions always, with a shared one if this
+        was the last user of their number. Open calls go on until they end, open sessions until their
+        stream is lost.
+        """
+        self._replicas.release()
+        if self._owns_regions:
+            await self.regions.aclose()
 
     async def connect(self) -> None:
-        """Connect now, so that the first request does not wait for it.
+        """Connect to the best server that can be reached, so that the first request does not wait for it.
 
         Raises:
-            ConnectionLostError: there is no connection within the timeout.
-            EndpointError: a PEM file of the endpoint can't be read.
+            ConnectionLostError: none can be reached in time. A server with a PEM file that can't be read is not.
 
         """
-        await self._channels.ready()
+        await self._replicas.ready()
+        await self._replicas.first_connected()
+
+    def reconnect_nowait(self) -> None:
+        """Use new connections for new calls, as after a change of network. Connections that users share stay."""
+        self._replicas.disconnect()
+
+    def reorder(self, order: EndpointOrder) -> None:
+        """Order the servers by another function from now on. Open requests stay where they are."""
+        self._replicas.choice.reorder(order)
 
     async def complete(
         self,
@@ -92,17 +130,55 @@ class CompletionClient:
         Fills in `session_id` and `sequence` if they are not set. A request that ends as superseded, shed or cancelled
         has not failed: see `Completion.finish_reason`. Cancelling this coroutine cancels the request.
 
+        A server that refuses, is lost or sends nothing before any text is passed over, and the next one is asked.
+        `timeout_s` is for all of it. `Completion.address` is the server that answered.
+
         Raises:
-            ServiceError: the call or the request failed, or the timeout passed.
-            EndpointError: a PEM file of the endpoint can't be read.
+            ServiceError: the call or the request failed at every server that was asked, or the timeout passed. A
+                server with a PEM file that can't be read counts as not reachable.
 
         """
-        channel, message = self._channels.channel(), self._numbering.numbered(request)
-        completion = await collect(
-            stream_events(channel, message, timeout_s=timeout_s, metadata=self._metadata), time.monotonic(), on_text
+        builder = CompletionBuilder(time.monotonic())
+        message = self._numbering.numbered(request)
+        attempts = self.attempts(message, timeout_s=timeout_s)
+        await self._replicas.ready(timeout_s)
+        async with aclosing(attempts.events()) as events:
+            async for event in events:
+                text = builder.add(event, time.monotonic())
+                if text and on_text is not None:
+                    on_text(text)
+        completion = dataclasses.replace(
+            builder.build(time.monotonic()),
+            address=attempts.endpoint.address if attempts.endpoint else None,
+            num_sent=attempts.num_sent,
+            sequence=message.sequence,
         )
         completion.raise_for_error()
         return completion
+
+    def attempts(
+        self, request: pb.CompleteRequest, *, timeout_s: float | None = None, metadata: Metadata | None = None
+    ) -> Attempts:
+        """Return the attempts at a request, for a caller that reads the events itself; see `Attempts.events`.
+
+        The request needs its session and its number. `metadata` replaces that of the user.
+        """
+        return Attempts(self._replicas, request, timeout_s, self._metadata if metadata is None else metadata)
+
+    def stream(
+        self,
+        *,
+        metadata: Metadata | None = None,
+        settings: SessionSettings | None = None,
+        listener: StreamListener | None = None,
+        on_move: OnMove | None = None,
+    ) -> ReplicaStream:
+        """Return the stream of a session, below `session`: for a caller that has many and closes them itself.
+
+        Call `connect` or `regions.ready` before its `start_nowait`. `metadata` replaces that of the user.
+        """
+        sent = self._metadata if metadata is None else metadata
+        return ReplicaStream(self._replicas, metadata=sent, settings=settings, listener=listener, on_move=on_move)
 
     @asynccontextmanager
     async def session(
@@ -111,54 +187,27 @@ class CompletionClient:
         *,
         settings: SessionSettings | None = None,
         listener: StreamListener | None = None,
+        on_move: OnMove | None = None,
     ) -> AsyncIterator[Session]:
         """Open a session for an editor's life; leaving the context ends it and fails its open requests.
 
-        `listener` gets the losses of the stream, for a display of the connection's state.
+        Each request goes to the best server of the moment. Requests that have no text when their server is lost or
+        refuses are sent to the next, if there is one. `listener` gets the losses of the stream, for a display of the
+        connection's state; `on_move` gets each change to another server.
 
         Raises:
-            ConnectionLostError: there is no connection within the timeout.
-            EndpointError: a PEM file of the endpoint can't be read.
+            ConnectionLostError: no server can be reached in time. A server with a PEM file that can't be read is not.
 
         """
-        await self._channels.ready()
-        stream = SessionStream(self._channels, metadata=self._metadata, settings=settings, listener=listener)
+        await self.connect()
+        stream = self.stream(settings=settings, listener=listener, on_move=on_move)
         stream.start_nowait()
-        session = Session(stream, session_id or make_session_id())
+        session = Session(stream, session_id)
         try:
             yield session
         finally:
             await session.aclose()
 
 
-async def stream_events(
-    channel: grpc.aio.Channel, request: pb.CompleteRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
-) -> AsyncGenerator[pb.CompleteResponse, None]:
-    """Send a request and yield the events of its answer. Cancelling the consumer cancels the call.
-
-    Raises:
-        ServiceError: the call failed, or the timeout passed.
-
-    """
-    stub: CompletionServiceAsyncStub = CompletionServiceStub(channel)
-    call = stub.Complete(request, timeout=timeout_s, metadata=(*metadata, *trace_metadata(request)))
-    try:
-        async for event in call:
-            yield event
-    except grpc.aio.AioRpcError as error:
-        raise error_of_call(error) from error
-    finally:
-        call.cancel()
-
-
-async def collect(
-    events: AsyncGenerator[pb.CompleteResponse, None], sent_s: float, on_text: Callable[[str], object] | None
-) -> Completion:
-    """Return the whole answer to a request that was sent at `sent_s`; `on_text` gets each piece of text."""
-    builder = CompletionBuilder(sent_s)
-    async with aclosing(events):
-        async for event in events:
-            text = builder.add(event, time.monotonic())
-            if text and on_text is not None:
-                on_text(text)
-    return builder.build(time.monotonic())
+ReplicaSet = CompletionClient
+"""The older name of a client with several servers. Goes with version 0.2."""

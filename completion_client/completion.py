@@ -24,6 +24,8 @@ class Completion:
     """The address of the server that answered a single call, if the caller named several."""
     num_sent: int = 1
     """To how many servers a single call was sent, one after another."""
+    sequence: int = 0
+    """The request's number in its session, for feedback; 0 for a call of `blocking`."""
 
     @property
     def finish_reason(self) -> str | None:

@@ -54,7 +54,7 @@ class Endpoint:
             raise EndpointError(field, "certificate and key must be given together")
 
     def open_channel(self, options: ChannelOptions = ()) -> grpc.Channel:
-        """Return a channel for blocking calls. It connects with the first call.
+        """Return a channel for blocking calls, a context manager. It connects with the first call.
 
         Raises:
             EndpointError: a PEM file can't be read.

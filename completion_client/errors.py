@@ -130,20 +130,7 @@ class FailedWriteError(ConnectionLostError):
     """A write failed because the stream or its connection has ended. The server's own status is not known."""
 
 
-_CLASSES: dict[grpc.StatusCode, type[ServiceError]] = {
-    kind.default_status: kind
-    for kind in (
-        InvalidArgumentError,
-        DeadlineExceededError,
-        UnauthenticatedError,
-        PermissionDeniedError,
-        ResourceExhaustedError,
-        FailedPreconditionError,
-        UnimplementedError,
-        UnavailableError,
-    )
-}
-
+_CLASSES = {kind.default_status: kind for kind in ServiceError.__subclasses__()}
 
 _FAILED_WRITE = "Internal error from Core"
 """Message of grpc.aio for a call whose connection broke during a write. The status of the server is lost then."""

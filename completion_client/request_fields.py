@@ -55,24 +55,24 @@ class Numbering:
 
     __slots__ = ("_last_sequence", "session_id")
 
-    def __init__(self) -> None:
-        """Begin a session of its own."""
-        self.session_id = make_session_id()
+    def __init__(self, session_id: str | None = None) -> None:
+        """Begin a session."""
+        self.session_id = session_id or f"client-{uuid.uuid4().hex[:12]}"
         """The session of requests that name none."""
         self._last_sequence = 0
 
-    def numbered(self, request: pb.CompleteRequest) -> pb.CompleteRequest:
-        """Return a copy of a request that has a session, a sequence number and the current trace, if there is one."""
+    def numbered(self, request: pb.CompleteRequest, *, names_own: bool = True) -> pb.CompleteRequest:
+        """Return a copy of a request that has a session, a sequence number and the current trace, if there is one.
+
+        `names_own` keeps the session and the number that the request names.
+        """
         message = pb.CompleteRequest()
         message.CopyFrom(request)
+        if not names_own:
+            message.session_id, message.sequence = "", 0
         message.session_id = message.session_id or self.session_id
         if not message.sequence:
             self._last_sequence += 1
             message.sequence = self._last_sequence
         add_current_trace(message)
         return message
-
-
-def make_session_id() -> str:
-    """Return the id of a new session."""
-    return f"client-{uuid.uuid4().hex[:12]}"

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -10,11 +11,10 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion_client.completion import Completion, CompletionBuilder
 from completion_client.errors import ConnectionLostError, DeadlineExceededError, ServiceError
-from completion_client.request_fields import add_current_trace, give_timeout
+from completion_client.request_fields import Numbering, give_timeout
 
 if TYPE_CHECKING:
     from completion_client.replicas.stream import ReplicaStream
-    from completion_client.session_stream import SessionStream
 
 
 class Session:
@@ -25,17 +25,16 @@ class Session:
     order, because it is idle or old, fails nothing: the session opens another with its next request.
     """
 
-    def __init__(self, stream: "SessionStream | ReplicaStream", session_id: str) -> None:
+    def __init__(self, stream: "ReplicaStream", session_id: str | None = None) -> None:
         """Send requests on a stream that was started. `CompletionClient.session` makes both."""
         self._stream = stream
-        self._session_id = session_id
-        self._last_sequence = 0
+        self._numbering = Numbering(session_id)
         self._pending: dict[int, PendingCompletion] = {}
 
     @property
     def session_id(self) -> str:
         """The session's name on the wire."""
-        return self._session_id
+        return self._numbering.session_id
 
     @property
     def is_connected(self) -> bool:
@@ -52,13 +51,9 @@ class Session:
             ConnectionLostError: the stream is lost and not open again.
 
         """
-        self._last_sequence += 1
-        message = pb.CompleteRequest()
-        message.CopyFrom(request)
-        message.session_id, message.sequence = self._session_id, self._last_sequence
+        message = self._numbering.numbered(request, names_own=False)
         if timeout_s is not None:
             give_timeout(message, timeout_s)
-        add_current_trace(message)
         pending = PendingCompletion(self._stream, message.sequence, self._pending.pop)
         self._stream.send_nowait(message, pending, timeout_s)
         self._pending[message.sequence] = pending
@@ -76,10 +71,10 @@ class Session:
         return await self.submit_nowait(request, timeout_s=timeout_s).result()
 
     def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
-        """Report the user's use of a completion of this session. The report is dropped if the stream is away."""
+        """Report the use of a completion of this session, by its `sequence`. Dropped while the stream is away."""
         message = pb.ReportFeedbackRequest()
         message.CopyFrom(feedback)
-        message.session_id = self._session_id
+        message.session_id = self.session_id
         self._stream.report_nowait(message)
 
     def reconnect_nowait(self) -> None:
@@ -108,9 +103,7 @@ class PendingCompletion:
     only.
     """
 
-    def __init__(
-        self, stream: "SessionStream | ReplicaStream", sequence: int, on_done: Callable[[int], object]
-    ) -> None:
+    def __init__(self, stream: "ReplicaStream", sequence: int, on_done: Callable[[int], object]) -> None:
         """Wait for the events of a request of `stream`; `on_done` is called with its sequence number at its end."""
         self._stream = stream
         self._sequence = sequence
@@ -198,6 +191,7 @@ class PendingCompletion:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._completion.set_result(self._builder.build(time.monotonic(), error))
+        completion = self._builder.build(time.monotonic(), error)
+        self._completion.set_result(replace(completion, sequence=self._sequence))
         self._changed.set()
         self._on_done(self._sequence)

@@ -1,4 +1,4 @@
-"""A `Session` stream that reconnects: the transport below `Session`, with callbacks and without waiting.
+"""One `Session` stream to one server until it is lost, with callbacks and without waiting.
 
 States of a stream:
 
@@ -7,11 +7,10 @@ States of a stream:
     CONNECTED  -- any other end, or drop_nowait -------->  LOST
     RESTING    -- a request is sent -------------------->  CONNECTED (requests without an answer are sent again)
     RESTING    -- no connection, or drop_nowait -------->  LOST
-    LOST       -- after the back-off ------------------->  CONNECTED
 
-A loss fails all open requests, since their text would be stale after a reconnect. A request that is sent while the
-stream is LOST fails at once. A GOAWAY needs no state of its own: gRPC opens the next stream on a new connection, and
-the end of the old stream is one of the ends above.
+LOST is final; replicas/legs.py opens another stream. A loss fails all open requests, since their text would be stale on
+another stream. A GOAWAY needs no state of its own: gRPC opens the next stream on a new connection, and the end of the
+old stream is one of the ends above.
 
 A write that fails hides the server's status from gRPC's caller: the server may have ended the stream in good order just
 then. The requests are sent again. A server that has not noticed yet that the old connection is lost answers the newest
@@ -20,6 +19,7 @@ of them as superseded, by itself: that is a loss, too.
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
@@ -29,7 +29,6 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_client.channel_pool import ChannelSource
 from completion_client.endpoint import Metadata
 from completion_client.errors import (
     SESSION_ENDED,
@@ -39,8 +38,10 @@ from completion_client.errors import (
     error_of_call,
     error_of_message,
 )
+from completion_client.health import connects_within
+from completion_client.regions.connections import Connection
 from completion_client.request_fields import give_timeout
-from completion_client.session_settings import Backoff, RequestListener, SessionSettings, StreamListener
+from completion_client.session_settings import RequestListener, SessionSettings
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -73,69 +74,60 @@ class _OpenRequest:
     """Whether it was sent again after a failed write."""
 
 
-class SessionStream:
-    """Sends the requests of one session and passes the answers to their listeners."""
+class SessionStream(ABC):
+    """Sends the requests of one session to one server and passes the answers to their listeners."""
 
     def __init__(
         self,
-        channels: ChannelSource,
-        *,
-        metadata: Metadata = (),
-        settings: SessionSettings | None = None,
-        listener: StreamListener | None = None,
+        connection: Connection,
+        metadata: Metadata,
+        settings: SessionSettings,
+        lost_at_s: float | None,
+        connect_timeout_s: float,
     ) -> None:
-        """Open the first stream with `start_nowait`."""
-        self._channels = channels
+        """Open the stream; `lost_at_s` is the loop's time at which the stream was lost that this one replaces.
+
+        A stream that the server ends in good order opens again if it connects within `connect_timeout_s`.
+        """
+        self.connection = connection
+        self.was_connected = connection.is_ready
+        """Whether there was a connection when the stream was opened."""
+        self.last_sequence = 0
         self._metadata = metadata
-        self._settings = settings or SessionSettings()
-        self._listener = listener
-        self._backoff = Backoff(self._settings)
-        self._state = _State.LOST
+        self._read_interval_s = settings.read_interval_s
+        self._lost_at_s = lost_at_s
+        """When the stream before was lost, until the server answers on this one."""
+        self._connect_timeout_s = connect_timeout_s
         self._requests: dict[int, _OpenRequest] = {}
-        self._last_sequence = 0
         self._has_logged_refusal = False
-        self._outgoing: deque[pb.SessionRequest] = deque()
-        self._writer: asyncio.Task[None] | None = None
-        self._runner: asyncio.Task[None] | None = None
-        self._call: Call | None = None
-        self._lost_at_s: float | None = None
-        """When the stream was lost, until the server answers on a new one."""
         self._is_closing = False
         self._needs_stream = asyncio.Event()
+        self._state = _State.RESTING
+        self._outgoing: deque[pb.SessionRequest] = deque()
+        self._writer: asyncio.Task[None] | None = None
+        self._call: Call | None = None
+        self._open(connection.channel)
+        self._runner: asyncio.Task[None] | None = asyncio.create_task(self._run())
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether a request can be sent now."""
-        return self._state is _State.RESTING or (self._state is _State.CONNECTED and self._lost_at_s is None)
+    @abstractmethod
+    def _on_lost(self, error: ServiceError, /) -> None:
+        """Take the loss of the stream. Each of its requests fails next."""
 
-    def start_nowait(self, lost_at_s: float | None = None) -> None:
-        """Open the first stream and begin to read. The channel should be connected.
+    @abstractmethod
+    def _on_accepted(self, away_s: float, /) -> None:
+        """Take the first sign of the server on a stream that replaces a lost one, and the time since the loss."""
 
-        `lost_at_s` is the loop's time at which an earlier stream was lost that this one replaces.
-        """
-        self._lost_at_s = lost_at_s
-        self._open(self._channels.channel())
-        self._runner = asyncio.create_task(self._run())
-
-    def send_nowait(
-        self, request: pb.CompleteRequest, listener: RequestListener, timeout_s: float | None = None
-    ) -> None:
+    def send_nowait(self, request: pb.CompleteRequest, listener: RequestListener) -> None:
         """Send a request whose sequence number is higher than those before it.
 
-        `timeout_s` is how long the caller waits. Only a stream that can send it to another server needs to know.
-
         Raises:
-            ValueError: the number is not above 0 and above those before it; the server would not answer it.
-            ConnectionLostError: the stream is lost and not open again.
+            ConnectionLostError: the stream is lost.
 
         """
-        if request.sequence <= self._last_sequence:
-            msg = f"sequence: must be above {self._last_sequence}, was {request.sequence}"
-            raise ValueError(msg)
         if self._state is _State.LOST:
             msg = "not connected"
             raise ConnectionLostError(msg)
-        self._last_sequence = request.sequence
+        self.last_sequence = request.sequence
         message = pb.SessionRequest(complete=request)
         self._requests[request.sequence] = _OpenRequest(message, listener, asyncio.get_running_loop().time())
         self._post(message)
@@ -144,10 +136,6 @@ class SessionStream:
     def num_open(self) -> int:
         """Requests that have neither ended nor failed."""
         return len(self._requests)
-
-    def is_open(self, sequence: int) -> bool:
-        """Tell whether a request has neither ended nor failed."""
-        return sequence in self._requests
 
     def cancel_nowait(self, sequence: int) -> None:
         """Cancel a request; its listener gets the end that the server sends. Ignored if it is not open."""
@@ -165,13 +153,15 @@ class SessionStream:
         if self._state is _State.CONNECTED:
             self._post(pb.SessionRequest(feedback=feedback))
 
-    def drop_nowait(self, error: ServiceError | None = None) -> None:
-        """Drop the connection and open another after the back-off, as after a change of network."""
-        call = self._call
-        self._lose(error or ConnectionLostError("the connection was dropped"))
-        self._channels.disconnect()
-        if call is not None:
-            call.cancel()
+    def drop_nowait(self, error: ServiceError) -> None:
+        """Lose the stream with an error, unless it is lost. `_on_lost` closes it; open requests get the error then."""
+        if self._state is _State.LOST:
+            return
+        self._state = _State.LOST
+        self._on_lost(error)
+        requests, self._requests = self._requests, {}
+        for each in requests.values():
+            each.listener.on_error(error)
 
     def close_nowait(self) -> list[asyncio.Task[None]]:
         """End the stream; return the tasks that end with it, for the caller to await.
@@ -202,17 +192,12 @@ class SessionStream:
         while True:
             error = await self._read_until_end()
             is_unknown = isinstance(error, FailedWriteError) and self._may_send_again()
-            if is_unknown or error.reason == SESSION_ENDED:
-                if await self._rest(_SEND_AGAIN_WITHIN_S if is_unknown else None):
-                    continue
+            if not (is_unknown or error.reason == SESSION_ENDED):
+                break
+            if not await self._rest(_SEND_AGAIN_WITHIN_S if is_unknown else self._connect_timeout_s):
                 error = ConnectionLostError("no connection for another stream")
-            self._lose(error)
-            self._channels.disconnect()
-            retry_after_s = (error.retry_after_ms or 0) / 1000
-            while self._state is _State.LOST:
-                await asyncio.sleep(retry_after_s + self._backoff.next_s())
-                retry_after_s = 0.0
-                await self._reconnect()
+                break
+        self.drop_nowait(error)
 
     def _may_send_again(self) -> bool:
         """Tell whether all open requests may be sent again after a failed write. Each may once."""
@@ -222,7 +207,7 @@ class SessionStream:
             each.is_sent_again = True
         return True
 
-    async def _rest(self, connects_within_s: float | None) -> bool:
+    async def _rest(self, connects_within_s: float) -> bool:
         """Wait for a request and open a stream for it; return whether that was possible."""
         self._state, self._call = _State.RESTING, None
         self._end_cancelled()
@@ -230,12 +215,11 @@ class SessionStream:
             self._needs_stream.clear()
             await self._needs_stream.wait()
         try:
-            async with asyncio.timeout(connects_within_s):
-                channel = await self._channels.ready()
-        except (ConnectionLostError, TimeoutError):
+            channel = self.connection.channel
+        except ConnectionLostError:
             return False
-        if self._state is not _State.RESTING:
-            return False  # dropped meanwhile
+        if not await connects_within(channel, connects_within_s):
+            return False
         self._end_cancelled()
         self._open(channel)
         for each in self._requests.values():
@@ -254,19 +238,9 @@ class SessionStream:
         request.sent_at_s = now_s
         self._post(request.message)
 
-    async def _reconnect(self) -> None:
-        try:
-            channel = await self._channels.ready()
-        except ConnectionLostError:
-            self._channels.disconnect()
-            return
-        if channel is self._channels.channel():  # else the source has changed to another server meanwhile
-            self._open(channel)
-
     def _open(self, channel: grpc.aio.Channel) -> None:
         stub: CompletionServiceAsyncStub = CompletionServiceStub(channel)
-        self._outgoing = deque()
-        self._writer = None
+        self._outgoing, self._writer = deque(), None
         self._call = stub.Session(metadata=self._metadata)
         self._state = _State.CONNECTED
 
@@ -277,12 +251,11 @@ class SessionStream:
             return ConnectionLostError("the connection was dropped")
         try:
             await call.initial_metadata()
-            self._note_reconnected(call)
+            self._note_accepted(call)
             while isinstance(response := await call.read(), pb.SessionResponse):
-                self._backoff.reset()
                 self._dispatch(response)
-                if self._settings.read_interval_s:
-                    await asyncio.sleep(self._settings.read_interval_s)
+                if self._read_interval_s:
+                    await asyncio.sleep(self._read_interval_s)
         except grpc.aio.AioRpcError as error:
             return error_of_call(error)
         except asyncio.CancelledError:
@@ -292,14 +265,12 @@ class SessionStream:
             return ConnectionLostError("the connection was dropped")
         return ConnectionLostError("the stream ended")
 
-    def _note_reconnected(self, call: "Call") -> None:
-        """Report a reconnect once the server has accepted the stream or sent its first answer."""
-        if self._lost_at_s is None or call.done():
-            return
-        away_s = asyncio.get_running_loop().time() - self._lost_at_s
-        self._lost_at_s = None
-        if self._listener is not None:
-            self._listener.on_reconnected(away_s)
+    def _note_accepted(self, call: "Call") -> None:
+        """Report a stream in place of a lost one once the server has accepted it or sent its first answer."""
+        if self._lost_at_s is not None and not call.done():
+            away_s = asyncio.get_running_loop().time() - self._lost_at_s
+            self._lost_at_s = None
+            self._on_accepted(away_s)
 
     def _dispatch(self, response: pb.SessionResponse) -> None:
         if response.HasField("refusal"):  # it ends no request: feedback that came too late, for example
@@ -314,27 +285,13 @@ class SessionStream:
         if response.HasField("end"):
             del self._requests[response.sequence]
             is_superseded = response.end.finish_reason == pb.FINISH_REASON_SUPERSEDED
-            if is_superseded and request.is_sent_again and response.sequence == self._last_sequence:
+            if is_superseded and request.is_sent_again and response.sequence == self.last_sequence:
                 request.listener.on_error(ConnectionLostError("the server still had the request of a lost connection"))
             else:
                 request.listener.on_end(response.end)
         elif response.HasField("delta"):
             request.has_text = True
             request.listener.on_text(response.delta.text)
-
-    def _lose(self, error: ServiceError) -> None:
-        """Fail the open requests, once for each stream."""
-        if self._state is _State.LOST:
-            return
-        self._state, self._call = _State.LOST, None
-        self._needs_stream.set()
-        if self._lost_at_s is None:  # else this stream was opened after a loss, but never accepted
-            self._lost_at_s = asyncio.get_running_loop().time()
-        if self._listener is not None:
-            self._listener.on_lost(error)
-        requests, self._requests = self._requests, {}
-        for each in requests.values():
-            each.listener.on_error(error)
 
 
 async def _write_all(call: "Call", outgoing: deque[pb.SessionRequest]) -> None:

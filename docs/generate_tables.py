@@ -7,7 +7,8 @@
     <!-- end of table -->
 
 A template `capacity-short.j2` shows the figures of `capacity.json`, too. It is Jinja2 with the names of the document's
-figures, and the filter `ci`, which adds a figure's 95% interval: `{{ "editors_short" | ci }}`.
+figures (all of them are in `figures`), the filter `n`, which rounds, and `ci`, which adds a figure's 95% interval:
+`{{ "editors_short" | ci }}`.
 """
 
 import json
@@ -47,7 +48,9 @@ def _table(name: str, benchmarks: Path) -> str:
     template = environment.get_template(f"{name}.j2")
     taken = datetime.fromisoformat(document["date"]).strftime("%d %B %Y").lstrip("0")
     source = f"`make bench-{document['benchmark']}`, {taken}, commit {document['commit'][:7]}, {document['processor']}."
-    return f"{template.render(document['figures']).strip()}\n\n{source}\n"
+    text = template.render(document["figures"], figures=document["figures"])
+    lines = [line.rstrip() for line in text.strip().splitlines()]
+    return "\n".join([*lines, "", source, ""])
 
 
 def shown(value: float | None, digits: int = 2) -> str:

@@ -67,9 +67,29 @@ def doomed_vllm_engine(vllm_engine: "VllmEngine") -> "VllmEngine":
     return vllm_engine
 
 
+LONGEST = frozenset(
+    f"tests/unit/{name}.py"
+    for name in (
+        "draft_model/test_pair",
+        "draft_model/test_trainer",
+        "draft_model/test_training_run",
+        "engine/on_vllm/test_vllm_environment",
+        "loadtest/simulation/test_simulation_world",
+        "speculation/test_speculation_trial",
+        "test_server_commands",
+    )
+)
+"""Files that one worker has for many seconds. The other folders with such files come before tests/unit anyway."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the test that stops the shared engine to the end."""
-    items.sort(key=lambda item: "doomed_vllm_engine" in getattr(item, "fixturenames", ()))
+    """Run the longest files first, so that no worker ends long after the others, and last what stops the engine."""
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        is_last = "doomed_vllm_engine" in getattr(item, "fixturenames", ())
+        return is_last, item.nodeid.partition("::")[0] not in LONGEST
+
+    items.sort(key=place)
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from enum import Enum
 
 from completion_client.endpoint import Endpoint
 
-_SHARE_BYTES = 8
 _SEPARATOR = "\x00"
+"""Names can't contain it."""
+_HASH_BYTES = 8
 
 
 class Health(Enum):
@@ -95,5 +96,10 @@ class Availability:
 
     def _share(self, endpoint: Endpoint, user: str, num_returns: int) -> float:
         """Return the user's place in the order of a return, 0 to 1. Each return draws a new place."""
-        key = _SEPARATOR.join((self.seed, endpoint.address, user, str(num_returns))).encode()
-        return float(int.from_bytes(hashlib.blake2b(key, digest_size=_SHARE_BYTES).digest(), "big") / 2**64)
+        return hash_of(self.seed, endpoint.address, user, str(num_returns)) / 2.0 ** (8 * _HASH_BYTES)
+
+
+def hash_of(*names: str) -> int:
+    """Return 64 bits that follow from names alone, the same in every process and on every machine."""
+    key = _SEPARATOR.join(names).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=_HASH_BYTES).digest(), "big")

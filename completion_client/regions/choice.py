@@ -13,20 +13,15 @@ The load is bounded by what the replicas say: one that is full, down or overload
 of the next in the user's order.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from completion_client.endpoint import Endpoint, EndpointError
-from completion_client.regions.availability import Availability
+from completion_client.regions.availability import Availability, hash_of
 from completion_client.regions.distances import Distances
 
 EndpointOrder = Callable[[Iterable[Endpoint], str, str], Sequence[Endpoint]]
 """Returns the replicas of a user and a tenant in the order of preference."""
-
-_WEIGHT_BYTES = 8
-_SEPARATOR = b"\x00"
-"""Names can't contain it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +54,7 @@ def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
 
 def rendezvous_order(endpoints: Iterable[Endpoint], user: str, tenant: str = "") -> tuple[Endpoint, ...]:
     """Return a user's order of preference. Endpoints are told apart by their addresses; their order does not matter."""
-    return tuple(sorted(endpoints, key=lambda each: (-_weight(each, user, tenant), each.address)))
-
-
-def _weight(endpoint: Endpoint, user: str, tenant: str) -> int:
-    key = _SEPARATOR.join(name.encode() for name in (endpoint.address, tenant, user))
-    return int.from_bytes(hashlib.blake2b(key, digest_size=_WEIGHT_BYTES).digest(), "big")
+    return tuple(sorted(endpoints, key=lambda each: (-hash_of(each.address, tenant, user), each.address)))
 
 
 @dataclass(slots=True)
@@ -93,8 +83,13 @@ class UserChoice:
         self._availability = availability
         self._settings = settings or RoutingSettings()
         self._key = f"{tenant}\x00{user}"
-        self._hashed = tuple(order(distances.endpoints, user, tenant))
-        self._standings = {endpoint: _Standing() for endpoint in self._hashed}
+        self._user, self._tenant = user, tenant
+        self._standings = {endpoint: _Standing() for endpoint in distances.endpoints}
+        self.reorder(order)
+
+    def reorder(self, order: EndpointOrder) -> None:
+        """Order the endpoints by another function from now on. Those that it leaves out are not used."""
+        self._hashed = tuple(order(self._distances.endpoints, self._user, self._tenant))
         self._version = -1
         self._order: tuple[Endpoint, ...] = ()
 

@@ -4,36 +4,31 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
-from completion_client.channel_pool import open_channel
-from completion_client.endpoint import Endpoint, EndpointError
+from completion_client.endpoint import ChannelOptions, Endpoint, EndpointError
 from completion_client.errors import ConnectionLostError
 from completion_client.health import CheckResult, check_health, is_done_within
 from completion_client.regions.silence import SilenceRecord
 
 _log = logging.getLogger(__name__)
 
-_FileState = tuple[int, int, int]
+_OPTIONS = (
+    # Without this gRPC shares one connection between all channels to the same address.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    # The session's back-off decides when to try again; gRPC's own must not delay that.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 
 
 class Connection:
     """A channel to an endpoint, which several users share."""
-
-    __slots__ = (
-        "_channel",
-        "_check",
-        "_checked_at_s",
-        "_num_waiting",
-        "endpoint",
-        "heard_at_s",
-        "is_silent",
-        "silence",
-    )
 
     def __init__(self, endpoint: Endpoint, channel: grpc.aio.Channel) -> None:
         """Hold a channel, connected or not."""
@@ -112,8 +107,9 @@ class Connection:
 class Connections:
     """Opens connections when they are first needed. One that is dropped here lives until its calls have ended."""
 
-    def __init__(self) -> None:
-        """Open none yet."""
+    def __init__(self, options: ChannelOptions = ()) -> None:
+        """Open none yet; `options` are gRPC's channel options besides those of this library."""
+        self._options = (*_OPTIONS, *options)
         self._connections: dict[tuple[Endpoint, int], Connection] = {}
         self._heard_at_s: dict[Endpoint, float] = {}
         """When an endpoint sent something last on a connection that was dropped since."""
@@ -128,8 +124,17 @@ class Connections:
         key = endpoint, number
         connection = self._connections.get(key)
         if connection is None:
-            connection = self._connections[key] = Connection(endpoint, open_channel(endpoint))
+            connection = self._connections[key] = self.open(endpoint)
         return connection
+
+    def open(self, endpoint: Endpoint) -> Connection:
+        """Return a connection of its own, which no user has.
+
+        Raises:
+            EndpointError: a PEM file of the endpoint can't be read.
+
+        """
+        return Connection(endpoint, endpoint.open_aio_channel(self._options))
 
     def holds(self, connection: Connection) -> bool:
         """Return whether new calls still use a connection."""
@@ -186,7 +191,7 @@ class CertificateWatch:
     def __init__(self, endpoints: Iterable[Endpoint], connections: Connections) -> None:
         """Take the present files for those of the open connections."""
         self._connections = connections
-        self._seen = {each: _states(each) for each in endpoints if any(_files(each))}
+        self._seen = {each: _states(each) for each in endpoints if _files(each)}
 
     @property
     def is_needed(self) -> bool:
@@ -198,14 +203,14 @@ class CertificateWatch:
         replaced = []
         for endpoint, seen in self._seen.items():
             now = _states(endpoint)
-            if now != seen and None not in now and await self._replace(endpoint, timeout_s):
+            if now is not None and now != seen and await self._replace(endpoint, timeout_s):
                 self._seen[endpoint] = now
                 replaced.append(endpoint)
         return replaced
 
     async def _replace(self, endpoint: Endpoint, timeout_s: float) -> bool:
         try:
-            connection = Connection(endpoint, open_channel(endpoint))
+            connection = self._connections.open(endpoint)
         except EndpointError as error:
             _log.warning("%s: new TLS files are not used yet: %s", endpoint.address, error)
             return False
@@ -219,20 +224,16 @@ class CertificateWatch:
         return True
 
 
-def _files(endpoint: Endpoint) -> Iterator[Path]:
-    return (each for each in (endpoint.ca, endpoint.certificate, endpoint.key) if each is not None)
+def _files(endpoint: Endpoint) -> list[Path]:
+    return [each for each in (endpoint.ca, endpoint.certificate, endpoint.key) if each is not None]
 
 
-def _states(endpoint: Endpoint) -> tuple[_FileState | None, ...]:
-    return tuple(map(_state, _files(endpoint)))
-
-
-def _state(path: Path) -> _FileState | None:
+def _states(endpoint: Endpoint) -> list[tuple[int, int, int]] | None:
+    """Return what changes when a TLS file of an endpoint does; None while one is away."""
     try:
-        found = path.stat()
+        return [(found.st_mtime_ns, found.st_size, found.st_ino) for found in map(Path.stat, _files(endpoint))]
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 @dataclass(slots=True)
@@ -264,34 +265,9 @@ class ConnectionNumbers:
         del self._num_users[number]
         return True
 
+    def num_users(self, number: int) -> int:
+        """Return the number of users of a connection number."""
+        return self._num_users.get(number, 0)
+
     def _has_room(self, number: int) -> bool:
-        return self._num_users.get(number, 0) < self.users_per_connection
-
-
-class ConnectionLease:
-    """One user's right to use the connections of a number, until it is released."""
-
-    __slots__ = ("_number", "_on_release")
-
-    def __init__(self, number: int, on_release: Callable[[int], object]) -> None:
-        """Call `on_release` with the number once."""
-        self._number: int | None = number
-        self._on_release = on_release
-
-    @property
-    def number(self) -> int:
-        """The connection number.
-
-        Raises:
-            ConnectionLostError: the lease was released.
-
-        """
-        if self._number is None:
-            raise ConnectionLostError("the client is closed")
-        return self._number
-
-    def release(self) -> None:
-        """Give the number back; ignored if that was done."""
-        if self._number is not None:
-            number, self._number = self._number, None
-            self._on_release(number)
+        return self.num_users(number) < self.users_per_connection

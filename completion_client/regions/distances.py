@@ -11,6 +11,7 @@ Tiers are made from settled round trips, which follow the measured ones with hys
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from completion_client.endpoint import Endpoint
 from completion_client.regions.settings import RegionSettings
@@ -110,7 +111,7 @@ class Distances:
 
     def _make_tiers(self) -> Tiers:
         settled = {each: distance.settled_s for each, distance in self._distances.items()}
-        known = sorted(((value, each) for each, value in settled.items() if value is not None), key=_first)
+        known = sorted(((value, each) for each, value in settled.items() if value is not None), key=itemgetter(0))
         tiers: list[list[Endpoint]] = []
         limit_s = -1.0
         for round_trip_s, endpoint in known:
@@ -130,7 +131,3 @@ class Distances:
 
 def _larger(margin_ms: float, share: float, round_trip_s: float) -> float:
     return max(margin_ms / _MS_PER_S, share * round_trip_s)
-
-
-def _first(pair: tuple[float, Endpoint]) -> float:
-    return pair[0]

@@ -10,18 +10,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from completion_client.endpoint import Endpoint, EndpointError
+from completion_client.endpoint import ChannelOptions, Endpoint, EndpointError
 from completion_client.errors import ConnectionLostError
 from completion_client.health import connects_within, is_done_within
 from completion_client.regions.availability import Availability, Health
 from completion_client.regions.choice import parse_endpoints
-from completion_client.regions.connections import (
-    CertificateWatch,
-    Connection,
-    ConnectionLease,
-    ConnectionNumbers,
-    Connections,
-)
+from completion_client.regions.connections import CertificateWatch, Connection, ConnectionNumbers, Connections
 from completion_client.regions.distances import Distances
 from completion_client.regions.settings import RegionSettings
 from completion_client.regions.silence import SilenceRecord
@@ -49,26 +43,30 @@ class EndpointState:
 class Regions:
     """The endpoints of one or many regions, for any number of users in one event loop.
 
-    One `Regions` measures, checks and connects for all of them; `ReplicaSet(regions, user=...)` is one user's view.
+    One `Regions` measures, checks and connects for all of them; each user has a `CompletionClient(regions, user=...)`.
     Use it as an asynchronous context manager.
     """
 
     def __init__(
         self,
-        endpoints: Iterable[Endpoint] | str,
+        endpoints: Endpoint | Iterable[Endpoint] | str,
         *,
         settings: RegionSettings | None = None,
         seed: str | None = None,
         now: Callable[[], float] = time.monotonic,
+        channel_options: ChannelOptions = (),
     ) -> None:
         """Use the servers at `endpoints`, such as "a:1,b:2,c:3". A `seed` makes the draws of times repeatable.
 
-        `now` is a monotonic clock in seconds, for the decisions; waits are those of the event loop.
+        `now` is a monotonic clock in seconds, for the decisions; waits are those of the event loop. `channel_options`
+        are gRPC's, besides those of this library.
 
         Raises:
             EndpointError: there is no endpoint, or one is there twice.
 
         """
+        if isinstance(endpoints, Endpoint):
+            endpoints = [endpoints]
         found = parse_endpoints(endpoints) if isinstance(endpoints, str) else tuple(endpoints)
         if not found or len({each.address for each in found}) < len(found):
             raise EndpointError("address", f"at least one endpoint is needed, each once, got {len(found)}")
@@ -78,7 +76,7 @@ class Regions:
         self.now = now
         self.distances = Distances(found, self.settings)
         self.availability = Availability(found, self.settings.return_spread_s, seed)
-        self._connections = Connections()
+        self._connections = Connections(channel_options)
         self._watcher = Watcher(
             self._connections,
             self.distances,
@@ -128,11 +126,11 @@ class Regions:
     async def ready(self, left_s: float | None = None) -> None:
         """Wait until the nearest endpoint is known, at most `race_s`, and a share of what a request has left."""
         self.start_nowait()
-        if len(self.endpoints) == 1 or self._watcher.is_race_over:
+        if len(self.endpoints) == 1 or self._watcher.race_over.is_set():
             return
         try:
             async with asyncio.timeout(None if left_s is None else self.settings.silence_share * left_s):
-                await self._watcher.race_over()
+                await self._watcher.race_over.wait()
         except TimeoutError:
             return  # each endpoint is as good as the others then
 
@@ -151,13 +149,17 @@ class Regions:
             self.availability.why(endpoint),
         )
 
-    def lease(self, number: int | None = None) -> ConnectionLease:
-        """Return another user's lease of a connection number: of `number`, or of the lowest one with room.
+    def lease(self, number: int | None = None) -> int:
+        """Add a user to a connection number, to the lowest with room if none is given; return the number.
 
-        A few dozen users share the connections of a number. Those of a number that no lease has any more are dropped:
-        release the lease when the user leaves.
+        A few dozen users share the connections of a number. Release it when the user leaves.
         """
-        return ConnectionLease(self._numbers.take(number), self._give_back)
+        return self._numbers.take(number)
+
+    def release(self, number: int) -> None:
+        """Remove a user from a number. The last one drops its connections, but not those of 0, for health checks."""
+        if self._numbers.give_back(number) and number:
+            self._connections.drop_number(number)
 
     def connection(self, endpoint: Endpoint, number: int) -> Connection:
         """Return a connection, connected or not.
@@ -167,6 +169,11 @@ class Regions:
 
         """
         return self._connections.get(endpoint, number)
+
+    def disconnect(self, number: int) -> None:
+        """Use new connections in place of those of a number, unless several users share it. Open calls go on."""
+        if self._numbers.num_users(number) == 1:
+            self._connections.drop_number(number)
 
     def is_current(self, connection: Connection) -> bool:
         """Return whether new calls use a connection: its server has not gone silent, nor its certificates changed."""
@@ -252,11 +259,6 @@ class Regions:
     def _suspect(self, endpoint: Endpoint, why: str) -> None:
         if len(self.endpoints) > 1:
             self._watcher.suspect(endpoint, why)
-
-    def _give_back(self, number: int) -> None:
-        """Drop the connections of a number without users, but not those of number 0: health checks use them."""
-        if self._numbers.give_back(number) and number:
-            self._connections.drop_number(number)
 
     def _warm(self, endpoint: Endpoint) -> None:
         """Connect what users share besides the checked connection, so that a move does not wait for a handshake."""

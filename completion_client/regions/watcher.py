@@ -54,28 +54,20 @@ class Watcher:
         self._on_good_check = on_good_check
         self._jitter = jitter
         self._watches = {each: _Watch() for each in distances.endpoints}
-        self._race_over = asyncio.Event()
-
-    @property
-    def is_race_over(self) -> bool:
-        """Whether the nearest endpoint is known, or no answer is to be waited for any more."""
-        return self._race_over.is_set()
-
-    async def race_over(self) -> None:
-        """Wait for the end of the race."""
-        await self._race_over.wait()
+        self.race_over = asyncio.Event()
+        """Set when the nearest endpoint is known, or no answer is to be waited for any more."""
 
     async def run(self) -> None:
         """Watch all endpoints until this is cancelled."""
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._settings.race_s, self._race_over.set)
+        timer = loop.call_later(self._settings.race_s, self.race_over.set)
         try:
             async with asyncio.TaskGroup() as group:
                 for endpoint in self._watches:
                     group.create_task(self._watch(endpoint, loop.time()))
         finally:
             timer.cancel()
-            self._race_over.set()
+            self.race_over.set()
 
     def measured(self, endpoint: Endpoint, round_trip_s: float) -> None:
         """Note the round trip of a request that was answered."""
@@ -102,7 +94,7 @@ class Watcher:
             except Exception:  # noqa: BLE001 -- an error of this program ends no watch, and is not the server's
                 watch.num_failures += 1
                 _log.exception("%s: the health check failed in the client", endpoint.address)
-            if not self._race_over.is_set():
+            if not self.race_over.is_set():
                 self._end_race(started_s)
             is_heard = await self._pause(endpoint, watch)
 
@@ -158,9 +150,9 @@ class Watcher:
         """End the race some time after the first good answer: others that are as near must have answered by then."""
         loop, watches = asyncio.get_running_loop(), self._watches.values()
         if all(each.num_checks for each in watches):
-            self._race_over.set()
+            self.race_over.set()
         elif sum(each.num_checks > each.num_failures for each in watches) == 1:
             settings = self._settings
             margin_s = settings.tier_margin_share * (loop.time() - started_s)
             grace_s = max(_RACE_TRIPS * settings.tier_margin_ms / _MS_PER_S, margin_s)
-            loop.call_later(grace_s, self._race_over.set)
+            loop.call_later(grace_s, self.race_over.set)

@@ -1,5 +1,5 @@
-"""Several replicas, of one region or of many, as one server: a user's requests go to one replica.
+"""One user's requests at the best of the servers of `completion_client.regions`, of which there may be only one.
 
-`replica_set` is the entry point, one user's view of `completion_client.regions`; `view` says which replica to try and
-what its answers mean; `attempts` sends one request, `stream` those of a session, on its `legs`, each a `leg`.
+`view` says which server to try and what its answers mean; `attempts` sends one request, `stream` those of a session, on
+its `legs`, each a `leg`.
 """

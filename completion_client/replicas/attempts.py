@@ -75,6 +75,7 @@ class Attempts:
             if is_begun:
                 return
         if self._refusal is None:
+            self._left_s()
             raise self._failure()
         self.endpoint, event = self._refusal
         yield event
@@ -139,13 +140,15 @@ class Attempts:
             return None
         left_s = self._ends_at_s - time.monotonic()
         if left_s <= 0:
-            reasons = "".join(f"; {endpoint.address}: {error.message}" for endpoint, error in self._failures.items())
+            reasons = self._reasons()
             if self._refusal is not None:
                 endpoint, event = self._refusal
-                reasons += f"; {endpoint.address}: {event.end.error.message or 'it drains'}"
-            msg = f"the deadline passed first{reasons}"
-            raise DeadlineExceededError(msg)
+                reasons.append(f"{endpoint.address}: {event.end.error.message or 'it drains'}")
+            raise DeadlineExceededError("; ".join(("the deadline passed first", *reasons)))
         return left_s
+
+    def _reasons(self) -> list[str]:
+        return [f"{endpoint.address}: {error.message}" for endpoint, error in self._failures.items()]
 
     def _failure(self) -> ServiceError:
         """Return the failures of all servers as one error."""
@@ -154,10 +157,9 @@ class Attempts:
         if said or len(failures) == 1:
             return (said or failures)[-1]
         is_lost = all(isinstance(each, ConnectionLostError) for each in failures)
-        reasons = "; ".join(f"{endpoint.address}: {error.message}" for endpoint, error in self._failures.items())
         waits_ms = [each.retry_after_ms for each in failures if each.retry_after_ms is not None]
         return (ConnectionLostError if is_lost else UnavailableError)(
-            f"no server answers: {reasons}", retry_after_ms=min(waits_ms, default=None)
+            f"no server answers: {'; '.join(self._reasons())}", retry_after_ms=min(waits_ms, default=None)
         )
 
 

@@ -56,7 +56,8 @@ class Legs:
     @property
     def is_connected(self) -> bool:
         """Whether a request can be sent now."""
-        return self._speaking() is not None or self._replicas.is_usable(self._replicas.best())
+        is_accepted = self._speaking() is not None and self._lost_at_s is None
+        return is_accepted or (self._replicas.has_choice and self._replicas.is_usable(self._replicas.best()))
 
     def for_next(self) -> Leg | None:
         """Return the leg for the next request, on the best server; None if no server can be used."""
@@ -74,13 +75,7 @@ class Legs:
         """
         before = self._leg
         leg = self._leg = Leg(
-            self,
-            self._replicas.regions,
-            self._replicas.connection(endpoint),
-            self._metadata,
-            self._settings,
-            self._lost_at_s,
-            self._replicas.connect_timeout_s,
+            self, self._replicas, self._replicas.connection(endpoint), self._metadata, self._settings, self._lost_at_s
         )
         if self._on_move is not None and endpoint != self._endpoint:
             self._on_move(Move(self._endpoint, endpoint, self._replicas.why_not(self._endpoint)))
@@ -100,8 +95,9 @@ class Legs:
             self._end(leg)
 
     def drop_nowait(self, error: ServiceError) -> None:
-        """Lose all legs with an error, and open another after the back-off."""
+        """Lose all legs with an error, and open another on a new connection after the back-off."""
         self._is_dropping = True
+        self._replicas.disconnect()
         try:
             for leg in self._all():
                 leg.drop_nowait(error)
@@ -141,11 +137,15 @@ class Legs:
         self._replicas.note_silence(leg.connection)
         return self._on_silent(leg)
 
+    def note_answer(self, leg: Leg) -> None:
+        """Note that a server answered a request: the next loss is the first."""
+        leg.note_answer()
+        self._backoff.reset()
+
     def leg_accepted(self, leg: Leg, away_s: float) -> None:
         """Take the first sign of a server on a leg that replaces a lost one."""
         if leg is self._leg:
             self._lost_at_s = None
-            self._backoff.reset()
             if self._listener is not None:
                 self._listener.on_reconnected(away_s)
 
@@ -157,6 +157,8 @@ class Legs:
         return None if self._leg is None or self._leg.is_silent else self._leg
 
     def _best(self) -> Leg | None:
+        if self._leg is None and not self._replicas.has_choice:
+            return None  # the back-off decides when to try the only server again
         best, leg = self._replicas.best(), self._speaking()
         is_current = leg is not None and self._replicas.regions.is_current(leg.connection)
         if leg is not None and leg.endpoint == best and is_current:
@@ -181,7 +183,7 @@ class Legs:
     async def _reopen(self, lost: Endpoint, error: ServiceError) -> None:
         """Open a leg for a session that has nothing to send; its next request opens one at once."""
         retry_after_s = (error.retry_after_ms or 0) / _MS_PER_S
-        if self._replicas.best() != lost:
+        if self._replicas.has_choice and self._replicas.best() != lost:
             retry_after_s = self._random.uniform(0, self._replicas.regions.settings.move_spread_s)
         while self._leg is None:
             await asyncio.sleep(retry_after_s + self._backoff.next_s())

@@ -67,7 +67,7 @@ class RoutedRequest:
 
 
 class ReplicaStream:
-    """Sends the requests of one session to the best server. It has the calls of a SessionStream.
+    """Sends the requests of one session to the best server.
 
     The loss of the stream fails only the requests that have text: the others are sent to the next server, if one can be
     used. The session leaves a server that has failed, drains or is silent, and returns to it after its health check has
@@ -89,6 +89,7 @@ class ReplicaStream:
         self._loop = asyncio.get_running_loop()
         self._requests: dict[int, RoutedRequest] = {}
         self._answered = AnsweredRequests()
+        self._last_sequence = 0
 
     @property
     def endpoint(self) -> Endpoint:
@@ -99,15 +100,6 @@ class ReplicaStream:
     def is_connected(self) -> bool:
         """Whether a request can be sent now."""
         return self._legs.is_connected
-
-    @property
-    def num_open(self) -> int:
-        """Requests that have neither ended nor failed."""
-        return len(self._requests)
-
-    def is_open(self, sequence: int) -> bool:
-        """Tell whether a request has neither ended nor failed."""
-        return sequence in self._requests
 
     def route(self, sequence: int) -> Route | None:
         """Return where an open request is, also while its listener gets its last event; None if it is not open."""
@@ -127,18 +119,23 @@ class ReplicaStream:
     def send_nowait(
         self, request: pb.CompleteRequest, listener: RequestListener, timeout_s: float | None = None
     ) -> None:
-        """Send a request whose sequence number is higher than those before it; see SessionStream.
+        """Send a request whose sequence number is higher than those before it.
 
-        `timeout_s` is how long the caller waits: a share of it is for each server.
+        `timeout_s` is how long the caller waits: a share of it is for each of several servers.
 
         Raises:
+            ValueError: the number is not above 0 and above those before it; a server would not answer it.
             ConnectionLostError: no server can be used.
 
         """
         leg = self._legs.for_next()
         if leg is None:
             raise ConnectionLostError(self._replicas.why_none())
+        if request.sequence <= self._last_sequence:
+            msg = f"sequence: must be above {self._last_sequence}, was {request.sequence}"
+            raise ValueError(msg)
         ends_at_s = None if timeout_s is None else self._loop.time() + timeout_s
+        self._last_sequence = request.sequence
         routed = RoutedRequest(self, request, listener, leg, ends_at_s)
         self._requests[request.sequence] = routed
         try:
@@ -161,7 +158,8 @@ class ReplicaStream:
 
     def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
         """Send feedback to the server that answered. It is dropped if no stream to that server is open."""
-        endpoint = self._answered.endpoint(feedback.sequence, self._loop.time())
+        answered_by = self._answered.endpoint(feedback.sequence, self._loop.time())
+        endpoint = answered_by if self._replicas.has_choice else self.endpoint
         if leg := self._legs.to(endpoint):
             leg.report_nowait(feedback)
 
@@ -180,14 +178,12 @@ class ReplicaStream:
     def request_ended(self, request: RoutedRequest, end: pb.End) -> None:
         """Take the end that a server sent."""
         leg = request.leg
-        leg.note_answer()
+        self._legs.note_answer(leg)
         may_retry = self._replicas.note_end(leg.connection, end, self._loop.time() - request.sent_at_s)
         if not (may_retry and not end.text and self._resend(request)):
             if request.has_text or end.text:
                 self._answered.add(request.message.sequence, leg.endpoint, self._loop.time())
-            request.has_ended = True
-            request.listener.on_end(end)
-            self._requests.pop(request.message.sequence, None)
+            self._finish(request, end)
         self._legs.tidy(leg)
 
     def request_failed(self, request: RoutedRequest, error: ServiceError) -> None:
@@ -196,8 +192,15 @@ class ReplicaStream:
             return  # a listener of the same leg sent a newer one elsewhere
         if request.leg.may_retry and self._resend(request):
             return
+        self._finish(request, error)
+
+    def _finish(self, request: RoutedRequest, last: pb.End | ServiceError) -> None:
+        """Give the listener its last event; the request has its route until then."""
         request.has_ended = True
-        request.listener.on_error(error)
+        if isinstance(last, ServiceError):
+            request.listener.on_error(last)
+        else:
+            request.listener.on_end(last)
         self._requests.pop(request.message.sequence, None)
 
     def _leg_silent(self, leg: Leg) -> float | None:
@@ -206,7 +209,7 @@ class ReplicaStream:
         The server may have stalled, so they wait until their deadlines: they can't be sent elsewhere.
         """
         for request in self._on(leg):
-            if self.is_open(request.message.sequence):  # else a newer one has superseded it
+            if request.message.sequence in self._requests:  # else a newer one has superseded it
                 self._resend(request)
         now_s = self._loop.time()
         ends_at_s = [now_s if each.ends_at_s is None else each.ends_at_s for each in self._on(leg)]
@@ -229,9 +232,7 @@ class ReplicaStream:
     def _supersede(self, request: RoutedRequest) -> None:
         """Cancel and end a request on a former server, which does not get the newer one."""
         request.leg.discard_nowait(request.message.sequence)
-        request.has_ended = True
-        request.listener.on_end(pb.End(finish_reason=pb.FINISH_REASON_SUPERSEDED))
-        self._requests.pop(request.message.sequence, None)
+        self._finish(request, pb.End(finish_reason=pb.FINISH_REASON_SUPERSEDED))
         self._legs.tidy(request.leg)
 
     def _resend(self, request: RoutedRequest) -> bool:

@@ -14,7 +14,7 @@ from completion_client.errors import (
     error_of_end,
 )
 from completion_client.regions.choice import UserChoice
-from completion_client.regions.connections import Connection, ConnectionLease
+from completion_client.regions.connections import Connection
 from completion_client.regions.regions import Regions
 from completion_client.regions.silence import SilenceError
 
@@ -42,14 +42,37 @@ class Move:
 class Replicas:
     """The endpoints of one user and the connections to them."""
 
-    def __init__(self, regions: Regions, choice: UserChoice, lease: ConnectionLease, connect_timeout_s: float) -> None:
-        """Use the connections of a lease, each of which is connected within `connect_timeout_s`."""
+    def __init__(self, regions: Regions, choice: UserChoice, number: int, connect_timeout_s: float) -> None:
+        """Use the connections of a leased number, each of which is connected within `connect_timeout_s`."""
         self.regions = regions
         self.choice = choice
-        self._lease = lease
+        self._leased: int | None = number
         self.connect_timeout_s = connect_timeout_s
         self._unreadable: dict[Endpoint, str] = {}
         """Which PEM file of an endpoint can't be read."""
+
+    @property
+    def _number(self) -> int:
+        if self._leased is None:
+            msg = "the client is closed"
+            raise ConnectionLostError(msg)
+        return self._leased
+
+    def release(self) -> None:
+        """Use the connections no longer; ignored if that was done."""
+        if self._leased is not None:
+            self.regions.release(self._leased)
+            self._leased = None
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether there is more than one endpoint."""
+        return len(self.choice.order) > 1
+
+    async def ready(self, left_s: float | None = None) -> None:
+        """Wait until the nearest endpoint is known, see `Regions.ready`, if there is a choice."""
+        if self.has_choice:
+            await self.regions.ready(left_s)
 
     def candidates(self) -> list[Endpoint]:
         """Return the endpoints in the order in which to try them now."""
@@ -68,25 +91,25 @@ class Replicas:
         """Return the user's connection to an endpoint, connected or not.
 
         Raises:
-            ConnectionLostError: a PEM file of the endpoint can't be read: it is passed over then. Or the lease was
-                released.
+            ConnectionLostError: a PEM file of the endpoint can't be read: it is passed over then. Or the client is
+                closed.
 
         """
         with self._readable(endpoint):
-            return self.regions.connection(endpoint, self._lease.number)
+            return self.regions.connection(endpoint, self._number)
 
     async def connected(self, endpoint: Endpoint, within_s: float | None = None) -> Connection:
         """Return the user's connection to an endpoint when it is connected, also within `within_s` if that is given.
 
         Raises:
             ConnectionLostError: the server refuses the connection or takes too long, a PEM file can't be read, or the
-                lease was released. The endpoint is passed over then.
+                client is closed. The endpoint is passed over then.
 
         """
         timeout_s = self.connect_timeout_s if within_s is None else min(within_s, self.connect_timeout_s)
         try:
             with self._readable(endpoint):
-                return await self.regions.connected(endpoint, self._lease.number, timeout_s)
+                return await self.regions.connected(endpoint, self._number, timeout_s)
         except ServiceError:
             self.choice.refused(endpoint, self.regions.now())
             raise
@@ -107,6 +130,10 @@ class Replicas:
             else:
                 return endpoint
         raise ConnectionLostError("; ".join(failures))
+
+    def disconnect(self) -> None:
+        """Use new connections for new calls, unless other users share the present ones."""
+        self.regions.disconnect(self._number)
 
     def note_error(self, connection: Connection, error: ServiceError) -> bool:
         """Note the failure of a call, a stream or a request; return whether another endpoint may do better."""
@@ -152,7 +179,7 @@ class Replicas:
         At least as long as its distance takes. None if it may for ever: there is no other server.
         """
         regions = self.regions
-        if len(regions.endpoints) == 1:
+        if not self.has_choice:
             return None
         limit_s, round_trip_s = regions.settings.silence_s(left_s), regions.distances.round_trip_s(connection.endpoint)
         if connection.is_ready:

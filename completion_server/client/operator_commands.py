@@ -49,7 +49,7 @@ def status(endpoints: Sequence[Endpoint], as_json: bool) -> None:
 
 def _show(endpoint: Endpoint, as_json: bool) -> bool:
     """Show one server; return whether it serves."""
-    with blocking.open_channel(endpoint) as channel:
+    with endpoint.open_channel() as channel:
         reached = blocking.connect(channel, TIMEOUT_S)
         asked_s = time.perf_counter()
         try:
@@ -98,7 +98,7 @@ def as_dict(status: admin_pb2.GetStatusResponse) -> dict[str, Any]:
 @contextmanager
 def calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
     """Open a channel. A call that fails on it ends the command."""
-    with blocking.open_channel(endpoint) as channel:
+    with endpoint.open_channel() as channel:
         reached = blocking.connect(channel, TIMEOUT_S)
         try:
             yield channel

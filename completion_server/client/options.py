@@ -35,7 +35,16 @@ def admin_options(
 ) -> Callable[[_Command], _Command]:
     """Add the options of an admin listener, or of several; see `_add_options`."""
     env = "COMPLETION_SERVER_ADMIN_ADDRESS"
-    return lambda command: _add_options(command, "--admin", DEFAULT_ADMIN_PORT, env, what, takes_several=takes_several)
+    instead = click.option("--server", hidden=True, expose_value=False, callback=_point_to_admin)
+    return lambda command: instead(
+        _add_options(command, "--admin", DEFAULT_ADMIN_PORT, env, what, takes_several=takes_several)
+    )
+
+
+def _point_to_admin(_context: click.Context, _option: click.Parameter, address: str | None) -> None:
+    if address is not None:
+        msg = f"--server is for editors' requests; name the admin listener: --admin HOST[:{DEFAULT_ADMIN_PORT}]"
+        raise click.UsageError(msg)
 
 
 def _add_options(command: _Command, flag: str, port: int, env: str, what: str, *, takes_several: bool) -> _Command:

@@ -190,7 +190,7 @@ def _invalid(error: ServiceError, address: str) -> str:
 
 def _last_cause(details: str) -> str:
     """Return the last cause in gRPC's long message about a failed connection."""
-    return details.rstrip(".; )").rsplit(": ", 1)[-1][:_MAX_CAUSE_CHARS]
+    return details.rstrip(".; )]").rsplit(": ", 1)[-1][:_MAX_CAUSE_CHARS]
 
 
 _TEMPLATES: dict[grpc.StatusCode, Callable[[ServiceError, str], str]] = {

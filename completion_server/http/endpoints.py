@@ -71,7 +71,7 @@ class Endpoints:
         """Return the endpoint of a path; `choose` returns the dialect of a body, `fallback` answers before that."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            dialect = fallback
+            dialect, is_accepted = fallback, False
             try:
                 headers = headers_of(scope)
                 began_at = self._service.now()
@@ -83,6 +83,7 @@ class Endpoints:
                     dialect = choose(body)
                     asked, reply = dialect.translate(body)
                     completion, recent = self._open(asked, identity, headers, began_at, len(data))
+                is_accepted = True
                 answer = Answer(recent.number, int(time.time()), self._model())
                 writer = AnswerWriter(send, reply, answer, sheds_as_status=self._sheds_as_status)
                 if completion is None:
@@ -92,7 +93,8 @@ class Endpoints:
             except ClientGoneError:
                 return
             except CompletionError as error:
-                self._service.emit(RequestRefused(error))
+                if not is_accepted:  # else its end is reported
+                    self._service.emit(RequestRefused(error))
                 await write_error(send, error, dialect.error(status_of(error), error))
 
         return answer

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from loadtest.bench.runner.benchmark import EXISTING_FOLDER, Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.closed_loop import BenchPrompt, summary_table
-from loadtest.bench.runner.figures import Block, all_rounded, summary
+from loadtest.bench.runner.figures import Block, summary
+from loadtest.bench.runner.loops import BenchPrompt, summary_table
 from loadtest.bench.runner.prompts import typed_texts
 from loadtest.bench.runner.schedule import Contest
 from loadtest.bench.runner.server import ONE_CACHE, SERVES_ALL, ServerProcess
@@ -59,7 +59,7 @@ def main(options: _Options, console: Console) -> Result:
     for group in groups:
         blocks |= asyncio.run(_measure(group, options, console))
     figures = {
-        name: {str(concurrency): all_rounded(summary(own)) for concurrency, own in by_concurrency.items()}
+        name: {concurrency: summary(own) for concurrency, own in by_concurrency.items()}
         for name, by_concurrency in blocks.items()
     }
     tables = [

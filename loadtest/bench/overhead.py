@@ -5,6 +5,8 @@ directly, and `vllm serve` over HTTP. They take turns, block by block, in one ru
 
 - The engine alone is timed in the process that calls `generate`. So everything between an editor and the engine counts
   as the server's overhead, gRPC and the client's own work included.
+- All engines have the same priority and K. As configured, the server's engine yields to other work of the machine, and
+  the server chooses K itself.
 - All contestants get the same prompt tokens, those of the server. `vllm serve` is measured with token ids, which saves
   it the tokenisation, and again with text, as an editor would send it.
 - The model's end token ends a completion for all. The server goes first in each round. If its text rules end a
@@ -22,6 +24,7 @@ server's overhead is then its share of the CPU, not waiting.
 """
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,8 +41,8 @@ from loadtest.bench.peers.bare_engine import BareEngine, peer_args
 from loadtest.bench.peers.vllm_serve import VllmServe
 from loadtest.bench.prompt.replay import ReplayOptions, measure_layouts
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.closed_loop import BenchPrompt, PromptContestant, summary_table
-from loadtest.bench.runner.figures import Block, all_rounded, median_of_pairs, shown, summary, text_table
+from loadtest.bench.runner.figures import Block, median_of_pairs, shown, summary, text_table
+from loadtest.bench.runner.loops import BenchPrompt, PromptContestant, summary_table
 from loadtest.bench.runner.prompts import typed_texts
 from loadtest.bench.runner.schedule import Contest
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, effective_config, prompt_maker
@@ -47,6 +50,7 @@ from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, effective_co
 _BLOCK_SIZES = {1: 8, 16: 64}
 """Prompts in a block, by concurrency."""
 _WARM_UP = 64
+_OVERRIDES = (*SERVES_ALL, "engine.nice=0", "speculation.mode=fixed")
 _SERVER = "server"
 _VLLM_TEXT = f"{VllmServe.name}, text"
 _PEERS = {VllmServe.name: "vllm_serve", _VLLM_TEXT: "vllm_serve_text"}
@@ -97,8 +101,7 @@ def main(options: _Options, console: Console) -> Result:
     ]
     figures = _worst(by_concurrency) | {
         "by_concurrency": {
-            str(n): by_concurrency[n]
-            | {"contestants": {name: all_rounded(summary(each)) for name, each in own.items()}}
+            str(n): by_concurrency[n] | {"contestants": {name: summary(each) for name, each in own.items()}}
             for n, own in found.items()
         },
         "prefilled_tokens_per_key_ratio": replayed["prefilled_tokens_per_key_ratio"],
@@ -108,7 +111,7 @@ def main(options: _Options, console: Console) -> Result:
 
 async def _measure(effective: dict[str, Any], options: _Options, console: Console) -> dict[int, Blocks]:
     async with Contest(console) as contest:
-        overrides, peer_config = (*SERVES_ALL, *options.overrides), {"engine_args": peer_args(effective["engine_args"])}
+        overrides, peer_config = (*_OVERRIDES, *options.overrides), {"engine_args": peer_args(effective["engine_args"])}
         server = await contest.start("the server", ServerProcess, options.config, overrides, _SERVER)
         engine = await contest.start("the engine alone", BareEngine, effective | peer_config)
         contestants = [PromptContestant(each.name, each.process, each.run) for each in (server, engine)]
@@ -178,7 +181,7 @@ async def _round(
     return answers
 
 
-def _figures(blocks: Blocks) -> dict[str, float | None]:
+def _figures(blocks: Blocks) -> dict[str, float]:
     found = {
         "ttft_added_ms_p50": _paired_ttft(blocks, BareEngine.name, ratio=False),
         "tokens_per_s_ratio_to_engine": _paired_rate(blocks, BareEngine.name),
@@ -187,7 +190,7 @@ def _figures(blocks: Blocks) -> dict[str, float | None]:
         if peer in blocks:
             found[f"ttft_ratio_to_{key}"] = _paired_ttft(blocks, peer, ratio=True)
             found[f"tokens_per_s_ratio_to_{key}"] = _paired_rate(blocks, peer)
-    return all_rounded(found)
+    return found
 
 
 def _paired_ttft(blocks: Blocks, other: str, *, ratio: bool) -> float:
@@ -200,16 +203,16 @@ def _paired_rate(blocks: Blocks, other: str) -> float:
     return median_of_pairs(ours, theirs, ratio=True)
 
 
-def _worst(by_concurrency: Mapping[int, Mapping[str, float | None]]) -> dict[str, Any]:
+def _worst(by_concurrency: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in next(iter(by_concurrency.values())):
-        values = [value for at in by_concurrency.values() if (value := at[name]) is not None]
+        values = [value for at in by_concurrency.values() if not math.isnan(value := at[name])]
         pick = min if name.startswith("tokens_per_s") else max
         found[name] = pick(values, default=None)
     return found
 
 
-def _table(by_concurrency: Mapping[int, Mapping[str, float | None]]) -> Table:
+def _table(by_concurrency: Mapping[int, Mapping[str, float]]) -> Table:
     columns = list(by_concurrency.values())
     rows = tuple(
         (name, *(shown(each[name]) for each in columns), _AIMS.get(name, "below 1" if "ttft" in name else "above 1"))

@@ -11,7 +11,6 @@ The real front end, with the scheduler and metrics on, in front of the scripted 
 - The bare server then gets the same traffic, and answers with the same number of messages per request.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ import psutil
 from rich.console import Console
 
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.figures import all_rounded, shown, text_table
+from loadtest.bench.runner.figures import shown, text_table
 from loadtest.bench.runner.front_end import LARGE_MODEL, ProcessWatch, bare_server, drive, editors
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.report.figures import figures, reasons_invalid
@@ -88,12 +87,12 @@ def _measure(calm: Scenario, options: _Options, console: Console) -> dict[str, A
             _, bare = drive(quick, f"bare=grpc://{address}?{shared}", pid, console, options.workers)
     for reason in reasons_invalid(stats):
         console.print(f"{scenario.sessions:,} sessions: not valid: {reason}", style="red")
-    return all_rounded(_figures(stats, scenario, watch, bare, idle_rss_bytes))
+    return _figures(stats, scenario, watch, bare, idle_rss_bytes)
 
 
 def _figures(
     stats: RunStats, scenario: Scenario, server: ProcessWatch, bare: ProcessWatch, idle_rss_bytes: int
-) -> Mapping[str, float]:
+) -> dict[str, Any]:
     found, counters = figures(stats, scenario.criteria), stats.total.counters
     return {
         "sessions": scenario.sessions,

@@ -122,12 +122,17 @@ def run(
                 machine=machine,
             )
     end = deliver(make_document(loaded, specs, conditions, found), out, html, as_json=as_json)
+    sys.exit(_exit_status(end, found, machine))
+
+
+def _exit_status(end: Exit, found: RunResult, machine: Machine) -> Exit:
+    """Return the exit status of a run whose report has a status of its own."""
     if found.failure:
         click.echo(f"The run ended early: {found.failure}", err=True)
-        end = Exit.INVALID
-    if machine.count > 1 and end is Exit.INVALID and not found.failure:
-        end = Exit.WELL  # the other machines' workers are missing, as they must be: the sum is judged
-    sys.exit(end)
+        return Exit.INVALID
+    if machine.count > 1 and end is Exit.INVALID:
+        return Exit.WELL  # the other machines' workers are missing, as they must be: the sum is judged
+    return end
 
 
 def make_document(

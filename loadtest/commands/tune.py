@@ -4,10 +4,10 @@ import asyncio
 import functools
 import json
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -121,7 +121,7 @@ def tune_k(
         end_on_sigterm()
         with Bar(Console(stderr=True)) as bar:
             tuned = asyncio.run(_tune(address, tls, admin, admin_tls, scenario, settings, bar))
-    about: dict[str, Any] = {
+    about = {
         "version": version("completion-server"),
         "started_at": started_at,
         "scenario": scenario.name,
@@ -129,17 +129,24 @@ def tune_k(
         "rounds": rounds,
         "seconds": seconds,
     }
+    _deliver(tuned, about, server, out, html, is_json=is_json)
+    sys.exit(Exit.WELL if tuned.is_valid else Exit.INVALID)
+
+
+def _deliver(
+    tuned: Tuned, about: Mapping[str, object], server: str, out: Path | None, html: Path | None, *, is_json: bool
+) -> None:
+    """Write the files of a result, and print it as a document or as tables."""
     document = json.dumps(as_json(tuned, about), allow_nan=False)
     if out is not None:
         out.write_text(document + "\n", encoding="utf-8")
     if html is not None:
-        facts = {"server": server, "model": tuned.server["model"], "draft": tuned.server["draft_model"]} | about
+        facts = {"server": server, "model": tuned.server["model"], "draft": tuned.server["draft_model"], **about}
         html.write_text(render_tuning(tuned, {name: str(fact) for name, fact in facts.items()}), encoding="utf-8")
     if is_json:
         click.echo(document)
     else:
         print_tuning(tuned, Console())
-    sys.exit(Exit.WELL if tuned.is_valid else Exit.INVALID)
 
 
 def print_tuning(tuned: Tuned, console: Console) -> None:

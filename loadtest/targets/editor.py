@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import ConnectionLostError, ReplicaStream, ServiceError, SessionSettings, SessionStream
+from completion_client import ConnectionLostError, ReplicaStream, ServiceError, SessionSettings
 from completion_client.endpoint import Metadata, caller_metadata
 from completion_client.request_fields import give_timeout
 from loadtest.targets import ClientSettings
@@ -253,9 +253,7 @@ class RecordListener:
 class StreamEditor(ABC):
     """One session. The server ends the older request when a newer one comes."""
 
-    def __init__(
-        self, stream: SessionStream | ReplicaStream, factory: RequestFactory, settings: ClientSettings
-    ) -> None:
+    def __init__(self, stream: ReplicaStream, factory: RequestFactory, settings: ClientSettings) -> None:
         self.stream = stream
         self._factory = factory
         self._settings = settings

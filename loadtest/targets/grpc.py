@@ -3,21 +3,17 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import aclosing, asynccontextmanager
 from typing import Self
 
-import grpc
-
 from completion_client import (
-    ChannelKey,
-    ChannelPool,
+    CompletionClient,
     ConnectionLostError,
     DeadlineExceededError,
+    Endpoint,
+    Regions,
     ServiceError,
-    SessionStream,
 )
-from completion_client.client import stream_events
 from completion_client.tls_faults import explain_tls
 from loadtest.targets import NEAREST, ClientSettings, Editor, TargetError, TargetSpec
 from loadtest.targets.editor import (
@@ -34,6 +30,7 @@ from loadtest.targets.record import Outcome, Record
 from loadtest.traffic.typed import Trace, TypedSession
 
 CONNECT_S = 10.0
+_CONNECTS_AT_ONCE = 500
 # A gRPC server's core turns streams away at random when more than 1,000 wait to be accepted.
 _STREAMS_PER_S = 1000.0
 _STREAMS_AT_ONCE = 50
@@ -41,56 +38,43 @@ _SETTLE_S = 0.1
 _OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
-@dataclass(slots=True)
-class SessionChannel:
-    """The channel of one session, as a ChannelSource."""
+class FixedHost:
+    """A session's client of one of a target's hosts, which a drop of the connection may change."""
 
-    hosts: "RegionHosts"
-    session: int
-    region: int
-    host_shift: int = 0
-    """How many hosts after its region's own the session goes to."""
+    def __init__(self, regions: Regions, hosts: Sequence[Endpoint], connection: int) -> None:
+        """Use the connections of a number."""
+        self.client = CompletionClient(regions, connection=connection, connect_timeout_s=CONNECT_S)
+        self._hosts = hosts
 
-    def channel(self) -> grpc.aio.Channel:
-        """Return the channel, connected or not."""
-        return self.hosts.pool.channel(self._key())
-
-    async def ready(self) -> grpc.aio.Channel:
-        """Return the channel when it is connected. Raises ConnectionLostError if its host takes too long."""
-        return await self.hosts.pool.ready(self._key())
-
-    def disconnect(self) -> None:
-        """Close the session's own channel; a shared one stays open."""
-        if not self.hosts.num_shared:
-            self.hosts.pool.disconnect(self._key())
-
-    def move(self, host_shift: int | None) -> None:
-        """Go to another host from now on; None stays at the present one."""
-        if host_shift is not None:
-            self.host_shift = host_shift
-
-    def _key(self) -> ChannelKey:
-        return self.hosts.key(self.session, self.region + self.host_shift)
+    def choose(self, number: int) -> None:
+        """Use a host, modulo the number of hosts, from now on."""
+        host = self._hosts[number % len(self._hosts)]
+        self.client.reorder(lambda *_: (host,))
 
 
 class CompleteEditor(CallEditor):
     """One editor; leaving a call cancels the request."""
 
-    def __init__(self, channel: SessionChannel, factory: RequestFactory, settings: ClientSettings) -> None:
+    def __init__(self, host: FixedHost, region: int, factory: RequestFactory, settings: ClientSettings) -> None:
         super().__init__(settings)
-        self._channel = channel
+        self._host = host
+        self._region = region
         self._factory = factory
 
     async def ask(self, record: Record, max_tokens: int) -> None:
         """See CallEditor."""
-        message = self._factory.message(record, max_tokens)
-        timeout_s, metadata = self.settings.deadline_s or None, self._factory.metadata
+        attempts = self._host.client.attempts(
+            self._factory.message(record, max_tokens),
+            timeout_s=self.settings.deadline_s or None,
+            metadata=self._factory.metadata,
+        )
         try:
-            async for event in stream_events(self._channel.channel(), message, timeout_s=timeout_s, metadata=metadata):
-                if event.HasField("delta"):
-                    record.text_came(event.delta.text)
-                else:
-                    take_end(record, event.end)
+            async with aclosing(attempts.events()) as events:
+                async for event in events:
+                    if event.HasField("delta"):
+                        record.text_came(event.delta.text)
+                    else:
+                        take_end(record, event.end)
         except DeadlineExceededError:
             record.end(Outcome.DEADLINE)
         except ServiceError as error:
@@ -99,25 +83,28 @@ class CompleteEditor(CallEditor):
 
     def disconnect(self, host_shift: int | None) -> None:
         """See CallEditor."""
-        self._channel.disconnect()
-        self._channel.move(host_shift)
+        self._host.client.reconnect_nowait()
+        if host_shift is not None:
+            self._host.choose(self._region + host_shift)
 
 
 class SessionEditor(StreamEditor):
-    """A session whose region is given; the server of the region is the host of its channel."""
+    """A session whose region is given; the server of the region is its host."""
 
     def __init__(
         self,
-        channel: SessionChannel,
+        host: FixedHost,
+        region: int,
         factory: RequestFactory,
         settings: ClientSettings,
         log: StreamLog,
         seed: str,
     ) -> None:
-        """Open the stream on a channel that is connected; its losses are added to `log`."""
-        self._channel = channel
-        stream = SessionStream(
-            channel, metadata=factory.metadata, settings=session_settings(factory, settings, seed), listener=log
+        """Open the stream to a host that is connected; its losses are added to `log`."""
+        self._host = host
+        self._region = region
+        stream = host.client.stream(
+            metadata=factory.metadata, settings=session_settings(factory, settings, seed), listener=log
         )
         super().__init__(stream, factory, settings)
         stream.start_nowait()
@@ -125,48 +112,52 @@ class SessionEditor(StreamEditor):
     def drop_nowait(self, host_shift: int | None = None) -> None:
         """See Editor."""
         self.stream.drop_nowait()
-        self._channel.move(host_shift)
+        if host_shift is not None:
+            self._host.choose(self._region + host_shift)
 
 
 class RegionHosts:
     """A host for each region; each session asks that of its region.
 
-    Each session has a channel of its own, or all share a few. They are kept from run to run, until the pool is closed.
+    Each session has a connection of its own, or all share a few. They are kept from run to run, until this is closed.
     """
 
     def __init__(self, spec: TargetSpec, settings: ClientSettings, log: StreamLog) -> None:
         """Connect nothing yet; lost streams are added to `log`."""
-        self.pool = ChannelPool(CONNECT_S, _OPTIONS)
-        self.num_shared = 0
+        self._regions = Regions(dict.fromkeys(spec.endpoints), channel_options=_OPTIONS)
+        self._num_shared = 0
         self._spec = spec
         self._settings = settings
         self._log = log
-        self._endpoints = spec.endpoints
-        self._ranks: dict[int, int] = {}
-        """The order in which sessions were seen. A worker has some of all sessions, so their numbers have gaps."""
+        self._hosts: dict[int, FixedHost] = {}
 
     async def connect(self, trace: Trace) -> None:
-        """Connect the channels that the sessions need. Raises TargetError if a host takes too long."""
-        self.num_shared = max(self.num_shared, self._spec.num_connections(len(trace.sessions)))
-        try:
-            await self.pool.connect({self.key(each.number, each.region) for each in trace.sessions})
-        except ConnectionLostError as error:
-            reasons = [await asyncio.to_thread(explain_tls, each) for each in self._endpoints]
-            raise TargetError(f"{self._spec.name}: {next(filter(None, reasons), error.message)}") from None
+        """Connect what the sessions need. Raises TargetError if a host takes too long."""
+        num_shared = max(self._num_shared, self._spec.num_connections(len(trace.sessions)))
+        if num_shared != self._num_shared:
+            self._hosts.clear()
+        self._num_shared = num_shared
+        remaining = iter([self._chosen(each) for each in trace.sessions])
 
-    def key(self, session: int, region: int) -> ChannelKey:
-        """Return the key of the channel of a session in a region."""
-        endpoint = self._endpoints[region % len(self._endpoints)]
-        if not self.num_shared:
-            return ChannelKey(endpoint, session)
-        return ChannelKey(endpoint, self._ranks.setdefault(session, len(self._ranks)) % self.num_shared)
+        async def connect_in_turn() -> None:
+            for host in remaining:
+                await host.client.connect()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(_CONNECTS_AT_ONCE):
+                    group.create_task(connect_in_turn())
+        except* ConnectionLostError as failures:
+            reasons = [await asyncio.to_thread(explain_tls, each) for each in self._regions.endpoints]
+            message = next(filter(None, reasons), str(failures.exceptions[0]))
+            raise TargetError(f"{self._spec.name}: {message}") from None
 
     def editor(self, session: TypedSession, factory: RequestFactory, seed: str) -> SessionEditor | CompleteEditor:
         """Return the editor of a session."""
-        channel = SessionChannel(self, session.number, session.region)
+        host = self._chosen(session)
         if self._spec.kind == "grpc+complete":
-            return CompleteEditor(channel, factory, self._settings)
-        return SessionEditor(channel, factory, self._settings, self._log, seed)
+            return CompleteEditor(host, session.region, factory, self._settings)
+        return SessionEditor(host, session.region, factory, self._settings, self._log, seed)
 
     def present(self) -> Mapping[int, int]:
         """Return nothing: these editors don't choose their host."""
@@ -174,7 +165,17 @@ class RegionHosts:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        self.pool.close()
+        await self._regions.aclose()
+
+    def _chosen(self, session: TypedSession) -> FixedHost:
+        """Return a session's host, that of its region."""
+        host = self._hosts.get(session.number)
+        if host is None:
+            # A worker has some of all sessions, so their numbers have gaps.
+            connection = len(self._hosts) % self._num_shared if self._num_shared else session.number
+            host = self._hosts[session.number] = FixedHost(self._regions, self._spec.endpoints, connection)
+        host.choose(session.region)
+        return host
 
 
 class GrpcTarget:

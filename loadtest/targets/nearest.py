@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 
 from completion_client import (
+    CompletionClient,
     Endpoint,
     EndpointError,
     Regions,
     RegionSettings,
-    ReplicaSet,
     ReplicaStream,
 )
 from completion_client.regions.availability import Health
@@ -55,13 +55,13 @@ class NearestHosts:
     def editor(self, _session: TypedSession, factory: RequestFactory, seed: str) -> "NearestEditor":
         """Return the editor of a session, wherever it is."""
         assert self._regions is not None, "connect comes first"
-        view = ReplicaSet(self._regions, user=factory.user)
-        stream = view.stream(
+        client = CompletionClient(self._regions, user=factory.user)
+        stream = client.stream(
             metadata=factory.metadata, settings=session_settings(factory, self._settings, seed), listener=self._log
         )
         stream.start_nowait()
         self._streams.append(stream)
-        return NearestEditor(view, stream, factory, self._settings, self._numbers)
+        return NearestEditor(client, stream, factory, self._settings, self._numbers)
 
     def present(self) -> Mapping[int, int]:
         """Return the number of editors at each server; one without a connection counts at its last server."""
@@ -78,15 +78,15 @@ class NearestEditor(StreamEditor):
 
     def __init__(
         self,
-        view: ReplicaSet,
+        client: CompletionClient,
         stream: ReplicaStream,
         factory: RequestFactory,
         settings: ClientSettings,
         numbers: Mapping[Endpoint, int],
     ) -> None:
-        """Send requests on a stream of `view` that has begun; `numbers` are those of the hosts."""
+        """Send requests on a stream of `client` that has begun; `numbers` are those of the hosts."""
         super().__init__(stream, factory, settings)
-        self._view = view
+        self._client = client
         self._routes = stream
         self._numbers = numbers
 
@@ -108,7 +108,7 @@ class NearestEditor(StreamEditor):
 
     def close_nowait(self) -> list[asyncio.Task[None]]:
         """See StreamEditor. The connections are for the editors of the next run then."""
-        return [*super().close_nowait(), asyncio.create_task(self._view.aclose())]
+        return [*super().close_nowait(), asyncio.create_task(self._client.aclose())]
 
 
 def _region_settings(spec: TargetSpec) -> RegionSettings:

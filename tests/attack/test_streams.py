@@ -21,6 +21,7 @@ from tests.support.server import (
     endless_engine,
     eventually,
     make_config,
+    next_event,
     request,
     run_server,
 )
@@ -63,7 +64,7 @@ async def test_a_stream_that_is_old_answers_and_ends_before_its_connection_is_cu
     async with run_server(endless_config(*ages), lambda: slow) as server:
         call = server.stub.Session()
         await call.write(pb.SessionRequest(complete=request(max_tokens=100)))  # a second's worth
-        while not (await call.read()).HasField("end"):
+        while not (await next_event(call)).HasField("end"):
             pass
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
         assert "server.max_session_age_s" in await call.details()
@@ -153,7 +154,7 @@ async def come_and_go(stub: CompletionServiceStub, num: int, name: str) -> None:
         assert answered.code is grpc.StatusCode.OK
         call = stub.Session(metadata=named(f"{name}-{number}"))
         await call.write(pb.SessionRequest(complete=message))
-        while isinstance(response := await call.read(), pb.SessionResponse) and not response.HasField("end"):
+        while isinstance(response := await next_event(call), pb.SessionResponse) and not response.HasField("end"):
             pass
         await call.done_writing()
         assert await call.code() is grpc.StatusCode.OK

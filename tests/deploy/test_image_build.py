@@ -115,7 +115,7 @@ async def running(image: Image, folder: Path) -> AsyncIterator[Container]:
         if process.returncode is None:
             for each in psutil.Process(process.pid).children():
                 each.kill()  # process 1: the kernel ends the others of its namespace with it
-            await process.wait()
+            await asyncio.wait_for(process.wait(), 60)
 
 
 def status_of(pid: int) -> dict[str, str]:

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import ReplicaSet
+from completion_client import CompletionClient, Regions, RegionSettings
 from loadtest.bench.replicas.users import NamedUsers, names_of
 from tests.deploy.conftest import Site, run_site
 from tests.support.server import eventually, request
@@ -23,6 +23,8 @@ NUM_REPLICAS = {HOME: 2, "us-west": 1, "eu-west": 1}
 USERS = [f"user-{number}" for number in range(40)]
 """So many that each of two replicas has some, whatever its share of the hash ring."""
 SERVICE = "completion.v1.CompletionService"
+EQUALLY_NEAR = RegionSettings(tier_margin_ms=10_000.0)
+"""Round trips on a busy machine would move the user to another region."""
 
 
 @pytest.fixture
@@ -74,18 +76,17 @@ async def replicas_of_users(region: Site) -> dict[str, set[str]]:
     return found
 
 
-async def client_at_home(regions: Mapping[str, Site]) -> ReplicaSet:
-    """Return the client of a user whose first region is HOME; today the user's name decides."""
-    addresses = ",".join(each.envoy.address for each in regions.values())
+async def client_at_home(endpoints: Regions, regions: Mapping[str, Site]) -> CompletionClient:
+    """Return the client of a user whose first region is HOME; the user's name decides."""
     for number in range(32):
-        client = ReplicaSet(addresses, user=f"user-{number}")
+        client = CompletionClient(endpoints, user=f"user-{number}")
         if await region_that_answers(client, regions, 1) == HOME:
             return client
         await client.aclose()
     raise AssertionError("no user's first region is HOME")
 
 
-async def region_that_answers(client: ReplicaSet, regions: Mapping[str, Site], number: int) -> str:
+async def region_that_answers(client: CompletionClient, regions: Mapping[str, Site], number: int) -> str:
     """Ask a few times, each answered; return the region that answered last."""
     for turn in range(4):
         completion = await client.complete(request(f"n = {number}{turn} + ", max_tokens=4), timeout_s=10)
@@ -105,7 +106,11 @@ async def test_users_stay_in_their_region_until_it_is_lost(regions: dict[str, Si
         assert await health_over_grpc(region) is grpc.StatusCode.OK
 
     home, others = regions[HOME], {name: each for name, each in regions.items() if name != HOME}
-    async with await client_at_home(regions) as client:
+    addresses = ",".join(each.envoy.address for each in regions.values())
+    async with (
+        Regions(addresses, settings=EQUALLY_NEAR) as endpoints,
+        await client_at_home(endpoints, regions) as client,
+    ):
         # One replica is lost: the region goes on, and none of the users leaves it.
         lost = home.replicas[0]
         os.kill(lost.pid, signal.SIGKILL)

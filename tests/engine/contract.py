@@ -14,6 +14,7 @@ import pytest
 
 from completion_server.engine.interface import Engine, EngineDeadError, GenerationRequest, Output
 from tests.support.cancels import cancel_and_wait
+from tests.support.server import eventually
 
 POLL_S = 0.01
 
@@ -66,9 +67,7 @@ class ContractChecks:
 
     async def eventually(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition on the counters holds."""
-        async with asyncio.timeout(self.wait_s):
-            while not holds():
-                await asyncio.sleep(POLL_S)
+        await eventually(holds, self.wait_s, POLL_S)
 
     async def idle(self, engine: Engine) -> None:
         """Wait until the engine has nothing to do."""
@@ -185,8 +184,7 @@ class EngineContract(ContractChecks):
                 is_going.set()
 
         task = asyncio.create_task(consume())
-        async with asyncio.timeout(self.wait_s):
-            await is_going.wait()
+        await self.eventually(is_going.is_set)
         await cancel_and_wait(task)
         await self.check_freed(engine, num_aborted)
 

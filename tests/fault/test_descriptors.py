@@ -83,7 +83,7 @@ async def test_the_metrics_listener_waits_for_descriptors_and_serves_again() -> 
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            await asyncio.wait_for(process.wait(), 30)
 
 
 async def test_connections_leave_descriptors_for_the_servers_other_uses(tmp_path: Path) -> None:

@@ -94,9 +94,10 @@ async def final_code(call: Any) -> grpc.StatusCode:
 
 
 async def until_serving(server: RunningServer) -> None:
-    async with asyncio.timeout(30):
-        while await health(server) != SERVING:
-            await asyncio.sleep(0.01)
+    async def is_serving() -> bool:
+        return await health(server) == SERVING
+
+    await eventually(is_serving)
 
 
 async def until_restarted(server: RunningServer) -> None:

@@ -62,8 +62,7 @@ async def cancel_at_random(call: Call, num_cancels: int) -> Tally:
             if rng.random() < CANCELLED_SHARE:
                 loop.call_later(rng.uniform(0, MAX_CANCEL_S) * rng.randrange(2), made.cancel)
         await asyncio.sleep(0.001)
-        while tally.open > MAX_OPEN:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: tally.open <= MAX_OPEN, poll_s=0.001)
     await eventually(lambda: tally.open == 0, 60)
     return tally
 

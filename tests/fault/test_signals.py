@@ -153,4 +153,4 @@ async def test_an_engine_that_still_loads_ends_with_its_server(sent: signal.Sign
                 process.kill()
         if server.returncode is None:
             server.kill()
-            await server.wait()
+            await asyncio.wait_for(server.wait(), 20)

@@ -272,6 +272,7 @@ async def test_a_server_that_reports_sheds_says_when_to_retry(engine: ScriptedEn
         await post(server, "/v1/completions", {"prompt": "x"})
         answer = await post(server, "/v1/completions", {"prompt": "x"})
         assert (answer.status, answer.json["error"]["code"]) == (429, "RATE_LIMITED")
+        assert server.count("completion_refused_requests_total", code="resource_exhausted") == 0
         assert int(answer.headers["retry-after"]) > 0
 
 

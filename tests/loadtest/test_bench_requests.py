@@ -9,7 +9,6 @@ from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.loading import choose_template
 from loadtest.bench.requests import h2load
 from loadtest.bench.requests.in_process import Passes
-from loadtest.bench.requests.traces import measure as measure_traces
 from loadtest.bench.runner.front_end import editors
 from loadtest.traffic.scenario import ScenarioError
 from loadtest.traffic.trace import make_trace
@@ -31,16 +30,6 @@ def test_each_part_of_a_request_is_measured_in_process() -> None:
     assert found["front_end"] > 0
     assert found["pipeline"] > found["prompt"] > 0
     assert found["pipeline"] > found["engine"] > 0
-
-
-def test_the_cost_of_traces_is_measured_with_a_collector_that_gets_all_spans() -> None:
-    found = measure_traces(passes_of(10), rounds=3)
-    assert found["traces_100_spans"] > 3 > found["traces_1_spans"]
-    assert found["traces_0_spans"] == 0
-    for ratio in ("0", "1", "100"):
-        low, high = found[f"traces_{ratio}_ratio_low"], found[f"traces_{ratio}_ratio_high"]
-        assert 0 < low <= found[f"traces_{ratio}_ratio"] <= high
-    assert found["traces_unsampled_us"] > 0
 
 
 def test_a_rate_that_the_editors_cannot_send_is_refused() -> None:

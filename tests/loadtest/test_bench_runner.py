@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 import psutil
 import pytest
 
-from loadtest.bench.runner.closed_loop import BenchPrompt
+from loadtest.bench.runner.loops import BenchPrompt
 from loadtest.bench.runner.relay import Relay
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
 from tests.support.models import ROOT

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Endpoint, Regions, RegionSettings, ReplicaSet
+from completion_client import CompletionClient, Endpoint, Regions, RegionSettings
 from tests.support.certificates import Identity, MakeIdentity
 from tests.support.fault_proxy import FaultProxy
 from tests.support.regions import ENDLESS_REQUEST, QUICK, TEXT, script
@@ -62,7 +62,7 @@ async def test_a_new_certificate_gets_a_connection_and_the_old_one_is_drained(
     async with (
         secured(make_identity, tmp_path) as server,
         Regions([server.endpoint], settings=SETTINGS) as regions,
-        ReplicaSet(regions, user="ada").session() as session,
+        CompletionClient(regions, user="ada").session() as session,
     ):
         pending = session.submit_nowait(ENDLESS_REQUEST)
         texts = aiter(pending)
@@ -72,7 +72,7 @@ async def test_a_new_certificate_gets_a_connection_and_the_old_one_is_drained(
         server.write(second)
         await eventually(lambda: server.proxy.num_made >= 2)
         await eventually(lambda: server.proxy.num_open == 2)
-        assert (await ReplicaSet(regions, user="bob").complete(REQUEST, timeout_s=5.0)).text == TEXT
+        assert (await CompletionClient(regions, user="bob").complete(REQUEST, timeout_s=5.0)).text == TEXT
         for _ in range(3):
             assert await anext(texts), "the request on the old connection goes on"
         pending.cancel_nowait()
@@ -89,7 +89,7 @@ async def test_files_that_cannot_be_used_change_nothing(
         secured(make_identity, tmp_path) as server,
         Regions([server.endpoint], settings=settings) as regions,
     ):
-        view = ReplicaSet(regions, user="ada")
+        view = CompletionClient(regions, user="ada")
         await view.complete(REQUEST, timeout_s=5.0)
         second = make_identity("second", issuer=server.authority)
         server.certificate.write_bytes(second.certificate.read_bytes())  # the key is still that of the first

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from completion_client import EndpointError, Regions, RegionSettings
-from completion_client.channel_pool import open_channel
 from completion_client.endpoint import Endpoint
 from completion_client.regions.availability import Health
 from completion_client.regions.connections import Connection
@@ -34,7 +33,7 @@ async def connected() -> AsyncIterator[tuple[Connection, FakeReplica]]:
     """Yield a connection that has answered a check, and its server."""
     server = FakeReplica()
     async with fake_replicas(server):
-        connection = Connection(server.endpoint, open_channel(server.endpoint))
+        connection = Connection(server.endpoint, server.endpoint.open_aio_channel())
         assert (await connection.check(LONG_S)).round_trip_s is not None
         yield connection, server
         connection.drop_nowait()
@@ -103,9 +102,9 @@ async def test_a_request_with_little_time_does_not_shorten_the_check_that_decide
 
 async def test_a_server_whose_connection_gets_no_new_call_is_asked_on_another_and_not_silent() -> None:
     async with two_servers() as (_, regions):
-        lease = regions.lease(1)
+        regions.lease(1)
         connection = await regions.connected(regions.endpoints[0], 1, LONG_S)
-        lease.release()
+        regions.release(1)
         assert not regions.is_current(connection)
         now_s = asyncio.get_running_loop().time()
         heard_at_s = await regions.alive_at_s(connection, now_s, LONG_S)

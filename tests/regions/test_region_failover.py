@@ -9,12 +9,12 @@ import pytest
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import (
+    CompletionClient,
     ConnectionLostError,
     DeadlineExceededError,
     Move,
     Regions,
     RegionSettings,
-    ReplicaSet,
     ReplicaStream,
     ServiceError,
     SessionSettings,
@@ -39,6 +39,8 @@ SETTINGS = RegionSettings(
     silence_max_s=0.4,
     return_spread_s=0.0,
     move_spread_s=0.2,
+    window_s=1000.0,  # a busy machine only lengthens samples, so the shortest of the test is the right one
+    change_after_s=0.0,
 )
 QUICK = SessionSettings(backoff_min_s=0.01, backoff_max_s=0.05)
 
@@ -46,14 +48,14 @@ QUICK = SessionSettings(backoff_min_s=0.01, backoff_max_s=0.05)
 @asynccontextmanager
 async def three_regions(
     settings: RegionSettings = SETTINGS,
-) -> AsyncIterator[tuple[Region, Region, Region, Regions, ReplicaSet]]:
-    """Yield the near, the middle and the far region, and a user's view of them, when all are measured."""
+) -> AsyncIterator[tuple[Region, Region, Region, Regions, CompletionClient]]:
+    """Yield the near, the middle and the far region, and a user's view of them, when their order is known."""
     async with (
         running_regions(DISTANCES_MS) as (far, near, middle),
         Regions(list_of((far, near, middle)), settings=settings) as regions,
-        ReplicaSet(regions, user="ada") as view,
+        CompletionClient(regions, user="ada") as view,
     ):
-        await all_measured(regions)
+        await ordered(regions, near, middle, far)
         yield near, middle, far, regions, view
 
 
@@ -61,25 +63,23 @@ def health_of(regions: Regions, region: Region) -> Health:
     return next(each.health for each in regions.states() if each.endpoint.address == region.address)
 
 
-async def all_measured(regions: Regions) -> None:
-    await eventually(lambda: all(each.round_trip_ms is not None for each in regions.states()))
+async def ordered(regions: Regions, *by_distance: Region) -> None:
+    """Wait until the round trips of all are measured, and put each in a tier of its own, in this order."""
+    expected = [(each.address, tier) for tier, each in enumerate(by_distance)]
+
+    def found() -> list[tuple[str, int]]:
+        return [(each.endpoint.address, each.tier) for each in regions.states() if each.round_trip_ms is not None]
+
+    await eventually(lambda: found() == expected)
 
 
 async def test_the_nearest_is_chosen_and_all_distances_are_known() -> None:
-    async with (
-        running_regions(DISTANCES_MS) as (far, near, middle),
-        Regions(list_of((far, near, middle))) as regions,
-    ):
-        await regions.ready()
-        views = [ReplicaSet(regions, user=f"user {number}") for number in range(10)]
+    async with three_regions() as (near, _middle, _far, regions, _view):
+        views = [CompletionClient(regions, user=f"user {number}") for number in range(10)]
         completions = await asyncio.gather(*(view.complete(REQUEST, timeout_s=BUDGET_S) for view in views))
         assert {each.text for each in completions} == {TEXT}
         assert {(each.address, each.num_sent) for each in completions} == {(near.address, 1)}
-        await all_measured(regions)
-        states = regions.states()
-        assert [each.endpoint.address for each in states] == [near.address, middle.address, far.address]
-        assert [each.tier for each in states] == [0, 1, 2]
-        for state, least_ms in zip(states, (5, 70, 140), strict=True):
+        for state, least_ms in zip(regions.states(), sorted(DISTANCES_MS), strict=True):
             assert least_ms <= (state.round_trip_ms or 0.0) < least_ms + 200  # on a busy machine
 
 
@@ -87,7 +87,7 @@ async def test_the_nearest_is_chosen_and_all_distances_are_known() -> None:
 class TypingUser:
     """Sends a request every now and then, on a stream of its own."""
 
-    view: ReplicaSet
+    view: CompletionClient
     number: int
     stream: ReplicaStream = field(init=False)
     answers: list[Answer] = field(default_factory=list)
@@ -114,7 +114,7 @@ class TypingUser:
 
 @asynccontextmanager
 async def typing(regions: Regions, num_users: int, every_s: float) -> AsyncIterator[list[TypingUser]]:
-    users = [TypingUser(ReplicaSet(regions, user=f"user {number}"), number) for number in range(num_users)]
+    users = [TypingUser(CompletionClient(regions, user=f"user {number}"), number) for number in range(num_users)]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(user.type(every_s)) for user in users]
@@ -185,7 +185,7 @@ async def test_one_silent_request_is_sent_elsewhere_alone_and_two_move_all_users
     """The health check is too patient to decide here."""
     settings = RegionSettings(silence_max_s=0.4, check_timeout_s=60.0, recheck_s=0.05, return_spread_s=0.0)
     async with three_regions(settings) as (near, middle, _, regions, view):
-        views = [ReplicaSet(regions, user=f"user {number}") for number in range(3)]
+        views = [CompletionClient(regions, user=f"user {number}") for number in range(3)]
         for view in views:
             assert (await view.complete(REQUEST, timeout_s=BUDGET_S)).address == near.address
         near.swallow()
@@ -199,7 +199,7 @@ async def test_one_silent_request_is_sent_elsewhere_alone_and_two_move_all_users
         await near.heal()
         near.proxy.reset_all()
         await eventually(lambda: health_of(regions, near) is Health.USABLE)
-        bob = await ReplicaSet(regions, user="bob").complete(REQUEST, timeout_s=BUDGET_S)
+        bob = await CompletionClient(regions, user="bob").complete(REQUEST, timeout_s=BUDGET_S)
         assert (bob.address, bob.num_sent) == (near.address, 1)
 
 
@@ -229,7 +229,7 @@ async def test_a_server_that_is_only_slow_is_not_left() -> None:
     settings = RegionSettings(silence_max_s=0.2)
     async with (
         running_regions((5.0, 70.0), make_engine=lambda: endless_engine(script, slow)) as (near, middle),
-        ReplicaSet(Regions(list_of((near, middle)), settings=settings), user="ada") as view,
+        CompletionClient(Regions(list_of((near, middle)), settings=settings), user="ada") as view,
         view.session() as session,
     ):
         completion = await view.complete(REQUEST, timeout_s=BUDGET_S)
@@ -290,7 +290,7 @@ async def test_a_health_check_alone_moves_users_from_a_server_that_does_not_serv
     async with three_regions(settings) as (near, middle, _, regions, _):
         near.server.app.drain(0.0)
         await eventually(lambda: health_of(regions, near) is Health.FAILED)
-        completion = await ReplicaSet(regions, user="ada").complete(REQUEST, timeout_s=BUDGET_S)
+        completion = await CompletionClient(regions, user="ada").complete(REQUEST, timeout_s=BUDGET_S)
         assert (completion.address, completion.num_sent) == (middle.address, 1)
 
 

@@ -31,6 +31,7 @@ from tests.support.server import (
     endless_engine,
     eventually,
     make_config,
+    next_event,
     request,
     run_server,
 )
@@ -102,7 +103,7 @@ async def test_health_is_reported_for_the_server_and_for_each_service(server: Ru
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
-    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    assert (await next_event(watch)).status == health_pb2.HealthCheckResponse.SERVING
     server.app.drain(1.0)
     assert (await asyncio.wait_for(watch.read(), 5)).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -127,7 +128,7 @@ async def test_reflection_can_be_switched_off() -> None:
         stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
         call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call.read()
+            await next_event(call)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

@@ -13,7 +13,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.otlp import ReceivedSpan, Receiver, grpc_receiver
-from tests.support.server import RunningServer, ask, eventually, make_config, request, run_server
+from tests.support.server import RunningServer, ask, eventually, make_config, next_event, request, run_server
 
 TIMES = ServiceTimes(prefill_base_s=0.02, decode_base_s=0.01)
 WORDS = ("alpha", " beta", " gamma", " delta")
@@ -137,7 +137,7 @@ async def test_requests_of_a_stream_are_in_traces_of_their_own() -> None:
             for sequence, traceparent in ((1, f"00-{other}-{SPAN}-01"), (2, "")):
                 message = request("x = ", sequence=sequence, traceparent=traceparent)
                 await stream.write(pb.SessionRequest(complete=message))
-                while (await stream.read()).WhichOneof("event") != "end":
+                while (await next_event(stream)).WhichOneof("event") != "end":
                     pass
             await stream.done_writing()
             first, second = await roots(receiver, 2)

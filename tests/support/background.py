@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from queue import Queue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -23,14 +24,20 @@ class Background:
 
 @contextmanager
 def background_loop() -> Iterator[Background]:
-    """Run a loop in a thread of its own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    """Run a loop in a thread of its own. Its tasks are cancelled at the end, or their coroutines would warn later."""
+    started: Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Queue()
+
+    async def run_until_stopped() -> None:
+        stopped = asyncio.Event()
+        started.put((asyncio.get_running_loop(), stopped))
+        await stopped.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(run_until_stopped(),), daemon=True)
     thread.start()
+    loop, stopped = started.get(timeout=_TIMEOUT_S)
     try:
         yield Background(loop)
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(stopped.set)
         thread.join(_TIMEOUT_S)
         assert not thread.is_alive(), f"the event loop did not stop within {_TIMEOUT_S} s"
-        loop.close()

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import Identity, make_identity_in
+from tests.support.waits import GaveUpError
 
 START_TIMEOUT_S = 20.0
 CLI_TIMEOUT_S = 10.0
@@ -64,7 +65,8 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S
     """Block until a condition holds; fail after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"{condition} did not hold within {timeout_s} s"
+        if time.monotonic() >= deadline:
+            raise GaveUpError(condition, timeout_s)
         time.sleep(0.02)
 
 

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
-from completion_client import Endpoint, Regions, RegionSettings, ReplicaSet, ServiceError
+from completion_client import CompletionClient, Endpoint, Regions, RegionSettings, ServiceError
 
 ONE_REGION = RegionSettings(tier_margin_ms=60_000, silence_min_s=10.0, silence_max_s=10.0)
 STOP = pb.FINISH_REASON_STOP
@@ -143,7 +143,7 @@ async def view_of(
     connect_timeout_s: float = 2.0,
     clock: Clock | None = None,
     settings: RegionSettings = ONE_REGION,
-) -> AsyncIterator[ReplicaSet]:
+) -> AsyncIterator[CompletionClient]:
     """Yield the view of one user, who prefers the endpoints in this order."""
 
     def given_order(found: Iterable[Endpoint], _user: str, _tenant: str) -> tuple[Endpoint, ...]:
@@ -154,9 +154,9 @@ async def view_of(
         settings=settings,
         now=clock or Clock(),
     ) as regions:
-        yield ReplicaSet(regions, user="ada", order=given_order, connect_timeout_s=connect_timeout_s)
+        yield CompletionClient(regions, user="ada", order=given_order, connect_timeout_s=connect_timeout_s)
 
 
-def pass_over(view: ReplicaSet, endpoint: Endpoint) -> None:
+def pass_over(view: CompletionClient, endpoint: Endpoint) -> None:
     """Make a user's next request go elsewhere, as after a refusal, until the clock is set forward."""
     view._replicas.choice.refused(endpoint, view.regions.now())

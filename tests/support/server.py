@@ -2,8 +2,9 @@
 
 import asyncio
 import dataclasses
+import inspect
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from completion_server.config import Config, load_config
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import Script, ScriptedEngine, ServiceTimes
 from tests.support.models import TARGET
+from tests.support.waits import GaveUpError
 
 FREE_PORTS = (
     "server.listen=127.0.0.1:0",
@@ -153,12 +155,28 @@ async def ask(
     return answer
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait until a condition holds; fail after `timeout_s`, which is for machines that are busy with other things."""
+async def next_event(call: Any, timeout_s: float = 30.0) -> Any:
+    """Read the next message of a stream; fail after `timeout_s`."""
+    async with asyncio.timeout(timeout_s):
+        return await call.read()
+
+
+async def eventually(
+    condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 30.0, poll_s: float = 0.01
+) -> None:
+    """Wait until a condition holds; fail after `timeout_s`, which is for machines that are busy with other things.
+
+    The limit is in wall-clock time, also where the event loop's time is virtual.
+    """
     ends_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < ends_s, f"{condition} did not hold within {timeout_s} s"
-        await asyncio.sleep(0.01)
+    while not (await _value_of(condition(), timeout_s)):
+        if time.monotonic() >= ends_s:
+            raise GaveUpError(condition, timeout_s)
+        await asyncio.sleep(poll_s)
+
+
+async def _value_of(value: bool | Awaitable[bool], timeout_s: float) -> bool:
+    return await asyncio.wait_for(value, timeout_s) if inspect.isawaitable(value) else value
 
 
 def replaced(config: Config, section: str, **values: Any) -> Config:

@@ -218,23 +218,20 @@ async def try_command(ready: str) -> None:
     assert text.strip(), command
 
 
-async def test_a_start_says_what_it_loads_and_how_long_that_took_last_time(tmp_path: Path) -> None:
+async def test_a_start_says_what_it_loads_how_long_that_took_last_time_and_a_command_that_is_answered(
+    tmp_path: Path, make_identity: MakeIdentity
+) -> None:
+    """The second start has the same engine; its command has what TLS and callers with names need."""
     ready, log = await run_until_ready(tmp_path)
     assert "starting the scripted engine on target_model/embedded; the first start with these settings" in log
     assert " slots=8 of 32 (begins low; more are added only while nearly all are in use); try: printf " in ready
-    log = (await run_until_ready(tmp_path))[1]
-    assert re.search(r"the last start took \d+ s", log)
-    assert re.search(r"loading the models; the last time took \d+ s", log)
-
-
-async def test_the_ready_lines_command_is_answered_with_tls_and_where_users_must_have_a_name(
-    tmp_path: Path, make_identity: MakeIdentity
-) -> None:
     server = make_identity("server")
     tls = f"server.tls.certificate={server.certificate}", f"server.tls.key={server.key}"
-    ready, _ = await run_until_ready(
+    ready, log = await run_until_ready(
         tmp_path, *tls, "server.listen=0.0.0.0:0", "admission.require_user=true", try_it=try_command
     )
+    assert re.search(r"the last start took \d+ s", log)
+    assert re.search(r"loading the models; the last time took \d+ s", log)
     assert f" --tls-ca {server.certificate} --user me -\n" in ready
 
 

@@ -1,7 +1,7 @@
 """Converts messages to the types of `core` and back. Refuses invalid values; `scan` has checked all sizes before."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from completion.v1 import completion_pb2 as pb
@@ -59,7 +59,7 @@ def request_of(
         InvalidRequestError: a field is invalid; the error names the field, the limit and the value.
 
     """
-    mode = _known("mode", message.mode, _MODES)
+    mode = _known("mode", message.mode, _MODES, pb.Mode.Name)
     return Request(
         id=next_request_id(),
         caller=caller,
@@ -71,7 +71,7 @@ def request_of(
         max_tokens=_max_tokens(message.max_tokens, mode, limits),
         received_at=now,
         snippets=tuple(_snippets(message)),
-        trigger=_known("trigger", message.trigger, _TRIGGERS),
+        trigger=_known("trigger", message.trigger, _TRIGGERS, pb.Trigger.Name),
         mode=mode,
         sampling=_sampling(message),
         stop=tuple(_stops(message)),
@@ -103,7 +103,7 @@ def feedback_of(message: pb.ReportFeedbackRequest) -> Feedback:
         InvalidRequestError: a field is bad.
 
     """
-    kind = _known("kind", message.kind, _FEEDBACK_KINDS)
+    kind = _known("kind", message.kind, _FEEDBACK_KINDS, pb.FeedbackKind.Name)
     if kind == "survived" and message.survived_after_s not in _SURVIVAL_TIMES_S:
         times = ", ".join(map(str, _SURVIVAL_TIMES_S))
         raise InvalidRequestError("survived_after_s", f"must be one of {times}, got {message.survived_after_s}")
@@ -112,12 +112,19 @@ def feedback_of(message: pb.ReportFeedbackRequest) -> Feedback:
     return Feedback(kind, message.accepted_characters, message.survived_after_s, message.survived_share)
 
 
-def _known(field: str, value: V, known: Mapping[V, T]) -> T:
+def _known(field: str, value: V, known: Mapping[V, T], name: Callable[[V], str]) -> T:
     try:
         return known[value]
     except KeyError:
-        values = ", ".join(str(number) for number in sorted(known))
-        raise InvalidRequestError(field, f"must be one of {values}, got {value}") from None
+        *names, given = (_name_or_number(each, name) for each in (*sorted(known), value))
+        raise InvalidRequestError(field, f"must be one of {', '.join(names)}, got {given}") from None
+
+
+def _name_or_number(value: V, name: Callable[[V], str]) -> str:
+    try:
+        return name(value)
+    except ValueError:  # a value of a newer contract
+        return str(value)
 
 
 def _max_tokens(given: int, mode: Mode, limits: LimitSettings) -> int:

@@ -25,7 +25,7 @@ from completion_client import CompletionClient, ServiceError
 from loadtest.bench.attacks.attacker import ATTACKS
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.figures import text_table
-from loadtest.bench.runner.open_loop import open_loop
+from loadtest.bench.runner.loops import open_loop
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.processes.child import Child
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from loadtest.bench.capacity.trials import crossing
 from loadtest.bench.peers.llama_server import LlamaServer
 from loadtest.bench.peers.vllm_serve import VllmServe
-from loadtest.bench.runner.figures import all_rounded, named, percentile, rounded, text_table
+from loadtest.bench.runner.figures import percentile, text_table
 from loadtest.bench.runner.figures import ratio as ratio_of
 from loadtest.report.canvas import bars_svg
 from loadtest.search import Trial
@@ -20,12 +20,13 @@ OURS, OURS_UNCACHED = "this server", "this server, completion cache off"
 VLLM, VLLM_SAME_PROMPTS, LLAMA = VllmServe.name, "vllm serve, our prompts", LlamaServer.name
 NAMES = (OURS, OURS_UNCACHED, VLLM, VLLM_SAME_PROMPTS, LLAMA)
 
-_RATIOS = {
-    OURS_UNCACHED: "ratio_{}_cache_off",
-    VLLM: "ratio_{}",
-    VLLM_SAME_PROMPTS: "ratio_{}_same_prompts",
-    LLAMA: "ratio_{}_llama_cpp",
+_FIGURES = {
+    OURS_UNCACHED: ("editors_{}_cache_off", "ratio_{}_cache_off"),
+    VLLM: ("editors_{}_vllm_serve", "ratio_{}"),
+    VLLM_SAME_PROMPTS: ("editors_{}_same_prompts", "ratio_{}_same_prompts"),
+    LLAMA: ("editors_{}_llama_cpp", "ratio_{}_llama_cpp"),
 }
+"""The names of another contestant's editors, and of this server's relative to them, by context."""
 _LEAST_EDITORS = 0.5
 """Stands for a capacity of 0, of which there is no ratio."""
 
@@ -79,21 +80,22 @@ def is_decided(capacities: Capacities, ours: str) -> bool:
     return all(each.low > 1 or each.high < 1 for each in found)
 
 
-def headline(found: Sequence[Findings]) -> dict[str, float | None]:
-    """Return the headline figures with their intervals; a contestant that did not take part has none.
+def headline(found: Sequence[Findings]) -> dict[str, Estimate | float]:
+    """Return the headline figures; a contestant that did not take part has none.
 
     The generator's lag is the median over all trials of their 99th percentile.
     """
-    figures: dict[str, float | None] = {}
+    figures: dict[str, Estimate | float] = {}
     for each in found:
         capacities = each.capacities
-        figures |= named(f"editors_{each.context}", editors(capacities[OURS]))
-        for name, pattern in _RATIOS.items():
+        figures[f"editors_{each.context}"] = editors(capacities[OURS])
+        for name, (own, relative) in _FIGURES.items():
             if name in capacities:
-                figures |= named(pattern.format(each.context), ratio(capacities[OURS], capacities[name]))
+                figures[own.format(each.context)] = editors(capacities[name])
+                figures[relative.format(each.context)] = ratio(capacities[OURS], capacities[name])
     trials = [trial for each in found for rounds in each.trials.values() for trials in rounds for trial in trials]
     lag_ms = percentile([trial.figures["lag_ms_p99"] for trial in trials], 50)
-    return figures | {"generator_lag_ms_p99": rounded(lag_ms)}
+    return figures | {"generator_lag_ms_p99": lag_ms}
 
 
 def details(found: Sequence[Findings]) -> dict[str, Any]:
@@ -126,12 +128,10 @@ def picture(found: Sequence[Findings]) -> str:
 
 def _contestant(found: Findings, name: str) -> dict[str, Any]:
     capacities = found.capacities[name]
-    return named("editors", editors(capacities)) | {
-        "editors_by_round": [rounded(each, 1) for each in capacities],
-        "trials": [
-            [{"editors": trial.sessions} | all_rounded(trial.figures) for trial in trials]
-            for trials in found.trials[name]
-        ],
+    return {
+        "editors": editors(capacities),
+        "editors_by_round": capacities,
+        "trials": [[{"editors": trial.sessions, **trial.figures} for trial in trials] for trials in found.trials[name]],
     }
 
 

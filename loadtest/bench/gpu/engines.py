@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from loadtest.bench.runner.closed_loop import BenchPrompt
+from loadtest.bench.runner.loops import BenchPrompt
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 WORKER_EXTENSION = "completion_server.engine.vllm.drafts.worker.WorkerExtension"

@@ -15,8 +15,8 @@ from rich.table import Table
 from loadtest.bench.gpu.engines import EngineVariant, Trial, engine_args, random_prompts, write_models
 from loadtest.bench.gpu.machine import Ways
 from loadtest.bench.gpu.speculation import started
-from loadtest.bench.runner.closed_loop import BenchPrompt
 from loadtest.bench.runner.figures import percentile, text_table
+from loadtest.bench.runner.loops import BenchPrompt
 
 _GPU_SHARE = 0.44
 _TOKENS = 8

@@ -18,8 +18,8 @@ from typing import IO, Any
 
 from completion_server.engine.vllm.drafts.shared_lookup import LookupPublisher
 from completion_server.engine.vllm.environment import engine_environment
-from loadtest.bench.runner.closed_loop import BenchPrompt, closed_loop
 from loadtest.bench.runner.figures import Block, Sample
+from loadtest.bench.runner.loops import BenchPrompt, closed_loop
 from loadtest.bench.runner.schedule import Contestant
 from loadtest.processes.child import FIRST_START_S, Child
 

@@ -13,9 +13,9 @@ from typing import Any
 import aiohttp
 
 from loadtest.bench.peers.bare_engine import engine_env, peer_args
-from loadtest.bench.runner.closed_loop import BenchPrompt, closed_loop
 from loadtest.bench.runner.editing import EditingContestant, ServerPrompts, as_typed
 from loadtest.bench.runner.figures import Block, Sample
+from loadtest.bench.runner.loops import BenchPrompt, closed_loop
 from loadtest.bench.runner.schedule import Contestant
 from loadtest.bench.runner.server import NotAnsweredError
 from loadtest.processes.child import FIRST_START_S, Child, free_port, is_http_ok

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loadtest.bench.regions.course import Course
+from loadtest.bench.runner.figures import is_seen
 from loadtest.report.document import Condition
 from loadtest.report.figures import MAX_LAG_MS
 from loadtest.targets.record import Outcome, Result
@@ -172,14 +173,6 @@ def _of_phase(course: Course, phase: RunPhase, criteria: CriteriaSettings) -> di
         **_percentiles("lag_ms", [each.lag_s * _MS for each in sent], (99,)),
         **_percentiles("loop_lag_ms", lags_ms, (99, 100)),
     }
-
-
-def is_seen(result: Result, criteria: CriteriaSettings) -> bool:
-    """Return whether a user saw the completion."""
-    if result.ttft_s is None or result.first_text_at_s is None:
-        return False
-    stands_ms = (result.request.next_key_at_s - result.first_text_at_s) * _MS
-    return result.ttft_s * _MS <= criteria.within_ms and stands_ms >= criteria.before_next_key_ms
 
 
 def answered_ms(result: Result) -> float:

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from loadtest.bench.regions.course import Course, Loss
 from loadtest.bench.regions.figures import LOST, Figures
-from loadtest.bench.runner.figures import rounded, text_table
+from loadtest.bench.runner.figures import text_table
 from loadtest.report import charts, tables
 from loadtest.report.canvas import svg_file
 from loadtest.report.charts import region_lanes
@@ -88,17 +88,16 @@ class Finding:
 
 
 def as_json(finding: Finding) -> dict[str, Any]:
-    """Return the figures for JSON: None for nan and for infinity."""
-    found = {name: _jsonable(value) for name, value in finding.figures.items()}
-    return found | {
+    """Return the figures, and what they are of."""
+    return {
+        **finding.figures,
         "loss": finding.loss.value,
         "pace": finding.pace,
         "round_trip_ms": finding.round_trips_ms,
-        "lost_at_s": rounded(finding.course.lost_at_s),
-        "back_at_s": rounded(finding.course.back_at_s),
+        "lost_at_s": finding.course.lost_at_s,
+        "back_at_s": finding.course.back_at_s,
         "gates": [
-            {"gate": str(each.condition), "value": _jsonable(each.value), "is_met": each.is_met}
-            for each in finding.verdicts
+            {"gate": str(each.condition), "value": each.value, "is_met": each.is_met} for each in finding.verdicts
         ],
         "invalid_because": list(finding.invalid_because),
         "errors": finding.errors,
@@ -190,7 +189,3 @@ def _shown(value: float) -> str:
     if math.isinf(value):
         return "never"
     return f"{value:,.0f}" if float(value).is_integer() else shown_number(value)
-
-
-def _jsonable(value: float) -> float | None:
-    return None if math.isinf(value) else rounded(float(value))

@@ -10,6 +10,7 @@ rate: what Redis costs the front end.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 
@@ -17,7 +18,7 @@ from completion_client import ServiceError
 from loadtest.bench.replicas import cache, lookup, routing, shared_state
 from loadtest.bench.replicas.servers import PARTS, Figures, Options
 from loadtest.bench.runner.benchmark import Result, benchmark, expected_errors
-from loadtest.bench.runner.figures import figure_table
+from loadtest.bench.runner.figures import figure_table, for_json
 
 _MEASURES: dict[str, Callable[[Options, Console], Figures]] = {
     "routing": routing.measure,
@@ -39,13 +40,13 @@ def main(options: Options, console: Console) -> Result:
         python -m loadtest.bench.replicas --part routing
         python -m loadtest.bench.replicas --part routing --kv-blocks 12000 --rounds 2
     """
-    found: dict[str, float | None] = {}
+    found: dict[str, Any] = {}
     tables = []
     for name in options.part or PARTS:
         with expected_errors(ServiceError, part=f"part {name}"):
             figures = _MEASURES[name](options, console)
         found |= figures
-        console.print(f"part {name}: {figures}")  # a later part may fail
+        console.print(f"part {name}: {for_json(figures)}")  # a later part may fail
         tables.append(figure_table(f"Part {name}", figures))
     return Result(found, tables)
 

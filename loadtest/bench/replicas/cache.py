@@ -4,18 +4,19 @@ Typing users, open loop, on servers with the real engine in turn: without the ca
 and with both on two servers. Level 2 alone finds only what Redis keeps, as a user does whose requests reach another
 replica each time. The two servers have the default settings of the cache, and half way through a turn all users move
 from the first to the second: a relay closes their connections, and their editors open them again. The editors keep no
-completions of their own, as many plugins; the trace with those of the load tester is a second workload. The same with
-arrivals and lengths of a recorded trace, if one is given.
+completions of their own, as many plugins; the trace with those of the load tester is a second workload. An engine that
+is instant shows nothing of level 2: an answer of Redis is not used once the request has had output.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
 from loadtest.bench.replicas.servers import Figures, Options, RedisProcess, shared_by
-from loadtest.bench.runner.figures import mean, named, ratio, rounded
+from loadtest.bench.runner.figures import mean, ratio
 from loadtest.bench.runner.relay import Relay
 from loadtest.bench.runner.schedule import rotated
 from loadtest.bench.runner.server import ServerProcess
@@ -25,10 +26,9 @@ from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
 
 OFF, LOCAL, SHARED, BOTH = "off", "l1", "l2", "l1_l2"
-TYPED, OWN_CACHE, RECORDED = "typed", "editors_with_cache", "recorded"
+TYPED, OWN_CACHE = "typed", "editors_with_cache"
 _EDITORS = 30
 _OWN_ENTRIES = 8
-_RECORDED_CHARS, _TOKENS = 2000, 24
 _TRUSTED = "admission.trust_user_names=true"
 _ON = "cache.enabled=true"
 
@@ -80,7 +80,7 @@ def measure(options: Options, console: Console) -> Figures:
                         f"ttft p99 {turn['ttft_ms_p99']:.0f} ms",
                         soft_wrap=True,
                     )
-    found: dict[str, float | None] = {}
+    found: dict[str, Any] = {}
     for workload, of_groups in turns.items():
         found |= _figures(of_groups, "" if workload == TYPED else f"_{workload}")
     return found
@@ -115,10 +115,6 @@ def _scenarios(options: Options, number: int) -> dict[str, Scenario]:
         tree["documents"] |= {"prefix_chars": 400, "suffix_chars": 100}
         tree["editor"]["cache_entries"] = cache_entries
         found[workload] = Scenario.of(tree)
-    if options.recorded is not None:
-        file = {"file": str(options.recorded), "max_prefix_chars": _RECORDED_CHARS, "max_tokens": _TOKENS}
-        tree = {"name": RECORDED, "sessions": _EDITORS, "duration_s": options.seconds, "seed": str(number)}
-        found[RECORDED] = Scenario.of(tree | {"recorded": file})
     return found
 
 
@@ -138,9 +134,9 @@ def _turn(group: ServerGroup, name: str, scenario: Scenario) -> dict[str, float]
     return figures(result.stats_by_target[name], scenario.criteria)
 
 
-def _figures(turns: dict[str, list[dict[str, float]]], suffix: str) -> dict[str, float | None]:
+def _figures(turns: dict[str, list[dict[str, float]]], suffix: str) -> dict[str, Any]:
     """Return the figures of a workload from the turns of each group."""
-    found: dict[str, float | None] = {}
+    found: dict[str, Any] = {}
     for name, group, level in (
         ("l1", LOCAL, "local"),
         ("l2", SHARED, "shared"),
@@ -148,8 +144,8 @@ def _figures(turns: dict[str, list[dict[str, float]]], suffix: str) -> dict[str,
         ("l2_of_l1_l2", BOTH, "shared"),
     ):
         shares = [turn[f"{level}_hit_share"] for turn in turns[group]]
-        found[f"hit_share_{name}{suffix}"] = rounded(mean(shares), 4)
+        found[f"hit_share_{name}{suffix}"] = mean(shares)
     seen = {name: [turn["seen_per_s"] for turn in own] for name, own in turns.items()}
     for name, group in (("cache_on", LOCAL), ("l2_alone", SHARED), ("l1_l2", BOTH)):
-        found |= named(f"seen_ratio_{name}{suffix}", ratio(seen[group], seen[OFF]))
+        found[f"seen_ratio_{name}{suffix}"] = ratio(seen[group], seen[OFF])
     return found

@@ -22,7 +22,7 @@ from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret
 from completion_server.state.settings import CacheSettings, RedisSettings
 from loadtest.bench.replicas.servers import Figures, Options, RedisProcess
-from loadtest.bench.runner.figures import percentile, rounded
+from loadtest.bench.runner.figures import percentile
 
 _KEPT = 5000
 _TYPICAL_CHARS = 3000
@@ -47,8 +47,8 @@ def measure(_options: Options, console: Console) -> Figures:
     console.print("level 1 is measured", style="dim")
     with RedisProcess() as redis:
         shared = times_ms["l2", ""] = asyncio.run(_shared_ms(redis.address))
-    found: dict[str, float | None] = {
-        f"{level}_lookup_p{percent}_ms{suffix}": rounded(percentile(own, percent))
+    found = {
+        f"{level}_lookup_p{percent}_ms{suffix}": percentile(own, percent)
         for (level, suffix), own in times_ms.items()
         for percent in (50, 99)
     }

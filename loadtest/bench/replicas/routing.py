@@ -12,6 +12,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -19,7 +20,7 @@ from rich.console import Console
 from loadtest.bench.replicas.envoy import Envoy, adapted, cluster_of, load_shipped
 from loadtest.bench.replicas.servers import Figures, Options, scripted_replicas
 from loadtest.bench.replicas.users import NamedUsers, OpenStream, busiest_over_mean, names_of
-from loadtest.bench.runner.figures import mean, named, ratio, rounded
+from loadtest.bench.runner.figures import mean, ratio
 from loadtest.bench.runner.front_end import cpu_s
 from loadtest.bench.runner.schedule import rotated
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
@@ -181,25 +182,25 @@ def _say(console: Console, number: int, site: Site, turn: dict[str, float]) -> N
         console.print(f"  the generator was late: more than {MAX_LAG_MS:g} ms", style="red")
 
 
-def _figures(turns: dict[str, list[dict[str, float]]]) -> dict[str, float | None]:
+def _figures(turns: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     def values(name: str, figure: str) -> list[float]:
         return [turn[figure] for turn in turns[name]]
 
-    found: dict[str, float | None] = {}
+    found: dict[str, Any] = {}
     for other in (ROUND_ROBIN, SINGLE):
-        found |= named(f"seen_ratio_hash_to_{other}", ratio(values(HASH, "seen_per_s"), values(other, "seen_per_s")))
+        found[f"seen_ratio_hash_to_{other}"] = ratio(values(HASH, "seen_per_s"), values(other, "seen_per_s"))
     for name in turns:
-        found[f"seen_per_s_{name}"] = rounded(mean(values(name, "seen_per_s")))
-        found[f"prefix_hit_share_{name}"] = rounded(mean(values(name, "hit_share")), 4)
-        found[f"ttft_p50_ms_{name}"] = rounded(mean(values(name, "ttft_ms_p50")), 1)
-        found[f"ttft_p99_ms_{name}"] = rounded(mean(values(name, "ttft_ms_p99")), 1)
-        found[f"cpu_cores_{name}"] = rounded(mean(values(name, "cpu_cores")))
-    found["busiest_over_mean_requests"] = rounded(mean(values(HASH, "busiest_over_mean")))
-    found["lag_p99_ms"] = rounded(max(lag_ms for name in turns for lag_ms in values(name, "lag_ms_p99")), 1)
+        found[f"seen_per_s_{name}"] = mean(values(name, "seen_per_s"))
+        found[f"prefix_hit_share_{name}"] = mean(values(name, "hit_share"))
+        found[f"ttft_p50_ms_{name}"] = mean(values(name, "ttft_ms_p50"))
+        found[f"ttft_p99_ms_{name}"] = mean(values(name, "ttft_ms_p99"))
+        found[f"cpu_cores_{name}"] = mean(values(name, "cpu_cores"))
+    found["busiest_over_mean_requests"] = mean(values(HASH, "busiest_over_mean"))
+    found["lag_p99_ms"] = max(lag_ms for name in turns for lag_ms in values(name, "lag_ms_p99"))
     return found
 
 
-def _measure_moves(replicas: Sequence[ServerProcess], console: Console) -> dict[str, float | None]:
+def _measure_moves(replicas: Sequence[ServerProcess], console: Console) -> dict[str, Any]:
     """Return the figures. The last replica is killed.
 
     Raises:
@@ -215,9 +216,9 @@ def _measure_moves(replicas: Sequence[ServerProcess], console: Console) -> dict[
         return found | asyncio.run(_kill_one(envoy, replicas[-1], len(replicas)))
 
 
-def _compare_hashes(addresses: Sequence[str], console: Console) -> dict[str, float | None]:
+def _compare_hashes(addresses: Sequence[str], console: Console) -> dict[str, Any]:
     """Return how even each hash of Envoy is, and the users of other replicas that it moves when one is removed."""
-    figures: dict[str, float | None] = {}
+    figures: dict[str, Any] = {}
     for name, cluster in _HASHES.items():
         console.print(f"keys by {name.replace('_', ' ')}", style="dim")
         keys = [_keys(addresses[:num], cluster) for num in (len(addresses), len(addresses) - 1)]
@@ -239,7 +240,7 @@ def _keys(addresses: Sequence[str], cluster: Mapping[str, object]) -> dict[str, 
         return asyncio.run(ask(envoy.address))
 
 
-async def _kill_one(envoy: Envoy, lost: ServerProcess, num: int) -> dict[str, float | None]:
+async def _kill_one(envoy: Envoy, lost: ServerProcess, num: int) -> dict[str, Any]:
     address: str = lost.ready["address"]
     async with NamedUsers(envoy.address) as users:
         own = await _replicas_of(users)

@@ -7,12 +7,13 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
-from loadtest.bench.runner.benchmark import EXISTING_FILE, ServerOptions, option
+from loadtest.bench.runner.benchmark import ServerOptions, option
 from loadtest.bench.runner.schedule import Contestant, started_together
-from loadtest.bench.runner.server import ServerProcess
+from loadtest.bench.runner.server import SCRIPTED, ServerProcess
 from loadtest.processes.child import Child, StartError, free_port
 
 PARTS = ("routing", "supersede", "cache", "lookup", "outage", "rate")
@@ -21,17 +22,9 @@ CONFIG = Path("deploy/local/server.toml")
 BEHIND_ENVOY = ("admission.trust_user_names=true", "admission.require_user=true")
 """The settings of a replica that only Envoy reaches."""
 
-SCRIPTED = (
-    "engine.kind=scripted",
-    "engine.warm_up=false",
-    "engine.draft_model=",
-    "speculation.mode=fixed",
-)
-"""An engine that is ready at once."""
-
 _REDIS_START_S = 10.0
 
-Figures = Mapping[str, float | None]
+Figures = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +38,6 @@ class Options(ServerOptions):
     requests_per_s: float = option(40.0, "Asked by all of them together.", click.FloatRange(1))
     kv_blocks: int = option(3000, "KV cache of each of three replicas, in blocks of 16 tokens.", click.IntRange(16))
     seed: int = option(0, "Who types what and when.", int)
-    recorded: Path | None = option(
-        None,
-        "A recorded trace as a second workload of the part cache, in the form of the Azure traces of LLM inference.",
-        EXISTING_FILE,
-    )
 
 
 def scripted_replicas(

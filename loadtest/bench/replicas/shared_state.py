@@ -25,13 +25,13 @@ from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, ServiceError
-from loadtest.bench.replicas.servers import SCRIPTED, Figures, Options, RedisProcess, shared_by
-from loadtest.bench.runner.figures import percentile, rounded
+from loadtest.bench.replicas.servers import Figures, Options, RedisProcess, shared_by
+from loadtest.bench.runner.figures import percentile
 from loadtest.bench.runner.front_end import SERVES_LATE, editors, server_turn
-from loadtest.bench.runner.open_loop import open_loop
+from loadtest.bench.runner.loops import open_loop
 from loadtest.bench.runner.relay import Relay
 from loadtest.bench.runner.schedule import AsyncClosing, rotated
-from loadtest.bench.runner.server import ServerProcess
+from loadtest.bench.runner.server import SCRIPTED, ServerProcess
 
 _TRUSTED = "admission.trust_user_names=true"
 _CACHED = "cache.enabled=true"
@@ -108,8 +108,8 @@ def measure_supersede(options: Options, console: Console) -> Figures:
         ]
         took_ms = asyncio.run(_move_users(addresses, num, console))
     return {
-        "supersede_p50_ms": rounded(percentile(took_ms, 50), 1),
-        "supersede_p99_ms": rounded(percentile(took_ms, 99), 1),
+        "supersede_p50_ms": percentile(took_ms, 50),
+        "supersede_p99_ms": percentile(took_ms, 99),
         "supersede_missed": num - len(took_ms),
     }
 
@@ -196,12 +196,12 @@ def measure_outage(options: Options, console: Console) -> Figures:
     return {
         "redis_down_requests": len(users.every),
         "redis_down_failed": users.failures.total(),
-        "redis_up_p99_ms": rounded(up_ms, 1),
-        "redis_down_p99_ms": rounded(down_ms, 1),
-        "redis_down_first_second_p99_ms": rounded(first_ms, 1),
-        "redis_down_p99_added_ms": rounded(max(down_ms, first_ms) - up_ms, 1),
+        "redis_up_p99_ms": up_ms,
+        "redis_down_p99_ms": down_ms,
+        "redis_down_first_second_p99_ms": first_ms,
+        "redis_down_p99_added_ms": max(down_ms, first_ms) - up_ms,
         "redis_slow_failed": slowed.failures.total(),
-        "redis_slow_p99_added_ms": rounded(late_ms - in_time_ms, 1),
+        "redis_slow_p99_added_ms": late_ms - in_time_ms,
     }
 
 
@@ -270,7 +270,7 @@ def measure_rate(options: Options, console: Console) -> Figures:
         ]
     alone_ms, shared_ms = (min(each) for each in zip(*turns, strict=True))
     return {
-        "front_end_cpu_ms": rounded(alone_ms),
-        "front_end_cpu_ms_with_redis": rounded(shared_ms),
-        "front_end_rate_ratio_with_redis": rounded(alone_ms / shared_ms),
+        "front_end_cpu_ms": alone_ms,
+        "front_end_cpu_ms_with_redis": shared_ms,
+        "front_end_rate_ratio_with_redis": alone_ms / shared_ms,
     }

@@ -10,8 +10,9 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_client import ChannelKey, ChannelPool, Endpoint
+from completion_client import Endpoint
 from completion_client.endpoint import Metadata, caller_metadata
+from completion_client.regions.connections import Connections
 from loadtest.bench.replicas.envoy import REPLICA_HEADER
 from loadtest.bench.runner.schedule import AsyncClosing
 
@@ -40,7 +41,7 @@ class NamedUsers(AsyncClosing):
     def __init__(self, address: str) -> None:
         """Connect to HOST:PORT with the first call."""
         self._endpoint = Endpoint(address)
-        self._pool = ChannelPool()
+        self._connections = Connections()
         self._num_streams = 0
         self.streams: list[OpenStream] = []
         """The streams that were opened."""
@@ -49,7 +50,7 @@ class NamedUsers(AsyncClosing):
         """Cancel the streams and close the connections."""
         for stream in self.streams:
             stream.call.cancel()
-        self._pool.close()
+        self._connections.close()
 
     async def complete(self, metadata: Metadata, sequence: int = 1) -> str:
         """Complete one request and return the replica that answered it.
@@ -96,7 +97,7 @@ class NamedUsers(AsyncClosing):
         return found
 
     def _stub(self, number: int) -> "CompletionServiceAsyncStub":
-        stub: CompletionServiceAsyncStub = CompletionServiceStub(self._pool.channel(ChannelKey(self._endpoint, number)))
+        stub: CompletionServiceAsyncStub = CompletionServiceStub(self._connections.get(self._endpoint, number).channel)
         return stub
 
 

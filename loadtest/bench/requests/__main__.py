@@ -6,8 +6,7 @@ bare server takes turns with it, with the same traffic and as many messages. Wit
 
 In process: the front end without gRPC, and its parts (see `in_process`).
 
-The best of all rounds counts, because other work on the machine can only add CPU time. With `--traces`, a ratio is the
-mean over rounds.
+The best of all rounds counts, because other work on the machine can only add CPU time.
 """
 
 from dataclasses import dataclass
@@ -17,9 +16,8 @@ from rich.console import Console
 
 from loadtest.bench.requests import h2load
 from loadtest.bench.requests.in_process import Passes
-from loadtest.bench.requests.traces import measure as measure_traces
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.figures import all_rounded, figure_table
+from loadtest.bench.runner.figures import figure_table
 from loadtest.bench.runner.front_end import SERVES_LATE, TurnCost, bare_turn, editors, server_turn
 from loadtest.bench.runner.server import ServerProcess, effective_config, prompt_maker
 from loadtest.traffic.scenario import Scenario
@@ -40,7 +38,6 @@ class _Options(ServerOptions):
     rounds: int = option(3, "Turns of each server.", click.IntRange(1))
     in_process_only: bool = option(False, "Leave gRPC out: a run of a minute, for one change at a time.")
     h2load_only: bool = option(False, "Measure with h2load alone.")
-    traces: bool = option(False, "Measure instead what traces add to the front end, in process.")
     seed: int = option(0, "Who types what and when.", int)
 
 
@@ -53,25 +50,20 @@ def main(options: _Options, console: Console) -> Result:
         python -m loadtest.bench.requests --requests-per-s 750 --rounds 5
         python -m loadtest.bench.requests --h2load-only --rounds 5
         python -m loadtest.bench.requests --in-process-only
-        python -m loadtest.bench.requests --traces --sessions 120 --requests-per-s 64 --seconds 5 --rounds 200
     """
     scenario = editors(options.sessions, options.requests_per_s, options.seconds, options.seed)
     found: dict[str, float] = {}
-    if options.traces:
-        found = measure_traces(_passes(options, scenario), options.rounds)
-    else:
-        if not options.in_process_only:
-            found |= _with_h2load(options, console)
-        if not options.in_process_only and not options.h2load_only:
-            found |= _over_grpc(options, scenario, console)
-        if not options.h2load_only:
-            found |= _in_process(_passes(options, scenario), options.rounds)
-        if {"server_cpu_ms", "engine_cpu_ms"} <= found.keys():
-            found["server_without_engine_cpu_ms"] = found["server_cpu_ms"] - found["engine_cpu_ms"]
-    figures = all_rounded(found)
+    if not options.in_process_only:
+        found |= _with_h2load(options, console)
+    if not options.in_process_only and not options.h2load_only:
+        found |= _over_grpc(options, scenario, console)
+    if not options.h2load_only:
+        found |= _in_process(_passes(options, scenario), options.rounds)
+    if {"server_cpu_ms", "engine_cpu_ms"} <= found.keys():
+        found["server_without_engine_cpu_ms"] = found["server_cpu_ms"] - found["engine_cpu_ms"]
     names = ("sessions", "requests_per_s", "seconds", "rounds", "seed")
     return Result(
-        figures | {name: getattr(options, name) for name in names}, [figure_table("CPU time of a request", figures)]
+        found | {name: getattr(options, name) for name in names}, [figure_table("CPU time of a request", found)]
     )
 
 

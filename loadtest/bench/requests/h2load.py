@@ -20,17 +20,14 @@ import psutil
 
 from completion.v1 import completion_pb2 as pb
 from loadtest.bench.runner.front_end import bare_server, cpu_s
-from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
+from loadtest.bench.runner.server import SCRIPTED, SERVES_ALL, ServerProcess
 from loadtest.processes.child import StartError
 from loadtest.processes.meter import MetricsError, read_counter
 
 OVERRIDES = (
     *SERVES_ALL,
-    "engine.kind=scripted",
+    *SCRIPTED,
     "engine.scripted_times=instant",
-    "engine.warm_up=false",
-    "engine.draft_model=",
-    "speculation.mode=fixed",
     "engine.max_num_seqs=128",
     "scheduling.max_slots=128",
     "scheduling.supersede=false",

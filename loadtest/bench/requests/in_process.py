@@ -22,10 +22,8 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.core.events import Emit, Event
 from completion_server.core.outcome import End
 from completion_server.core.request import Request
-from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.engine.interface import GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.settings import EngineSettings
@@ -37,7 +35,6 @@ from completion_server.serving.generate import Generates, Prompts
 from completion_server.serving.service import Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.telemetry.metrics import Metrics
-from completion_server.telemetry.tracing.tracing import Tracing
 from loadtest.bench.requests import streams
 from loadtest.bench.requests.streams import Key, keys_of
 from loadtest.simulation import virtual_time
@@ -109,33 +106,6 @@ class Passes:
         engine = self._cpu_ms(lambda: virtual_time.run(_generate(self._generations)))
         return {"front_end": front_end, "pipeline": pipeline, "prompt": prompt, "engine": engine}
 
-    def front_end_ms(self, tracing: Tracing) -> float:
-        """Measure the front end alone, with traces, until the last span is exported. `tracing` has started."""
-        keys = self._keys()
-
-        def serve() -> None:
-            traced = _serve(
-                keys, self._prompts, has_streams=True, heard_by=tracing.heard_by, begin_trace=tracing.begin_trace
-            )
-            virtual_time.run(traced)
-            asyncio.run(tracing.flush())  # its thread runs in real time
-
-        return self._cpu_ms(serve)
-
-    def events(self) -> list[Event]:
-        """Return the events of a pass of the front end."""
-        found: list[Event] = []
-
-        def heard_by(emit: Emit) -> Emit:
-            def record(event: Event) -> None:
-                found.append(event)
-                emit(event)
-
-            return record
-
-        virtual_time.run(_serve(self._keys(), self._prompts, has_streams=True, heard_by=heard_by))
-        return found
-
     def _keys(self) -> list[Key]:
         self._num_passes += 1
         return keys_of(self._trace, self._scenario, f"pass-{self._num_passes}")
@@ -158,13 +128,11 @@ async def _serve(
     *,
     has_streams: bool = False,
     recorded: list[EngineCall] | None = None,
-    heard_by: Callable[[Emit], Emit] = lambda emit: emit,
-    begin_trace: BeginTrace = no_trace,
 ) -> None:
     """Serve the requests at their times, cancelled by their users' next keys, and wait for the last end."""
-    async with _serving(prompts, recorded, heard_by(Metrics(CollectorRegistry()).handle)) as service:
+    async with _serving(prompts, recorded) as service:
         if has_streams:
-            await streams.serve(service, keys, begin_trace)
+            await streams.serve(service, keys)
             return
         loop = asyncio.get_running_loop()
         for key in keys:
@@ -176,11 +144,11 @@ async def _serve(
 
 
 @contextlib.asynccontextmanager
-async def _serving(prompts: Prompts, recorded: list[EngineCall] | None, emit: Emit) -> AsyncIterator[Service]:
+async def _serving(prompts: Prompts, recorded: list[EngineCall] | None) -> AsyncIterator[Service]:
     clock = LoopClock()
     engine = SupervisedEngine(lambda: ScriptedEngine.from_settings(ENGINE), ENGINE, clock)
     generates = engine if recorded is None else _RecordingEngine(engine, recorded)
-    service = Service(SETTINGS, generates, prompts, clock, emit)
+    service = Service(SETTINGS, generates, prompts, clock, Metrics(CollectorRegistry()).handle)
     service.gate.set_engine_ready(True)
     await engine.start()
     tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]

@@ -16,7 +16,7 @@ from completion_server.admission.quotas import RefusalBudget
 from completion_server.admission.settings import LimitSettings
 from completion_server.core.clock import Deadline
 from completion_server.core.request import Caller, Mode, Request, Trigger
-from completion_server.core.trace_context import BeginTrace, no_trace
+from completion_server.core.trace_context import no_trace
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.session import SessionCall, StreamTimes
 from completion_server.serving.service import Service
@@ -144,11 +144,11 @@ class EditorCall:
             self._waiting.set_result(None)
 
 
-async def serve(service: Service, keys: Sequence[Key], begin_trace: BeginTrace = no_trace) -> None:
+async def serve(service: Service, keys: Sequence[Key]) -> None:
     """Serve the requests at their times, each session on a stream of its own, and wait for the last end."""
     loop, limits = asyncio.get_running_loop(), LimitSettings()
     budgets = RefusalBudget(0, 1), RefusalBudget(0, 1)
-    intake = Intake(limits, *budgets, _NEVER_S, service.now, lambda _context: _IDENTITY, begin_trace)
+    intake = Intake(limits, *budgets, _NEVER_S, service.now, lambda _context: _IDENTITY, no_trace)
     times = StreamTimes(_NEVER_S, _NEVER_S, _NEVER_S, _STALL_S)
     contexts = {key.typed.session: EditorCall() for key in keys}
     async with asyncio.TaskGroup() as group:

@@ -22,7 +22,7 @@ import click
 from rich.console import Console, RenderableType
 
 from completion_server.core.errors import ConfigError
-from loadtest.bench.runner.figures import report_console
+from loadtest.bench.runner.figures import for_json, report_console
 from loadtest.bench.runner.prompts import TooFewTextsError
 from loadtest.bench.runner.server import CommandError, NotAnsweredError
 from loadtest.driving.worker_pool import CheckError, RunError
@@ -90,7 +90,7 @@ class Result:
     """What a benchmark found."""
 
     figures: Mapping[str, Any]
-    """The JSON object of the last line. The interval of `name` is `name_low` to `name_high`."""
+    """The JSON object of the last line, before `for_json`."""
     tables: Sequence[RenderableType] = ()
     exit_code: int = 0
     is_measured: bool = True
@@ -143,13 +143,13 @@ def expected_errors(*others: type[Exception], part: str = "") -> Iterator[None]:
 
 def _deliver(result: Result, options: Options) -> None:
     """Print the tables and the last line, write the document, and exit."""
-    console = report_console()
+    console, figures = report_console(), for_json(result.figures)
     for each in () if options.as_json_only else result.tables:
         console.print(each, markup=False, highlight=False)
     if options.record is not None and result.is_measured:
         workload = {name: value for name, value in asdict(options).items() if name not in _NO_WORKLOAD}
-        write_document(options.record, result.figures, workload)
-    click.echo(json.dumps(result.figures))
+        write_document(options.record, figures, workload)
+    click.echo(json.dumps(figures))
     if result.exit_code:
         sys.exit(result.exit_code)
 

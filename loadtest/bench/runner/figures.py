@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -10,11 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from loadtest.targets.record import Result
+from loadtest.traffic.sections import CriteriaSettings
 from loadtest.tuning.choice import MIN_ROUNDS, Estimate, ratio_of_rounds
 
 _MIN_TOKENS_FOR_RATE = 8
 """With fewer tokens the rate depends on the clock's resolution."""
 
+_DIGITS = 6
+"""Significant digits of a figure in JSON."""
 _STYLES = {"FAILED": "bold red", "passed": "green"}
 
 
@@ -91,14 +96,36 @@ def median_of_pairs(first: Iterable[float | None], second: Iterable[float | None
     return percentile([a / b if ratio else a - b for a, b in pairs], 50)
 
 
-def rounded(value: float, digits: int = 3) -> float | None:
-    """Return a rounded figure for JSON; None for nan."""
-    return None if np.isnan(value) else round(value, digits)
+def is_in_time(result: Result, criteria: CriteriaSettings) -> bool:
+    """Return whether the first visible text came in time, counted from the intended time."""
+    return result.ttft_s is not None and result.ttft_s <= criteria.within_ms / 1000
 
 
-def all_rounded(figures: Mapping[str, float]) -> dict[str, float | None]:
-    """Return rounded figures for JSON; None for nan."""
-    return {name: rounded(value) for name, value in figures.items()}
+def is_seen(result: Result, criteria: CriteriaSettings) -> bool:
+    """Return whether the user saw the completion: in time, and for long enough before the next key."""
+    text_at_s = result.first_text_at_s
+    if text_at_s is None or not is_in_time(result, criteria):
+        return False
+    return result.request.next_key_at_s - text_at_s >= criteria.before_next_key_ms / 1000
+
+
+def for_json(figures: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return rounded figures, at any depth; None for nan and infinity. An estimate has its interval beside it."""
+    found: dict[str, Any] = {}
+    for name, value in figures.items():
+        if isinstance(value, Estimate):
+            found |= for_json({name: value.value, f"{name}_low": value.low, f"{name}_high": value.high})
+        else:
+            found[str(name)] = _for_json(value)
+    return found
+
+
+def _for_json(value: Any) -> Any:  # noqa: ANN401 - a figure, or several
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return for_json(value)
+    return [_for_json(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def report_console() -> Console:
@@ -124,11 +151,6 @@ def ratio(first: Sequence[float], second: Sequence[float], least: float = 0.0) -
     return Estimate(float(np.exp(np.mean(np.log(above / below)))), float("nan"), float("nan"))
 
 
-def named(name: str, found: Estimate) -> dict[str, float | None]:
-    """Return an estimate for JSON, with its interval."""
-    return {name: rounded(found.value), f"{name}_low": rounded(found.low), f"{name}_high": rounded(found.high)}
-
-
 def mean(values: Sequence[float]) -> float:
     """Return the arithmetic mean."""
     return sum(values) / len(values)
@@ -144,9 +166,9 @@ def text_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]
     return found
 
 
-def figure_table(title: str, figures: Mapping[str, float | None]) -> Table:
+def figure_table(title: str, figures: Mapping[str, Any]) -> Table:
     """Return a table of figures by name."""
-    return text_table(title, ("", ""), tuple((name, shown(value)) for name, value in figures.items()))
+    return text_table(title, ("", ""), tuple((name, shown(value)) for name, value in for_json(figures).items()))
 
 
 def shown(value: float | None, digits: int = 3) -> str:

@@ -14,8 +14,8 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.endpoint import caller_metadata
-from loadtest.bench.runner.closed_loop import BenchPrompt, closed_loop
 from loadtest.bench.runner.figures import Block, Sample
+from loadtest.bench.runner.loops import BenchPrompt, closed_loop
 from loadtest.bench.runner.prompts import PromptMaker
 from loadtest.bench.runner.schedule import Contestant
 from loadtest.processes.child import FIRST_START_S, Child
@@ -53,6 +53,15 @@ SERVES_ALL = (
 
 ONE_CACHE = ("engine.cache_scope=tenant",)
 """For benchmarks whose callers share text: one prefix cache for all of them, as an engine without users has."""
+
+
+SCRIPTED = (
+    "engine.kind=scripted",
+    "engine.warm_up=false",
+    "engine.draft_model=",
+    "speculation.mode=fixed",
+)
+"""An engine that is ready at once."""
 
 
 class CommandError(Exception):

@@ -40,7 +40,6 @@ from rich.progress import Progress
 from loadtest.bench.peers.vllm_serve import VllmServe, vllm_contestant
 from loadtest.bench.runner.benchmark import FILE, POSITIVE, Result, ServerOptions, benchmark, option, write_text
 from loadtest.bench.runner.editing import EditingContestant, EditingRuns, ServerPrompts, server_contestant
-from loadtest.bench.runner.figures import rounded
 from loadtest.bench.runner.schedule import Contest, rotated
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, effective_config
 from loadtest.bench.scheduler.report import (
@@ -149,9 +148,9 @@ def main(options: _Options, console: Console) -> Result:
     headlines = headline(found, results)
     left_out = {"as_json_only", "record", "config", "overrides", "picture", "quick"}
     details = {
-        "capacity_per_s": rounded(rate),
-        "capacity_per_s_by_concurrency": {str(n): rounded(each) for n, each in by_concurrency.items()},
-        "requests_per_s_of_a_session": rounded(scenario.session_requests_per_s),
+        "capacity_per_s": rate,
+        "capacity_per_s_by_concurrency": by_concurrency,
+        "requests_per_s_of_a_session": scenario.session_requests_per_s,
         "typing": scenario.typing.model.parameters(),
         "options": {name: value for name, value in asdict(options).items() if name not in left_out},
         "traces": [

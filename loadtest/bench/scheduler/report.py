@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from loadtest.bench.runner.figures import all_rounded, percentile, rounded, shown, text_table
+from loadtest.bench.runner.figures import is_in_time, is_seen, percentile, shown, text_table
 from loadtest.driving.driver import Run
 from loadtest.report.canvas import curve_svg
 from loadtest.targets.record import Outcome, Result
@@ -22,19 +22,6 @@ Figures = Mapping[float, Mapping[str, Mapping[str, Any]]]
 """Figures by load, target and name."""
 
 _HEADLINE_LOAD, _TOP_LOAD = 2.0, 4.0
-
-
-def is_in_time(result: Result, criteria: CriteriaSettings) -> bool:
-    """Return whether the first visible text came in time, counted from the intended time."""
-    return result.ttft_s is not None and result.ttft_s <= criteria.within_ms / 1000
-
-
-def is_seen(result: Result, criteria: CriteriaSettings) -> bool:
-    """Return whether the user saw the completion: in time, and for long enough before the next key."""
-    text_at_s = result.first_text_at_s
-    if text_at_s is None or not is_in_time(result, criteria):
-        return False
-    return result.request.next_key_at_s - text_at_s >= criteria.before_next_key_ms / 1000
 
 
 def load_figures(runs: Sequence[Run], criteria: CriteriaSettings) -> dict[str, Any]:
@@ -83,8 +70,8 @@ def figures(results: Results, criteria: CriteriaSettings) -> Figures:
     }
 
 
-def headline(found: Figures, results: Results) -> dict[str, float | None]:
-    """Return the headline figures; None for a load that was not run, or a ratio to 0."""
+def headline(found: Figures, results: Results) -> dict[str, float]:
+    """Return the headline figures; nan for a load that was not run, or a ratio to 0."""
 
     def at(load: float, target: str, name: str = "seen_per_s") -> float:
         value: float = found.get(load, {}).get(target, {}).get(name, math.nan)
@@ -93,7 +80,7 @@ def headline(found: Figures, results: Results) -> dict[str, float | None]:
     ours = at(_HEADLINE_LOAD, SCHEDULER)
     peak = max((at(load, SCHEDULER) for load in found), default=math.nan)
     runs = [run for by_target in results.values() for runs in by_target.values() for run in runs]
-    named = {
+    return {
         "seen_ratio_2x_to_plain": _ratio(ours, at(_HEADLINE_LOAD, PLAIN)),
         "seen_ratio_2x_to_vllm_serve": _ratio(ours, at(_HEADLINE_LOAD, VLLM_SERVE)),
         "seen_4x_to_peak": _ratio(at(_TOP_LOAD, SCHEDULER), peak),
@@ -102,15 +89,11 @@ def headline(found: Figures, results: Results) -> dict[str, float | None]:
         "wasted_token_share_2x": at(_HEADLINE_LOAD, SCHEDULER, "wasted_token_share"),
         "generator_lag_p99_ms": percentile([each.lag_s * 1000 for run in runs for each in run.results], 99),
     }
-    return all_rounded(named)
 
 
 def as_json(found: Figures) -> dict[str, Any]:
-    """Return all figures, rounded and nested by load and target; None for nan."""
-    return {
-        f"{load:g}": {name: {key: _jsonable(value) for key, value in own.items()} for name, own in by_target.items()}
-        for load, by_target in found.items()
-    }
+    """Return all figures, nested by load and target."""
+    return {f"{load:g}": by_target for load, by_target in found.items()}
 
 
 def first_errors(results: Results) -> dict[str, str]:
@@ -124,7 +107,7 @@ def first_errors(results: Results) -> dict[str, str]:
     return found
 
 
-def tables(found: Figures, headlines: Mapping[str, float | None]) -> list[Table]:
+def tables(found: Figures, headlines: Mapping[str, float]) -> list[Table]:
     """Return the tables of all targets and of their comparison."""
     rows = [
         (
@@ -149,7 +132,7 @@ def tables(found: Figures, headlines: Mapping[str, float | None]) -> list[Table]
         "dropped", "wasted",
     )  # fmt: skip
     compared = [
-        (name, "nothing to compare with" if value is None and name.startswith("seen") else shown(value))
+        (name, "nothing to compare with" if math.isnan(value) and name.startswith("seen") else shown(value))
         for name, value in headlines.items()
     ]
     return [
@@ -184,9 +167,3 @@ def _ttft_ms(results: Sequence[Result]) -> list[float]:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
-
-
-def _jsonable(value: Any) -> Any:  # noqa: ANN401 - a figure
-    if isinstance(value, list):
-        return [rounded(each) for each in value]
-    return rounded(value) if isinstance(value, float) else value

@@ -24,7 +24,7 @@ import click
 from rich.console import Console
 
 from loadtest.bench.runner.benchmark import FOLDER, Result, ServerOptions, benchmark, option, write_text
-from loadtest.bench.runner.figures import all_rounded, percentile, report_console
+from loadtest.bench.runner.figures import for_json, percentile, report_console
 from loadtest.bench.runner.schedule import Contest
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
 from loadtest.commands.tune import Bar, numbers, print_tuning
@@ -83,7 +83,7 @@ def main(options: _Options, console: Console) -> Result:
     if options.quick:
         options = replace(options, changes=min(10, options.changes))
     tuned, changes = asyncio.run(_measure(settings, options, console))
-    found = all_rounded(figures(tuned) | changes)
+    found = for_json(figures(tuned) | changes)
     about = {
         "version": version("completion-server"),
         "started_at": started_at,

@@ -205,14 +205,14 @@ def figures(starts: Sequence[Start], truth: Truth) -> dict[str, Any]:
         "starts": len(starts),
         "starts_within_3_percent": sum(each >= 1 - MAX_LOSS for each in over),
         "starts_within_3_percent_adjusted": sum(each >= 1 - MAX_LOSS for each in adjusted),
-        "worst_over_best": round(min(over), 4),
-        "worst_batch_size_over_best": round(min(truth.worst_over_best(each.choice.rows) for each in starts), 4),
-        "trial_s_median": round(sorted(each.trial_s for each in starts)[len(starts) // 2], 1),
-        "trial_s_max": round(max(each.trial_s for each in starts), 1),
-        "start_s_median": round(sorted(each.whole_s for each in starts)[len(starts) // 2], 1),
+        "worst_over_best": min(over),
+        "worst_batch_size_over_best": min(truth.worst_over_best(each.choice.rows) for each in starts),
+        "trial_s_median": sorted(each.trial_s for each in starts)[len(starts) // 2],
+        "trial_s_max": max(each.trial_s for each in starts),
+        "start_s_median": sorted(each.whole_s for each in starts)[len(starts) // 2],
         "schedules": {json.dumps(rows): n for rows, n in Counter(each.choice.rows for each in starts).most_common()},
-        "tokens_per_s": {size: {k: round(rate, 1) for k, rate in own.items()} for size, own in truth.rates.items()},
-        "gains": {size: {k: round(math.exp(g), 3) for k, g in own.items()} for size, own in truth.log_gains.items()},
+        "tokens_per_s": truth.rates,
+        "gains": {size: {k: math.exp(g) for k, g in own.items()} for size, own in truth.log_gains.items()},
     }
 
 

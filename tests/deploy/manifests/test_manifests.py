@@ -7,10 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate.utils
 import pytest
 import yaml
-from kubernetes_validate import ValidationError, validate
 
 from completion_server.rpc.server import COMPLETION_SERVICE
 from tests.deploy.manifests import policies
@@ -73,21 +71,23 @@ def test_the_gateway_is_of_the_class_that_the_readme_makes() -> None:
     assert "kubectl apply -f deploy/components/edge/gateway-class.yaml" in (DEPLOY / "README.md").read_text("utf-8")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _schemas_are_read_once() -> Iterator[None]:
-    """kubernetes-validate reads a schema and all definitions for each object."""
+@pytest.fixture(scope="module")
+def kubernetes() -> Iterator[Any]:
+    """Yield kubernetes-validate, which takes seconds to import and would read all schemas anew for each object."""
+    import kubernetes_validate.utils
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents))
-        yield
+        yield kubernetes_validate
 
 
-def test_every_object_is_strictly_valid_in_three_versions() -> None:
+def test_every_object_is_strictly_valid_in_three_versions(kubernetes: Any) -> None:
     known = (each for each in distinct_objects() if not custom_resources.is_known(each))
     objects = [each for each in known if each["kind"] != "DNSEndpoint"]
     assert {"Deployment", "StatefulSet", "NetworkPolicy", "Job"} <= {each["kind"] for each in objects}
     for version in VERSIONS:
         for each in objects:
-            assert validate(each, version, strict=True) == version, name_of(each)
+            assert kubernetes.validate(each, version, strict=True) == version, name_of(each)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_every_object_is_strictly_valid_in_three_versions() -> None:
     [("minReadySecond", 3), ("template spec containers 0 image", 3), ("selector", None)],
     ids=["unknown field", "wrong type", "missing field"],
 )
-def test_an_invalid_object_is_found(path: str, value: Any) -> None:
+def test_an_invalid_object_is_found(kubernetes: Any, path: str, value: Any) -> None:
     objects = broken("regions/us-east", f"Deployment/completion-server spec {path}", value)
     found = one(objects, "Deployment", "completion-server")
     for version in VERSIONS:
-        with pytest.raises(ValidationError):
-            validate(found, version, strict=True)
+        with pytest.raises(kubernetes.ValidationError):
+            kubernetes.validate(found, version, strict=True)
 
 
 INVALID: dict[str, Any] = {

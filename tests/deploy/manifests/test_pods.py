@@ -12,8 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from loadtest.__main__ import main
-from loadtest.bench.replicas.servers import SCRIPTED
-from loadtest.bench.runner.server import ServerProcess
+from loadtest.bench.runner.server import SCRIPTED, ServerProcess
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
 from tests.deploy.manifests.targets import rendered

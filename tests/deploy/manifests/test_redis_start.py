@@ -62,7 +62,7 @@ class Pod:
     def kill(self) -> None:
         for process in self._processes:
             process.kill()
-            process.wait()
+            process.wait(FAILOVER_S)
         self._processes.clear()
 
     def connect(self, port: int, password: str | None = None, username: str | None = None) -> "redis.Redis[str]":

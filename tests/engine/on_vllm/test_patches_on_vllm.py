@@ -1,4 +1,4 @@
-"""What each patch of vLLM mends, on two engines: one without any patch, and one with all of them."""
+"""What each patch of vLLM changes, on two engines: one without any patch, and one with all of them."""
 
 import asyncio
 import threading

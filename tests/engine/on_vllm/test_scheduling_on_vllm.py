@@ -13,7 +13,7 @@ import pytest
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.composition import app as code
-from tests.support.server import Answer, RunningServer, ask, eventually, make_config, request, run_server
+from tests.support.server import Answer, RunningServer, ask, eventually, make_config, next_event, request, run_server
 
 if TYPE_CHECKING:
     from completion_server.engine.interface import Engine
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.serial
 MAX_SESSIONS = 200
 NUM_CONNECTIONS = 4
 KEYS = 4
+IDLE_WITHIN_S = 120.0
+"""For the last aborts, on a busy machine."""
 SOURCE = Path(cast("str", code.__file__)).read_text(encoding="utf-8")
 
 
@@ -65,7 +67,7 @@ async def serving(engine: "VllmEngine", *overrides: str) -> AsyncIterator[Runnin
 
 
 async def idle(engine: "VllmEngine") -> None:
-    await eventually(lambda: engine.stats().num_running == 0 and engine.stats().num_waiting == 0)
+    await eventually(lambda: engine.stats().num_running == 0 and engine.stats().num_waiting == 0, IDLE_WITHIN_S)
 
 
 def key(session: int, number: int, **fields: object) -> pb.CompleteRequest:
@@ -89,7 +91,7 @@ async def type_on(stub: CompletionServiceStub, session: int) -> list[Answer]:
 
     async def read() -> None:
         while any(answer.end is None for answer in answers):
-            event = await call.read()
+            event = await next_event(call)
             answers[event.sequence - 1].take(event)
 
     reading = asyncio.create_task(read())
@@ -128,7 +130,7 @@ async def test_a_storm_of_one_users_requests_costs_the_engine_hardly_more_than_t
             await call.write(pb.SessionRequest(complete=key(0, number, max_tokens=32)))
         answers = {number + 1: Answer() for number in range(200)}
         while any(answer.end is None for answer in answers.values()):
-            event = await call.read()
+            event = await next_event(call)
             answers[event.sequence].take(event)
         reasons = [answer.reason for answer in answers.values()]
         assert reasons[-1] in {"stop", "length"}
@@ -144,7 +146,7 @@ async def test_a_request_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEng
         for session in itertools.count():  # until one has not come to its end by itself before the cancel arrives
             call = server.stub.Complete(key(session, 0, max_tokens=64))
             if phase == "decoding":
-                if not (await call.read()).delta.text:
+                if not (await next_event(call)).delta.text:
                     continue
             else:
                 await eventually(lambda: server.count("completion_running_requests") == 1)
@@ -176,13 +178,13 @@ async def test_typed_along_text_is_not_computed_again(vllm_engine: "VllmEngine")
         assert len(whole) > 1, "the model completes nothing here; choose another text"
         call = server.stub.Session(metadata=(("x-user-id", "along"),))
         await call.write(pb.SessionRequest(complete=point(1, prefix)))
-        first = await call.read()
+        first = await next_event(call)
         assert first.delta.text
         typed = whole[0]
         await call.write(pb.SessionRequest(complete=point(2, prefix + typed)))
         newer = Answer()
         while newer.end is None:
-            event = await call.read()
+            event = await next_event(call)
             if event.sequence == 2:
                 newer.take(event)
         await call.done_writing()

@@ -219,6 +219,8 @@ async def test_no_server_says_how_to_start_one(run: Run, source: Path) -> None:
     assert (result.exit_code, result.stdout) == (1, "")
     assert "No server answers at 127.0.0.1:1 (Connection refused" in result.stderr
     assert "completion-server serve --config" in result.stderr
+    result = await run(complete, f"{source}:2", "--server", "localhost:abc")
+    assert "No server answers at localhost:abc (localhost:abc). " in result.stderr
 
 
 async def test_a_unix_socket_is_an_address(serve: Serve, run: Run, source: Path, tmp_path: Path) -> None:

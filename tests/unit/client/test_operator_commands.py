@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import grpc
 import pytest
 from client_fakes import Failure, FakeServer, Run, Serve
@@ -54,6 +55,13 @@ async def test_a_host_alone_is_asked_at_the_default_port(run: Run) -> None:
         result = await run(command, *(["-"] if command is complete else []), option, "no-such-host.invalid", input="x")
         assert result.exit_code == 1
         assert f"No server answers at no-such-host.invalid:{port} " in result.stderr
+
+
+@pytest.mark.parametrize("command", [status, drain])
+async def test_the_option_of_other_commands_is_refused_with_the_right_one(run: Run, command: click.Command) -> None:
+    result = await run(command, "--server", "127.0.0.1:50051")
+    assert result.exit_code == 2
+    assert "name the admin listener: --admin HOST[:50052]" in result.stderr
 
 
 async def test_several_servers_are_shown_with_their_distances(serve: Serve, run: Run) -> None:

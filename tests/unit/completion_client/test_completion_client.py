@@ -1,6 +1,7 @@
 """Single requests and sessions of the client library, against the real server with a scripted engine."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -116,7 +117,7 @@ async def test_a_timeout_is_an_error_and_frees_the_engine(client: CompletionClie
 async def test_a_cancelled_call_frees_the_engine(client: CompletionClient, engine: ScriptedEngine) -> None:
     has_text = asyncio.Event()
     call = asyncio.create_task(client.complete(ENDLESS_REQUEST, on_text=lambda _text: has_text.set()))
-    await has_text.wait()
+    await eventually(has_text.is_set)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -132,6 +133,13 @@ async def test_a_server_that_is_away_is_unavailable() -> None:
         with pytest.raises(ConnectionLostError):
             async with client.session():
                 pass
+
+
+async def test_a_timeout_while_connecting_is_that_of_the_request() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with CompletionClient(f"127.0.0.1:{silent.getsockname()[1]}") as client:
+            with pytest.raises(DeadlineExceededError, match="no connection to"):
+                await client.complete(pb.CompleteRequest(prefix="x = "), timeout_s=0.1)
 
 
 async def test_names_that_can_not_be_sent_and_a_key_alone_are_refused() -> None:

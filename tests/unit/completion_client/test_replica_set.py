@@ -10,14 +10,15 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+import completion_client
 from completion.v1 import completion_pb2 as pb
 from completion_client import (
+    CompletionClient,
     ConnectionLostError,
     Endpoint,
     InvalidArgumentError,
     Regions,
     RegionSettings,
-    ReplicaSet,
     ResourceExhaustedError,
     SessionSettings,
 )
@@ -122,11 +123,15 @@ async def test_a_dropped_connection_is_not_held_against_the_replica(servers: lis
     assert [num_accepted(each) for each in servers] == [2, 0]
 
 
+def test_a_client_of_several_servers_has_its_older_name() -> None:
+    assert completion_client.ReplicaSet is CompletionClient
+
+
 async def test_a_user_has_one_order_and_users_without_a_name_have_their_own() -> None:
     addresses = ",".join(f"10.0.0.{number}:1" for number in range(8))
-    orders = {tuple(ReplicaSet(addresses, user="ada", tenant="t").order) for _ in range(5)}
+    orders = {tuple(CompletionClient(addresses, user="ada", tenant="t").order) for _ in range(5)}
     assert len(orders) == 1
-    assert len({ReplicaSet(addresses).order[0] for _ in range(40)}) > 3
+    assert len({CompletionClient(addresses).order[0] for _ in range(40)}) > 3
 
 
 BUSY = RegionSettings(tier_margin_ms=60_000, check_interval_s=0.02, silence_min_s=10.0, silence_max_s=10.0)
@@ -149,11 +154,11 @@ async def shared_regions(
 
 async def test_a_thousand_users_who_come_and_go_need_one_connection_to_each_server() -> None:
     async with shared_regions(FakeReplica(), FakeReplica()) as (regions, proxies):
-        present: deque[ReplicaSet] = deque()
+        present: deque[CompletionClient] = deque()
         for number in range(1000):
             if len(present) == regions.settings.users_per_connection:
                 await present.popleft().aclose()
-            view = ReplicaSet(regions, user=f"user {number}")
+            view = CompletionClient(regions, user=f"user {number}")
             present.append(view)
             if number % 10 == 0:
                 assert (await view.complete(REQUEST)).text == "text"
@@ -166,7 +171,7 @@ async def test_the_connections_of_a_number_without_users_are_dropped_after_their
     replica = FakeReplica()
     async with shared_regions(replica, FakeReplica()) as (regions, proxies):
         stays, leaves = (
-            ReplicaSet(regions, user="ada", connection=number, order=lambda found, *_: tuple(found))
+            CompletionClient(regions, user="ada", connection=number, order=lambda found, *_: tuple(found))
             for number in (0, 7)
         )
         await eventually(lambda: [each.num_open for each in proxies] == [2, 2])

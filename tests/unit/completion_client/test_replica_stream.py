@@ -16,7 +16,6 @@ from completion_client import (
     ConnectionLostError,
     DeadlineExceededError,
     Endpoint,
-    ReplicaSet,
     ServiceError,
     make_traceparent,
 )
@@ -135,7 +134,7 @@ async def test_a_request_ends_once_if_its_listener_sends_the_next_one_elsewhere(
         listener = SendsTheNext(stream, send_next)
         stream.send_nowait(pb.CompleteRequest(session_id="s", sequence=1, prefix="x = "), listener)
         await eventually(lambda: second.sequences("complete") == [2])
-        await eventually(lambda: not stream.num_open)
+        await eventually(lambda: not stream._requests)
         assert len(listener.events) == 1
         await asyncio.gather(*stream.close_nowait(), return_exceptions=True)
 
@@ -214,7 +213,7 @@ SETTINGS = replace(ONE_REGION, silence_min_s=0.2, silence_max_s=0.4, check_timeo
 
 
 @asynccontextmanager
-async def stalling(other_address: str = "") -> AsyncIterator[tuple[FakeReplica, FakeReplica, ReplicaSet]]:
+async def stalling(other_address: str = "") -> AsyncIterator[tuple[FakeReplica, FakeReplica, CompletionClient]]:
     """Yield a server whose first answer stalls after its first text, another, and the view of a user of both."""
     first = FakeReplica(pb.End(finish_reason=STOP, text=" beta"), first_texts={1: "alpha"})
     other = FakeReplica()

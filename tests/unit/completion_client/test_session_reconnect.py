@@ -11,13 +11,11 @@ import pytest
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
-from completion_client import CompletionClient, ConnectionLostError, SessionSettings, UnavailableError
+from completion_client import CompletionClient, ConnectionLostError, Endpoint, SessionSettings, UnavailableError
 from completion_client.session import PendingCompletion, Session
-from completion_client.session_stream import SessionStream
 from completion_server.core.errors import CompletionError, OverloadedError, SessionEndedError
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.status import abort
-from tests.support.cancels import cancel_and_wait
 from tests.support.redis_servers import free_port
 from tests.support.regions import ENDLESS_REQUEST, script
 from tests.support.replica_fakes import Losses
@@ -82,7 +80,7 @@ async def test_a_number_that_the_server_would_refuse_is_not_sent() -> None:
         for sequence in (0, 3, 3, 2):
             request = pb.CompleteRequest(session_id="s", sequence=sequence, prefix="x = ")
             pending = PendingCompletion(stream, sequence, lambda _: None)
-            if sequence == 3 and not stream.is_open(3):
+            if sequence == 3 and stream.route(3) is None:
                 stream.send_nowait(request, pending)
                 live = pending
             else:
@@ -226,7 +224,7 @@ class ScriptedCall:
 
 
 class ScriptedChannel:
-    """A channel, and the source of it, that opens the given streams one after another."""
+    """A channel that opens the given streams one after another."""
 
     def __init__(self, *calls: ScriptedCall) -> None:
         self._calls = list(calls)
@@ -239,32 +237,29 @@ class ScriptedChannel:
 
     unary_stream = unary_unary = stream_stream
 
-    def channel(self) -> Any:
-        return self
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return grpc.ChannelConnectivity.READY if self.is_connected.is_set() else grpc.ChannelConnectivity.CONNECTING
 
-    async def ready(self) -> Any:
+    async def wait_for_state_change(self, _state: grpc.ChannelConnectivity) -> None:
         self.num_waiting += 1
         await self.is_connected.wait()
         self.num_waiting -= 1
-        return self
-
-    def disconnect(self) -> None:
-        pass
 
 
 @asynccontextmanager
-async def session_on(losses: Losses, *calls: ScriptedCall) -> AsyncIterator[Session]:
-    stream = SessionStream(ScriptedChannel(*calls), settings=QUICK, listener=losses)
-    stream.start_nowait()
-    session = Session(stream, "s")
-    yield session
-    for task in stream.close_nowait():
-        await cancel_and_wait(task)
+async def session_on(losses: Losses, channel: ScriptedChannel) -> AsyncIterator[Session]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Endpoint, "open_aio_channel", lambda *_: channel)
+        async with (
+            CompletionClient("scripted:1") as client,
+            client.session(settings=QUICK, listener=losses) as session,
+        ):
+            yield session
 
 
 async def test_a_request_whose_write_fails_is_sent_again_without_a_loss() -> None:
     losses, calls = Losses(), [ScriptedCall(fails=True), ScriptedCall(fails=False)]
-    async with session_on(losses, *calls) as session:
+    async with session_on(losses, ScriptedChannel(*calls)) as session:
         assert (await session.complete(REQUEST)).finish_reason == "stop"
         assert (await session.complete(REQUEST)).finish_reason == "stop"
     assert [call.written for call in calls] == [[1], [1, 2]]
@@ -275,7 +270,7 @@ async def test_a_request_whose_write_fails_is_sent_again_without_a_loss() -> Non
 async def test_a_request_that_has_text_or_was_sent_again_is_lost_with_its_failed_write(first_text: str) -> None:
     losses = Losses()
     failing = [ScriptedCall(fails=True, first_text=first_text)] + [ScriptedCall(fails=True)] * (not first_text)
-    async with session_on(losses, *failing, ScriptedCall(fails=False)) as session:
+    async with session_on(losses, ScriptedChannel(*failing, ScriptedCall(fails=False))) as session:
         with pytest.raises(ConnectionLostError, match="lost during a write"):
             await session.complete(REQUEST)
         await eventually(lambda: session.is_connected)
@@ -286,7 +281,7 @@ async def test_a_request_that_has_text_or_was_sent_again_is_lost_with_its_failed
 async def test_a_request_that_its_own_first_sending_superseded_is_lost() -> None:
     """The server may not have noticed yet that the old connection is lost."""
     superseded = ScriptedCall(fails=False, ends=pb.FINISH_REASON_SUPERSEDED)
-    async with session_on(Losses(), ScriptedCall(fails=True), superseded) as session:
+    async with session_on(Losses(), ScriptedChannel(ScriptedCall(fails=True), superseded)) as session:
         with pytest.raises(ConnectionLostError, match="still had the request"):
             await session.complete(REQUEST)
         assert (await session.complete(REQUEST)).finish_reason == "superseded", "not sent again"
@@ -295,10 +290,7 @@ async def test_a_request_that_its_own_first_sending_superseded_is_lost() -> None
 async def test_a_request_that_is_cancelled_while_a_stream_is_awaited_is_not_sent_again() -> None:
     losses, calls = Losses(), [ScriptedCall(fails=True), ScriptedCall(fails=False)]
     channel = ScriptedChannel(*calls)
-    stream = SessionStream(channel, settings=QUICK, listener=losses)
-    stream.start_nowait()
-    session = Session(stream, "s")
-    try:
+    async with session_on(losses, channel) as session:
         channel.is_connected.clear()
         pending = session.submit_nowait(REQUEST)
         await eventually(lambda: channel.num_waiting == 1)
@@ -306,7 +298,4 @@ async def test_a_request_that_is_cancelled_while_a_stream_is_awaited_is_not_sent
         channel.is_connected.set()
         assert (await pending.result()).finish_reason == "cancelled"
         assert (await session.complete(REQUEST)).finish_reason == "stop"
-    finally:
-        for task in stream.close_nowait():
-            await cancel_and_wait(task)
     assert [call.written for call in calls] == [[1], [2]]

@@ -42,6 +42,12 @@ class Point:
 '''
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Threads of so small a model mostly spin: a training took ten times the CPU time on busy cores."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def source() -> str:
     return SOURCE

@@ -3,8 +3,8 @@
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,9 @@ from draft_model.training.trainer import Budget, SavePoint, Trainer, TrainingPro
 from draft_model.training.world import World
 from tests.support.disk import files_up_to
 from tests.support.models import ROOT
+from tests.support.redis_servers import wait_until
+
+WAIT_S = 60.0
 
 
 class Recorder:
@@ -147,13 +150,20 @@ def command(data: Path, out: Path, *more: str, processes: int = 1) -> list[str]:
     return [*launch, "tests.unit.draft_model.tiny", *arguments[1:], *more]
 
 
+@contextmanager
+def killed_at_the_end(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 def test_a_terminated_run_leaves_nothing_half_written(data: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(command(data, tmp_path / "run", "--steps", "100000"), cwd=ROOT)
-    deadline = time.monotonic() + 60
-    while len(read_metrics(tmp_path / "run")) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 128 + signal.SIGTERM
+    with killed_at_the_end(process):
+        wait_until(lambda: len(read_metrics(tmp_path / "run")) >= 2, WAIT_S)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 128 + signal.SIGTERM
 
 
 @pytest.mark.full
@@ -165,11 +175,10 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     arguments = ("--steps", "40", "--checkpoint-minutes", "0", compile_flag)
     subprocess.run(command(data, tmp_path / "whole", *arguments), cwd=ROOT, check=True, capture_output=True)
     process = subprocess.Popen(command(data, tmp_path / "cut", *arguments), cwd=ROOT, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while len(read_metrics(tmp_path / "cut")) < 8 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    with killed_at_the_end(process):
+        wait_until(lambda: len(read_metrics(tmp_path / "cut")) >= 8, WAIT_S)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(WAIT_S) == -signal.SIGKILL
     before = read_metrics(tmp_path / "cut")
     assert 8 <= len(before) < 40
     subprocess.run(command(data, tmp_path / "cut", *arguments), cwd=ROOT, check=True, capture_output=True)

@@ -15,7 +15,9 @@ from completion_server.engine.loading import GivenUpError, Loading
 from completion_server.engine.processes import child_ids, cpu_seconds, kill_children, with_descendants
 from tests.support.cancels import cancel_and_wait
 from tests.support.server import eventually
+from tests.support.waits import GaveUpError
 
+WAIT_S = 30.0
 CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -97,7 +99,7 @@ async def test_a_result_that_comes_later_is_discarded_before_another_load_begins
 
     def stubborn() -> str:
         begun.set()
-        may_end.wait()
+        assert may_end.wait(WAIT_S)
         return "late"
 
     def discard(result: str) -> None:
@@ -126,7 +128,7 @@ async def test_a_load_that_is_given_up_starts_no_process_any_more() -> None:
 
     def load() -> str:
         begun.set()
-        may_go_on.wait()
+        assert may_go_on.wait(WAIT_S)
         slow.check()
         cores.append(start_core())
         return "engine"
@@ -162,5 +164,7 @@ def test_cpu_time_is_that_of_all_processes_that_run() -> None:
 
 
 def spin_until(is_done: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + WAIT_S
     while not is_done():
-        pass
+        if time.monotonic() >= ends_s:
+            raise GaveUpError(is_done, WAIT_S)

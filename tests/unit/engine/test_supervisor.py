@@ -16,6 +16,7 @@ from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from tests.support.cancels import cancel_and_wait
 from tests.support.scripted import AsyncTest, with_first
+from tests.support.server import eventually
 
 POISON = [6, 6, 6]
 
@@ -79,14 +80,12 @@ class Bench:
         return sum([output.num_tokens async for output in self.generate(name, prompt, num_tokens)])
 
     async def until_ready(self) -> None:
-        while self.supervised.state is not EngineState.READY:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: self.supervised.state is EngineState.READY)
 
     async def until_failed(self) -> float:
         """Return after how many seconds."""
         began_at = asyncio.get_running_loop().time()
-        while self.supervised.state is EngineState.READY:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: self.supervised.state is not EngineState.READY)
         return asyncio.get_running_loop().time() - began_at
 
 

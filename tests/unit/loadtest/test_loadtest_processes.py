@@ -2,13 +2,13 @@
 
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from loadtest.processes.child import Child
+from tests.support.redis_servers import wait_until
 
 TALKER = textwrap.dedent("""
     import json, os, subprocess, sys, time
@@ -25,13 +25,6 @@ def child() -> Iterator[Child]:
         yield started
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "waited for too long"
-        time.sleep(0.01)
-
-
 def is_suspended(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
@@ -40,9 +33,9 @@ def test_pause_suspends_every_process_and_resume_continues_them(child: Child) ->
     inner = child.read_json(30)["inner"]
     for _ in range(2):
         child.pause()
-        wait_for(lambda: is_suspended(child.pid) and is_suspended(inner))
+        wait_until(lambda: is_suspended(child.pid) and is_suspended(inner))
         child.resume()
-        wait_for(lambda: not is_suspended(child.pid) and not is_suspended(inner))
+        wait_until(lambda: not is_suspended(child.pid) and not is_suspended(inner))
     assert child.ask({}, 30) == {"answer": "{}"}
 
 
@@ -59,5 +52,5 @@ def test_pause_skips_processes_of_other_sessions(child: Child) -> None:
     child.read_json(30)
     with Child("other", [sys.executable, "-c", "import time; time.sleep(60)"]) as other:
         child.pause()
-        wait_for(lambda: is_suspended(child.pid))
+        wait_until(lambda: is_suspended(child.pid))
         assert not is_suspended(other.pid)

@@ -218,7 +218,8 @@ def test_several_threads_build_at_once() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(30)
+        assert not thread.is_alive(), "a thread did not build its prompts within 30 s"
     assert not failures
 
 

@@ -22,7 +22,7 @@ from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTime
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.session import SessionCall, StreamTimes
 from tests.support.cancels import cancel_and_wait
-from tests.support.server import request
+from tests.support.server import eventually, request
 from tests.support.services import FOUR_SLOTS, RunningService, in_virtual_time
 
 IDENTITY = Identity("u", "", "127.0.0.1:1", "127.0.0.1")
@@ -146,8 +146,7 @@ def test_a_request_ends_at_its_own_deadline_after_the_text_so_far() -> None:
         stream = Stream(running, caller)
         caller.ask(1, max_tokens=100, timeout_ms=500)
         began_at = running.service.now()
-        while "end" not in caller.events(1):
-            await asyncio.sleep(0.01)
+        await eventually(lambda: "end" in caller.events(1))
         assert running.service.now() - began_at == pytest.approx(0.5, abs=0.03)
         assert caller.events(1)[0] == "delta"
         assert caller.written[-1].end.finish_reason == pb.FINISH_REASON_DEADLINE

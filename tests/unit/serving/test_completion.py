@@ -19,6 +19,7 @@ from completion_server.core.request import Caller, Mode, Sampling
 from completion_server.engine.settings import CacheScope
 from completion_server.streaming.text import TextRules
 from tests.support.examples import examples
+from tests.support.server import eventually
 from tests.support.services import (
     FOUR_SLOTS,
     REQUEST,
@@ -75,8 +76,7 @@ async def test_a_generation_without_a_prompt_can_be_reattached() -> None:
     long = "x" * 20_000
     async with running_service(script.engine, MonotonicClock(), prompts=prompts) as running:
         running.open("old", long)
-        while not prompts.threads:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: bool(prompts.threads), poll_s=0.001)
         newer = running.open("new", long + "alph")
         assert running.load == (1, 1, 0)
         prompts.gate.set()

@@ -21,6 +21,7 @@ from completion_server.speculation.trial import StartChoice, run_trial
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.cancels import cancel_and_wait
 from tests.support.scripted import AsyncTest, in_virtual_time, with_first
+from tests.support.server import eventually
 
 MAX_K = 4
 SEQS = 8
@@ -43,11 +44,14 @@ class Bench:
         self.engines.append(engine)
         return engine
 
+    @property
+    def is_ready(self) -> bool:
+        return self.supervised.state is EngineState.READY
+
     async def restart(self) -> None:
         self.engines[-1].crash("no memory left")
         num_restarts = self.supervised.num_restarts
-        while self.supervised.num_restarts == num_restarts or self.supervised.state is not EngineState.READY:
-            await asyncio.sleep(0.1)
+        await eventually(lambda: self.supervised.num_restarts > num_restarts and self.is_ready, poll_s=0.1)
 
     async def ask(self, name: str, num_tokens: int = 40) -> int:
         """Return the draft tokens of a generation."""
@@ -124,8 +128,7 @@ async def test_a_change_during_a_restart_is_active_after_it(bench: Bench) -> Non
     bench.engines[-1].crash("no memory left")
     bench.live.set_fixed(1, "ada")
     assert bench.live.active.schedule == SpeculationSchedule.fixed(1, SEQS)
-    while bench.supervised.state is not EngineState.READY or len(bench.engines) < 2:
-        await asyncio.sleep(0.1)
+    await eventually(lambda: bench.is_ready and len(bench.engines) == 2, poll_s=0.1)
     assert lookup_of(bench.engines[-1]) == constant_lookup(1, SEQS)
 
 
@@ -158,9 +161,10 @@ async def test_the_time_of_the_change_moves_with_every_choice_and_with_nothing_e
     bench.engines[-1].acceptance_rate = 0.9
     asking = asyncio.create_task(bench.ask("long", 20_000))
     seen = [bench.live.active]
-    while not asking.done():
-        await asyncio.sleep(0.003)
-        seen.append(bench.live.active)
+    async with asyncio.timeout(3600):
+        while not asking.done():
+            await asyncio.sleep(0.003)
+            seen.append(bench.live.active)
     assert seen[-1].schedule.num_speculative_tokens(1) > 0
     for before, now in pairwise(seen):
         assert (before.schedule == now.schedule) == (before.since_unix_ms == now.since_unix_ms)

@@ -12,9 +12,10 @@ import pytest_asyncio
 
 from tests.support.fault_proxy import FaultProxy
 from tests.support.models import ROOT
-from tests.support.redis_servers import RedisServer
+from tests.support.redis_servers import RedisServer, wait_until
 from tests.support.repeat import Run
 from tests.support.server import eventually
+from tests.support.waits import GaveUpError
 
 PING, PONG = b"PING\r\n", b"+PONG\r\n"
 SILENCE_S = 0.1
@@ -113,6 +114,22 @@ async def test_drops_and_duplicates_only_pushed_messages(
     assert sorted(received) == received
     assert 60 < len(set(sent) - set(received)) < 140
     assert 20 < len(received) - len(set(received)) < 80
+
+
+async def test_a_wait_that_is_given_up_says_what_did_not_hold() -> None:
+    num_cats = 0
+
+    async def is_done() -> bool:
+        return num_cats > 1
+
+    with pytest.raises(GaveUpError, match=r"did not hold within 0.02 s: .*lambda: num_cats == 1"):
+        await eventually(lambda: num_cats == 1, 0.02)
+    with pytest.raises(GaveUpError, match="return num_cats > 1"):
+        await eventually(is_done, 0.02)
+    with pytest.raises(GaveUpError, match="lambda: num_cats == 2"):
+        wait_until(lambda: num_cats == 2, 0.02)
+    num_cats = 2
+    await eventually(is_done)
 
 
 HANGS = """

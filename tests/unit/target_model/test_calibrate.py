@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from target_model.__main__ import main
 from target_model.calibrate import MAX_CHARACTERS, Calibration, quantise_calibrated, sample
 from target_model.core import TargetError
 from target_model.quantise import quantise_folder
+from tests.support.redis_servers import wait_until
 
 PASSES = 'tell(done=1, total=2); tell(warning="odd"); tell(warning="odd"); write(); tell(done=2, total=2)'
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -72,11 +72,14 @@ def test_a_signal_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "target_model", "quantize", "--model", str(model), "--out", str(tmp_path / "out")]
     command += ["--calibration", str(tmp_path / "texts.jsonl"), "--calibration-python", str(python)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
+        pid = tmp_path / "pid"
+        try:
+            wait_until(lambda: process.poll() is not None or (pid.is_file() and bool(pid.read_text())), 60)
             assert process.poll() is None
-            time.sleep(0.01)
-        process.terminate()
-        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+            process.terminate()
+            assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
     assert not [path.name for path in tmp_path.iterdir() if "out" in path.name]
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -1,4 +1,4 @@
-"""One patch of vLLM: the fault that it mends, the versions it is for, and a check that it fits.
+"""One patch of vLLM: the fault that it fixes, the versions it is for, and a check that it fits.
 
 A patch fits if the installed vLLM is of one of its versions, and if the source of the function that it relies on has
 the digest that is noted for that version. The check reads files and imports nothing, so that the server can do it for

@@ -199,7 +199,7 @@ def test_a_message_is_read_although_its_notification_is_lost(
     later = threading.Timer(0.1, writer.enqueue, ["late"])
     later.start()
     assert reader.dequeue(timeout=TIMEOUT_S) == "late"
-    later.join()
+    later.join(TIMEOUT_S)
 
 
 MINUTE = timedelta(minutes=1)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from rich.console import Console
 from completion.v1 import completion_pb2 as pb
 from loadtest.bench.capacity.__main__ import main as capacity
 from loadtest.bench.runner.benchmark import Options, Result, benchmark, option, split_intervals
-from loadtest.bench.runner.figures import figure_table, ratio
+from loadtest.bench.runner.figures import figure_table, for_json, ratio
 from loadtest.bench.runner.schedule import Contest, Contestant, rotated, started_together
 from loadtest.bench.runner.server import NotAnsweredError, sample_of
 from loadtest.bench.scheduler.__main__ import main as scheduler
 from loadtest.bench.speculation.__main__ import main as speculation
 from loadtest.bench.speculation.__main__ import tuning_settings
 from loadtest.processes.child import StartError
+from loadtest.tuning.choice import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,12 @@ def test_the_document_has_the_figures_and_what_they_were_measured_with(tmp_path:
     assert " x " in found["processor"]
     assert {"python", "grpcio"} <= found["versions"].keys()
     assert found.keys() >= {"commit", "date"}
+
+
+def test_figures_are_rounded_and_an_estimate_has_its_interval_beside_it() -> None:
+    figures = {"gain": Estimate(1.23456789, 1.0, math.nan), "by": {4: (1e-7 / 3, math.inf)}, "count": 12345678}
+    found = {"gain": 1.23457, "gain_low": 1.0, "gain_high": None, "by": {"4": [3.33333e-08, None]}, "count": 12345678}
+    assert for_json(figures) == found
 
 
 def test_intervals_are_pairs_or_lists() -> None:

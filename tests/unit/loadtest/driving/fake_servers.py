@@ -1,6 +1,5 @@
 """A server that answers as a script says, over a `Session` stream."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -152,9 +151,3 @@ async def session_target(editors: Editors, *, cancels_at_key: bool = False) -> A
 
 def outcomes(results: tuple[Result, ...]) -> list[str]:
     return [result.outcome.value for result in results]
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)

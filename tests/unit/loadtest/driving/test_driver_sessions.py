@@ -13,8 +13,8 @@ from loadtest.driving.driver import drive
 from loadtest.targets import ClientSettings, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.traffic.typed import OPENING_SEQUENCE, Event
-from tests.support.server import make_config, run_server
-from tests.unit.loadtest.driving.fake_servers import Editors, outcomes, serving, session_target, until
+from tests.support.server import eventually, make_config, run_server
+from tests.unit.loadtest.driving.fake_servers import Editors, outcomes, serving, session_target
 from tests.unit.loadtest.typed import trace
 
 
@@ -70,7 +70,7 @@ async def test_session_stragglers_are_cancelled_and_unanswered() -> None:
     async with session_target(editors) as target:
         run = await drive(target, trace((0.0, 0.5), duration_s=0.05), drain_s=0.05)
         again = await drive(target, trace((0.0, 0.5), duration_s=0.05), drain_s=0.05, has_lead_in=False)
-        await until(lambda: editors.num_left == 2)
+        await eventually(lambda: editors.num_left == 2)
     assert outcomes(run.results) == outcomes(again.results) == ["unanswered"]
     assert run.results[0].ttft_s is not None
     openings = [request for request in editors.requests if request.sequence == OPENING_SEQUENCE]

@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,8 +35,10 @@ def document() -> RunDocument:
 
 
 def test_it_fits_its_schema_and_survives_being_written(document: RunDocument, tmp_path: Path) -> None:
+    from jsonschema import Draft202012Validator  # takes seconds to import
+
     schema = json.loads(SCHEMA.read_text())
-    checker = jsonschema.Draft202012Validator(schema)
+    checker = Draft202012Validator(schema)
     checker.check_schema(schema)
     checker.validate(document.as_json())
     assert not checker.is_valid(document.as_json() | {"schema_version": 1})

@@ -1,7 +1,6 @@
 """The parts of the completion cache: entries, their names and values, the memory of a process, and fingerprints."""
 
 import json
-import os
 import random
 import shutil
 import tracemalloc
@@ -188,7 +187,7 @@ def test_the_counted_bytes_are_those_that_python_takes() -> None:
     def fill(num_anchors: int, num_entries: int) -> LocalCache:
         cache = LocalCache(10**9, 10.0)
         for number in range(num_anchors):
-            name = os.urandom(24)
+            name = b"%024d" % number
             for tail in range(num_entries):
                 text = f"return {number} + {tail} * value_of(it)"
                 cache.put(name, Entry(f"{number}{tail}", text, entry_of("", "").reason, 0.1 + tail, 300, 400, 0.5), 0.1)

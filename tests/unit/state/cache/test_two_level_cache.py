@@ -232,9 +232,7 @@ async def test_expired_completions_are_freed_without_a_request() -> None:
     replica.look_up(request_of("x")).keep(answer_of("y"))
     replica.clock.at += 1.0
     sweeping = asyncio.create_task(replica.cache.run())
-    async with asyncio.timeout(10):
-        while replica.cache.num_entries:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not replica.cache.num_entries)
     assert replica.cache.num_bytes == 0
     await cancel_and_wait(sweeping)
 
@@ -253,9 +251,13 @@ CANARY_REQUEST = request_of(
 async def kept_key(replica: Replica, store: RedisStore) -> bytes:
     """Keep an answer, and return its key in Redis."""
     replica.look_up(CANARY_REQUEST).keep(answer_of(CANARY))
-    async with asyncio.timeout(10):
-        while not (keys := await store.call_nowait("KEYS", f"{store.settings.key_prefix}:cache:*")):
-            await asyncio.sleep(0.01)
+    keys: list[bytes] = []
+
+    async def has_keys() -> bool:
+        keys[:] = await store.call_nowait("KEYS", f"{store.settings.key_prefix}:cache:*")
+        return bool(keys)
+
+    await eventually(has_keys)
     (key,) = keys
     return bytes(key)
 

@@ -1,18 +1,21 @@
-"""Closed-loop blocks: the same prompts for every contestant, one block at a time.
+"""Closed loop: each of `concurrency` callers sends its next prompt as soon as it has its answer, block by block.
 
-In a block each of `concurrency` callers sends its next prompt as soon as it has its answer.
+Open loop: requests at a constant rate, whatever the answers take.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from rich.table import Table
 
 from loadtest.bench.runner.figures import Block, Sample, summary, text_table
 from loadtest.processes.child import Child
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,21 @@ async def closed_loop(
         raise failures.exceptions[0] from None
     wall_s = time.perf_counter() - start
     return Block(tuple(samples[place] for place in range(len(prompts))), wall_s)
+
+
+async def open_loop(rate: float, seconds: float, ask: Callable[[int, float], Coroutine[Any, Any, T]]) -> list[T]:
+    """Ask `rate` times a second for some time; return the answers in the order of the requests.
+
+    `ask` gets the request's number and its intended time by `time.perf_counter`, and must raise nothing.
+    """
+    tasks: list[asyncio.Task[T]] = []
+    begin = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for number in range(max(1, round(seconds * rate))):
+            due = begin + number / rate
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            tasks.append(group.create_task(ask(number, due)))
+    return [task.result() for task in tasks]
 
 
 def summary_table(title: str, blocks: Mapping[str, Sequence[Block]], uncounted: Collection[str] = ()) -> Table:
