@@ -10,8 +10,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-parallel test-serial test-repeat test-full check image proto proto-baseline dashboards \
-	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
-	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
+	docs lock lock-cuda deploy-tools models calibration test-calibration test-cuda clean bench-models bench-overhead \
+	bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
 	bench-regions bench-gpu bench-trial llama-server
 
 help: ## List the targets.
@@ -88,6 +88,7 @@ lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; 
 deploy-tools: ## Install into .tools/ what tests need beside Python: kustomize, types of custom resources, gRPC in Node.
 	@sh requirements/deploy-tools.sh
 
+.PHONY: editor-tools vsix stubs
 editor-tools: ## Install into .tools/ the real editors that tests drive; about a minute.
 	@sh requirements/editor-tools.sh
 

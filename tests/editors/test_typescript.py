@@ -54,6 +54,10 @@ async def test_the_extension_passes_its_unit_tests() -> None:
     assert "# pass 0" not in output
 
 
+async def test_the_sources_pass_the_linter() -> None:
+    await run("npm", "run", "--silent", "lint", cwd=EDITORS)
+
+
 async def test_stubs_are_what_the_contract_generates() -> None:
     assert "fresh" in await run("sh", "stubs/check_fresh.sh", cwd=EDITORS)
 

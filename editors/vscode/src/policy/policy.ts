@@ -1,9 +1,11 @@
 /**
- * When to ask and what to show: takes events with their times and returns decisions. Pure: knows neither gRPC nor VS Code.
+ * When to ask and what to show: takes events with their times and returns decisions. Pure: knows neither gRPC nor VS
+ * Code.
  *
- * Each event changes the state; then one function, `#settle`, looks at all of it and decides. So the rules hold whatever
- * the order of events: text is shown only where it continues the document, and nothing is asked that is known, open,
- * rejected or in vain. completion_client/editing is the same policy in Python; both pass editors/policy_cases.json.
+ * Each event changes the state; then one function, `#settle`, looks at all of it and decides. So the rules hold
+ * whatever the order of events: text is shown only where it continues the document, and nothing is asked that is known,
+ * open, rejected or in vain. completion_client/editing is the same policy in Python; both pass
+ * editors/policy_cases.json.
  */
 import { Answer, isVisible, KnownAnswers, type Rest } from "./answers";
 import type { Change, Decision, Extent, Text, Trigger } from "./messages";
@@ -25,8 +27,8 @@ interface Wish {
 }
 
 /**
- * Decides for one editor window. Each method takes an event and its time and returns the decisions in the order in which
- * to carry them out: reports, cancellations, what to show, what to ask. Times never decrease.
+ * Decides for one editor window. Each method takes an event and its time and returns the decisions in the order in
+ * which to carry them out: reports, cancellations, what to show, what to ask. Times never decrease.
  */
 export class EditingPolicy {
   readonly #settings: PolicySettings;
@@ -124,7 +126,9 @@ export class EditingPolicy {
     return this.#settle(atMs);
   }
 
-  /** A request ended. `reason` is the finish reason in lower case, such as "stop"; "error" also for a call that failed. */
+  /**
+   * A request ended. `reason` is the finish reason in lower case, such as "stop"; "error" also for a call that failed.
+   */
   ended(request: number, reason: string, atMs: number, retryAfterMs?: number): Decision[] {
     const open = this.#open.get(request);
     this.#open.delete(request);
