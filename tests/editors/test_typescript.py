@@ -16,6 +16,7 @@ from tests.support.certificates import MakeIdentity
 from tests.support.kustomize import report
 from tests.support.models import ROOT
 from tests.support.server import make_config, run_server
+from tests.support.vscode import named_limit
 
 EDITORS = ROOT / "editors"
 MODULES = EDITORS / "node_modules"
@@ -39,7 +40,7 @@ async def run(*command: str, cwd: Path) -> str:
         *command, cwd=cwd, env=os.environ | {"PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
-        async with asyncio.timeout(WITHIN_S):
+        async with named_limit(WITHIN_S, f"the end of {command}"):
             output, _ = await process.communicate()
     finally:
         if process.returncode is None:
