@@ -9,9 +9,9 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image proto proto-baseline dashboards \
-	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
-	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
+.PHONY: help install serve test test-parallel test-serial test-repeat test-full check image proto proto-baseline dashboards \
+	docs lock lock-cuda deploy-tools models calibration test-calibration test-cuda clean bench-models bench-overhead \
+	bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
 	bench-regions bench-gpu bench-trial llama-server
 
 help: ## List the targets.
@@ -72,6 +72,7 @@ image: ## Build the container image for ENGINE (cpu or cuda) with docker buildx.
 proto: $(VENV)/installed-dev ## Generate the stubs from the contract.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/generate.sh
 
+.PHONY: playground
 playground: ## Build the page at / of the HTTP listener from editors/playground; needs Node.
 	@cd editors/playground && npm ci --ignore-scripts --no-audit --no-fund --loglevel error && npm run --silent check \
 		&& npm run --silent build
@@ -97,6 +98,7 @@ lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; 
 deploy-tools: ## Install into .tools/ what tests need beside Python: kustomize, types of custom resources, gRPC in Node, Tabby's client.
 	@sh requirements/deploy-tools.sh
 
+.PHONY: editor-tools vsix stubs
 editor-tools: ## Install into .tools/ the real editors that tests drive; about a minute.
 	@sh requirements/editor-tools.sh
 
