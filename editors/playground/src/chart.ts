@@ -26,7 +26,9 @@ export class Sparkline {
     const top = Math.max(this.floor, ...this.#values);
     const step = WIDTH / (NUM_POINTS - 1);
     const first = WIDTH - (this.#values.length - 1) * step;
-    const points = this.#values.map((each, i) => `${(first + i * step).toFixed(1)},${(HEIGHT - 1 - (each / top) * (HEIGHT - 3)).toFixed(1)}`);
+    const points = this.#values.map(
+      (each, i) => `${(first + i * step).toFixed(1)},${(HEIGHT - 1 - (each / top) * (HEIGHT - 3)).toFixed(1)}`,
+    );
     this.#line.setAttribute("points", points.join(" "));
     this.#area.setAttribute("points", `${first.toFixed(1)},${HEIGHT} ${points.join(" ")} ${WIDTH},${HEIGHT}`);
   }

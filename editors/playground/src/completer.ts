@@ -93,7 +93,10 @@ export class Completer {
         return show(undefined);
       case "wait":
         clearTimeout(this.#timer);
-        this.#timer = setTimeout(() => this.#decide((policy, nowMs) => policy.tick(nowMs)), decision.untilMs - performance.now());
+        this.#timer = setTimeout(
+          () => this.#decide((policy, nowMs) => policy.tick(nowMs)),
+          decision.untilMs - performance.now(),
+        );
         return;
       case "report":
         return this.#report(decision);

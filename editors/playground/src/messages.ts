@@ -2,7 +2,16 @@
 import type { FeedbackName, Mode, Trigger } from "../../vscode/src/policy/messages";
 
 export type PageMessage =
-  | { type: "ask"; number: number; trigger: Trigger; mode: Mode; uri: string; language: string; prefix: string; suffix: string }
+  | {
+      type: "ask";
+      number: number;
+      trigger: Trigger;
+      mode: Mode;
+      uri: string;
+      language: string;
+      prefix: string;
+      suffix: string;
+    }
   | { type: "cancel"; number: number }
   | { type: "report"; number: number; kind: FeedbackName; characters: number }
   | { type: "set_k"; k: number | null }
@@ -63,4 +72,9 @@ export interface About {
   version: string;
 }
 
-export type ServerMessage = { type: "text"; number: number; text: string } | End | Figures | About | { type: "note"; text: string };
+export type ServerMessage =
+  | { type: "text"; number: number; text: string }
+  | End
+  | Figures
+  | About
+  | { type: "note"; text: string };

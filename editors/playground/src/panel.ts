@@ -50,7 +50,7 @@ export class Panel {
   ended(end: End): void {
     const stages = STAGES.map((each) => end[each] ?? 0);
     divide(byId("stages"), stages);
-    STAGES.forEach((name, i) => (byId(name).textContent = ms(stages[i] ?? 0)));
+    for (const name of STAGES) byId(name).textContent = ms(end[name] ?? 0);
     byId("total").textContent = ms(end.total_ms ?? 0);
     byId("reason").textContent = end.cache && end.cache !== "none" ? "known" : end.reason;
     const prompt = end.prompt_tokens ?? 0;
@@ -101,7 +101,11 @@ export class Panel {
     const isOn = editors_left_s > 0;
     this.#simulate.setAttribute("aria-pressed", String(isOn));
     this.#simulate.setAttribute("aria-disabled", String(editors_locked !== ""));
-    byId("simulate-text").textContent = isOn ? `Stop 50 editors (${Math.ceil(editors_left_s)} s left)` : "Let 50 editors type along";
-    byId("simulate-why").textContent = editors_locked ? `Locked: ${editors_locked}.` : editors_failure && `Failed: ${editors_failure}`;
+    byId("simulate-text").textContent = isOn
+      ? `Stop 50 editors (${Math.ceil(editors_left_s)} s left)`
+      : "Let 50 editors type along";
+    byId("simulate-why").textContent = editors_locked
+      ? `Locked: ${editors_locked}.`
+      : editors_failure && `Failed: ${editors_failure}`;
   }
 }
