@@ -1,0 +1,102 @@
+"""What is left of an answer at a place, and the answers that are remembered."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from completion_client.editing.feedback import Feedback
+from completion_client.editing.place import Place
+
+
+class Answer:
+    """A request's answer so far."""
+
+    __slots__ = ("feedback", "place", "request", "text")
+
+    def __init__(self, request: int, place: Place) -> None:
+        """Begin without text."""
+        self.request = request
+        self.place = place
+        self.text = ""
+        self.feedback = Feedback(request)
+
+    def rest_at(self, place: Place) -> "Rest | None":
+        """Return what is left of the answer at a place; None if the place contradicts it.
+
+        Brackets that the editor closed are replaced, so that an accepted text is the answer as it was asked for. Until
+        the answer has these brackets itself there is nothing to show.
+        """
+        since = place.typed_since(self.place)
+        if since is None:
+            return None
+        typed, closers = since
+        if not self.text.startswith(typed):
+            return None
+        rest = self.text[len(typed) :]
+        return Rest(self, rest if _has_in_order(rest, closers) else "", len(closers))
+
+    def may_continue_at(self, place: Place) -> bool:
+        """Tell whether an open answer is still of use: at its own place, or if the typed text is its text so far."""
+        since = place.typed_since(self.place)
+        if since is None:
+            return False
+        typed, _closers = since
+        return not typed or (self.text != "" and (self.text.startswith(typed) or typed.startswith(self.text)))
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is left of an answer at a place."""
+
+    answer: Answer
+    text: str
+    """Blank if there is nothing to show."""
+    replaced: int
+    """Closing brackets behind the cursor that the text replaces."""
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether there is more than white space to show."""
+        return bool(self.text.strip())
+
+
+class KnownAnswers:
+    """The answers of recent places; the least recently used one is forgotten first."""
+
+    def __init__(self, num_answers: int) -> None:
+        """Remember at most so many."""
+        self._num_answers = num_answers
+        self._answers: OrderedDict[Place, Answer] = OrderedDict()
+        """The most recently used one is the last."""
+
+    def add(self, answer: Answer) -> None:
+        """Remember a whole answer, in place of an older one of the same place."""
+        self._answers[answer.place] = answer
+        self._answers.move_to_end(answer.place)
+        while len(self._answers) > self._num_answers:
+            self._answers.popitem(last=False)
+
+    def forget(self, answer: Answer) -> None:
+        """Forget an answer, if it is known."""
+        if self._answers.get(answer.place) is answer:
+            del self._answers[answer.place]
+
+    def of_request(self, number: int) -> Answer | None:
+        """Return the answer of a request, if it is known."""
+        return next((answer for answer in self._answers.values() if answer.request == number), None)
+
+    def find(self, place: Place, *, types_along: bool = True) -> Rest | None:
+        """Return the rest of the most recently used answer that has text left here; None if no answer is known.
+
+        An answer without text is known at its own place only, as is every answer without `types_along`.
+        """
+        for answer in reversed(self._answers.values()):
+            rest = answer.rest_at(place)
+            if rest is not None and (place == answer.place or (types_along and rest.is_visible)):
+                self._answers.move_to_end(answer.place)
+                return rest
+        return None
+
+
+def _has_in_order(text: str, characters: str) -> bool:
+    found = iter(text)
+    return all(each in found for each in characters)
