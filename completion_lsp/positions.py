@@ -1,7 +1,8 @@
 """Positions of the Language Server Protocol in a text, and offsets in characters. Pure.
 
 A position counts its line's units of UTF-8, UTF-16 or UTF-32, as client and server agreed. Lines end with "\\n",
-"\\r\\n" or "\\r" alone: `str.splitlines` knows more line ends, such as a form feed, and would count other lines than the editor.
+"\\r\\n" or "\\r" alone: `str.splitlines` knows more line ends, such as a form feed, and would count other lines than
+the editor.
 """
 
 import re

@@ -42,6 +42,7 @@ class CompletionLanguageServer(LanguageServer):
         self.link.listener = self.completer
         for name, handler in _FEATURES.items():
             self.feature(name)(handler)
+        self.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())(_inline_completion)
         self.command(items.ACCEPT)(_accept)
 
     def document(self, uri: str) -> Document | None:
@@ -72,9 +73,7 @@ def _initialize(ls: CompletionLanguageServer, params: types.InitializeParams) ->
         _log.info("the editor is %s %s", client.name, client.version or "")
         ls.completer.infers_acceptance = client.name not in _SENDS_KEYS_TOGETHER
     ls.use(params.initialization_options)
-    if document is not None and document.inline_completion is not None:
-        ls.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())(_inline_completion)
-    else:
+    if document is None or document.inline_completion is None:
         ls.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions())(_completion)
 
 

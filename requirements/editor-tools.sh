@@ -1,10 +1,10 @@
 #!/bin/sh
-# Install the real editors that tests drive into .tools/: editor-tools.sh neovim. The machine's packages and sources stay
-# as they are.
+# Install the real editors that tests drive into .tools/: editor-tools.sh neovim lsp-node. The machine's packages and
+# sources stay as they are.
 set -eu
 cd "$(dirname "$0")/.."
 tools="$PWD/.tools"
-. requirements/apt.sh
+. requirements/tools.sh
 
 # Neovim 0.12 or later, of which only sid has a package. It runs on any Debian: with the libraries of its own suite, which
 # patchelf writes into it: Neovim starts itself again by the path of its file, so a script that names a loader won't do.
@@ -28,6 +28,7 @@ END
 for name in "$@"; do
     case "$name" in
         neovim) [ -x "$tools/neovim/nvim" ] || install_neovim ;;
-        *) echo "unknown editor: $name; known: neovim" >&2; exit 2 ;;
+        lsp-node) install_npm_packages "$name" ;;
+        *) echo "unknown editor: $name; known: neovim, lsp-node" >&2; exit 2 ;;
     esac
 done

@@ -1,8 +1,8 @@
-# Packages of Debian, unpacked into a folder: by apt with a source list of its own, so that the machine's packages and
-# sources stay as they are. To be sourced. apt checks the signature of the suite with Debian's keys, and the hash of each
-# package with the suite's list.
+# How tools are installed into $tools. To be sourced.
 
 # unpack_debian FOLDER SUITE apt-get's words...: run apt-get, whose words download packages, and unpack them into FOLDER.
+# It has a source list of its own: the machine's packages and sources stay as they are. apt checks the signature of the
+# suite with Debian's keys, and the hash of each package with the suite's list.
 unpack_debian() {
     folder="$1" suite="$2" work="$1.apt" keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     shift 2
@@ -31,4 +31,18 @@ END
         for package in *.deb; do dpkg-deb --extract "$package" "$folder" || exit 1; done
     ) || return 1
     rm -rf "$work"
+}
+
+# install_npm_packages NAME: those of requirements/NAME into $tools/NAME, if they are not there.
+install_npm_packages() {
+    cmp -s "requirements/$1/package-lock.json" "$tools/$1/package-lock.json" && [ -e "$tools/$1/installed" ] && return
+    for tool in node npm; do
+        command -v "$tool" >/dev/null || { echo "$tool not found; on Debian: apt-get install nodejs npm" >&2; return 1; }
+    done
+    rm -rf "$tools/$1"
+    mkdir -p "$tools/$1"
+    cp "requirements/$1/package.json" "requirements/$1/package-lock.json" "$tools/$1"
+    # Some packages ask for a newer Node, and work with 20; none has a script to run.
+    npm ci --prefix "$tools/$1" --ignore-scripts --no-audit --no-fund --loglevel error
+    date >"$tools/$1/installed"
 }
