@@ -54,6 +54,8 @@ class Completer:
         """Ask the server by the session that `session` returns, if there is one."""
         self.infers_acceptance = True
         """Whether an insertion of a part of what is shown may be an acceptance that the editor does not report."""
+        self._is_starting = True
+        """Until the server was reached or not, requests wait."""
         self._reports_drawn = False
         self._session = session
         self._settings = settings
@@ -150,11 +152,14 @@ class Completer:
 
     def on_connected(self) -> None:
         """See LinkListener."""
-        self._text = None
+        self._is_starting, self._text = False, None
         self._runner.on_connected()
+        if self._waiting is not None and self._cursor is not None:
+            self._runner.changed(self._cursor.text, Change.PASTED)
 
     def on_away(self) -> None:
         """See LinkListener."""
+        self._is_starting = False
         self._runner.on_away()
 
     def is_waiting(self) -> bool:
@@ -177,7 +182,7 @@ class Completer:
         if waiting is None or waiting.done() or cursor is None:
             return
         if shown is None:
-            if self._runner.is_idle:
+            if self._runner.is_idle and not self._is_starting:
                 waiting.set_result(())
             return
         end = cursor.end + shown.replaced

@@ -31,7 +31,7 @@ class LinkListener(Protocol):
         ...
 
     def on_away(self) -> None:
-        """Take the loss of the connection. The session looks for another by itself."""
+        """Take that there is no connection. The link looks for one by itself."""
         ...
 
 
@@ -69,6 +69,7 @@ class Link:
                 if str(error) != problem:
                     problem = str(error)
                     _log.warning("no completion server can be reached: %s", problem)
+                self.listener.on_away()
                 await asyncio.sleep(_RETRY_S)
 
     async def _hold(self) -> None:
