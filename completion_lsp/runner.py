@@ -26,6 +26,8 @@ from completion_lsp.requests import feedback_of, survival_of
 from completion_lsp.settings import Settings
 
 _MS_PER_S = 1000
+_LEAST_DELAY_MS = 1
+"""Without a delay the policy would ask at each change, before the editor does."""
 _WHOLE = ("stop", "length")
 
 
@@ -56,7 +58,9 @@ class PolicyRunner:
         """Ask the server by the session that `session` returns, if there is one."""
         delay_ms = settings.delay_ms
         self._policy = EditingPolicy(
-            EditingSettings() if delay_ms is None else EditingSettings(follows_rhythm=False, delay_min_ms=delay_ms)
+            EditingSettings()
+            if delay_ms is None
+            else EditingSettings(follows_rhythm=False, delay_min_ms=max(_LEAST_DELAY_MS, delay_ms))
         )
         if session() is None:
             self._policy.away(0.0)
