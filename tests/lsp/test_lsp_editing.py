@@ -19,6 +19,7 @@ from tests.support.oracle_server import LINE, OracleServer, answer, run_oracle
 
 PIECES = st.sampled_from(("a", "q", "(", "😋", "é", "\t", "\f", "\n", " ", "<"))
 PASTES = st.sampled_from(("alpha(b", "x = 1\ny = '😋'\n", "\u2028", LINE))
+CLOSERS = {"(": ")", "[": "]"}
 WORD = re.compile(r"\s*\w+|\s*\W")
 _numbers = itertools.count(1)
 
@@ -148,14 +149,24 @@ class Machine(RuleBasedStateMachine):
 
     @rule(num=st.integers(1, 6))
     def type_the_line(self, num: int) -> None:
-        line = self.editor.before.rpartition("\n")[2]
-        rest = LINE[len(line) :] if LINE.startswith(line) else LINE
-        for character in rest[:num]:
+        for character in self.rest_of_line()[:num]:
             self.type(character)
 
-    @rule()
-    def type_a_bracket_that_the_editor_closes(self) -> None:
-        self.put(self.editor.cursor, self.editor.cursor, "()", 1)
+    def rest_of_line(self) -> str:
+        line = self.editor.before.rpartition("\n")[2]
+        return LINE[len(line) :] if LINE.startswith(line) else LINE
+
+    @rule(asks_before=st.booleans())
+    def type_up_to_a_bracket_that_the_editor_closes(self, asks_before: bool) -> None:
+        rest = self.rest_of_line()
+        at = min((rest.find(each) for each in CLOSERS if each in rest), default=None)
+        if at is None:
+            return
+        before, bracket = rest[:at], rest[at]
+        self.put(self.editor.cursor, self.editor.cursor, before)
+        if asks_before:
+            self.ask(is_explicit=False)
+        self.put(self.editor.cursor, self.editor.cursor, bracket + CLOSERS[bracket], 1)
 
     @rule(text=PASTES)
     def paste(self, text: str) -> None:

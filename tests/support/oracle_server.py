@@ -10,13 +10,13 @@ from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
 
 LINE = "alpha(beta, [gamma]) = '😋'\n\tdelta()\n"
-"""What a line becomes that begins as this does."""
+"""What a line becomes that begins as this does, if nothing stands behind the cursor on it."""
 
 
 def answer(before: str, after: str) -> str:
     """Return the completion at a cursor: the rest of LINE, or text that no other place has."""
     line = before.rpartition("\n")[2]
-    if LINE.startswith(line):
+    if LINE.startswith(line) and not after.partition("\n")[0]:
         return LINE[len(line) :]
     return f"<{zlib.crc32(f'{before}|{after}'.encode()):x}>"
 
