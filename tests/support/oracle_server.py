@@ -29,6 +29,13 @@ class OracleServer(CompletionServiceServicer):
         self.newest = pb.CompleteRequest()
         self.feedback: list[pb.ReportFeedbackRequest] = []
 
+    async def Complete(  # noqa: N802 - gRPC's name
+        self, request: pb.CompleteRequest, _context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.CompleteResponse]:
+        """Answer a call."""
+        text = answer(request.prefix, request.suffix)
+        yield pb.CompleteResponse(end=pb.End(finish_reason=pb.FINISH_REASON_STOP, text=text))
+
     async def Session(  # noqa: N802 - gRPC's name
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.SessionResponse]:
@@ -47,11 +54,12 @@ class OracleServer(CompletionServiceServicer):
 
 
 @asynccontextmanager
-async def run_oracle() -> AsyncIterator[tuple[OracleServer, str]]:
-    """Run a server; yield it and its address."""
+async def run_oracle(credentials: grpc.ServerCredentials | None = None) -> AsyncIterator[tuple[OracleServer, str]]:
+    """Run a server, encrypted if it has credentials; yield it and its address."""
     oracle, server = OracleServer(), grpc.aio.server()
     add_CompletionServiceServicer_to_server(oracle, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    local = "127.0.0.1:0"
+    port = server.add_secure_port(local, credentials) if credentials else server.add_insecure_port(local)
     await server.start()
     try:
         yield oracle, f"127.0.0.1:{port}"
