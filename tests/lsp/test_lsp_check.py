@@ -15,9 +15,8 @@ NOBODY = "127.0.0.1:1"
 
 async def run(*arguments: str | Path) -> tuple[int | None, str]:
     """Return the exit status of the command, and what it prints."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "completion_lsp", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
+    command, pipe = (sys.executable, "-m", "completion_lsp", *arguments), asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
     try:
         async with asyncio.timeout(TIMEOUT_S):
             output, _ = await process.communicate()

@@ -3,8 +3,9 @@
 import itertools
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -21,6 +22,7 @@ PIECES = st.sampled_from(("a", "q", "(", "😋", "é", "\t", "\f", "\n", " ", "<
 PASTES = st.sampled_from(("alpha(b", "x = 1\ny = '😋'\n", "\u2028", LINE))
 CLOSERS = {"(": ")", "[": "]"}
 WORD = re.compile(r"\s*\w+|\s*\W")
+T = TypeVar("T")
 _numbers = itertools.count(1)
 
 
@@ -133,7 +135,7 @@ class Machine(RuleBasedStateMachine):
     async def _open(self, eol: str) -> Editor:
         return Editor(self.client, self.encoding, eol)
 
-    def do(self, coroutine):  # type: ignore[no-untyped-def]
+    def do(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.background.run(coroutine)
 
     def put(self, start: int, end: int, text: str, cursor: int | None = None) -> None:
@@ -154,7 +156,7 @@ class Machine(RuleBasedStateMachine):
 
     def rest_of_line(self) -> str:
         line = self.editor.before.rpartition("\n")[2]
-        return LINE[len(line) :] if LINE.startswith(line) else LINE
+        return LINE.removeprefix(line)
 
     @rule(asks_before=st.booleans())
     def type_up_to_a_bracket_that_the_editor_closes(self, asks_before: bool) -> None:

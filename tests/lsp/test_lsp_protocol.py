@@ -80,9 +80,8 @@ async def test_items_commands_and_feedback(modules: Path) -> None:
 async def test_a_newer_request_ends_the_one_before_and_cancelling_stops_the_server(modules: Path) -> None:
     async with run_server(make_config(), lambda: engine(["a"] * 40, SLOW)) as server:
         seen = await play(modules, server, "newest")
-        await eventually(
-            lambda: server.count("completion_requests_total", outcome="cancelled", trigger="explicit", shed_reason="") > 0
-        )
+        cancelled = {"outcome": "cancelled", "trigger": "explicit", "shed_reason": ""}
+        await eventually(lambda: server.count("completion_requests_total", **cancelled) > 0)
     assert seen == {"first": None, "second": None, "refusal": -32800}
 
 

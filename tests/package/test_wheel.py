@@ -81,7 +81,7 @@ def test_the_language_server_brings_pygls_alone(wheels: tuple[Path, Path, Path],
     client, language_server, _ = wheels
     names = zipfile.ZipFile(language_server).namelist()
     assert "completion_lsp/__init__.py" in names
-    assert not [name for name in names if "__pycache__" in name or name.startswith(("completion/", "completion_client/"))]
+    assert not [name for name in names if "__pycache__" in name or name.startswith(("completion/", "completion_c"))]
     environment = install(tmp_path / "venv", client, language_server)
     assert packages(environment) == LSP_PACKAGES
     run(environment / "python", "-c", LIGHT, cwd=tmp_path)

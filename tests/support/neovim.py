@@ -85,5 +85,6 @@ def run_neovim(folder: Path, settings: str, file: Path) -> Iterator[Neovim]:
 def settings_of_page(page: str, command: str) -> str:
     """Return the Lua block of docs/lsp.md, as a user copies it, with another command."""
     (block,) = re.findall(r"```lua\n(.*?)```", page, re.DOTALL)
-    assert (found := "{ 'completion-lsp', '--server', '127.0.0.1:50051' }") in block
+    found = "{ 'completion-lsp', '--server', '127.0.0.1:50051' }"
+    assert found in block
     return block.replace(found, command)

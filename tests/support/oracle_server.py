@@ -29,14 +29,14 @@ class OracleServer(CompletionServiceServicer):
         self.newest = pb.CompleteRequest()
         self.feedback: list[pb.ReportFeedbackRequest] = []
 
-    async def Complete(  # noqa: N802 - gRPC's name
+    async def Complete(
         self, request: pb.CompleteRequest, _context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.CompleteResponse]:
         """Answer a call."""
         text = answer(request.prefix, request.suffix)
         yield pb.CompleteResponse(end=pb.End(finish_reason=pb.FINISH_REASON_STOP, text=text))
 
-    async def Session(  # noqa: N802 - gRPC's name
+    async def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.SessionResponse]:
         """Answer each request at once, in two parts."""

@@ -238,4 +238,3 @@ async def test_half_a_character_does_not_stop_requests() -> None:
     user = User("x = '\ud83d' + ")
     assert await user.shown() == ANSWER
     assert user.session.requests[0].prefix == "x = '\ufffd' + "
-

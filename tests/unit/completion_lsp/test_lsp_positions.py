@@ -18,7 +18,9 @@ ENCODINGS = st.sampled_from(list(CODECS))
 
 
 @given(TEXTS, ENCODINGS, st.data())
-def test_positions_are_those_of_the_encoded_line(text: str, encoding: PositionEncodingKind, data: st.DataObject) -> None:
+def test_positions_are_those_of_the_encoded_line(
+    text: str, encoding: PositionEncodingKind, data: st.DataObject
+) -> None:
     offset = data.draw(st.integers(0, len(text)))
     line = text.rfind("\n", 0, offset) + 1
     codec, width = CODECS[encoding]
