@@ -35,12 +35,9 @@ class Answer:
         return Rest(self, rest if _has_in_order(rest, closers) else "", len(closers))
 
     def may_continue_at(self, place: Place) -> bool:
-        """Tell whether an open answer is still of use: at its own place, or if the typed text is its text so far."""
+        """Tell whether an open answer is still of use: what was typed is its text so far, or goes on from there."""
         since = place.typed_since(self.place)
-        if since is None:
-            return False
-        typed, _closers = since
-        return not typed or (self.text != "" and (self.text.startswith(typed) or typed.startswith(self.text)))
+        return since is not None and (self.text.startswith(since[0]) or since[0].startswith(self.text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ class Rhythm:
 
     @property
     def delay_ms(self) -> float:
-        """The wait between a key and its request: until the next key should have come, less the server's time."""
+        """The wait between a key and its request: none if the text can be there before the next key."""
         settings = self._settings
-        if not settings.follows_rhythm:
+        gap_ms, ttft_ms = statistics.median(self._gaps_ms), statistics.median(self._ttfts_ms)
+        if not settings.follows_rhythm or ttft_ms <= settings.fast_share * gap_ms:
             return settings.delay_min_ms
-        due_ms = settings.delay_factor * statistics.median(self._gaps_ms) - statistics.median(self._ttfts_ms)
-        return min(settings.delay_max_ms, max(settings.delay_min_ms, due_ms))
+        return min(settings.delay_max_ms, max(settings.delay_min_ms, settings.delay_factor * gap_ms))

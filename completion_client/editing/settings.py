@@ -7,11 +7,14 @@ from dataclasses import dataclass
 class EditingSettings:
     """When an editor's client asks and what it remembers. Times are in milliseconds."""
 
-    delay_factor: float = 1.5
-    """Text should be there so many of the user's usual times between keys after the last key."""
-    delay_min_ms: float = 50
+    fast_share: float = 0.6
+    """The server is fast if its usual time to the first text is at most so much of the usual time between keys."""
+    delay_min_ms: float = 0
+    """The wait between a key and its request if the server is fast: the text can be there before the next key."""
+    delay_factor: float = 1.0
+    """The wait if it is not, in usual times between keys: the text can be there only if the user pauses."""
     delay_max_ms: float = 400
-    """Bounds of the wait between a key and its request."""
+    """The longest wait."""
     gap_ms: float = 170
     """The time between keys that is assumed of a user who has typed little."""
     gap_max_ms: float = 1000
