@@ -5,8 +5,8 @@ Knows the client library `completion_client`, pygls and nothing of the server. A
 
 Modules: `cli` and `check` (the command), `server` and `items` (the protocol and its messages), `completer` and `runner`
 (what is asked and answered, by the policy of `completion_client.editing`), `calls`, `requests` and `link` (requests and
-the connection), `documents` and `positions` (the editor's text), `offers` and `survival` (what became of completions),
-`settings`.
+the connection), `documents`, `cursor` and `positions` (the editor's text), `offers` and `survival` (what became of
+completions), `settings`.
 """
 
 __version__ = "0.1.0"

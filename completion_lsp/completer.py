@@ -6,15 +6,15 @@ answered as soon as the policy has nothing to wait for.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Session
 from completion_client.editing import Ask, Change, SnippetRing, Text
+from completion_lsp.cursor import Cursor, kind_of
 from completion_lsp.documents import Document, Edit
 from completion_lsp.offers import Offer, Offers, looks_accepted
 from completion_lsp.positions import raw_length, unix_lines
-from completion_lsp.requests import request_of, text_at
+from completion_lsp.requests import request_of
 from completion_lsp.runner import PolicyRunner
 from completion_lsp.settings import Settings
 from completion_lsp.survival import Survival
@@ -23,28 +23,8 @@ _CANCEL_AFTER_S = 0.05
 """An editor that cancels a request because of a key asks again at once, often for what is being generated."""
 _UNDERSTOOD = (Change.TYPED, Change.PASTED, Change.DELETED)
 """Changes after which the policy knows whether to ask."""
-_MOST_TYPED = 8
-"""Characters of an insertion that counts as keys: some editors send the keys of a short time as one."""
-_FAR_LINES = 24
-"""A place so many lines away is another one."""
 
 Offered = tuple[Offer, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """Where the editor asks for text. Offsets are characters."""
-
-    document: Document
-    start: int
-    end: int
-    known: str = ""
-    """The selected item of the editor's menu, which replaces the text between."""
-
-    @property
-    def text(self) -> Text:
-        """The document divided at the cursor."""
-        return text_at(self.document, self.start, self.end, self.known)
 
 
 class Completer:
@@ -119,7 +99,7 @@ class Completer:
         self._go_to(cursor, cursor.text)
         if self.infers_acceptance and before and len(edits) == 1 and self._accept_inserted(before, edits[0]):
             return
-        self._change = _kind_of(edits)
+        self._change = kind_of(edits)
         self._runner.changed(cursor.text, self._change)
 
     def accepted(self, token: str) -> None:
@@ -152,10 +132,12 @@ class Completer:
 
     def on_connected(self) -> None:
         """See LinkListener."""
-        self._is_starting, self._text = False, None
+        self._text = None
         self._runner.on_connected()
-        if self._waiting is not None and self._cursor is not None:
+        if self._is_starting and self._waiting is not None and self._cursor is not None:
             self._runner.changed(self._cursor.text, Change.PASTED)
+        self._is_starting = False
+        self.on_settled()
 
     def on_away(self) -> None:
         """See LinkListener."""
@@ -199,7 +181,7 @@ class Completer:
         self._waiting = None
 
     def _go_to(self, cursor: Cursor, text: Text) -> None:
-        if self._cursor and _is_far(self._cursor, cursor):
+        if self._cursor and self._cursor.is_far_from(cursor):
             self._ring.leave(self._cursor.text)
         self._cursor, self._text = cursor, text
 
@@ -235,20 +217,3 @@ class Completer:
         self._go_to(cursor, cursor.text)
         self._change = Change.PASTED
         self._runner.accepted(offer.request, cursor.text, offer.extent, inserted)
-
-
-def _is_far(before: Cursor, after: Cursor) -> bool:
-    if before.document is not after.document:
-        return True
-    start, end = sorted((before.start, after.start))
-    return after.document.source.count("\n", start, end) > _FAR_LINES
-
-
-def _kind_of(edits: list[Edit]) -> Change:
-    if len(edits) != 1:
-        return Change.OTHER
-    (edit,) = edits
-    if not edit.text:
-        return Change.DELETED
-    is_typed = edit.start == edit.end and (len(edit.text) <= _MOST_TYPED or not edit.text.strip())
-    return Change.TYPED if is_typed else Change.PASTED

@@ -5,7 +5,7 @@ from typing import Any
 
 from lsprotocol import types
 
-from completion_lsp.completer import Cursor
+from completion_lsp.cursor import Cursor
 from completion_lsp.documents import Document
 from completion_lsp.offers import Offer
 

@@ -1,11 +1,9 @@
-"""The messages of the contract, made from documents and from the policy's decisions. Pure."""
+"""The messages of the contract, made from the policy's decisions. Pure."""
 
 from collections.abc import Sequence
 
 from completion.v1 import completion_pb2 as pb
 from completion_client.editing import Ask, Mode, Report, Snippet, Text, Trigger
-from completion_lsp.documents import Document
-from completion_lsp.positions import unix_lines
 
 _TRIGGERS = {
     Trigger.AUTOMATIC: pb.TRIGGER_AUTOMATIC,
@@ -18,14 +16,6 @@ _MOST_CHARS = 100_000
 """Sent of each side of the cursor: within a server's default limits whatever the characters."""
 _CUT_CHARS = 10_000
 """The beginning of what is sent moves by so much at a time, so that the server need not read all of it anew."""
-
-
-def text_at(document: Document, start: int, end: int, known: str = "") -> Text:
-    """Return a document divided behind `known`, which stands in place of the characters from `start` to `end`.
-
-    Line ends are "\\n", as in answers.
-    """
-    return Text(document.uri, unix_lines(document.source[:start] + known), unix_lines(document.source[end:]))
 
 
 def request_of(

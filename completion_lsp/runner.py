@@ -56,12 +56,9 @@ class PolicyRunner:
 
     def __init__(self, session: Callable[[], Session | None], settings: Settings, editor: Editor) -> None:
         """Ask the server by the session that `session` returns, if there is one."""
-        delay_ms = settings.delay_ms
-        self._policy = EditingPolicy(
-            EditingSettings()
-            if delay_ms is None
-            else EditingSettings(follows_rhythm=False, delay_min_ms=max(_LEAST_DELAY_MS, delay_ms))
-        )
+        least_ms = max(_LEAST_DELAY_MS, settings.delay_ms or 0)
+        own = EditingSettings(follows_rhythm=settings.delay_ms is None, delay_min_ms=least_ms)
+        self._policy = EditingPolicy(own)
         if session() is None:
             self._policy.away(0.0)
         self._editor = editor
