@@ -10,8 +10,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-parallel test-serial test-repeat test-full check image proto proto-baseline dashboards \
-	docs lock lock-cuda deploy-tools models calibration test-calibration test-cuda clean bench-models bench-overhead \
-	bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
+	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
+	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
 	bench-regions bench-gpu bench-trial bench-policy llama-server
 
 help: ## List the targets.
@@ -91,6 +91,21 @@ lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; 
 
 deploy-tools: ## Install into .tools/ what tests need beside Python: kustomize, types of custom resources, gRPC in Node.
 	@sh requirements/deploy-tools.sh
+
+editor-tools: ## Install into .tools/ the real editors that tests drive; about a minute.
+	@sh requirements/editor-tools.sh
+
+vsix: editors/node_modules/installed ## Build the VS Code extension, editors/vscode/completion-server.vsix; needs Node 20.
+	@npm run --silent --prefix editors/stubs build
+	@npm run --silent --prefix editors/vscode package
+
+stubs: editors/node_modules/installed $(VENV)/installed-dev ## Generate the TypeScript stubs from the contract.
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh editors/stubs/generate.sh
+
+editors/node_modules/installed: editors/package-lock.json
+	@command -v npm >/dev/null || { echo "npm not found; on Debian: apt-get install nodejs npm" >&2; exit 1; }
+	@npm ci --prefix editors --ignore-scripts --no-audit --no-fund --loglevel error
+	@touch $@
 
 models: $(VENV)/installed ## Train the embedded models anew, from corpus to model card (hours on two cores).
 	@$(BIN)/draft-model build-embedded
@@ -189,7 +204,8 @@ bench-gpu: ## Whether the server works on this machine's GPU, how fast, and for 
 		--record benchmarks/gpu.json $(BENCH_GPU)
 
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
-	rm -rf .venv .venv-cuda .venv-cuda-check .venv-calibration .venv-llama .tools build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cuda .venv-cuda-check .venv-calibration .venv-llama .tools build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+		editors/node_modules editors/*/dist editors/vscode/out editors/vscode/*.vsix
 
 # Install torch's CPU build with a given pip.
 define install_torch

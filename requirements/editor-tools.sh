@@ -1,6 +1,9 @@
 #!/bin/sh
-# Install the real editors that tests drive into .tools/: editor-tools.sh neovim lsp-node. The machine's packages and
-# sources stay as they are.
+# Install the real editors that tests drive into .tools/: sh requirements/editor-tools.sh [NAME...], all of them without a
+# name. The machine's packages and sources stay as they are.
+#   code-server   VS Code in a browser, with a driver for Chromium, from npm
+#   lsp-node      VS Code's library of the Language Server Protocol, from npm
+#   neovim        Neovim 0.12, from Debian
 set -eu
 cd "$(dirname "$0")/.."
 tools="$PWD/.tools"
@@ -25,10 +28,23 @@ END
     "$tools/neovim/nvim" --version | head -n 1
 }
 
+# The packages within it are locked by files of its own. None of their scripts is run: what they would build is not needed.
+install_code_server() {
+    vscode="$tools/code-server/node_modules/code-server/lib/vscode"
+    install_npm_packages code-server
+    for part in "$vscode" "$vscode/extensions"; do
+        [ -e "$part/node_modules/installed" ] && continue
+        npm install --prefix "$part" --omit=dev --ignore-scripts --no-audit --no-fund --loglevel error
+        date >"$part/node_modules/installed"
+    done
+}
+
+[ "$#" -gt 0 ] || set -- code-server lsp-node neovim
 for name in "$@"; do
     case "$name" in
-        neovim) [ -x "$tools/neovim/nvim" ] || install_neovim ;;
+        code-server) install_code_server ;;
         lsp-node) install_npm_packages "$name" ;;
-        *) echo "unknown editor: $name; known: neovim, lsp-node" >&2; exit 2 ;;
+        neovim) [ -x "$tools/neovim/nvim" ] || install_neovim ;;
+        *) echo "unknown editor: $name; known: code-server, lsp-node, neovim" >&2; exit 2 ;;
     esac
 done

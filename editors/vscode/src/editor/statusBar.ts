@@ -1,0 +1,24 @@
+/** The item in the status bar. */
+import * as vscode from "vscode";
+import type { Status } from "../policy/status";
+
+export class StatusBar implements vscode.Disposable {
+  readonly #item = vscode.window.createStatusBarItem("completionServer.status", vscode.StatusBarAlignment.Right, 100);
+
+  constructor(command: string) {
+    this.#item.name = "Completions";
+    this.#item.command = command;
+    this.#item.show();
+  }
+
+  update(status: Status, whyOff: string | undefined): void {
+    const { text, tooltip, isWarning } = status.textFor(whyOff);
+    this.#item.text = text;
+    this.#item.tooltip = tooltip;
+    this.#item.backgroundColor = isWarning ? new vscode.ThemeColor("statusBarItem.warningBackground") : undefined;
+  }
+
+  dispose(): void {
+    this.#item.dispose();
+  }
+}

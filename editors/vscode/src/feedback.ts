@@ -1,0 +1,48 @@
+/** Reports how much of each accepted text survives, 30 to 360 s after the acceptance. Knows no VS Code. */
+import { AcceptedText, type Edit, SURVIVAL_AFTER_S } from "./policy/survival";
+
+export interface FeedbackHooks {
+  /** The text of an open document, undefined if it is closed. */
+  textOf(uri: string): string | undefined;
+  report(request: number, afterS: number, share: number): void;
+}
+
+export class SurvivalFeedback {
+  #accepted: AcceptedText[] = [];
+  readonly #timers = new Set<NodeJS.Timeout>();
+
+  constructor(private readonly hooks: FeedbackHooks) {}
+
+  /** The text of a request was accepted and stands at `offset`. A further word of the same text continues it. */
+  accepted(request: number, uri: string, offset: number, text: string): void {
+    if (this.#accepted.some((each) => each.extend(request, uri, offset, text))) return;
+    const accepted = new AcceptedText(request, uri, offset, text);
+    this.#accepted.push(accepted);
+    for (const afterS of SURVIVAL_AFTER_S) this.#later(afterS, () => this.#look(accepted, afterS));
+  }
+
+  /** A document changed. The offsets are those before the change. */
+  edited(uri: string, edits: readonly Edit[]): void {
+    const lastFirst = [...edits].sort((a, b) => b.offset - a.offset);
+    for (const accepted of this.#accepted.filter((each) => each.uri === uri)) lastFirst.forEach((edit) => accepted.apply(edit));
+  }
+
+  dispose(): void {
+    for (const timer of this.#timers) clearTimeout(timer);
+    this.#accepted = [];
+  }
+
+  #look(accepted: AcceptedText, afterS: number): void {
+    const document = this.hooks.textOf(accepted.uri);
+    if (document !== undefined) this.hooks.report(accepted.request, afterS, accepted.shareIn(document));
+    if (afterS === SURVIVAL_AFTER_S.at(-1)) this.#accepted = this.#accepted.filter((each) => each !== accepted);
+  }
+
+  #later(afterS: number, act: () => void): void {
+    const timer = setTimeout(() => {
+      this.#timers.delete(timer);
+      act();
+    }, afterS * 1000);
+    this.#timers.add(timer);
+  }
+}
