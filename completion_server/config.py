@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.settings import LimitSettings, ServerSettings
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import NGRAM
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
 from completion_server.prompt.settings import PromptSettings
-from completion_server.rpc.settings import LimitSettings, ServerSettings
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.speculation.schedule import ScheduleError, parse_schedule
 from completion_server.state.settings import CacheSettings, RedisSettings

@@ -245,6 +245,7 @@ def ready_json(ready: "Ready") -> dict[str, Any]:
         "address": ready.address,
         "admin_address": ready.admin_address,
         "metrics_address": ready.metrics_address,
+        "http_address": ready.http_address,
         "model": ready.engine.model,
         "draft_model": ready.engine.draft_model,
         "num_speculative_tokens": ready.engine.num_speculative_tokens,
@@ -262,7 +263,8 @@ def ready_line(ready: "Ready", config: Config) -> str:
     draft = f" draft={short(engine.draft_model)}, {ready.speculation}" if engine.draft_model else ""
     slots = f" slots={load.num_slots}" + (f" of {load.max_slots} ({load.slots_reason})" if load.slots_reason else "")
     command = f"printf 'if __name__ == ' | {_program()} complete{client_options(ready.address, config)} -"
-    return f"ready: {ready.address} model={short(engine.model)}{draft}{slots}; try: {command}"
+    http = f" http={ready.http_address}" if ready.http_address else ""
+    return f"ready: {ready.address}{http} model={short(engine.model)}{draft}{slots}; try: {command}"
 
 
 def client_options(address: str, config: Config) -> str:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install what tests need beside Python into .tools/: kustomize from Debian, by apt with a source list of its own, and from
-# npm the types of custom resources and a gRPC client. The machine's packages and sources stay as they are.
+# npm the types of custom resources, a gRPC client and Tabby's client. The machine's packages and sources stay as they are.
 set -eu
 cd "$(dirname "$0")/.."
 tools="$PWD/.tools"
@@ -17,6 +17,6 @@ install_kustomize() {
 }
 
 [ -x "$tools/kustomize/usr/bin/kustomize" ] || install_kustomize
-for name in crd-schemas contract-node; do
+for name in crd-schemas contract-node tabby-agent; do
     install_npm_packages "$name"
 done

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -29,6 +30,9 @@ from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine.interface import Engine, EngineInfo
 from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
+from completion_server.http.app import ServedModel, build_app
+from completion_server.http.endpoints import Endpoints
+from completion_server.http.server import HttpListener, build_http_server
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
@@ -59,6 +63,8 @@ class Ready:
     address: str
     admin_address: str
     metrics_address: str
+    http_address: str
+    """"" if there is no HTTP listener."""
     engine: EngineInfo
     prompt_template: str
     speculation: str
@@ -99,6 +105,7 @@ class App:
         self._emit: Emit = self._tracing.heard_by(self._metrics.handle)  # the one place that decides who hears events
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
+        self._http: HttpListener | None = None
         self._service: Service | None = None
         """None until the prompts are loaded."""
         self._drain_requested = asyncio.Event()
@@ -133,6 +140,10 @@ class App:
                     await listener.server.start()
                     stack.push_async_callback(listener.server.stop, _CLOSE_S)
                     self._monitoring.add_certificate(name, listener.certificate_expires_s)
+            self._http = self._build_http(service)
+            if self._http is not None:
+                self._http.start()
+                stack.push_async_callback(self._http.stop, _CLOSE_S)
             warn_of_exposure(config, public.address)
             await self._start_engine()
             await self._shared.know_model(prompts)
@@ -143,6 +154,7 @@ class App:
                 public.address,
                 admin.address if admin else "",
                 metrics_address,
+                self._http.address if self._http is not None else "",
                 info,
                 prompts.template.name,
                 speculation,
@@ -219,6 +231,8 @@ class App:
         self._shutdown.begin("closing sessions and connections")
         service.runner.end_all_nowait(self._cut_short())
         servicer.close_sessions()
+        if self._http is not None:
+            await self._http.stop(_CLOSE_S)
         await public.server.stop(_CLOSE_S)
         await self._shared.leave()
 
@@ -271,6 +285,27 @@ class App:
             sheds_as_status=config.shed.as_status,
             begin_trace=self._tracing.begin_trace,
         )
+
+    def _build_http(self, service: Service) -> HttpListener | None:
+        config = self._config
+        if not config.server.http_listen:
+            return None
+        endpoints = Endpoints(
+            service,
+            config.server,
+            config.limits,
+            config.admission,
+            lambda: self._served_model().name,
+            sheds_as_status=config.shed.as_status,
+            begin_trace=self._tracing.begin_trace,
+        )
+        return build_http_server(config.server, build_app(endpoints, service.gate, self._served_model))
+
+    def _served_model(self) -> ServedModel:
+        """Return what HTTP clients are told of the server. The engine must have started."""
+        info = self._engine.info
+        name = Path(info.model).name if Path(info.model).is_absolute() else info.model
+        return ServedModel(name, info.max_model_len, self._config.scheduling.max_slots, __version__)
 
     def _build_admin(self, service: Service, prompts: PromptBuilder) -> Listener | None:
         if not self._config.server.admin_listen:

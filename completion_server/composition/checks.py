@@ -38,6 +38,7 @@ def check(config: Config, environ: MutableMapping[str, str]) -> dict[str, Any]:
     limits = {
         "admission.max_sessions": config.admission.max_sessions,
         "server.max_connections": config.server.max_connections,
+        "server.http_max_connections": config.server.http_max_connections if config.server.http_listen else None,
     }
     descriptors.check_limits(limits)
     check_tls(config.server)
@@ -66,11 +67,14 @@ def warn_of_exposure(config: Config, address: str) -> None:
     tls = config.server.tls
     if not tls.certificate:
         _warn_if_reachable("server.listen", address, _OPEN)
+        if config.server.http_listen:
+            _warn_if_reachable("server.http_listen", config.server.http_listen, _OPEN)
     if config.server.metrics_listen:
         _warn_if_reachable("server.metrics_listen", config.server.metrics_listen, _COUNTS)
     if config.admission.trust_user_names and not tls.client_ca:
         consequence = "others can call under any user's name"
-        _warn_if_reachable("admission.trust_user_names", address, consequence, lack="client certificates")
+        for each in filter(None, (address, config.server.http_listen)):
+            _warn_if_reachable("admission.trust_user_names", each, consequence, lack="client certificates")
     redis = config.redis
     if not redis.is_local and not redis.tls.enabled:
         logger.warning("redis.tls: off, but Redis %s is not on loopback: %s", ", ".join(redis.addresses), _CLEAR)

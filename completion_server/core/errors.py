@@ -137,6 +137,13 @@ class CutShortError(UnavailableError):
     reason = "DRAINING"
 
 
+class DeadlineError(CompletionError):
+    """The deadline passed before the request was received or answered."""
+
+    code = Code.DEADLINE_EXCEEDED
+    fault = Fault.CALLER
+
+
 class ShedError(CompletionError):
     """The request was shed, and the server is configured to report that as a failure (`shed.as_status`)."""
 

@@ -152,5 +152,8 @@ class Request:
     use_completion_cache: bool = True
     """If not, the engine computes the answer for this request alone: it is neither taken from the completion cache nor
     kept there, and its generation is shared with no other request."""
+    lane: str = ""
+    """Name of a lane of its own beside its caller's common one, on which only requests with the same name supersede it.
+    Other replicas don't know such lanes."""
     trace: TraceContext | None = None
     """Its place in a trace; None if it is in none. Exemplars may name `trace_id` if `is_sampled`."""

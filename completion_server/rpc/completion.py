@@ -6,8 +6,9 @@ from typing import Any
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.admission.quotas import RefusalBudget
-from completion_server.core.errors import CompletionError, ShedError
+from completion_server.admission.refusals import refusal_budgets
+from completion_server.admission.settings import LimitSettings, ServerSettings
+from completion_server.core.errors import CompletionError, DeadlineError, ShedError
 from completion_server.core.events import RequestRefused
 from completion_server.core.outcome import AnswerPart, End, FinishReason, Outcome
 from completion_server.core.trace_context import BeginTrace, no_trace
@@ -16,16 +17,13 @@ from completion_server.rpc.intake import Intake, parsed
 from completion_server.rpc.messages import convert
 from completion_server.rpc.outbox import Outbox
 from completion_server.rpc.session import CLIENT_GONE, SessionCall, StreamTimes, reset
-from completion_server.rpc.settings import LimitSettings, ServerSettings
-from completion_server.rpc.status import DeadlineError, abort, abort_within
+from completion_server.rpc.status import abort, abort_within
 from completion_server.serving.completion import Completion
 from completion_server.serving.service import Service
 
 Context = Any
 
 _AGE_JITTER = 0.1
-_PEER_REFUSALS = 8
-"""The budget of refused bytes of an address, in budgets of one connection."""
 _DEADLINE_SLACK_S = 0.01
 """gRPC cancels a call at its deadline, so a cancellation this close to the deadline counts as the deadline."""
 
@@ -49,8 +47,7 @@ class CompletionServicer:
         self._admission = admission
         self._stall_timeout_s = server.stall_timeout_s
         self._sheds_as_status = sheds_as_status
-        rate, burst = admission.refused_bytes_per_s, admission.refused_burst_bytes
-        budgets = RefusalBudget(rate, burst), RefusalBudget(_PEER_REFUSALS * rate, _PEER_REFUSALS * burst)
+        budgets = refusal_budgets(admission)
         identify = partial(identity_of, limits=limits, trusts_names=admission.trust_user_names)
         self._intake = Intake(limits, *budgets, server.receive_timeout_s, service.now, identify, begin_trace)
         self._sessions: set[SessionCall] = set()
@@ -73,7 +70,7 @@ class CompletionServicer:
         self._service.gate.check()
         self._service.gate.check_user(identity.user)
         data = await self._intake.receive(context, identity)
-        with self._intake.charging(identity, len(data)):
+        with self._intake.refusals.charging(identity, len(data)):
             message = parsed(self._intake.decode_complete(data))
             request = self._intake.request_of(
                 message,
@@ -84,7 +81,7 @@ class CompletionServicer:
             )
         completion = self._service.open(request)
         if completion.is_rate_limited:
-            self._intake.charge(identity, len(data))
+            self._intake.refusals.charge(identity, len(data))
         return completion
 
     async def _stream(self, completion: Completion, context: Context) -> CompletionError | None:
@@ -144,7 +141,7 @@ class CompletionServicer:
             identity = await self._intake.enter(context)
             self._service.gate.check_user(identity.user)
             data = await self._intake.receive(context, identity)
-            with self._intake.charging(identity, len(data)):
+            with self._intake.refusals.charging(identity, len(data)):
                 message = parsed(self._intake.decode_feedback(data))
                 caller = identity.call(convert.session_id_of(message))
                 self._service.report_feedback(caller, message.sequence, convert.feedback_of(message))

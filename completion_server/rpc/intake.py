@@ -5,33 +5,26 @@ that a handler runs when the headers of its call arrive, and decides whether to 
 """
 
 import asyncio
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import Message
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.identity import Identity
 from completion_server.admission.quotas import RefusalBudget
-from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError
+from completion_server.admission.refusals import MAX_HOLD_S, Refusals
+from completion_server.admission.settings import LimitSettings
+from completion_server.admission.turns import ReceiveTurns
+from completion_server.core.errors import DeadlineError, InvalidRequestError
 from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import BeginTrace, no_trace
-from completion_server.rpc.identity import Identify, Identity
+from completion_server.rpc.identity import Identify
 from completion_server.rpc.messages import convert, decoder
 from completion_server.rpc.messages.decoder import Decoder, Malformed
-from completion_server.rpc.settings import LimitSettings
-from completion_server.rpc.status import DeadlineError
 
 M = TypeVar("M", bound=Message)
-
-_MAX_RECEIVING = 128
-"""Calls of one address that are received at the same time, as each may hold nearly a whole message. Others wait."""
-_MAX_HOLD_S = 1.0
-"""Maximum delay of the refusal of a call whose connection is over its budget. Meanwhile the call counts against the
-streams of its connection, which slows down a client that retries at once."""
 
 
 class Intake:
@@ -54,10 +47,8 @@ class Intake:
         self.limits = limits
         self._begin_trace = begin_trace
         self._identify = identify
-        self._budget = budget
-        self._peer_budget = peer_budget
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """Limits the calls that are being received from each address. Waiting calls hold little memory."""
+        self.refusals = Refusals(budget, peer_budget, now)
+        self._turns = ReceiveTurns()
         self._receive_timeout_s = receive_timeout_s
         self._now = now
         self.decode_complete = Decoder(pb.CompleteRequest, decoder.complete_request(limits))
@@ -73,9 +64,9 @@ class Intake:
 
         """
         identity = self._identify(context)
-        error = self.over_budget(identity)
+        error = self.refusals.over_budget(identity)
         if error is not None:
-            await asyncio.sleep(min(_MAX_HOLD_S, (error.retry_after_ms or 0) / 1000))
+            await asyncio.sleep(min(MAX_HOLD_S, (error.retry_after_ms or 0) / 1000))
             raise error
         return identity
 
@@ -87,12 +78,7 @@ class Intake:
             InvalidRequestError: the call has no message, or the transport refused it.
 
         """
-        if not identity.peer or identity.is_verified:
-            return await self._receive(context, identity)
-        turns = self._turns.get(identity.peer)
-        if turns is None:
-            turns = self._turns[identity.peer] = asyncio.Semaphore(_MAX_RECEIVING)
-        async with turns:
+        async with self._turns.of(identity):
             return await self._receive(context, identity)
 
     async def _receive(self, context: Any, identity: Identity) -> bytes:
@@ -100,11 +86,11 @@ class Intake:
             async with asyncio.timeout(self._receive_timeout_s):
                 data = await context.read()
         except TimeoutError:
-            self.charge(identity, self.limits.max_message_bytes)  # as much memory may have been held
+            self.refusals.charge(identity, self.limits.max_message_bytes)  # as much memory may have been held
             msg = f"the request was not received within {self._receive_timeout_s:g} s (server.receive_timeout_s)"
             raise DeadlineError(msg) from None
         if data is grpc.aio.EOF:
-            self.charge(identity, 0)
+            self.refusals.charge(identity, 0)
             raise InvalidRequestError("message", "must be sent, but the call ended without one")
         received: bytes = data
         return received
@@ -131,32 +117,6 @@ class Intake:
         return convert.request_of(
             message, caller, self.limits, left_s, self._now(), receive_began_at=began_at, trace=trace
         )
-
-    def charge(self, identity: Identity, num_bytes: int) -> None:
-        """Charge a refused message. On a Unix socket connections can't be told apart, so none is charged."""
-        now = self._now()
-        if identity.source:
-            self._budget.charge(identity.source, num_bytes, now)
-        if identity.peer and not identity.is_verified:
-            self._peer_budget.charge(identity.peer, num_bytes, now)
-
-    def over_budget(self, identity: Identity) -> TooManyRefusalsError | None:
-        """Return the error to refuse a caller with if it is over its budget, else None."""
-        now = self._now()
-        wait_s = max(self._budget.wait_s(identity.source, now), self._peer_budget.wait_s(identity.peer, now))
-        if not wait_s:
-            return None
-        msg = "too many bytes of this connection or address were refused (admission.refused_bytes_per_s)"
-        return TooManyRefusalsError(msg, retry_after_ms=math.ceil(wait_s * 1000))
-
-    @contextmanager
-    def charging(self, identity: Identity, num_bytes: int) -> Iterator[None]:
-        """Charge a message of `num_bytes` if it is refused inside the `with` block."""
-        try:
-            yield
-        except InvalidRequestError:
-            self.charge(identity, num_bytes)
-            raise
 
 
 def parsed(message: M | Malformed) -> M:

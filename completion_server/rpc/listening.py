@@ -10,9 +10,9 @@ from pathlib import Path
 import grpc
 import psutil
 
+from completion_server.admission.settings import ServerSettings, TlsSettings
 from completion_server.core.addresses import is_unix_socket, split_address
 from completion_server.core.errors import ConfigError
-from completion_server.rpc.settings import ServerSettings, TlsSettings
 
 _ASK = "`completion-server status` asks a running server"
 _MAX_COMMAND = 100
@@ -31,7 +31,7 @@ def check_ports(settings: ServerSettings) -> None:
     """
     sockets = set[str]()
     with contextlib.ExitStack() as bound:
-        for key in ("listen", "admin_listen", "metrics_listen"):
+        for key in ("listen", "admin_listen", "metrics_listen", "http_listen"):
             address = getattr(settings, key)
             try:
                 if is_unix_socket(address):

@@ -12,13 +12,13 @@ from grpc_health.v1.health import aio as health_aio
 
 from completion.v1 import admin_pb2, admin_pb2_grpc
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.settings import LimitSettings, ServerSettings, TlsSettings
 from completion_server.core import descriptors
 from completion_server.core.addresses import is_unix_socket
 from completion_server.core.errors import ConfigError
 from completion_server.rpc.admin import AdminServicer
 from completion_server.rpc.completion import CompletionServicer
 from completion_server.rpc.listening import credentials
-from completion_server.rpc.settings import LimitSettings, ServerSettings, TlsSettings
 from completion_server.rpc.standard_services import add_standard_services
 
 COMPLETION_SERVICE = pb.DESCRIPTOR.services_by_name["CompletionService"].full_name

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import grpc
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.identity import Identity
 from completion_server.core.errors import (
     CompletionError,
     DrainingError,
@@ -20,7 +21,6 @@ from completion_server.core.errors import (
 from completion_server.core.events import FeedbackRefused, RequestRefused
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller
-from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.messages import convert
 from completion_server.rpc.messages.decoder import Malformed
@@ -251,8 +251,8 @@ class SessionCall:
 
     def _charge(self, num_bytes: int) -> None:
         """Charge a refused message, and end the stream of a caller that is refused too often."""
-        self._intake.charge(self._identity, num_bytes)
-        error = self._intake.over_budget(self._identity)
+        self._intake.refusals.charge(self._identity, num_bytes)
+        error = self._intake.refusals.over_budget(self._identity)
         if error is not None:
             self._end(error)
 

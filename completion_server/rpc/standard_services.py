@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from completion_server.core.errors import InvalidRequestError
-from completion_server.rpc.status import DeadlineError, abort
+from completion_server.core.errors import DeadlineError, InvalidRequestError
+from completion_server.rpc.status import abort
 
 _REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 """Its messages are those of v1alpha. It is not among the listed services, because grpcio has no descriptor of it."""

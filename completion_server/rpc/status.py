@@ -10,16 +10,9 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
-from completion_server.core.errors import Code, CompletionError, Fault
+from completion_server.core.errors import CompletionError
 
 _DOMAIN = "completion.v1"
-
-
-class DeadlineError(CompletionError):
-    """The deadline passed before the request was received or answered."""
-
-    code = Code.DEADLINE_EXCEEDED
-    fault = Fault.CALLER
 
 
 async def abort(context: "grpc.aio.ServicerContext[object, object]", error: CompletionError) -> NoReturn:

@@ -229,7 +229,8 @@ class Service:
         Prefetches supersede nothing that a user waits for, and a caller whom another replica would not know has no
         requests there.
         """
-        if self._replicas is None or request.trigger is Trigger.PREFETCH or not request.caller.is_known_everywhere:
+        is_local = request.lane or request.trigger is Trigger.PREFETCH or not request.caller.is_known_everywhere
+        if self._replicas is None or is_local:
             return 0
         return self._replicas.stamp()
 
@@ -254,6 +255,8 @@ class Service:
         caller, scheduling = request.caller, self._scheduling
         continuation, may_share = Continuation.of(request), request.use_completion_cache
         lane = caller.owner if scheduling.lane == "user" else key_of(caller.owner, caller.session)
+        if request.lane:
+            lane = key_of(lane, request.lane)
         return LiveRequest(
             id=request.id,
             lane=lane if scheduling.supersede else request.id,

@@ -12,7 +12,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.rpc.settings import LimitSettings
+from completion_server.admission.settings import LimitSettings
 from loadtest.bench.attacks.http2 import Http2Connection, framed
 from tests.attack.conftest import MIB, attacked, engine
 from tests.support.server import RunningServer, ask, make_config, request, run_server

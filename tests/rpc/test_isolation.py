@@ -11,12 +11,13 @@ from tokenizers import Tokenizer
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.admission.identity import Identity
+from completion_server.admission.settings import LimitSettings
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Caller
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.rpc.identity import Identity, identity_of, split_peer
-from completion_server.rpc.settings import LimitSettings
+from completion_server.rpc.identity import identity_of, split_peer
 from tests.support.models import TARGET
 from tests.support.server import (
     ENDLESS,

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from completion_server import __main__ as entry_point
+from completion_server.admission.settings import ServerSettings
 from completion_server.cli import LazyCommand, main
 from completion_server.composition.models import check_hub
 from completion_server.config import load_config
@@ -26,7 +27,6 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm.process import PARENT_ENV
 from completion_server.rpc.listening import check_ports
-from completion_server.rpc.settings import ServerSettings
 from completion_server.server_commands import check_config, client_options, serve
 from tests.support.certificates import MakeIdentity
 from tests.support.models import TARGET
@@ -55,6 +55,7 @@ def check(*overrides: str) -> Result:
         ("server.listen=127.0.0.1:99999", "server.listen: the port must be from 0 to 65535, got '127.0.0.1:99999'"),
         ("server.listen=127.0.0.1", "server.listen: must be HOST:PORT, got '127.0.0.1' (or unix:PATH)"),
         ("server.admin_listen=0.0.0.0:50052", "server.admin_listen: 0.0.0.0:50052 is not loopback; that needs "),
+        ("server.http_listen=unix:/run/h", "server.http_listen: must be HOST:PORT, got 'unix:/run/h'"),
         ("server.max_session_age_s=5000", "server.max_session_age_s: must be less than max_connection_age_grace_s"),
     ],
 )

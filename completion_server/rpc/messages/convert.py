@@ -1,18 +1,18 @@
 """Converts messages to the types of `core` and back. Refuses invalid values; `scan` has checked all sizes before."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.fields import default_max_tokens, next_request_id, sampling_of
+from completion_server.admission.settings import LimitSettings
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import CompletionError, InvalidRequestError
 from completion_server.core.events import Feedback
 from completion_server.core.outcome import AnswerPart, CacheLevel, Delta, End, FinishReason, ShedReason
 from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet, Trigger
 from completion_server.core.trace_context import TraceContext
-from completion_server.rpc.settings import LimitSettings
 
 _TRIGGERS = {
     pb.TRIGGER_UNSPECIFIED: Trigger.AUTOMATIC,
@@ -37,11 +37,7 @@ T = TypeVar("T")
 V = TypeVar("V", bound=int)
 
 _SURVIVAL_TIMES_S = (30, 90, 180, 360)
-_MAX_TEMPERATURE = 2.0
 _MAX_TIMEOUT_MS = 86_400_000
-_MAX_SEED = 2**63 - 1
-
-_request_numbers = itertools.count(1)
 
 
 def request_of(
@@ -65,7 +61,7 @@ def request_of(
     """
     mode = _known("mode", message.mode, _MODES, pb.Mode.Name)
     return Request(
-        id=f"r{next(_request_numbers)}",
+        id=next_request_id(),
         caller=caller,
         sequence=message.sequence,
         document_uri=message.document_uri,
@@ -134,10 +130,7 @@ def _name_or_number(value: V, name: Callable[[V], str]) -> str:
 def _max_tokens(given: int, mode: Mode, limits: LimitSettings) -> int:
     if not 0 <= given <= limits.max_tokens:
         raise InvalidRequestError("max_tokens", f"must be from 0 (the default) to {limits.max_tokens}, got {given}")
-    if given:
-        return given
-    is_multi_line = mode is Mode.MULTI_LINE
-    return limits.num_default_tokens_multi_line if is_multi_line else limits.num_default_tokens_single_line
+    return given or default_max_tokens(mode, limits)
 
 
 def _timeout_s(message: pb.CompleteRequest) -> float:
@@ -150,13 +143,9 @@ def _timeout_s(message: pb.CompleteRequest) -> float:
 
 
 def _sampling(message: pb.CompleteRequest) -> Sampling:
-    temperature = message.temperature if message.HasField("temperature") else 0.0
-    if not 0.0 <= temperature <= _MAX_TEMPERATURE:  # also refuses NaN
-        raise InvalidRequestError("temperature", f"must be from 0 to {_MAX_TEMPERATURE:g}, got {temperature:g}")
-    if message.HasField("seed") and message.seed > _MAX_SEED:
-        raise InvalidRequestError("seed", f"must be at most {_MAX_SEED}, got {message.seed}")
+    temperature = message.temperature if message.HasField("temperature") else None
     seed = message.seed if message.HasField("seed") else None
-    return Sampling(temperature, seed, speculate=not message.without_speculation)
+    return sampling_of(temperature, seed, speculate=not message.without_speculation)
 
 
 def _snippets(message: pb.CompleteRequest) -> Iterator[Snippet]:

@@ -22,8 +22,8 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.settings import LimitSettings
 from completion_server.core.errors import InvalidRequestError
-from completion_server.rpc.settings import LimitSettings
 
 _UNKNOWN_FIELDS = 64
 """Allowance for fields that are not in the contract, such as those of a newer one, and for fields sent twice."""

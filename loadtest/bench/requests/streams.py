@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import grpc
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.identity import Identity
 from completion_server.admission.quotas import RefusalBudget
+from completion_server.admission.settings import LimitSettings
 from completion_server.core.clock import Deadline
 from completion_server.core.request import Caller, Mode, Request, Trigger
 from completion_server.core.trace_context import no_trace
-from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.session import SessionCall, StreamTimes
-from completion_server.rpc.settings import LimitSettings
 from completion_server.serving.service import Service
 from loadtest.targets.editor import is_typed_along
 from loadtest.traffic import typed

@@ -33,6 +33,7 @@ _CACHED = (pb.CACHE_LEVEL_LOCAL, pb.CACHE_LEVEL_SHARED)
 _OVERRIDES = (
     "server.listen=127.0.0.1:0",
     "server.admin_listen=127.0.0.1:0",
+    "server.http_listen=",
     "engine.heartbeat_s=0",
     "cache.enabled=false",
     "admission.users_per_peer=0",

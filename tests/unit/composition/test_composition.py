@@ -114,6 +114,7 @@ OPEN = "0.0.0.0:50051"
             OPEN,
             "server.listen: listening on 0.0.0.0:50051 without TLS: others can read what is typed, and any caller",
         ),
+        (("server.http_listen=0.0.0.0:1",), "127.0.0.1:50051", "server.http_listen: listening on 0.0.0.0:1"),
         (("server.metrics_listen=0.0.0.0:1",), "127.0.0.1:50051", "server.metrics_listen: listening on 0.0.0.0:1"),
         (("admission.trust_user_names=true",), OPEN, "admission.trust_user_names: .* without client certificates"),
         (('redis.addresses=["127.0.0.1:6379"]',), "127.0.0.1:50051", ""),

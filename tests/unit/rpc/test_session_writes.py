@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.identity import Identity
 from completion_server.admission.quotas import RefusalBudget
+from completion_server.admission.settings import LimitSettings
 from completion_server.core.errors import Code, CompletionError
 from completion_server.core.events import RequestEnded
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.session import SessionCall, StreamTimes
-from completion_server.rpc.settings import LimitSettings
 from tests.support.cancels import cancel_and_wait
 from tests.support.server import eventually, request
 from tests.support.services import FOUR_SLOTS, RunningService, in_virtual_time

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.settings import LimitSettings
 from completion_server.core.errors import CompletionError, InvalidRequestError, Violation
 from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ShedReason, Timings, Usage
 from completion_server.core.request import Caller, Mode, Sampling, Snippet, Trigger
 from completion_server.rpc.messages import convert, decoder
 from completion_server.rpc.messages.decoder import Decoder, Malformed, ScanError
-from completion_server.rpc.settings import LimitSettings
 
 LIMITS = LimitSettings(
     max_prefix_bytes=40,

@@ -50,6 +50,14 @@ class ServerSettings:
     metrics_listen: str = "127.0.0.1:9464"
     """HTTP: Prometheus metrics at /metrics, health at /healthz (the process runs) and /readyz (the server accepts
     requests). "" switches it off."""
+    http_listen: str = ""
+    """HOST:PORT for plugins of other servers: the dialects of OpenAI, Codestral, llama.cpp and Tabby (docs/editors.md).
+    On loopback it is plain HTTP, elsewhere it has `server.tls`. "" switches it off."""
+    http_hosts: tuple[str, ...] = ()
+    """Names under which browsers and plugins may address `http_listen`, besides IP addresses and localhost. Others are
+    refused, since a web page could point a name of its own at this server."""
+    http_max_connections: Annotated[int, Between(1, 1_000_000)] = 1024
+    """HTTP connections that may be open at once; further ones are closed."""
     tls: TlsSettings = TlsSettings()
     admin_tls: TlsSettings = TlsSettings()
     region: str = ""
@@ -101,6 +109,8 @@ class ServerSettings:
                 raise ValueError(msg)
         if self.metrics_listen:
             _check_address("metrics_listen", self.metrics_listen, takes_unix_sockets=False)
+        if self.http_listen:
+            _check_address("http_listen", self.http_listen, takes_unix_sockets=False)
         if not self.max_session_age_s < self.max_connection_age_grace_s:
             limit = f"must be less than max_connection_age_grace_s ({self.max_connection_age_grace_s:g})"
             msg = f"max_session_age_s: {limit}, got {self.max_session_age_s:g}"

@@ -1,0 +1,80 @@
+"""The paths of the listener."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from completion_server.admission.gate import Gate
+from completion_server.core.errors import CompletionError
+from completion_server.http import llama_cpp, openai, tabby
+from completion_server.http.dialect import Dialect, Json
+from completion_server.http.endpoints import Endpoint, Endpoints
+from completion_server.http.receiving import Receive
+from completion_server.http.writing import Send, write_error, write_json
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What clients are told of the server."""
+
+    name: str
+    max_model_len: int
+    max_slots: int
+    version: str
+
+
+def build_app(endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel]) -> Starlette:
+    """Return the application. `model` may be asked only when the gate is open."""
+    started_s = int(time.time())
+
+    def shown(document: Callable[[ServedModel], Json]) -> Endpoint:
+        """Return the endpoint that shows a document, or that the server can't serve."""
+
+        async def answer(_scope: Mapping[str, Any], _receive: Receive, send: Send) -> None:
+            try:
+                gate.check()
+            except CompletionError as error:
+                await write_error(send, error, llama_cpp.error_body(503, error))
+            else:
+                await write_json(send, 200, document(model()))
+
+        return answer
+
+    def completions(dialect: Dialect) -> Endpoint:
+        return endpoints.completions(lambda _body: dialect, dialect)
+
+    shared = endpoints.completions(lambda body: tabby.TABBY if "segments" in body else openai.OPENAI, openai.OPENAI)
+    posts: dict[str, Endpoint] = {
+        "/v1/completions": shared,
+        "/v1/fim/completions": completions(openai.CODESTRAL),
+        "/infill": completions(llama_cpp.INFILL),
+        "/completion": completions(llama_cpp.COMPLETION),
+        "/v1/events": endpoints.events,
+    }
+    gets: dict[str, Endpoint] = {
+        "/v1/models": shown(lambda model: openai.models(model.name, started_s)),
+        "/health": shown(lambda _model: {"status": "ok"}),
+        "/props": shown(lambda model: llama_cpp.props(model.name, model.max_model_len, model.max_slots, model.version)),
+        "/v1/health": shown(lambda model: tabby.health(model.name, model.version)),
+        "/v1beta/server_setting": shown(lambda _model: tabby.server_setting()),
+    }
+    return Starlette(
+        routes=[
+            *(Route(path, _Asgi(endpoint), methods=["POST"]) for path, endpoint in posts.items()),
+            *(Route(path, _Asgi(endpoint), methods=["GET", "POST"]) for path, endpoint in gets.items()),
+        ]
+    )
+
+
+class _Asgi:
+    """An endpoint that Starlette calls as it is: functions get a request and return a response."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        await self._endpoint(scope, receive, send)

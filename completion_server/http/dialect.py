@@ -1,0 +1,156 @@
+"""What the dialects have in common: the request in the server's terms, the answer, and how a body's fields are read."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
+
+from completion_server.core.errors import CompletionError, InvalidRequestError
+from completion_server.core.outcome import End, FinishReason, Outcome
+from completion_server.core.request import Snippet
+
+Json = Any
+"""A value that `json.dumps` takes."""
+DONE = "[DONE]"
+"""Ends a stream in OpenAI's form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request of a dialect asks for. Requests of one caller that are equal ask for the same."""
+
+    prefix: str
+    suffix: str = ""
+    document_uri: str = ""
+    language_id: str = ""
+    snippets: tuple[Snippet, ...] = ()
+    max_tokens: int | None = None
+    """None for the server's default; more than the server's limit means the limit."""
+    temperature: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    timeout_s: float = math.inf
+    """After this time, what was generated until then is the answer."""
+    user: str = ""
+    """The client's own id of its user, "" if it sends none."""
+    is_warm_up: bool = False
+    """Whether it wants no text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, or as much of it as is known."""
+
+    number: int
+    """Names the answer in its user's feedback."""
+    created_s: int
+    """Unix seconds."""
+    model: str
+    text: str = ""
+    end: End = End(Outcome(FinishReason.STOP))
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a limit of tokens or time ended it."""
+        return self.end.outcome.reason in (FinishReason.LENGTH, FinishReason.DEADLINE)
+
+
+class Reply(Protocol):
+    """Writes the answer to one request. Pure."""
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the answer is a stream of server-sent events."""
+        ...
+
+    def whole(self, answer: Answer) -> Json:
+        """Return the answer as one document."""
+        ...
+
+    def piece(self, answer: Answer) -> Json:
+        """Return an event with text; `answer` has only that text, and no end yet."""
+        ...
+
+    def last(self, answer: Answer) -> list[Json]:
+        """Return the events at the end; `answer` has the whole text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How requests of one address are read, and how their errors are written."""
+
+    translate: Callable[[dict[str, Json]], tuple[Asked, Reply]]
+    """Raises InvalidRequestError for an invalid field."""
+    error: Callable[[int, CompletionError], Json]
+    """Returns the body of an error, from the HTTP status and the error."""
+
+
+class Body(BaseModel):
+    """The fields of a body that the server reads; plugins send many others, which are hints to other servers."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+
+
+B = TypeVar("B", bound=Body)
+
+
+def parse(data: bytes) -> dict[str, Json]:
+    """Return a body. It may nest about 200 levels deep.
+
+    Raises:
+        InvalidRequestError: it is no JSON object.
+
+    """
+    try:
+        body = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequestError("body", f"must be JSON, but {error}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequestError("body", f"must be a JSON object, got {_described(body)}")
+    return body
+
+
+def read(kind: type[B], body: Mapping[str, Json]) -> B:
+    """Return the fields of a body.
+
+    Raises:
+        InvalidRequestError: a field has a wrong type or value; the error names the first one.
+
+    """
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False)[0]
+        path = fault["loc"]
+        names = [part for i, part in enumerate(path) if isinstance(part, int) or i == 0 or not _is_branch(str(part))]
+        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".")
+        what = "must be set" if fault["type"] == "missing" else _lowered(fault["msg"])
+        given = "" if fault["type"] == "missing" else f", got {_described(fault['input'])}"
+        raise InvalidRequestError(name or "body", f"{what}{given}") from None
+
+
+def stops(given: str | list[str] | None) -> list[str]:
+    """Return stop strings, which the dialects allow to be one or several."""
+    return [given] if isinstance(given, str) else given or []
+
+
+def _is_branch(part: str) -> bool:
+    """Return whether a part of an error's path names an alternative of a type, not a field."""
+    return part in ("str", "int", "float", "bool") or "[" in part
+
+
+def _lowered(text: str) -> str:
+    return f"{text[:1].lower()}{text[1:]}"
+
+
+def _described(value: Json) -> str:
+    """Return a value for a message. Text is code, and stays out of messages and logs."""
+    if isinstance(value, str):
+        return f"text of {len(value)} characters"
+    if isinstance(value, list | dict):
+        return f"{'an array' if isinstance(value, list) else 'an object'} of {len(value)}"
+    return "null" if value is None else str(value).lower()

@@ -1,0 +1,174 @@
+"""Answers the requests of a listener: completions in any dialect, and Tabby's events."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from starlette.datastructures import QueryParams
+
+from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.identity import Identity
+from completion_server.admission.refusals import MAX_HOLD_S, Refusals, refusal_budgets
+from completion_server.admission.settings import LimitSettings, ServerSettings
+from completion_server.admission.turns import ReceiveTurns
+from completion_server.core.errors import CompletionError, DeadlineError, InvalidRequestError
+from completion_server.core.events import FeedbackRefused, RequestRefused
+from completion_server.core.outcome import End, FinishReason, Outcome
+from completion_server.core.trace_context import BeginTrace, no_trace
+from completion_server.http import tabby
+from completion_server.http.dialect import Answer, Asked, Dialect, parse
+from completion_server.http.identity import caller_of, headers_of, identity_of, with_document
+from completion_server.http.receiving import (
+    BodyTooLargeError,
+    ClientGoneError,
+    Receive,
+    receive_body,
+)
+from completion_server.http.recent import Recent, RecentRequests
+from completion_server.http.requests import next_number, request_of
+from completion_server.http.writing import AnswerWriter, PartReader, Send, status_of, write_error, write_json
+from completion_server.scheduling.actions import SUPERSEDED
+from completion_server.serving.completion import Completion
+from completion_server.serving.service import Service
+
+Scope = Mapping[str, Any]
+Endpoint = Callable[[Any, Any, Any], Awaitable[None]]
+_NOTHING = End(Outcome(FinishReason.STOP))
+
+
+class Endpoints:
+    """The endpoints of one listener that take a body."""
+
+    def __init__(
+        self,
+        service: Service,
+        server: ServerSettings,
+        limits: LimitSettings,
+        admission: AdmissionSettings,
+        model: Callable[[], str],
+        *,
+        sheds_as_status: bool = False,
+        begin_trace: BeginTrace = no_trace,
+    ) -> None:
+        """Answer through `service`. `model` returns the name that answers give. With `sheds_as_status` shed requests
+        fail instead of being answered with empty text.
+        """
+        self._service = service
+        self._limits = limits
+        self._receive_timeout_s = server.receive_timeout_s
+        self._max_body_bytes = server.max_message_bytes or limits.max_message_bytes
+        self._identify = partial(identity_of, limits=limits, trusts_names=admission.trust_user_names)
+        self._refusals = Refusals(*refusal_budgets(admission), service.now)
+        self._turns = ReceiveTurns()
+        self._recent = RecentRequests()
+        self._model = model
+        self._sheds_as_status = sheds_as_status
+        self._begin_trace = begin_trace
+
+    def completions(self, choose: Callable[[Mapping[str, Any]], Dialect], fallback: Dialect) -> Endpoint:
+        """Return the endpoint of a path; `choose` returns the dialect of a body, `fallback` answers before that."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            dialect = fallback
+            try:
+                headers = headers_of(scope)
+                began_at = self._service.now()
+                identity = await self._enter(scope, headers)
+                self._service.gate.check()
+                data = await self._body(receive, headers, identity)
+                with self._refusals.charging(identity, len(data)):
+                    body = parse(data)
+                    dialect = choose(body)
+                    asked, reply = dialect.translate(body)
+                    completion, recent = self._open(asked, identity, headers, began_at, len(data))
+                answer = Answer(recent.number, int(time.time()), self._model())
+                writer = AnswerWriter(send, reply, answer, sheds_as_status=self._sheds_as_status)
+                if completion is None:
+                    await writer.write_end(_NOTHING)
+                else:
+                    await self._write(completion, recent, writer, receive)
+            except ClientGoneError:
+                return
+            except CompletionError as error:
+                self._service.emit(RequestRefused(error))
+                await write_error(send, error, dialect.error(status_of(error), error))
+
+        return answer
+
+    async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take an event of Tabby's clients as feedback."""
+        try:
+            headers = headers_of(scope)
+            identity = await self._enter(scope, headers)
+            data = await self._body(receive, headers, identity)
+            with self._refusals.charging(identity, len(data)):
+                select_kind = QueryParams(scope["query_string"]).get("select_kind", "")
+                event = tabby.event_of(parse(data), select_kind)
+                if event is not None:
+                    self._report(event, identity, headers)
+            await write_json(send, 200, {})
+        except ClientGoneError:
+            return
+        except CompletionError as error:
+            self._service.emit(FeedbackRefused())
+            await write_error(send, error, tabby.TABBY.error(status_of(error), error))
+
+    def _report(self, event: tabby.Event, identity: Identity, headers: Mapping[str, str]) -> None:
+        caller, _has_name = caller_of(identity, headers, "", self._limits)
+        self._service.gate.check_user(caller.user)
+        recent = self._recent.find(caller.owner, event.number)
+        if recent is None:
+            raise InvalidRequestError("completion_id", "must be that of one of the last completions of its user")
+        feedback = event.feedback(recent.text)
+        self._service.report_feedback(with_document(caller, recent.document), event.number, feedback)
+
+    async def _enter(self, scope: Scope, headers: Mapping[str, str]) -> Identity:
+        """Return the caller of a request; refuse one that is over its budget."""
+        identity = self._identify(headers, scope["client"])
+        error = self._refusals.over_budget(identity)
+        if error is not None:
+            await asyncio.sleep(min(MAX_HOLD_S, (error.retry_after_ms or 0) / 1000))
+            raise error
+        return identity
+
+    async def _body(self, receive: Receive, headers: Mapping[str, str], identity: Identity) -> bytes:
+        try:
+            async with self._turns.of(identity):
+                return await receive_body(receive, headers, self._max_body_bytes, self._receive_timeout_s)
+        except BodyTooLargeError as error:
+            self._refusals.charge(identity, error.num_received)
+            raise
+        except DeadlineError:
+            self._refusals.charge(identity, self._max_body_bytes)  # as much memory may have been held
+            raise
+
+    def _open(
+        self, asked: Asked, identity: Identity, headers: Mapping[str, str], began_at: float, num_bytes: int
+    ) -> tuple[Completion | None, Recent]:
+        """Open a request; None for one that wants no text, which is checked and costs nothing else."""
+        caller, has_name = caller_of(identity, headers, asked.user, self._limits)
+        self._service.gate.check_user(caller.user)
+        now = self._service.now()
+        recent = self._recent.place(caller.owner, asked, next_number(), now, has_name=has_name)
+        trace = self._begin_trace(identity.traceparent, identity.tracestate)
+        request = request_of(asked, caller, recent, self._limits, began_at=began_at, now=now, trace=trace)
+        if asked.is_warm_up:
+            return None, recent
+        completion = self._service.open(request)
+        if completion.is_rate_limited:
+            self._refusals.charge(identity, num_bytes)
+        for other in self._recent.add(caller.owner, recent, completion):
+            other.cancel(SUPERSEDED)
+        return completion, recent
+
+    async def _write(self, completion: Completion, recent: Recent, writer: AnswerWriter, receive: Receive) -> None:
+        reader = PartReader(completion, receive)
+        try:
+            await writer.write(reader)
+            completion.note_end_written()
+        finally:
+            reader.close()
+            completion.leave()
+            recent.end(writer.text, self._service.now())

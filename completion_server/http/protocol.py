@@ -1,0 +1,105 @@
+"""uvicorn's HTTP protocol with limits: open connections, the time and size of a request's head, stalled writes."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_MAX_HEAD_BYTES = 16 * 1024
+_MAX_HEADERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """The limits of one listener."""
+
+    max_connections: int
+    head_timeout_s: float
+    """From a request's first byte, or from the opening of the connection, to the end of its head."""
+    stall_timeout_s: float
+    """How long the client may leave written bytes unread."""
+
+
+class HeadTooLargeError(Exception):
+    """A head has too many bytes or headers. The parser answers 400 and closes."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    limits: ClassVar[ConnectionLimits]
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - uvicorn's
+        """Begin without a connection."""
+        super().__init__(*args, **options)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._is_in_head = True
+        self._num_head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a new connection, or close it if there are too many."""
+        if len(self.connections) >= self.limits.max_connections:
+            self.transport = transport
+            transport.abort()
+            return
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        for timer in (self._head_timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take received bytes."""
+        if self._is_in_head:
+            if self._head_timer is None:
+                self._await_head()
+            self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and self._num_head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too large.")
+
+    def on_message_begin(self) -> None:
+        """Begin the head of a request."""
+        super().on_message_begin()
+        self._is_in_head = True
+
+    def on_headers_complete(self) -> None:
+        """End the head of a request, whose handler runs now."""
+        self._is_in_head, self._num_head_bytes = False, 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if num_bytes > _MAX_HEAD_BYTES or len(self.headers) > _MAX_HEADERS:
+            raise HeadTooLargeError
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End a request; what comes next is the head of another."""
+        super().on_message_complete()
+        self._is_in_head = True
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read."""
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(self.limits.stall_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Note that the client reads again."""
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.limits.head_timeout_s, self.transport.abort)
+
+
+def limited(limits: ConnectionLimits) -> type[LimitedProtocol]:
+    """Return the protocol of a listener with these limits, as uvicorn takes it."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})

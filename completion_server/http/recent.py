@@ -1,0 +1,182 @@
+"""Decides which requests of one caller are alike, and which one supersedes which. Pure.
+
+A plugin asks without a session, so what it means shows in the texts alone. Of a newcomer and a recent request of its
+caller:
+
+- equal, while the other is live: asked at once on purpose. Both live, and one generation answers both.
+- the other's text and its whole answer, within moments after that: asked in advance, behind what the user sees. It
+  waits behind all typed requests, and supersedes none of them.
+- the same document: the user has typed on or moved. It supersedes the other.
+- another document: perhaps another user's, if callers have no names. Both live.
+
+A user whose name is known has one lane, as over gRPC, whatever the document.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from completion_server.admission.identity import next_stream_number
+from completion_server.core.outcome import Outcome
+from completion_server.core.request import Trigger
+from completion_server.http.dialect import Asked
+
+_MAX_CALLERS = 4096
+_MAX_DOCUMENTS = 32
+"""Remembered documents of one caller."""
+_MAX_REQUESTS = 8
+"""Remembered requests of one document."""
+_IN_ADVANCE_S = 0.15
+"""A plugin asks at once for what follows an answer; a user needs longer to accept it."""
+_ANCHOR = 256
+"""Characters on each side of the cursor by which a document is known again."""
+_MIN_ANCHOR = 8
+"""Shorter text may stand in any document."""
+_NEAR = 8192
+"""Characters on each side of the cursor in which they are looked for."""
+
+
+class Live(Protocol):
+    """A request that may be live, see `serving.completion.Completion`."""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it has ended; None while it lives."""
+        ...
+
+    def cancel(self, outcome: Outcome, /) -> None:
+        """End it, if it has not ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchors:
+    """The text around the cursor, without the cursor's line, which changes with each key."""
+
+    uri: str
+    start: str
+    before: str
+    after: str
+
+    @classmethod
+    def of(cls, asked: Asked) -> "_Anchors":
+        begin = asked.prefix.rfind("\n") + 1
+        after = asked.suffix.find("\n") + 1
+        return cls(
+            asked.document_uri,
+            asked.prefix[:_ANCHOR],
+            asked.prefix[max(0, begin - _ANCHOR) : begin],
+            asked.suffix[after : after + _ANCHOR] if after else "",
+        )
+
+    def is_in(self, asked: Asked) -> bool:
+        """Return whether a later request seems to be about the same document."""
+        if self.uri or asked.document_uri:
+            return self.uri == asked.document_uri
+        known = [each for each in (self.before, self.after) if len(each.strip()) >= _MIN_ANCHOR]
+        if not known:  # a line or two, perhaps not even that
+            return asked.prefix.startswith(self.start) or self.start.startswith(asked.prefix)
+        near = asked.prefix[-_NEAR:] + asked.suffix[:_NEAR]
+        return any(each in near for each in known)
+
+
+@dataclass(slots=True, eq=False)
+class Recent:
+    """A request that came in."""
+
+    number: int
+    document: int
+    """Number of its document, unique in this process."""
+    common_lane: str
+    """The lane of its document, or its user's, which is ""."""
+    trigger: Trigger
+    is_alike: bool
+    """Whether an equal request was live when it came. It has a lane of its own then."""
+    asked: Asked | None
+    """None once it has ended."""
+    live: Live | None = None
+    """Set once it is accepted."""
+    text: str = ""
+    tail: str = ""
+    """The end of its prefix and answer."""
+    ended_at: float = 0.0
+
+    @property
+    def lane(self) -> str:
+        """`Request.lane`."""
+        return f"{self.common_lane}+{self.number}" if self.is_alike else self.common_lane
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it was accepted and has not ended."""
+        return self.live is not None and self.live.outcome is None
+
+    def end(self, text: str, now: float) -> None:
+        """Note the text that was sent, and forget the rest."""
+        if self.asked is not None:
+            self.tail = (self.asked.prefix[-_ANCHOR:] + text)[-2 * _ANCHOR :]
+            self.text, self.ended_at, self.asked, self.live = text, now, None, None
+
+    def is_followed_by(self, asked: Asked, now: float) -> bool:
+        """Return whether a later request asks for what would follow its answer, too soon for a user."""
+        is_just_answered = bool(self.text) and now - self.ended_at <= _IN_ADVANCE_S
+        return is_just_answered and asked.prefix.endswith(self.tail)
+
+
+@dataclass(slots=True, eq=False)
+class _Document:
+    """What is known of a document."""
+
+    anchors: _Anchors
+    """Those of the last request."""
+    requests: deque[Recent] = field(default_factory=lambda: deque(maxlen=_MAX_REQUESTS))
+
+
+class RecentRequests:
+    """The last documents of each caller, and the last requests of each of them."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._callers: OrderedDict[str, OrderedDict[int, _Document]] = OrderedDict()
+
+    def place(self, owner: str, asked: Asked, number: int, now: float, *, has_name: bool) -> Recent:
+        """Return a new request of a caller with its place; `has_name` tells that the caller is one user."""
+        documents = self._callers.get(owner, OrderedDict[int, _Document]())
+        older = [each for document in reversed(documents.values()) for each in reversed(document.requests)]
+        alike = next((each for each in older if each.is_live and each.asked == asked), None)
+        if alike is not None:
+            return Recent(number, alike.document, alike.common_lane, alike.trigger, is_alike=True, asked=asked)
+        ahead = next((each for each in older if each.is_followed_by(asked, now)), None)
+        if ahead is not None:
+            return Recent(number, ahead.document, ahead.common_lane, Trigger.PREFETCH, is_alike=False, asked=asked)
+        found = (name for name, document in reversed(documents.items()) if document.anchors.is_in(asked))
+        document = next(found, None) or next_stream_number()
+        lane = "" if has_name else f"document {document}"
+        return Recent(number, document, lane, Trigger.AUTOMATIC, is_alike=False, asked=asked)
+
+    def add(self, owner: str, recent: Recent, live: Live) -> list[Live]:
+        """Note that a request was accepted; return the live ones that it ends besides that of its own lane."""
+        assert recent.asked is not None
+        documents = self._callers.setdefault(owner, OrderedDict())
+        ended = [
+            each.live
+            for document in documents.values()
+            for each in document.requests
+            if each.is_alike and each.is_live and each.live and each.common_lane == recent.common_lane
+        ]
+        anchors = _Anchors.of(recent.asked)
+        document = documents.setdefault(recent.document, _Document(anchors))
+        document.anchors, recent.live = anchors, live
+        document.requests.append(recent)
+        documents.move_to_end(recent.document)
+        self._callers.move_to_end(owner)
+        if len(documents) > _MAX_DOCUMENTS:
+            documents.popitem(last=False)
+        if len(self._callers) > _MAX_CALLERS:
+            self._callers.popitem(last=False)
+        return [] if recent.is_alike or recent.trigger is Trigger.PREFETCH else ended
+
+    def find(self, owner: str, number: int) -> Recent | None:
+        """Return a request by its number, None if it is not remembered."""
+        documents = self._callers.get(owner, OrderedDict[int, _Document]()).values()
+        return next((each for document in documents for each in document.requests if each.number == number), None)

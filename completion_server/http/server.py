@@ -1,0 +1,109 @@
+"""The HTTP listener: uvicorn on the server's own event loop, without its signal handlers and logs."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from completion_server.admission.settings import ServerSettings
+from completion_server.core.addresses import is_loopback, split_address
+from completion_server.core.errors import ConfigError
+from completion_server.http.guard import Guard
+from completion_server.http.protocol import ConnectionLimits, limited
+
+logger = logging.getLogger(__name__)
+
+_KEEP_ALIVE_S = 75
+"""How long a connection may be idle after an answer: longer than a user thinks."""
+_BACKLOG = 512
+
+
+class _Uvicorn(uvicorn.Server):
+    """A server that leaves signals to the process that it is in."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Change nothing."""
+        yield
+
+
+@dataclass(slots=True)
+class HttpListener:
+    """A bound HTTP server."""
+
+    address: str
+    _server: _Uvicorn
+    _socket: socket.socket
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Serve from now on. Needs a running event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]), name="http")
+        self._task.add_done_callback(_log_failure)
+
+    async def stop(self, grace_s: float) -> None:
+        """Close the listener and idle connections at once, and the others after their answer or `grace_s`."""
+        self._server.should_exit = True
+        if self._task is None:
+            self._socket.close()
+            return
+        _done, late = await asyncio.wait([self._task], timeout=grace_s)
+        if late:
+            self._server.force_exit = True
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
+            await asyncio.wait([self._task], timeout=grace_s)
+        self._task = None
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (failure := task.exception()) is not None:
+        logger.error("the HTTP listener failed", exc_info=failure)
+
+
+def build_http_server(settings: ServerSettings, app: ASGIApp) -> HttpListener:
+    """Return the listener, bound and not yet started.
+
+    Raises:
+        ConfigError: the address or the TLS files can't be used.
+
+    """
+    host, port = split_address(settings.http_listen)
+    limits = ConnectionLimits(settings.http_max_connections, settings.receive_timeout_s, settings.stall_timeout_s)
+    tls = None if is_loopback(settings.http_listen) else settings.tls
+    config = uvicorn.Config(
+        Guard(app, settings.http_hosts),
+        http=limited(limits),
+        ws="none",
+        workers=1,
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        backlog=_BACKLOG,
+        ssl_certfile=tls.certificate or None if tls else None,
+        ssl_keyfile=tls.key or None if tls else None,
+        ssl_ca_certs=tls.client_ca or None if tls else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca else ssl.CERT_NONE,
+    )
+    try:
+        config.load()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        bound = socket.create_server((host, port), family=family, dualstack_ipv6=host == "::", backlog=_BACKLOG)
+    except OSError as error:
+        msg = f"server.http_listen: can't listen on {settings.http_listen}: {error.strerror or error}"
+        raise ConfigError(msg) from error
+    bound.setblocking(False)
+    shown = settings.http_listen.rpartition(":")[0]
+    return HttpListener(f"{shown}:{bound.getsockname()[1]}", _Uvicorn(config), bound)

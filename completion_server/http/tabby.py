@@ -1,0 +1,152 @@
+"""Tabby's dialect, as tabby-agent speaks it. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from completion_server.core.errors import InvalidRequestError
+from completion_server.core.events import Feedback
+from completion_server.core.request import Snippet
+from completion_server.http.dialect import Answer, Asked, Body, Dialect, Json, Reply, read
+from completion_server.http.openai import error_body
+
+_ID = "cmpl-"
+_MAX_DIGITS = 18
+_MAX_TOKENS = 64
+"""Tabby's own default: its answers are not streamed, so an editor waits for all of them."""
+
+
+class _Snippet(Body):
+    filepath: str = ""
+    body: str
+    score: float = 0.0
+
+
+class _Segments(Body):
+    prefix: str
+    suffix: str | None = None
+    filepath: str | None = None
+    declarations: list[_Snippet] | None = None
+    relevant_snippets_from_changed_files: list[_Snippet] | None = None
+    relevant_snippets_from_recently_opened_files: list[_Snippet] | None = None
+    clipboard: str | None = None
+
+    def snippets(self) -> Iterator[Snippet]:
+        """Yield the context, the most relevant first."""
+        groups = (
+            self.declarations,
+            self.relevant_snippets_from_changed_files,
+            self.relevant_snippets_from_recently_opened_files,
+        )
+        for group in groups:
+            for each in group or ():
+                yield Snippet(each.filepath, each.body, each.score)
+        if self.clipboard:
+            yield Snippet("", self.clipboard)
+
+
+class _TabbyBody(Body):
+    language: str | None = None
+    segments: _Segments
+    temperature: float | None = None
+    seed: int | None = None
+    user: str | None = None
+
+
+class _EventBody(Body):
+    type: str
+    completion_id: str
+    choice_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _TabbyReply:
+    is_streamed: bool = False
+
+    def whole(self, answer: Answer) -> Json:
+        """See `Reply`."""
+        return {"id": f"{_ID}{answer.number}", "choices": [{"index": 0, "text": answer.text}]}
+
+    def piece(self, answer: Answer) -> Json:
+        """See `Reply`; never called, because the dialect has no streams."""
+        return self.whole(answer)
+
+    def last(self, answer: Answer) -> list[Json]:
+        """See `piece`."""
+        return [self.whole(answer)]
+
+
+def translate(body: dict[str, Json]) -> tuple[Asked, Reply]:
+    """Return a request to `/v1/completions` that has segments."""
+    fields = read(_TabbyBody, body)
+    segments = fields.segments
+    asked = Asked(
+        segments.prefix,
+        segments.suffix or "",
+        document_uri=segments.filepath or "",
+        language_id=fields.language or "",
+        snippets=tuple(segments.snippets()),
+        max_tokens=_MAX_TOKENS,
+        temperature=fields.temperature,
+        seed=fields.seed if fields.seed is None or fields.seed >= 0 else None,
+        user=fields.user or "",
+    )
+    return asked, _TabbyReply()
+
+
+TABBY = Dialect(translate, error_body)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A user's reaction to an answer."""
+
+    number: int
+    """That of the answer."""
+    kind: Literal["shown", "accepted", "accepted_line", "rejected"]
+
+    def feedback(self, text: str) -> Feedback:
+        """Return the feedback about an answer with this text. Lengths are in UTF-16 code units."""
+        accepted = {"accepted": text, "accepted_line": text.partition("\n")[0]}.get(self.kind, "")
+        return Feedback(self.kind, len(accepted.encode("utf-16-le")) // 2)
+
+
+def event_of(body: dict[str, Json], select_kind: str) -> Event | None:
+    """Return an event of `/v1/events`, None for one that tells nothing about an answer's text.
+
+    Raises:
+        InvalidRequestError: the body names no answer.
+
+    """
+    fields = read(_EventBody, body)
+    number = fields.completion_id.removeprefix(_ID)
+    if not (number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS):
+        raise InvalidRequestError("completion_id", f"must be the id of a completion, such as {_ID}17")
+    match fields.type:
+        case "view":
+            return Event(int(number), "shown")
+        case "select":
+            return Event(int(number), "accepted_line" if select_kind == "line" else "accepted")
+        case "dismiss":
+            return Event(int(number), "rejected")
+        case _:
+            return None
+
+
+def health(model: str, version: str) -> Json:
+    """Return the answer to `/v1/health`. "status" is for clients of llama.cpp, which ask the same path."""
+    return {
+        "status": "ok",
+        "model": model,
+        "device": "unknown",
+        "arch": "",
+        "cpu_info": "",
+        "cpu_count": 0,
+        "cuda_devices": [],
+        "version": {"build_date": "", "build_timestamp": "", "git_sha": "", "git_describe": version},
+    }
+
+
+def server_setting() -> Json:
+    """Return the answer to `/v1beta/server_setting`: clients shall report to this server, and to nobody else."""
+    return {"disable_client_side_telemetry": True}

@@ -1,0 +1,167 @@
+"""Writes the answer to one request: as one document, or as server-sent events."""
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
+from typing import Any
+
+from completion_server.core.errors import Code, CompletionError, ShedError
+from completion_server.core.outcome import AnswerPart, Delta, End, FinishReason
+from completion_server.http.dialect import Answer, Json, Reply
+from completion_server.http.receiving import BodyTooLargeError, ClientGoneError, Receive, has_unread_body, until_gone
+from completion_server.serving.completion import Completion
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_STATUSES = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.DEADLINE_EXCEEDED: 408,
+    Code.PERMISSION_DENIED: 403,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.FAILED_PRECONDITION: 400,
+    Code.UNAVAILABLE: 503,
+    Code.UNAUTHENTICATED: 401,
+}
+_BODY_TOO_LARGE = 413
+_EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-store"}
+_UNUSED = frozenset({FinishReason.SHED, FinishReason.SUPERSEDED})
+"""The answer is then empty: nobody waits for it, or it would come too late."""
+
+
+class PartReader:
+    """Reads the parts of an answer until its end, or until the client leaves."""
+
+    def __init__(self, completion: Completion, receive: Receive) -> None:
+        """Read `completion`; `receive` tells when the client leaves."""
+        self._completion = completion
+        self._wake = asyncio.Event()
+        self._gone = asyncio.get_running_loop().create_task(until_gone(receive))
+        self._gone.add_done_callback(lambda _gone: self._wake.set())
+        completion.listen(self._wake.set)
+
+    async def next(self) -> AnswerPart:
+        """Return the next part. Raises ClientGoneError."""
+        while True:
+            self._wake.clear()
+            part = self._completion.take_nowait()
+            if part is not None:
+                return part
+            if self._gone.done():
+                raise ClientGoneError
+            await self._wake.wait()
+
+    def close(self) -> None:
+        """Watch the client no more."""
+        self._gone.cancel()
+
+
+class AnswerWriter:
+    """Writes one answer."""
+
+    def __init__(self, send: Send, reply: Reply, answer: Answer, *, sheds_as_status: bool = False) -> None:
+        """Write in the form of `reply`; `answer` has no text yet. With `sheds_as_status` a shed request fails."""
+        self.text = ""
+        """The text that was received so far."""
+        self._send = send
+        self._reply = reply
+        self._answer = answer
+        self._sheds_as_status = sheds_as_status
+
+    async def write(self, reader: PartReader) -> None:
+        """Write the answer.
+
+        Raises:
+            CompletionError: the request failed, and nothing was written yet.
+            ClientGoneError: the client left.
+
+        """
+        if self._reply.is_streamed:
+            await self._stream(reader)
+            return
+        while isinstance(part := await reader.next(), Delta):
+            self.text += part.text
+        await self.write_end(part)
+
+    async def write_end(self, end: End) -> None:
+        """Write an answer of which nothing was written yet. Raises CompletionError if the request failed."""
+        self._check(end)
+        answer, reason = self._ended(end), {"x-finish-reason": end.outcome.reason.value}
+        if not self._reply.is_streamed:
+            await write_json(self._send, 200, self._reply.whole(answer), reason)
+            return
+        await _start(self._send, 200, _EVENT_STREAM | reason)
+        if self.text:
+            await self._events([self._reply.piece(answer)], more_body=True)
+        await self._events(self._reply.last(answer), more_body=False)
+
+    async def _stream(self, reader: PartReader) -> None:
+        part = await reader.next()
+        if isinstance(part, End):
+            await self.write_end(part)
+            return
+        await _start(self._send, 200, _EVENT_STREAM)
+        while isinstance(part, Delta):
+            await self._event(part.text)
+            part = await reader.next()
+        if part.outcome.error is not None:  # the status is sent already
+            failure = {"message": part.outcome.error.message, "type": "server_error"}
+            await self._events([{"error": failure}], more_body=False)
+            return
+        if part.text and part.outcome.reason not in _UNUSED:
+            await self._event(part.text)
+        await self._events(self._reply.last(self._ended(part.with_text(""))), more_body=False)
+
+    async def _event(self, text: str) -> None:
+        self.text += text
+        await self._events([self._reply.piece(replace(self._answer, text=text))], more_body=True)
+
+    async def _events(self, events: list[Json], *, more_body: bool) -> None:
+        lines = (each if isinstance(each, str) else dumped(each) for each in events)
+        body = "".join(f"data: {line}\n\n" for line in lines).encode()
+        await self._send({"type": "http.response.body", "body": body, "more_body": more_body})
+
+    def _check(self, end: End) -> None:
+        """Raise the error that an answer without text is."""
+        outcome = end.outcome
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.shed_reason is not None and self._sheds_as_status:
+            raise ShedError(outcome.shed_reason.value, outcome.retry_after_ms, outcome.limit)
+
+    def _ended(self, end: End) -> Answer:
+        self.text = "" if end.outcome.reason in _UNUSED else self.text + end.text
+        return replace(self._answer, text=self.text, end=end)
+
+
+def status_of(error: CompletionError) -> int:
+    """Return the HTTP status of an error."""
+    return _BODY_TOO_LARGE if isinstance(error, BodyTooLargeError) else _STATUSES.get(error.code, 500)
+
+
+async def write_error(send: Send, error: CompletionError, body: Json) -> None:
+    """Write an error, with the time after which to retry."""
+    headers = {"connection": "close"} if has_unread_body(error) else {}
+    if error.retry_after_ms is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after_ms / 1000))
+    await write_json(send, status_of(error), body, headers)
+
+
+async def write_json(send: Send, status: int, document: Json, headers: dict[str, str] | None = None) -> None:
+    """Write a whole JSON response."""
+    body = dumped(document).encode()
+    await _start(
+        send, status, {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    )
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def dumped(document: Json) -> str:
+    """Return JSON without blanks: llama.vim looks for `"content":"`."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+
+
+async def _start(send: Send, status: int, headers: dict[str, str]) -> None:
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})

@@ -1,0 +1,189 @@
+"""What no plugin sends: foreign pages, large, slow and deep bodies, idle connections."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+import pytest_asyncio
+
+from completion_server.admission.settings import LimitSettings
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from tests.support.http_clients import HTTP, RawConnection, get, head, post, raw_connection
+from tests.support.server import (
+    ENDLESS,
+    RunningServer,
+    endless_config,
+    endless_engine,
+    eventually,
+    make_config,
+    run_server,
+)
+
+WORDS = ("alpha", "\n")
+RECEIVE_S, STALL_S = 0.5, 0.5
+SHORT = (f"server.receive_timeout_s={RECEIVE_S}", f"server.stall_timeout_s={STALL_S}")
+MAX_CONNECTIONS = 50
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[RunningServer]:
+    limits = (*SHORT, f"server.http_max_connections={MAX_CONNECTIONS}", "admission.refused_bytes_per_s=0")
+    async with run_server(make_config(*limits, HTTP), lambda: ScriptedEngine(lambda _request: WORDS)) as running:
+        yield running
+
+
+async def is_served(server: RunningServer) -> bool:
+    return bool((await post(server, "/infill", {"prompt": "x"})).json["content"] == "alpha")
+
+
+@pytest.mark.parametrize("header", [{"host": "evil.example"}, {"origin": "http://evil.example"}, {"origin": "null"}])
+async def test_a_web_page_is_refused(server: RunningServer, header: dict[str, str]) -> None:
+    for answer in (await post(server, "/infill", {"prompt": "x"}, header), await get(server, "/health", header)):
+        assert answer.status == 403
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert "access-control-allow-origin" not in (await get(server, "/health")).headers
+    assert await is_served(server)
+
+
+async def test_a_large_body_is_refused_unread(server: RunningServer) -> None:
+    async with raw_connection(server) as connection:
+        await connection.send(head("/infill", "content-length: 100000000"))
+        assert await connection.status() == 413
+        assert b'"message":"body: must be at most ' in await connection.rest()
+    assert await is_served(server)
+
+
+async def test_a_large_chunked_body_is_refused_at_the_limit(server: RunningServer) -> None:
+    limit = LimitSettings().max_message_bytes
+    async with raw_connection(server) as connection:
+        await connection.send(head("/infill", "transfer-encoding: chunked"))
+        await connection.send(chunk(limit))
+        await connection.send(chunk(1))
+        assert await connection.status() == 413
+    assert await is_served(server)
+
+
+def chunk(size: int) -> bytes:
+    return f"{size:x}\r\n".encode() + b"x" * size + b"\r\n"
+
+
+@pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
+async def test_a_slow_body_is_not_waited_for(server: RunningServer, framing: str) -> None:
+    async with raw_connection(server) as connection:
+        await connection.send(head("/infill", framing))
+        assert await connection.status() == 408
+        await connection.rest()
+
+
+async def test_a_slow_head_is_not_waited_for(server: RunningServer) -> None:
+    async with raw_connection(server) as silent, raw_connection(server) as slow:
+        await slow.send(b"POST /infill HTTP/1.1\r\nhost: loc")
+        assert await slow.rest() == b""
+        assert await silent.rest() == b""
+
+
+async def test_a_slow_second_head_is_not_waited_for(server: RunningServer) -> None:
+    body = b'{"prompt":"x"}'
+    async with raw_connection(server) as connection:
+        await connection.send(head("/infill", f"content-length: {len(body)}") + body)
+        assert await connection.status() == 200
+        await connection.send(b"POST ")
+        assert b"alpha" in await connection.rest()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        head("/infill", *(f"x-{i}: y" for i in range(100)), "content-length: 2") + b"{}",
+        head("/infill", "x: " + "y" * 20_000, "content-length: 2") + b"{}",
+        head("/" + "x" * 20_000),
+        b"POST /infill HTTP/1.1\r\nx: " + b"y" * 40_000,
+        b"\x16\x03\x01 no HTTP at all\r\n\r\n",
+    ],
+    ids=["headers", "header", "path", "endless", "binary"],
+)
+async def test_a_bad_head_is_refused(server: RunningServer, data: bytes) -> None:
+    async with raw_connection(server) as connection:
+        await connection.send(data)
+        assert (await connection.rest()).startswith(b"HTTP/1.1 400 ")
+    assert await is_served(server)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 100_000, b'{"a":' * 100_000, b'{"prompt":' + b"9" * 100_000 + b"}", b"\xff", b"", b'{"prompt":"\\ud800"}'],
+)
+async def test_a_deep_or_malformed_body_is_refused(server: RunningServer, body: bytes) -> None:
+    answer = await post(server, "/v1/completions", body)
+    assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_a_compressed_body_is_refused(server: RunningServer) -> None:
+    answer = await post(server, "/infill", b"x", {"content-encoding": "gzip"})
+    assert answer.status == 400
+
+
+async def test_a_text_beyond_its_limit_is_refused_with_its_name(server: RunningServer) -> None:
+    answer = await post(server, "/v1/completions", {"prompt": "x" * 600_000})
+    assert answer.json["error"]["message"] == "prompt or prefix: must be at most 524288 bytes, got 600000"
+
+
+async def test_idle_connections_are_bounded_and_closed(server: RunningServer) -> None:
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(raw_connection(server)) for _ in range(1000)]
+        num_open = 1000 - len(await closed_within(opened, RECEIVE_S / 5))
+        assert num_open <= MAX_CONNECTIONS
+        assert len(await closed_within(opened, 30.0)) == 1000
+    assert await is_served(server)
+
+
+async def closed_within(connections: list[RawConnection], within_s: float) -> list[RawConnection]:
+    """Return the connections that the server closes in this time."""
+
+    async def is_closed(connection: RawConnection) -> bool:
+        try:
+            async with asyncio.timeout(within_s):
+                return await connection.reader.read(1) == b""
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return True
+
+    found = await asyncio.gather(*(is_closed(each) for each in connections))
+    return [each for each, is_gone in zip(connections, found, strict=True) if is_gone]
+
+
+async def test_a_sender_of_refused_bodies_is_turned_away() -> None:
+    limits = ("admission.refused_bytes_per_s=1000", "admission.refused_burst_bytes=20000")
+    async with run_server(make_config(*limits, HTTP), lambda: ScriptedEngine(lambda _request: WORDS)) as server:
+        statuses = [(await post(server, "/infill", b"no")).status for _ in range(20)]
+        assert statuses[0] == 400
+        assert 429 in statuses
+
+
+async def test_a_stalled_reader_is_cut_off_and_frees_the_engine() -> None:
+    words = (" ".join(f"{i * 1_000_003 + j:x}" for j in range(400)) + "\n" for i in range(ENDLESS))
+    engine = endless_engine(lambda _request: words, ServiceTimes())
+    config = endless_config(*SHORT, "engine.heartbeat_s=0", "server.delta_pause_ms=0", HTTP)
+    async with run_server(config, lambda: engine) as server:
+        body = json.dumps({"prompt": "x", "stream": True, "n_predict": ENDLESS}).encode()
+        async with raw_connection(server) as connection:
+            await connection.send(head("/infill", f"content-length: {len(body)}") + body)
+            await eventually(lambda: engine.stats().num_generated_tokens > 0)
+            await eventually(lambda: engine.stats().num_running == 0)
+        assert server.count("completion_requests_total", outcome="cancelled", trigger="automatic", shed_reason="") == 1
+
+
+async def test_mutated_requests_are_answered_or_closed(server: RunningServer) -> None:
+    body = b'{"prompt":"x","stop":["a"],"n_predict":5}'
+    whole = head("/infill", f"content-length: {len(body)}", "connection: close") + body
+    for at in range(0, len(whole), 3):
+        for changed in (whole[:at] + b"\x00" + whole[at + 1 :], whole[:at]):
+            async with raw_connection(server) as connection:
+                await connection.send(changed)
+                connection.writer.write_eof()
+                answer = await connection.rest()
+                assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
+    assert await is_served(server)

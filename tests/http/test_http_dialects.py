@@ -1,0 +1,300 @@
+"""Plugins' requests over HTTP through the whole server, with a scripted engine behind it."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from completion_server.engine.interface import GenerationRequest
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from tests.support.certificates import MakeIdentity
+from tests.support.http_clients import HTTP, get, http_session, post
+from tests.support.server import (
+    ENDLESS,
+    RunningServer,
+    ask,
+    endless_config,
+    endless_engine,
+    eventually,
+    request,
+    run_server,
+)
+
+WORDS = ("alpha", " beta", "\n", "    gamma", "\n")
+TEXT = "alpha beta\n    gamma"
+QWEN, STARCODER = "<|fim_prefix|>{}<|fim_suffix|>{}<|fim_middle|>", "<fim_prefix>{}<fim_suffix>{}<fim_middle>"
+BEFORE, AFTER = "def f(a):\n    return ", "\n\nprint(f(1))\n"
+
+
+class Script:
+    """Records what the engine is asked, and answers it."""
+
+    def __init__(self) -> None:
+        self.generations: list[GenerationRequest] = []
+        self.num_words: int | None = None
+        """Of each answer; None for WORDS."""
+
+    def __call__(self, generation: GenerationRequest) -> Iterable[str]:
+        self.generations.append(generation)
+        return WORDS if self.num_words is None else (f" w{i}" for i in range(self.num_words))
+
+    def never_end(self) -> None:
+        self.num_words = ENDLESS
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest_asyncio.fixture
+async def engine(script: Script) -> ScriptedEngine:
+    return endless_engine(script, ServiceTimes(decode_base_s=0.01))
+
+
+@pytest_asyncio.fixture
+async def server(engine: ScriptedEngine) -> AsyncIterator[RunningServer]:
+    async with run_server(endless_config("engine.heartbeat_s=0", HTTP), lambda: engine) as running:
+        yield running
+
+
+def ended(server: RunningServer, outcome: str, trigger: str = "automatic") -> float:
+    return server.count("completion_requests_total", outcome=outcome, trigger=trigger, shed_reason="")
+
+
+async def test_the_openai_package_gets_an_answer_whole_and_as_a_stream(server: RunningServer) -> None:
+    base_url = f"http://{server.ready.http_address}/v1"
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="any", max_retries=0, timeout=30) as client:
+        (model,) = (await client.models.list()).data
+        whole = await client.completions.create(model=model.id, prompt=BEFORE, suffix=AFTER, max_tokens=64)
+        assert (whole.choices[0].text, whole.choices[0].finish_reason) == (TEXT, "stop")
+        assert whole.usage is not None
+        assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens > 0
+        stream = await client.completions.create(model=model.id, prompt=BEFORE, suffix=AFTER, stream=True)
+        chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].text for chunk in chunks) == TEXT
+        assert len(chunks) > 2
+        assert chunks[-1].choices[0].finish_reason == "stop"
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.completions.create(model=model.id, prompt=BEFORE, n=3)
+        assert (caught.value.param, caught.value.type) == ("n", "invalid_request_error")
+
+
+async def test_the_synchronous_openai_package_gets_an_answer(server: RunningServer) -> None:
+    def complete() -> str:
+        with openai.OpenAI(base_url=f"http://{server.ready.http_address}/v1", api_key="any", timeout=30) as client:
+            stream = client.completions.create(model="", prompt=BEFORE, suffix=AFTER, stream=True)
+            return "".join(chunk.choices[0].text for chunk in stream)
+
+    assert await asyncio.to_thread(complete) == TEXT
+
+
+@pytest.mark.parametrize("form", [QWEN, STARCODER, "<PRE> {} <SUF>{} <MID>"], ids=["qwen", "starcoder", "codellama"])
+async def test_a_raw_prompt_of_any_family_is_the_same_request(server: RunningServer, script: Script, form: str) -> None:
+    body = {"model": "m", "max_tokens": 64, "prompt": form.format(BEFORE, AFTER), "stop": ["<|endoftext|>"]}
+    answer = await post(server, "/v1/completions", body)
+    assert answer.json["choices"][0]["text"] == TEXT
+    await post(server, "/v1/completions", {"max_tokens": 64, "prompt": BEFORE, "suffix": AFTER})
+    raw, fields = script.generations[-2:]
+    assert raw.prompt_token_ids == fields.prompt_token_ids
+    assert ended(server, "stop") == 2
+
+
+async def test_codestral_is_answered_with_a_message(server: RunningServer) -> None:
+    answer = await post(server, "/v1/fim/completions", {"prompt": BEFORE, "suffix": AFTER})
+    assert answer.json["choices"][0]["message"] == {"role": "assistant", "content": TEXT}
+    streamed = await post(server, "/v1/fim/completions", {"prompt": BEFORE, "suffix": AFTER, "stream": True})
+    assert "".join(e["choices"][0]["delta"]["content"] for e in streamed.events[:-1] if e["choices"]) == TEXT
+
+
+async def test_llama_vim_gets_its_fields_without_blanks(server: RunningServer) -> None:
+    body = {"input_prefix": "def f(a):\n", "prompt": "    return ", "input_suffix": AFTER, "n_predict": 64}
+    body["response_fields"] = ["content", "timings/predicted_ms", "tokens_cached"]
+    answer = await post(server, "/infill", body)
+    assert answer.json.keys() == {"content", "timings/predicted_ms", "tokens_cached"}
+    assert answer.text.startswith('{"content":"alpha beta\\n    gamma"')
+    assert answer.json["timings/predicted_ms"] > 0
+    (whole,) = (await post(server, "/infill", body | {"n_cmpl": 3, "response_fields": []})).json
+    assert (whole["content"], whole["stop"]) == (TEXT, True)
+    raw = await post(server, "/completion", {"prompt": QWEN.format(BEFORE, AFTER), "stream": True})
+    assert "".join(event["content"] for event in raw.events) == TEXT
+    assert [event["stop"] for event in raw.events][-2:] == [False, True]
+
+
+async def test_a_time_limit_answers_with_what_there_is_and_stops_the_engine(
+    server: RunningServer, script: Script, engine: ScriptedEngine
+) -> None:
+    script.never_end()
+    answer = await post(server, "/infill", {"prompt": "x", "t_max_prompt_ms": 300, "t_max_predict_ms": 700})
+    assert answer.json["content"].startswith(" w0 w1")
+    assert (answer.json["stop_type"], answer.json["truncated"]) == ("limit", True)
+    assert ended(server, "deadline") == 1
+    await eventually(lambda: engine.stats().num_running == 0)
+
+
+async def test_a_warm_up_costs_nothing(server: RunningServer, script: Script) -> None:
+    answer = await post(server, "/infill", {"input_prefix": "x", "n_predict": 0, "t_max_predict_ms": 1})
+    assert (answer.status, answer.json["content"]) == (200, "")
+    streamed = await post(server, "/v1/completions", {"prompt": "x", "max_tokens": 0, "stream": True})
+    assert streamed.events[-1] == "[DONE]"
+    assert script.generations == []
+    refused = await post(server, "/infill", {"input_prefix": "x" * 600_000, "n_predict": 0})
+    assert refused.status == 400
+
+
+async def test_three_alike_at_once_join_one_generation_and_the_next_key_ends_them(
+    server: RunningServer, script: Script, engine: ScriptedEngine
+) -> None:
+    script.never_end()
+    body = {"prompt": BEFORE, "suffix": AFTER, "stream": True, "max_tokens": ENDLESS}
+    three = [asyncio.create_task(post(server, "/v1/completions", body)) for _ in range(3)]
+    await eventually(lambda: server.app._service is not None and server.app._service.load().num_live == 3)
+    await eventually(lambda: len(script.generations) == 1)
+    assert server.count("completion_generations_joined_total") == 2
+    script.num_words = None
+    newer = await post(server, "/v1/completions", {"prompt": BEFORE + "x", "suffix": AFTER})
+    assert newer.json["choices"][0]["text"] == TEXT
+    texts = [events[0]["choices"][0]["text"] for events in [(await each).events for each in three]]
+    assert all(text.startswith(" w0") for text in texts)
+    assert ended(server, "superseded") == 3
+    await eventually(lambda: engine.stats().num_running == 0)
+
+
+async def test_another_document_of_the_same_address_is_left_alone(server: RunningServer, script: Script) -> None:
+    script.never_end()
+    body = {"prompt": BEFORE, "input_suffix": AFTER, "t_max_predict_ms": 1500, "n_predict": ENDLESS}
+    first = asyncio.create_task(post(server, "/infill", body))
+    await eventually(lambda: len(script.generations) == 1)
+    second = await post(server, "/infill", {"prompt": "package main\n\nfunc main() {\n\tx", "t_max_predict_ms": 100})
+    assert second.headers["x-finish-reason"] == "deadline"
+    assert (await first).json["stop_type"] == "limit"
+    assert ended(server, "superseded") == 0
+    assert ended(server, "deadline") == 2
+
+
+async def test_a_superseded_request_is_answered_with_nothing(server: RunningServer, script: Script) -> None:
+    script.never_end()
+    first = asyncio.create_task(post(server, "/infill", {"prompt": BEFORE, "input_suffix": AFTER}))
+    await eventually(lambda: len(script.generations) == 1)
+    script.num_words = None
+    await post(server, "/infill", {"prompt": BEFORE + "other", "input_suffix": AFTER})
+    answer = await first
+    assert (answer.status, answer.json["content"], answer.headers["x-finish-reason"]) == (200, "", "superseded")
+
+
+async def test_a_client_that_leaves_frees_the_engine(
+    server: RunningServer, script: Script, engine: ScriptedEngine
+) -> None:
+    script.never_end()
+    url = f"http://{server.ready.http_address}/infill"
+    for is_streamed in (True, False):
+        async with http_session() as session:
+            asking = asyncio.create_task(session.post(url, json={"prompt": "x", "stream": is_streamed}))
+            await eventually(lambda: engine.stats().num_running == 1)
+            if is_streamed:
+                (await asking).close()
+            asking.cancel()
+        await eventually(lambda: engine.stats().num_running == 0)
+    await eventually(lambda: ended(server, "cancelled") == 2)
+
+
+async def test_a_completion_of_grpc_is_in_the_cache_of_http(engine: ScriptedEngine, script: Script) -> None:
+    config = endless_config("engine.heartbeat_s=0", "cache.enabled=true", HTTP)
+    async with run_server(config, lambda: engine) as server:
+        user = (("x-user-id", "ann"),)
+        fields: dict[str, Any] = {"mode": "MODE_MULTI_LINE", "max_tokens": 64}
+        await ask(server.stub, request(BEFORE, AFTER, **fields), metadata=user)
+        body = {"prompt": BEFORE, "suffix": AFTER, "max_tokens": 64}
+        answer = await post(server, "/v1/completions", body, {"x-user-id": "ann"})
+        assert answer.json["choices"][0]["text"] == TEXT
+        assert len(script.generations) == 1
+
+
+async def test_feedback_of_tabby_counts_once(server: RunningServer) -> None:
+    body = {"language": "python", "segments": {"prefix": BEFORE, "suffix": AFTER}}
+    token = {"authorization": "Bearer t"}
+    completion = (await post(server, "/v1/completions", body, token)).json
+    assert completion["choices"] == [{"index": 0, "text": TEXT}]
+    event = {"type": "view", "completion_id": completion["id"], "choice_index": 0}
+    assert (await post(server, "/v1/events", event, token)).status == 200
+    assert (await post(server, "/v1/events", event | {"type": "select"}, token)).status == 200
+    assert (await post(server, "/v1/events", event, {"authorization": "Bearer other"})).status == 400
+    assert server.count("completion_feedback_total", kind="accepted") == 1
+
+
+async def test_documents_about_the_server(server: RunningServer) -> None:
+    assert (await get(server, "/health")).json == {"status": "ok"}
+    assert (await get(server, "/v1/models")).json["data"][0]["id"] == "scripted"
+    assert (await get(server, "/props")).json["default_generation_settings"]["n_ctx"] > 0
+    health = (await get(server, "/v1/health")).json
+    assert (health["model"], health["version"]["git_describe"]) == ("scripted", "0.1.0")
+    assert (await get(server, "/v1beta/server_setting")).json == {"disable_client_side_telemetry": True}
+    assert (await get(server, "/elsewhere")).status == 404
+    assert (await get(server, "/infill")).status == 405
+
+
+async def test_a_draining_server_refuses_new_requests_and_finishes_accepted_ones(
+    server: RunningServer, script: Script
+) -> None:
+    script.num_words = 100
+    accepted = asyncio.create_task(post(server, "/v1/completions", {"prompt": "x", "max_tokens": 90}))
+    await eventually(lambda: len(script.generations) == 1)
+    server.app.drain(20.0)
+    await eventually(lambda: server.app.is_draining)
+    refused = await post(server, "/infill", {"prompt": "y"})
+    assert (refused.status, refused.json["error"]["type"]) == (503, "unavailable_error")
+    assert int(refused.headers["retry-after"]) > 0
+    assert (await get(server, "/health")).status == 503
+    assert (await accepted).json["usage"]["completion_tokens"] > 0
+    done, _ = await asyncio.wait([server.task], timeout=30)
+    assert done, "the server did not end within 30 s"
+
+
+async def test_a_shed_request_is_quiet_or_a_status(engine: ScriptedEngine) -> None:
+    limits = ("admission.user_requests_per_s=0.001", "admission.user_burst=1", "engine.heartbeat_s=0", HTTP)
+    async with run_server(endless_config(*limits), lambda: engine) as server:
+        answers = [await post(server, "/v1/completions", {"prompt": "x"}) for _ in range(2)]
+        assert [each.status for each in answers] == [200, 200]
+        assert answers[1].json["choices"][0]["text"] == ""
+        assert answers[1].headers["x-finish-reason"] == "shed"
+        assert answers[1].json["usage"]["total_tokens"] == 0
+        streamed = await post(server, "/v1/completions", {"prompt": "x", "stream": True})
+        assert streamed.events[-1] == "[DONE]"
+
+
+async def test_a_server_that_reports_sheds_says_when_to_retry(engine: ScriptedEngine) -> None:
+    limits = ("admission.user_requests_per_s=0.001", "admission.user_burst=1", "shed.as_status=true")
+    async with run_server(endless_config(*limits, "engine.heartbeat_s=0", HTTP), lambda: engine) as server:
+        await post(server, "/v1/completions", {"prompt": "x"})
+        answer = await post(server, "/v1/completions", {"prompt": "x"})
+        assert (answer.status, answer.json["error"]["code"]) == (429, "RATE_LIMITED")
+        assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_a_listener_that_others_reach_has_the_servers_tls(
+    engine: ScriptedEngine, make_identity: MakeIdentity
+) -> None:
+    ours = make_identity("server")
+    tls = (f"server.tls.certificate={ours.certificate}", f"server.tls.key={ours.key}")
+    config = endless_config("engine.heartbeat_s=0", "server.http_listen=0.0.0.0:0", *tls)
+    trusted = ssl.create_default_context(cafile=str(ours.certificate))
+    async with run_server(config, lambda: engine) as server, http_session() as session:
+        url = f"https://127.0.0.1:{server.ready.http_address.rpartition(':')[2]}/health"
+        async with session.get(url, ssl=trusted) as answer:
+            assert await answer.json() == {"status": "ok"}
+
+
+async def test_limits_of_a_user_are_those_of_a_document_at_an_address_without_names(engine: ScriptedEngine) -> None:
+    limits = ("admission.user_requests_per_s=0.001", "admission.user_burst=1", "engine.heartbeat_s=0", HTTP)
+    async with run_server(endless_config(*limits), lambda: engine) as server:
+        prompts = ("import os\n\n\ndef first():\n    ", "package main\n\nfunc second() {\n\t")
+        reasons = [
+            (await post(server, "/infill", {"prompt": prompt + key})).headers["x-finish-reason"]
+            for key in ("x", "xy")
+            for prompt in prompts
+        ]
+        assert reasons == ["stop", "stop", "shed", "shed"]

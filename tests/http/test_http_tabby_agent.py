@@ -1,0 +1,126 @@
+"""Tabby's own client for editors, as a language server and with its line protocol, against a running server."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from completion_server.engine.scripted.engine import ScriptedEngine
+from tests.support.http_clients import HTTP
+from tests.support.kustomize import TOOLS, report
+from tests.support.server import RunningServer, make_config, run_server
+
+ANSWERS_WITHIN_S = 60.0
+TEXT = "def f(a, b):\n    return a + \n\nprint(f(1, 2))\n"
+WORDS = ("b", " * 2", "\n")
+URI = "file:///work/example.py"
+
+
+@pytest.fixture
+def agent() -> Path:
+    path = TOOLS / "tabby-agent" / "node_modules" / "tabby-agent" / "dist" / "cli.js"
+    if shutil.which("node") is None:
+        report("node not found")
+    if not path.exists():
+        report(f"{path} not found; make deploy-tools installs it")
+    return path
+
+
+@asynccontextmanager
+async def running(agent: Path, home: Path, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the agent with a home of its own, and kill it afterwards."""
+    process = await asyncio.create_subprocess_exec(
+        "node", agent, *arguments,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**os.environ, "HOME": str(home)},
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN_S):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def configure(home: Path, server: RunningServer) -> None:
+    """Write the three lines that a user writes; and keep the agent from sending statistics anywhere."""
+    folder = home / ".tabby-client" / "agent"
+    folder.mkdir(parents=True)
+    settings = f'[server]\nendpoint = "http://{server.ready.http_address}"\ntoken = "any"\n'
+    (folder / "config.toml").write_text(f"{settings}[anonymousUsageTracking]\ndisable = true\n")
+
+
+class LanguageServer:
+    """The messages of the Language Server Protocol."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.stdin, self.stdout = process.stdin, process.stdout
+
+    async def send(self, method: str, params: Any, number: int | None = None) -> None:
+        message = {"jsonrpc": "2.0", "method": method, "params": params} | ({} if number is None else {"id": number})
+        body = json.dumps(message).encode()
+        self.stdin.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        await self.stdin.drain()
+
+    async def answer(self, number: int) -> Any:
+        """Return the result of a request; other messages are passed over."""
+        while True:
+            head = await self.stdout.readuntil(b"\r\n\r\n")
+            message = json.loads(await self.stdout.readexactly(int(head.split(b":")[1].split()[0])))
+            if message.get("id") == number and "method" not in message:
+                return message["result"]
+
+
+async def test_the_language_server_shows_a_completion(agent: Path, tmp_path: Path) -> None:
+    async with run_server(make_config(HTTP), lambda: ScriptedEngine(lambda _request: WORDS)) as server:
+        configure(tmp_path, server)
+        async with running(agent, tmp_path, "--lsp", "--stdio") as process:
+            client = LanguageServer(process)
+            await client.send("initialize", {"processId": None, "rootUri": None, "capabilities": {}}, 1)
+            await client.answer(1)
+            await client.send("initialized", {})
+            document = {"uri": URI, "languageId": "python", "version": 1, "text": TEXT}
+            await client.send("textDocument/didOpen", {"textDocument": document})
+            asked = {"textDocument": {"uri": URI}, "position": {"line": 1, "character": 15}}
+            await client.send("textDocument/completion", asked, 2)
+            (item,) = (await client.answer(2))["items"]
+        assert item["textEdit"]["newText"] == "b * 2"
+        assert item["data"]["completionId"].startswith("cmpl-")
+        assert server.count("completion_requests_total", outcome="stop", trigger="automatic", shed_reason="") == 1
+
+
+async def test_the_agent_reports_what_its_user_did(agent: Path, tmp_path: Path) -> None:
+    async with run_server(make_config(HTTP), lambda: ScriptedEngine(lambda _request: WORDS)) as server:
+        configure(tmp_path, server)
+        async with running(agent, tmp_path) as process:
+            number = 0
+
+            async def call(function: str, *arguments: Any) -> Any:
+                """Call a function of the agent and return its result; notifications have the number 0."""
+                nonlocal number
+                number += 1
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(json.dumps([number, {"func": function, "args": arguments}]).encode() + b"\n")
+                while True:
+                    answered, result = json.loads(await process.stdout.readline())
+                    if answered == number:
+                        return result
+
+            assert await call("initialize", {})
+            place = {"filepath": "/work/example.py", "language": "python", "text": TEXT, "position": 28}
+            completion = await call("provideCompletions", place | {"manually": True})
+            assert completion["choices"][0]["text"] == "b * 2"
+            event = {"completion_id": completion["id"], "choice_index": 0}
+            for what in ({"type": "view"}, {"type": "select", "select_kind": "line"}):
+                assert await call("postEvent", event | what)
+        assert server.count("completion_feedback_total", kind="shown") == 1
+        assert server.count("completion_feedback_total", kind="accepted_line") == 1

@@ -1,0 +1,213 @@
+"""Each dialect's bodies become requests, and answers become the documents that its clients read."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from completion_server.core.errors import InvalidRequestError, UnavailableError
+from completion_server.core.events import Feedback
+from completion_server.core.outcome import End, FinishReason, Outcome, Timings, Usage
+from completion_server.core.request import Snippet
+from completion_server.http import llama_cpp, openai, tabby
+from completion_server.http.dialect import DONE, Answer, Asked, Dialect, parse
+from completion_server.http.writing import dumped
+
+USAGE = Usage(prompt_tokens=10, cached_prompt_tokens=4, completion_tokens=5)
+TIMINGS = Timings(prefill_ms=3.0, decode_ms=10.0, total_ms=14.0)
+ANSWER = Answer(7, 1_800_000_000, "m", "a + b\n", End(Outcome(FinishReason.STOP), USAGE, TIMINGS))
+CUT = Answer(7, 1_800_000_000, "m", "a", End(Outcome(FinishReason.DEADLINE), USAGE, TIMINGS))
+SHED = Answer(7, 1_800_000_000, "m", "", End(Outcome(FinishReason.SHED)))
+
+QWEN = "<|fim_prefix|>A<|fim_suffix|>B<|fim_middle|>"
+ZED = {"model": "m", "prompt": QWEN, "max_tokens": 256, "stop": ["<|endoftext|>"]}
+MINUET = {"model": "m", "prompt": "A", "suffix": "B", "stream": True, "max_tokens": 256, "stop": ["\n\n"]}
+CONTINUE = {
+    "model": "m", "prompt": "<fim_prefix>A<fim_suffix>B<fim_middle>", "max_tokens": 4096, "temperature": 0.01,
+    "stream": True, "stop": ["<fim_middle>", "```", "/src/"],
+}  # fmt: skip
+LLAMA_VIM = {
+    "id_slot": 0, "input_prefix": "import a\n", "input_suffix": "\nB", "prompt": "A", "n_predict": 128, "n_indent": 0,
+    "input_extra": [{"filename": "x.py", "text": "X"}], "stop": [], "top_k": 40, "top_p": 0.9, "stream": False,
+    "samplers": ["top_k", "top_p", "infill"], "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 250,
+    "response_fields": ["content", "timings/predicted_ms", "tokens_cached", "no/such"], "model": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "asked", "is_streamed"),
+    [
+        (openai.OPENAI, ZED, Asked("A", "B", max_tokens=256), False),
+        (openai.OPENAI, MINUET, Asked("A", "B", max_tokens=256, stop=("\n\n",)), True),
+        (openai.OPENAI, CONTINUE, Asked("A", "B", max_tokens=4096, temperature=0.01, stop=("```", "/src/")), True),
+        (openai.OPENAI, {"prompt": ["A"], "user": "u", "seed": -1}, Asked("A", user="u"), False),
+        (openai.OPENAI, {"prompt": "A", "max_tokens": 0}, Asked("A", is_warm_up=True), False),
+        (openai.CODESTRAL, {"prompt": "A", "suffix": "B", "stop": "x"}, Asked("A", "B", stop=("x",)), False),
+        (
+            llama_cpp.INFILL,
+            LLAMA_VIM,
+            Asked("import a\nA", "\nB", snippets=(Snippet("x.py", "X"),), max_tokens=128, timeout_s=0.75),
+            False,
+        ),
+        (llama_cpp.INFILL, {"n_predict": 0, "t_max_predict_ms": 1}, Asked("", timeout_s=0.001, is_warm_up=True), False),
+        (llama_cpp.INFILL, {"n_predict": -1, "t_max_prompt_ms": -1}, Asked("", timeout_s=math.inf), False),
+        (llama_cpp.COMPLETION, {"prompt": QWEN, "stream": True}, Asked("A", "B"), True),
+        (
+            tabby.TABBY,
+            {
+                "language": "python",
+                "segments": {
+                    "prefix": "A",
+                    "suffix": "B",
+                    "filepath": "y.py",
+                    "git_url": "g",
+                    "declarations": [{"filepath": "x.py", "body": "X"}],
+                    "clipboard": "C",
+                },
+            },
+            Asked("A", "B", "y.py", "python", (Snippet("x.py", "X"), Snippet("", "C")), max_tokens=64),
+            False,
+        ),
+    ],
+)
+def test_a_body_is_a_request(dialect: Dialect, body: dict[str, Any], asked: Asked, is_streamed: bool) -> None:
+    found, reply = dialect.translate(body)
+    assert found == asked
+    assert reply.is_streamed is is_streamed
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "message"),
+    [
+        (openai.OPENAI, {}, "prompt: must be set"),
+        (openai.OPENAI, {"prompt": [1, 2]}, "prompt: input should be a valid string, got an array of 2"),
+        (openai.OPENAI, {"prompt": "A", "n": 3}, "n: must be 1, got 3"),
+        (openai.OPENAI, {"prompt": "A", "max_tokens": -2}, "max_tokens: input should be"),
+        (openai.OPENAI, {"prompt": "A", "temperature": "secret"}, "temperature: input should be a valid number"),
+        (llama_cpp.INFILL, {"input_extra": [{}]}, "input_extra[0].text: must be set"),
+        (llama_cpp.COMPLETION, {}, "prompt: must be set"),
+        (tabby.TABBY, {"segments": {}}, "segments.prefix: must be set"),
+    ],
+)  # fmt: skip
+def test_a_fault_names_the_field_and_what_was_given(dialect: Dialect, body: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        dialect.translate(body)
+    assert caught.value.message.startswith(message)
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "body: must be JSON"),
+        (b"[]", "body: must be a JSON object, got an array of 0"),
+        (b"[" * 100_000, "body: must be JSON, but recursion limit exceeded"),
+        (b'{"prompt":"\xff"}', "body: must be JSON"),
+        (b'{"prompt":"\\ud800"}', "body: must be JSON"),
+        (b'{"seed":' + b"9" * 1_000_000 + b"}", "body: must be JSON, but number out of range"),
+        (b'{"temperature":NaN}', "body: must be JSON"),
+    ],
+)
+def test_what_is_no_body_is_refused_soon(data: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(data)
+    assert caught.value.message.startswith(message)
+
+
+def test_zed_reads_every_field() -> None:
+    whole = openai.OPENAI.translate(ZED)[1].whole(ANSWER)
+    assert {"id", "object", "created", "model", "choices", "usage"} == whole.keys()
+    assert whole["choices"][0]["text"] == "a + b\n"
+    tokens = [whole["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+    assert tokens == [10, 5, 15]
+    assert openai.OPENAI.translate(ZED)[1].whole(SHED)["usage"]["total_tokens"] == 0
+
+
+def test_the_stream_of_openai_ends_with_the_reason_and_done() -> None:
+    reply = openai.OPENAI.translate(MINUET | {"stream_options": {"include_usage": True}})[1]
+    assert reply.piece(ANSWER)["choices"][0] | {"logprobs": 0} == {
+        "index": 0, "text": "a + b\n", "logprobs": 0, "finish_reason": None,
+    }  # fmt: skip
+    last, usage, done = reply.last(CUT)
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], 15)
+    assert done == DONE
+
+
+def test_codestral_has_messages_and_deltas() -> None:
+    reply = openai.CODESTRAL.translate(MINUET)[1]
+    assert reply.whole(ANSWER)["choices"][0]["message"]["content"] == "a + b\n"
+    assert reply.piece(ANSWER)["choices"][0]["delta"]["content"] == "a + b\n"
+    assert reply.piece(ANSWER)["object"] == "chat.completion.chunk"
+
+
+def test_llama_vim_reads_flat_keys_and_no_blanks() -> None:
+    text = dumped(llama_cpp.INFILL.translate(LLAMA_VIM)[1].whole(ANSWER))
+    assert text == '{"content":"a + b\\n","timings/predicted_ms":10.0,"tokens_cached":4}'
+
+
+def test_llama_cpp_answers_whole_documents_and_arrays() -> None:
+    whole = llama_cpp.INFILL.translate({})[1].whole(ANSWER)
+    assert (whole["content"], whole["stop"], whole["tokens_predicted"], whole["has_new_line"]) == (
+        "a + b\n",
+        True,
+        5,
+        True,
+    )
+    assert whole["timings"]["prompt_n"] == 6
+    assert whole["timings"]["predicted_per_second"] == 500.0
+    (one,) = llama_cpp.INFILL.translate({"n_cmpl": 3})[1].whole(ANSWER)
+    assert one == whole
+    cut = llama_cpp.INFILL.translate({})[1].whole(CUT)
+    assert (cut["stop_type"], cut["truncated"]) == ("limit", True)
+
+
+def test_the_stream_of_llama_cpp_ends_with_stop() -> None:
+    reply = llama_cpp.INFILL.translate({"stream": True})[1]
+    assert (reply.piece(ANSWER)["content"], reply.piece(ANSWER)["stop"]) == ("a + b\n", False)
+    (last,) = reply.last(ANSWER)
+    assert (last["content"], last["stop"], last["tokens_predicted"]) == ("", True, 5)
+
+
+def test_errors_have_the_form_of_the_dialect() -> None:
+    invalid, down = InvalidRequestError("prompt", "must be set"), UnavailableError("loading")
+    assert openai.OPENAI.error(400, invalid)["error"] == {
+        "message": "prompt: must be set", "type": "invalid_request_error", "param": "prompt", "code": None,
+    }  # fmt: skip
+    assert llama_cpp.INFILL.error(503, down)["error"] == {
+        "code": 503, "message": "loading", "type": "unavailable_error",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "select_kind", "feedback"),
+    [
+        ({"type": "view"}, "", Feedback("shown")),
+        ({"type": "select"}, "", Feedback("accepted", 5)),
+        ({"type": "select"}, "line", Feedback("accepted_line", 3)),
+        ({"type": "dismiss"}, "", Feedback("rejected")),
+    ],
+)
+def test_events_of_tabby_are_feedback(body: dict[str, str], select_kind: str, feedback: Feedback) -> None:
+    whole = tabby.TABBY.translate({"segments": {"prefix": "A"}})[1].whole(ANSWER)
+    event = tabby.event_of(
+        body | {"completion_id": whole["id"], "choice_index": whole["choices"][0]["index"]}, select_kind
+    )
+    assert event is not None
+    assert event.number == ANSWER.number
+    assert event.feedback("a𝒳\nb") == feedback
+
+
+@pytest.mark.parametrize("completion_id", ["", "cmpl-", "cmpl-x", "cmpl-" + "9" * 5000])
+def test_an_event_of_no_completion_is_refused(completion_id: str) -> None:
+    with pytest.raises(InvalidRequestError, match="completion_id"):
+        tabby.event_of({"type": "view", "completion_id": completion_id}, "")
+    assert tabby.event_of({"type": "other", "completion_id": "cmpl-1"}, "") is None
+
+
+def test_documents_about_the_server_are_json() -> None:
+    for document in (
+        openai.models("m", 1), llama_cpp.props("m", 1, 1, "1"), tabby.health("m", "1"), tabby.server_setting(),
+    ):  # fmt: skip
+        assert json.loads(dumped(document)) == document
