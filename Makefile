@@ -9,7 +9,7 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-parallel test-serial test-repeat test-full check image proto proto-baseline dashboards \
+.PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
 	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
 	bench-regions bench-gpu bench-trial bench-policy llama-server
@@ -61,6 +61,7 @@ check: $(VENV)/installed-dev ## Lint, types, import rules, the image's recipe, t
 	@cd proto && ../$(BIN)/buf lint
 	@cd proto && ../$(BIN)/buf breaking --path completion --against baseline.binpb
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/check_fresh.sh
+	@sh editors/playground/check_fresh.sh
 
 # Into the local image store; deploy/image/README.md has the command for a registry, with SBOM and provenance.
 image: ## Build the container image for ENGINE (cpu or cuda) with docker buildx.
@@ -70,6 +71,10 @@ image: ## Build the container image for ENGINE (cpu or cuda) with docker buildx.
 
 proto: $(VENV)/installed-dev ## Generate the stubs from the contract.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/generate.sh
+
+playground: ## Build the page at / of the HTTP listener from editors/playground; needs Node.
+	@cd editors/playground && npm ci --ignore-scripts --no-audit --no-fund --loglevel error && npm run --silent check \
+		&& npm run --silent build
 
 proto-baseline: $(VENV)/installed-dev ## At a release: keep the contract that later ones must be compatible with.
 	@cd proto && ../$(BIN)/buf build --path completion --exclude-source-info -o baseline.binpb

@@ -71,6 +71,7 @@ for _name, _target, _short_help in (
         "completion_server.client.operator_commands:drain",
         "Let a server finish its accepted requests, then stop it.",
     ),
+    ("playground", "completion_server.client.playground_command:playground", "Open a server's page in the browser."),
     (
         "profile",
         "completion_server.client.profile_command:profile",
@@ -86,6 +87,7 @@ for _name, _target, _short_help in (
     ("top", "completion_server.client.top.command:top", "Show the latency and the load of servers, live."),
 ):
     main.add_command(LazyCommand(_name, _target, _short_help))
+main.add_command(PluginCommand("simulated-editors", "Let simulated editors type for a while."))
 main.add_command(PluginCommand("plan", "Calculate GPUs and cost from the number of seats."))
 
 

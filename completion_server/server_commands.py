@@ -263,8 +263,17 @@ def ready_line(ready: "Ready", config: Config) -> str:
     draft = f" draft={short(engine.draft_model)}, {ready.speculation}" if engine.draft_model else ""
     slots = f" slots={load.num_slots}" + (f" of {load.max_slots} ({load.slots_reason})" if load.slots_reason else "")
     command = f"printf 'if __name__ == ' | {_program()} complete{client_options(ready.address, config)} -"
-    http = f" http={ready.http_address}" if ready.http_address else ""
-    return f"ready: {ready.address}{http} model={short(engine.model)}{draft}{slots}; try: {command}"
+    page = f" playground={page_url(ready.http_address, config)}" if ready.http_address else ""
+    return f"ready: {ready.address}{page} model={short(engine.model)}{draft}{slots}; try: {command}"
+
+
+def page_url(address: str, config: Config) -> str:
+    """Return the URL of the page on the HTTP listener at `address`."""
+    certificate = "" if is_loopback(address) else config.server.tls.certificate
+    if certificate:
+        return f"https://{_named(address, certificate)}/"
+    host, port = split_address(address)
+    return f"http://localhost:{port}/" if host in _ANY_HOST else f"http://{address}/"
 
 
 def client_options(address: str, config: Config) -> str:

@@ -22,16 +22,20 @@ from completion_server.composition.monitoring import Monitoring, WatchedParts, m
 from completion_server.composition.samples import make_samples
 from completion_server.composition.shared_state import SharedState
 from completion_server.composition.shutdown import Shutdown
+from completion_server.composition.simulated_editors import SimulatedEditorsProcess
 from completion_server.config import Config
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import CutShortError
-from completion_server.core.events import Emit
+from completion_server.core.events import Emit, Event
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine.interface import Engine, EngineInfo
 from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.http.app import ServedModel, build_app
 from completion_server.http.endpoints import Endpoints
+from completion_server.http.playground.figures import LiveFigures
+from completion_server.http.playground.parts import PlaygroundParts
+from completion_server.http.playground.routes import playground_routes
 from completion_server.http.server import HttpListener, build_http_server
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.rpc.admin import AdminServicer, Controls
@@ -102,7 +106,9 @@ class App:
         self._monitoring = Monitoring(config, registry)
         self._metrics = self._monitoring.metrics
         self._tracing = make_tracing(config, self._clock, registry)
-        self._emit: Emit = self._tracing.heard_by(self._metrics.handle)  # the one place that decides who hears events
+        self._figures = LiveFigures()
+        self._emit: Emit = self._tracing.heard_by(self._count)  # the one place that decides who hears events
+        self._editors = SimulatedEditorsProcess(self._clock, has_tls=bool(config.server.tls.certificate))
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
         self._http: HttpListener | None = None
@@ -142,6 +148,8 @@ class App:
                     self._monitoring.add_certificate(name, listener.certificate_expires_s)
             self._http = self._build_http(service)
             if self._http is not None:
+                self._editors.connect(public.address)
+                stack.push_async_callback(self._editors.aclose)
                 self._http.start()
                 stack.push_async_callback(self._http.stop, _CLOSE_S)
             warn_of_exposure(config, public.address)
@@ -231,6 +239,7 @@ class App:
         self._shutdown.begin("closing sessions and connections")
         service.runner.end_all_nowait(self._cut_short())
         servicer.close_sessions()
+        await self._editors.aclose()
         if self._http is not None:
             await self._http.stop(_CLOSE_S)
         await public.server.stop(_CLOSE_S)
@@ -299,13 +308,27 @@ class App:
             sheds_as_status=config.shed.as_status,
             begin_trace=self._tracing.begin_trace,
         )
-        return build_http_server(config.server, build_app(endpoints, service.gate, self._served_model))
+        parts = PlaygroundParts(service, self._speculation, self._figures, self._editors, config.limits, self._about)
+        page = playground_routes(parts, config.server, trusts_names=config.admission.trust_user_names)
+        return build_http_server(config.server, build_app(endpoints, service.gate, self._served_model, page))
 
     def _served_model(self) -> ServedModel:
         """Return what HTTP clients are told of the server. The engine must have started."""
         info = self._engine.info
         name = Path(info.model).name if Path(info.model).is_absolute() else info.model
         return ServedModel(name, info.max_model_len, self._config.scheduling.max_slots, __version__)
+
+    def _about(self) -> dict[str, str]:
+        """Return what the playground is told of the server. The engine must have started."""
+        info = self._engine.info
+        model, draft = ("/".join(name.split("/")[-2:]) for name in (info.model, info.draft_model))
+        return {"model": model, "draft_model": draft, "version": __version__}
+
+    def _count(self, event: Event) -> None:
+        """Let metrics and the playground's figures take an event."""
+        self._metrics.handle(event)
+        if self._http is not None:
+            self._figures.handle(event)
 
     def _build_admin(self, service: Service, prompts: PromptBuilder) -> Listener | None:
         if not self._config.server.admin_listen:

@@ -1,12 +1,12 @@
 """The paths of the listener."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from completion_server.admission.gate import Gate
 from completion_server.core.errors import CompletionError
@@ -27,8 +27,10 @@ class ServedModel:
     version: str
 
 
-def build_app(endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel]) -> Starlette:
-    """Return the application. `model` may be asked only when the gate is open."""
+def build_app(
+    endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel], further: Sequence[BaseRoute] = ()
+) -> Starlette:
+    """Return the application, with `further` routes. `model` may be asked only when the gate is open."""
     started_s = int(time.time())
 
     def shown(document: Callable[[ServedModel], Json]) -> Endpoint:
@@ -66,6 +68,7 @@ def build_app(endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel]
         routes=[
             *(Route(path, _Asgi(endpoint), methods=["POST"]) for path, endpoint in posts.items()),
             *(Route(path, _Asgi(endpoint), methods=["GET", "POST"]) for path, endpoint in gets.items()),
+            *further,
         ]
     )
 

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 AsgiApp = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 _FORBIDDEN = 403
 _INTERNAL = 500
+_POLICY = 1008
 _LOCAL = "localhost"
 
 
@@ -36,6 +37,9 @@ class Guard:
         """Serve a request or refuse it."""
         headers = headers_of(scope)
         fault = self.fault(headers.get("host", ""), headers.get("origin"))
+        if scope["type"] == "websocket":
+            await self._serve_socket(scope, receive, send, fault)
+            return
         if fault:
             refusal = error_body(_FORBIDDEN, PermissionDeniedError(fault))
             await write_json(send, _FORBIDDEN, refusal, {"connection": "close"})
@@ -55,6 +59,18 @@ class Guard:
                 raise  # the connection is closed, so that the client notices
             failure = CompletionError("the server failed unexpectedly; its log has more")
             await write_json(send, _INTERNAL, error_body(_INTERNAL, failure))
+
+    async def _serve_socket(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, fault: str) -> None:
+        if fault:
+            await send(
+                {"type": "websocket.close", "code": _POLICY, "reason": fault}
+            )  # before it is accepted: status 403
+            return
+        try:
+            await self._app(scope, receive, send)
+        except Exception:
+            logger.exception("a WebSocket failed")
+            raise  # the connection is closed, so that the client notices
 
     def fault(self, host: str, origin: str | None) -> str:
         """Return why a request with these headers is refused, "" if it is not."""

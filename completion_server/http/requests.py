@@ -3,12 +3,13 @@
 import itertools
 import math
 import time
+from dataclasses import dataclass
 
 from completion_server.admission.fields import default_max_tokens, next_request_id, sampling_of
 from completion_server.admission.settings import LimitSettings
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import InvalidRequestError
-from completion_server.core.request import Caller, Mode, Request, Snippet
+from completion_server.core.request import Caller, Mode, Request, Snippet, Trigger
 from completion_server.core.trace_context import TraceContext
 from completion_server.http.dialect import Asked
 from completion_server.http.identity import with_document
@@ -19,7 +20,17 @@ _MAX_STOPS = 32
 """Plugins have one list for all languages, so it may be longer than that of a client of this server."""
 _BYTES_PER_CHARACTER = 4
 
+
 _numbers = itertools.count(time.time_ns() // 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The place of a request on a connection of its own, whose client says what it means, see `Recent`."""
+
+    number: int
+    trigger: Trigger
+    lane: str = ""
 
 
 def next_number() -> int:
@@ -30,7 +41,7 @@ def next_number() -> int:
 def request_of(
     asked: Asked,
     caller: Caller,
-    recent: Recent,
+    recent: Recent | Turn,
     limits: LimitSettings,
     *,
     began_at: float,
@@ -51,7 +62,7 @@ def request_of(
     given = math.inf if asked.max_tokens is None else asked.max_tokens
     return Request(
         id=next_request_id(),
-        caller=with_document(caller, recent.document),
+        caller=with_document(caller, recent.document) if isinstance(recent, Recent) else caller,
         sequence=recent.number,
         document_uri=asked.document_uri,
         language_id=asked.language_id,

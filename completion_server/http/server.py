@@ -15,7 +15,9 @@ from completion_server.admission.settings import ServerSettings
 from completion_server.core.addresses import is_loopback, split_address
 from completion_server.core.errors import ConfigError
 from completion_server.http.guard import Guard
+from completion_server.http.playground.connection import MAX_MESSAGE_BYTES
 from completion_server.http.protocol import ConnectionLimits, limited
+from completion_server.http.web_sockets import limited_sockets
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +82,9 @@ def build_http_server(settings: ServerSettings, app: ASGIApp) -> HttpListener:
     config = uvicorn.Config(
         Guard(app, settings.http_hosts),
         http=limited(limits),
-        ws="none",
+        ws=limited_sockets(limits),
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
         workers=1,
         lifespan="off",
         interface="asgi3",
