@@ -43,7 +43,11 @@ _FIGURES = ("tokens_per_seen", "seen_per_s", "requests_per_key", "tokens_per_rig
 class _Options(BenchmarkOptions):
     seeds: int = option(3, "Runs of each kind, each with other users, texts and answers.", click.IntRange(1))
     seconds: float | None = option(None, "Virtual time of each run.  [default: 120; busy: 25]", click.FloatRange(5))
-    predictable: float = option(AnswerModel().predictable_share, "Share of the words that the model knows.", float)
+    predictable: float = option(
+        AnswerModel().predictable_share,
+        "Share of the words that the model knows.",
+        click.FloatRange(0, 1, max_open=True),
+    )
     processes: int = option(2, "Runs at once.", click.IntRange(1))
 
 

@@ -28,6 +28,10 @@ class AnswerModel:
     """Of the ends of lines: whether an answer ends there."""
     seed: int = 1
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.predictable_share < 1 and 0 < self.ends_share <= 1):
+            raise ValueError(f"predictable_share must be below 1 and ends_share above 0, got {self}")
+
     def answer(self, user: int, truth: str, at: int | None, before: str) -> str:
         """Return the answer at an offset of the text that a user types; `before` is the document up to the cursor.
 

@@ -198,7 +198,7 @@ class _Port:
             self._number, self._user.truth, self._user.offset_of(document), document.before
         )
         reading = _Reading(self._service.open(request), ask.line_limit_s, listener, self._figures, self._loop.time)
-        reading.completion.listen(lambda: self._loop.call_soon(reading.read))
+        reading.listen()
         return reading.cancel
 
 
@@ -220,6 +220,15 @@ class _Reading:
         self._now_s = now_s
         self._first_s: float | None = None
         self._is_over = False
+
+    def listen(self) -> None:
+        """Read when there is something, after the event that it comes with."""
+        loop = asyncio.get_running_loop()
+
+        def read_soon() -> None:
+            loop.call_soon(self.read)
+
+        self.completion.listen(read_soon)
 
     def read(self) -> None:
         """Pass on what is ready."""
