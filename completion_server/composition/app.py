@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -17,26 +16,22 @@ from completion_server import __version__
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.composition.checks import warn_of_exposure
+from completion_server.composition.http_listener import build_http
 from completion_server.composition.models import check_fits, load_prompts
 from completion_server.composition.monitoring import Monitoring, WatchedParts, make_tracing
+from completion_server.composition.playground import Playground
 from completion_server.composition.samples import make_samples
 from completion_server.composition.shared_state import SharedState
 from completion_server.composition.shutdown import Shutdown
-from completion_server.composition.simulated_editors import SimulatedEditorsProcess
 from completion_server.config import Config
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import CutShortError
-from completion_server.core.events import Emit, Event
+from completion_server.core.events import Emit
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine.interface import Engine, EngineInfo
 from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.http.app import ServedModel, build_app
-from completion_server.http.endpoints import Endpoints
-from completion_server.http.playground.figures import LiveFigures
-from completion_server.http.playground.parts import PlaygroundParts
-from completion_server.http.playground.routes import playground_routes
-from completion_server.http.server import HttpListener, build_http_server
+from completion_server.http.server import HttpListener
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
@@ -106,9 +101,9 @@ class App:
         self._monitoring = Monitoring(config, registry)
         self._metrics = self._monitoring.metrics
         self._tracing = make_tracing(config, self._clock, registry)
-        self._figures = LiveFigures()
-        self._emit: Emit = self._tracing.heard_by(self._count)  # the one place that decides who hears events
-        self._editors = SimulatedEditorsProcess(self._clock, has_tls=bool(config.server.tls.certificate))
+        self._playground = Playground(config, self._engine, self._speculation, self._clock)
+        heard = self._playground.heard_by(self._metrics.handle)
+        self._emit: Emit = self._tracing.heard_by(heard)  # the one place that decides who hears events
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
         self._http: HttpListener | None = None
@@ -146,10 +141,10 @@ class App:
                     await listener.server.start()
                     stack.push_async_callback(listener.server.stop, _CLOSE_S)
                     self._monitoring.add_certificate(name, listener.certificate_expires_s)
-            self._http = self._build_http(service)
+            page = self._playground.routes(service, public.address)
+            self._http = build_http(config, service, self._engine, self._tracing.begin_trace, page)
             if self._http is not None:
-                self._editors.connect(public.address)
-                stack.push_async_callback(self._editors.aclose)
+                stack.push_async_callback(self._playground.aclose)
                 self._http.start()
                 stack.push_async_callback(self._http.stop, _CLOSE_S)
             warn_of_exposure(config, public.address)
@@ -239,7 +234,7 @@ class App:
         self._shutdown.begin("closing sessions and connections")
         service.runner.end_all_nowait(self._cut_short())
         servicer.close_sessions()
-        await self._editors.aclose()
+        await self._playground.aclose()
         if self._http is not None:
             await self._http.stop(_CLOSE_S)
         await public.server.stop(_CLOSE_S)
@@ -294,41 +289,6 @@ class App:
             sheds_as_status=config.shed.as_status,
             begin_trace=self._tracing.begin_trace,
         )
-
-    def _build_http(self, service: Service) -> HttpListener | None:
-        config = self._config
-        if not config.server.http_listen:
-            return None
-        endpoints = Endpoints(
-            service,
-            config.server,
-            config.limits,
-            config.admission,
-            lambda: self._served_model().name,
-            sheds_as_status=config.shed.as_status,
-            begin_trace=self._tracing.begin_trace,
-        )
-        parts = PlaygroundParts(service, self._speculation, self._figures, self._editors, config.limits, self._about)
-        page = playground_routes(parts, config.server, trusts_names=config.admission.trust_user_names)
-        return build_http_server(config.server, build_app(endpoints, service.gate, self._served_model, page))
-
-    def _served_model(self) -> ServedModel:
-        """Return what HTTP clients are told of the server. The engine must have started."""
-        info = self._engine.info
-        name = Path(info.model).name if Path(info.model).is_absolute() else info.model
-        return ServedModel(name, info.max_model_len, self._config.scheduling.max_slots, __version__)
-
-    def _about(self) -> dict[str, str]:
-        """Return what the playground is told of the server. The engine must have started."""
-        info = self._engine.info
-        model, draft = ("/".join(name.split("/")[-2:]) for name in (info.model, info.draft_model))
-        return {"model": model, "draft_model": draft, "version": __version__}
-
-    def _count(self, event: Event) -> None:
-        """Let metrics and the playground's figures take an event."""
-        self._metrics.handle(event)
-        if self._http is not None:
-            self._figures.handle(event)
 
     def _build_admin(self, service: Service, prompts: PromptBuilder) -> Listener | None:
         if not self._config.server.admin_listen:

@@ -16,6 +16,8 @@ from completion_server.http.endpoints import Endpoint, Endpoints
 from completion_server.http.receiving import Receive
 from completion_server.http.writing import Send, write_error, write_json
 
+Routes = Sequence[BaseRoute]
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -27,9 +29,7 @@ class ServedModel:
     version: str
 
 
-def build_app(
-    endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel], further: Sequence[BaseRoute] = ()
-) -> Starlette:
+def build_app(endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel], further: Routes = ()) -> Starlette:
     """Return the application, with `further` routes. `model` may be asked only when the gate is open."""
     started_s = int(time.time())
 

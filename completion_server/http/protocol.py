@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol with limits: open connections, the time and size of a request's head, stalled writes."""
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,6 +9,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _MAX_HEAD_BYTES = 16 * 1024
 _MAX_HEADERS = 64
+_OFFER, _PASSED_OVER = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c)", re.IGNORECASE), b"\r\nx-offer:"
+"""Java's client offers HTTP/2 with its first request, and the parser takes what follows such a head for that protocol.
+No JSON text can hold the line break."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._head_timer is None:
                 self._await_head()
             self._num_head_bytes += len(data)
+            data = _OFFER.sub(_PASSED_OVER, data[:_MAX_HEAD_BYTES]) + data[_MAX_HEAD_BYTES:]
         super().data_received(data)
         if self._is_in_head and self._num_head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The head of the request is too large.")

@@ -39,14 +39,15 @@ class Cart:
         return sum(item.price * item.count for item in self.items)
 
 """
+DEAREST = """\
+if not self.items:
+            return None
+        return max(self.items, key=lambda item: item.price)"""
+CHEAPEST = DEAREST.replace("max", "min")
 CONTINUATIONS = {
-    "    def dearest(self) -> Item | None:\n        ": (
-        "if not self.items:\n            return None\n        return max(self.items, key=lambda item: item.price)\n"
-    ),
+    "    def dearest(self) -> Item | None:\n        ": f"{DEAREST}\n",
     "    def cheapest(self)": " -> Item | None:\n",
-    "    def cheapest(self) -> Item | None:\n        ": (
-        "if not self.items:\n            return None\n        return min(self.items, key=lambda item: item.price)\n"
-    ),
+    "    def cheapest(self) -> Item | None:\n        ": f"{CHEAPEST}\n",
 }
 
 
@@ -109,7 +110,7 @@ async def draw(folder: Path) -> None:
             await page.do("press", key="Control+b")
             film = Film(page, folder)
             await film.type("    def dearest(self) -> Item | None:\n")
-            await page.do("ghost")
+            await page.do("ghost", text=DEAREST)
             await page.do("screenshot", path=str(IMAGES / "vscode.png"))
             await film.take(PAUSE_MS)
             await page.do("press", key="Tab")
@@ -118,13 +119,13 @@ async def draw(folder: Path) -> None:
             await page.do("type", text="\n\n")
             await page.do("press", key="Shift+Tab")
             await film.type("def cheapest(self)")
-            await page.do("ghost")
+            await page.do("ghost", text=" -> Item | None:")
             await film.take(PAUSE_MS)
             await film.type(" -> It")
             await film.take(PAUSE_MS)
             await page.do("press", key="Tab")
             await page.do("type", text="\n")
-            await page.do("ghost")
+            await page.do("ghost", text=CHEAPEST)
             await film.take(PAUSE_MS)
             await page.do("press", key="Tab")
             await page.do("noGhost")

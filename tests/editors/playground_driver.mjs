@@ -44,14 +44,16 @@ const commands = {
   },
   screenshot: ({ path }) => page.screenshot({ path }),
   warnings: () => warnings,
+  pause: ({ ms }) => page.waitForTimeout(ms),
+  focus: () => page.focus(".cm-content"),
 };
 
 for await (const line of createInterface({ input: process.stdin })) {
   const { command, ...options } = JSON.parse(line);
   let answer;
   try {
-    answer = { value: (await commands[command](options)) ?? null };
-    if (command === "open" || command === "screenshot" || command === "until") answer.value = null;
+    const value = await commands[command](options);
+    answer = { value: ["evaluate", "warnings"].includes(command) ? (value ?? null) : null };
   } catch (error) {
     answer = { error: String(error) };
   }

@@ -26,6 +26,7 @@ CONTINUATIONS = {
     "middle = ": "mean([1, 2, 3])\n",
     "later = ": "mean([4, 5, 6])\n",
     "never = ": "mean([7, 8, 9])\n",
+    "\nprint": "(middle)\n",
 }
 MEAN = "import math\n\n\ndef mean(values):\n    total = sum(values)\n    return total / len(values)"
 
@@ -66,17 +67,6 @@ class Servers:
         assert self.server is not None
         return self.server.count(metric, **labels)
 
-    @property
-    def num_automatic(self) -> float:
-        """Requests after keys, without regard to how they ended."""
-        assert self.server is not None
-        samples = (each for family in self.server.registry.collect() for each in family.samples)
-        return sum(
-            each.value
-            for each in samples
-            if each.name == "completion_requests_total" and each.labels["trigger"] == "automatic"
-        )
-
 
 @pytest_asyncio.fixture
 async def servers() -> AsyncIterator[Servers]:
@@ -98,92 +88,135 @@ async def workspace(tmp_path: Path) -> Path:
 def settings_for(servers: Servers) -> dict[str, Any]:
     return {
         "completionServer.address": servers.address,
-        "files.autoSave": "afterDelay",
-        "files.autoSaveDelay": 100,
         "editor.wordBasedSuggestions": "off",
         "workbench.colorTheme": "Default Dark Modern",
         "workbench.startupEditor": "none",
     }
 
 
-async def saved(file: Path, text: str) -> None:
-    """Wait until a document, which VS Code saves by itself, has a text."""
-    ends_s = time.monotonic() + SAVED_WITHIN_S
-    while (found := await asyncio.to_thread(file.read_text)) != text:
-        assert time.monotonic() < ends_s, f"after {SAVED_WITHIN_S} s the document was {found!r}, not {text!r}"
-        await asyncio.sleep(0.05)
+class User:
+    """What a user does in VS Code, one method for each thing, in the order in which the test calls them."""
+
+    def __init__(self, page: VSCode, servers: Servers, workspace: Path) -> None:
+        self.page = page
+        self.servers = servers
+        self.file = workspace / "app.py"
+        self.document = MEAN
+
+    async def saves(self, text: str) -> None:
+        """Save the document until the file has a text: VS Code undoes and accepts without waiting for it."""
+        ends_s = time.monotonic() + SAVED_WITHIN_S
+        while (found := await asyncio.to_thread(self.file.read_text)) != text:
+            assert time.monotonic() < ends_s, f"after {SAVED_WITHIN_S} s the document was {found!r}, not {text!r}"
+            await self.page.do("press", key="Control+s")
+            await asyncio.sleep(0.2)
+
+    async def has_fed_back(self, kind: str) -> None:
+        """Wait until the server has one report of a kind."""
+        await eventually(lambda: self.servers.count("completion_feedback_total", kind=kind) == 1)
+
+    async def now_has(self, line: str) -> None:
+        """Wait until the document has a further line."""
+        self.document += f"\n{line}"
+        await self.saves(self.document)
+
+    async def trusts_the_workspace(self) -> None:
+        await self.page.do("status", contains="Completions off")
+        await self.page.do("trust")
+        await self.page.do("openFile", name="app.py")
+        await self.page.do("status", contains="Completions", without="off")
+
+    async def accepts_many_lines(self) -> None:
+        await self.page.do("type", text="def mean(values):\n")
+        await self.page.do("ghost", text="total = sum(values)\n    return total / len(values)")
+        await self.page.do("press", key="Tab")
+        await self.saves(self.document)
+        await self.has_fed_back("shown")
+        await self.has_fed_back("accepted")
+
+    async def types_along(self) -> None:
+        """The rest of the shown text stays, without a request."""
+        await self.page.do("type", text="\n\n")
+        await self.page.do("press", key="Shift+Tab")
+        await self.page.do("type", text="middle = ")
+        await self.page.do("ghost", text="mean([1, 2, 3])")
+        await self.page.do("type", text="mea")
+        await self.page.do("ghost", text="n([1, 2, 3])")
+        await self.page.do("press", key="Tab")
+        await self.now_has("\nmiddle = mean([1, 2, 3])")
+        typed = ("middle = m", "middle = me", "middle = mea")
+        assert not [prompt for prompt in self.servers.prompts if prompt.endswith(typed)]
+
+    async def undoes(self) -> None:
+        """And types on; the text is still known."""
+        await self.page.do("press", key="Control+z")
+        await self.saves(self.document.removesuffix("n([1, 2, 3])"))
+        await self.page.do("type", text="n")
+        await self.page.do("ghost", text="([1, 2, 3])")
+        await self.page.do("press", key="Tab")
+        await self.saves(self.document)
+
+    async def goes_on_after_a_restart(self) -> None:
+        await self.servers.stop()
+        await self.page.do("status", contains="Completions away")
+        await self.servers.start()
+        await self.page.do("status", contains="Completions", without="away")
+
+    async def accepts_a_word_and_the_rest(self) -> None:
+        await self.page.do("type", text="\nlater = ")
+        await self.page.do("ghost", text="mean([4, 5, 6])")
+        await self.page.do("press", key="Control+ArrowRight")
+        await self.saves(f"{self.document}\nlater = mean")
+        await self.page.do("press", key="Tab")
+        await self.now_has("later = mean([4, 5, 6])")
+        await self.has_fed_back("accepted_word")
+        await eventually(lambda: self.servers.count("completion_accepted_characters_total") == len("mean([4, 5, 6])"))
+
+    async def types_a_bracket_along(self) -> None:
+        """The editor closes it by itself; the accepted text has it only once."""
+        await self.page.do("type", text="\nprint")
+        await self.page.do("ghost", text="(middle)")
+        await self.page.do("type", text="(")
+        await self.page.do("ghost", text="middle")
+        await self.page.do("press", key="Tab")
+        await self.now_has("print(middle)")
+
+    async def dismisses(self) -> None:
+        await self.page.do("type", text="\nnever = ")
+        await self.page.do("ghost", text="mean([7, 8, 9])")
+        await self.page.do("press", key="Escape")
+        await self.page.do("noGhost")
+        await self.has_fed_back("rejected")
+
+    async def reads_the_stages(self) -> None:
+        await self.page.do("run", title="Completions: Show the Stages of the Last Request")
+        stages = await self.page.do("list", title="Stages of the Last Request")
+        assert re.search(r"request \d+: stop\n.*on the server: queue .* prefill .* total ", stages, re.DOTALL), stages
+        assert "mean" not in stages, "the stages have code"
+
+    async def edits_a_secret_file(self) -> None:
+        """Nothing of it is sent, also not as context of another file."""
+        await self.page.do("openFile", name=".env")
+        await self.page.do("status", contains="Completions off")
+        await self.page.do("type", text="middle = ")
+        await self.page.do("openFile", name="app.py")
+        await self.page.do("type", text="\nlater = ")
+        await self.page.do("ghost", text="mean([4, 5, 6])")
+        assert not [prompt for prompt in self.servers.prompts if "PASSWORD" in prompt]
 
 
 async def test_a_user_types_accepts_undoes_and_goes_on_after_a_restart(
     servers: Servers, workspace: Path, tmp_path: Path
 ) -> None:
-    file = workspace / "app.py"
-
     async with vscode(tmp_path, workspace, settings_for(servers)) as page:
-        await page.do("status", contains="Completions off")  # the workspace is not trusted yet
-        await page.do("trust")
-        await page.do("openFile", name="app.py")
-        await page.do("status", contains="Completions", without="off")
-
-        await page.do("type", text="def mean(values):\n")
-        assert await page.do("ghost") == "total = sum(values)\n    return total / len(values)"
-        await page.do("press", key="Tab")
-        await saved(file, MEAN)
-        await eventually(lambda: servers.count("completion_feedback_total", kind="accepted") == 1)
-        assert servers.count("completion_feedback_total", kind="shown") == 1
-
-        await type_along(page, servers, file)
-
-        await page.do("press", key="Control+z")
-        await saved(file, f"{MEAN}\n\nmiddle = mea")
-        await page.do("type", text="n")
-        assert await page.do("ghost") == "([1, 2, 3])"
-        await page.do("press", key="Tab")
-        await saved(file, f"{MEAN}\n\nmiddle = mean([1, 2, 3])")
-
-        await servers.stop()
-        await page.do("status", contains="Completions away")
-        await servers.start()
-        await page.do("status", contains="Completions", without="away")
-        await page.do("press", key="Control+End")
-        await page.do("type", text="\nlater = ")
-        assert await page.do("ghost") == "mean([4, 5, 6])"
-        await page.do("press", key="Control+ArrowRight")
-        await saved(file, f"{MEAN}\n\nmiddle = mean([1, 2, 3])\nlater = mean")
-        await page.do("press", key="Tab")
-        await saved(file, f"{MEAN}\n\nmiddle = mean([1, 2, 3])\nlater = mean([4, 5, 6])")
-        await eventually(lambda: servers.count("completion_feedback_total", kind="accepted_word") == 1)
-        await eventually(lambda: servers.count("completion_accepted_characters_total") == len("mean([4, 5, 6])"))
-
-        await page.do("type", text="\nnever = ")
-        assert await page.do("ghost") == "mean([7, 8, 9])"
-        await page.do("press", key="Escape")
-        await page.do("noGhost")
-        await eventually(lambda: servers.count("completion_feedback_total", kind="rejected") == 1)
-
-        await page.do("run", title="Completions: Show the Stages of the Last Request")
-        stages = await page.do("list", title="Stages of the Last Request")
-        assert re.search(r"request \d+: stop\n.*on the server: queue .* prefill .* total ", stages, re.DOTALL), stages
-        assert "mean" not in stages, "the stages have code"
-
-        await page.do("openFile", name=".env")
-        await page.do("status", contains="Completions off")
-        await page.do("type", text="middle = ")
-        await page.do("openFile", name="app.py")
-        await page.do("type", text="\nlater = ")
-        assert await page.do("ghost") == "mean([4, 5, 6])"
-        assert not [prompt for prompt in servers.prompts if "PASSWORD" in prompt], "the server got the excluded file"
-
-
-async def type_along(page: VSCode, servers: Servers, file: Path) -> None:
-    """Type into the shown text: the rest stays, without a request, and is accepted."""
-    await page.do("type", text="\n\n")
-    await page.do("press", key="Shift+Tab")
-    await page.do("type", text="middle = ")
-    assert await page.do("ghost") == "mean([1, 2, 3])"
-    num_automatic = servers.num_automatic
-    await page.do("type", text="mea")
-    assert await page.do("ghost") == "n([1, 2, 3])"
-    await page.do("press", key="Tab")
-    await saved(file, f"{MEAN}\n\nmiddle = mean([1, 2, 3])")
-    assert servers.num_automatic == num_automatic
+        user = User(page, servers, workspace)
+        await user.trusts_the_workspace()
+        await user.accepts_many_lines()
+        await user.types_along()
+        await user.undoes()
+        await user.goes_on_after_a_restart()
+        await user.accepts_a_word_and_the_rest()
+        await user.types_a_bracket_along()
+        await user.dismisses()
+        await user.reads_the_stages()
+        await user.edits_a_secret_file()

@@ -9,7 +9,7 @@ import { createInterface } from "node:readline";
 
 const [executablePath, modules, url, failures] = process.argv.slice(2);
 const { chromium } = createRequire(`${modules}/`)("playwright-core");
-const WAIT_MS = Number(process.env.DRIVER_WAIT_MS ?? 60_000); // machines are busy with other things
+const WAIT_MS = 60_000; // machines are busy with other things
 
 const FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking";
 const profile = mkdtempSync(join(tmpdir(), "chromium-"));
@@ -52,7 +52,6 @@ const commands = {
     const input = page.locator(".quick-input-widget input");
     await input.fill(`>${title}`);
     await page.locator(".quick-input-list .monaco-list-row", { hasText: title }).first().click();
-    await input.waitFor({ state: "hidden" });
   },
   async type({ text, delay }) {
     await page.keyboard.type(text, { delay });
@@ -60,10 +59,17 @@ const commands = {
   async press({ key }) {
     await page.keyboard.press(key);
   },
-  async ghost() {
-    await ghost.first().waitFor();
-    const first = (await ghost.allTextContents()).join("");
-    return [first, ...(await ghostBelow.allTextContents())].map(plain).join("\n");
+  // Wait until the ghost text is `text`.
+  async ghost({ text }) {
+    const endsAt = Date.now() + WAIT_MS;
+    let found;
+    do {
+      const first = (await ghost.allTextContents()).join("");
+      found = [first, ...(await ghostBelow.allTextContents())].map(plain).join("\n");
+      if (found === text) return;
+      await page.waitForTimeout(50);
+    } while (Date.now() < endsAt);
+    throw new Error(`the ghost text was ${JSON.stringify(found)}, not ${JSON.stringify(text)}`);
   },
   async noGhost() {
     await ghost.first().waitFor({ state: "detached" });
@@ -85,9 +91,6 @@ const commands = {
   },
   async screenshot({ path }) {
     await page.screenshot({ path });
-  },
-  async html({ selector }) {
-    return (await page.locator(selector).allInnerTexts()).map(plain);
   },
 };
 

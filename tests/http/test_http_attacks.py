@@ -187,3 +187,12 @@ async def test_mutated_requests_are_answered_or_closed(server: RunningServer) ->
                 answer = await connection.rest()
                 assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
     assert await is_served(server)
+
+
+async def test_an_offer_to_upgrade_is_passed_over(server: RunningServer) -> None:
+    """Java's client offers HTTP/2 with its first request."""
+    body = b'{"prompt":"x"}'
+    offer = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAAB")
+    async with raw_connection(server) as connection:
+        await connection.send(head("/infill", *offer, f"content-length: {len(body)}") + body)
+        assert await connection.status() == 200

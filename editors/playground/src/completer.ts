@@ -21,6 +21,8 @@ export class Completer {
   readonly #policy = new EditingPolicy();
   #text?: Text;
   #timer?: ReturnType<typeof setTimeout>;
+  /** Reports on each request without its end: the server takes them once it knows the whole answer. */
+  readonly #held = new Map<number, PageMessage[]>();
 
   constructor(private readonly hooks: CompleterHooks) {}
 
@@ -55,9 +57,12 @@ export class Completer {
   ended({ number, text, reason, retry_after_ms }: End): void {
     this.received(number, text);
     this.#decide((policy, nowMs) => policy.ended(number, reason, nowMs, retry_after_ms ?? undefined));
+    for (const report of this.#held.get(number) ?? []) this.hooks.send(report);
+    this.#held.delete(number);
   }
 
   away(): void {
+    this.#held.clear();
     this.#decide((policy, nowMs) => policy.away(nowMs));
   }
 
@@ -91,14 +96,22 @@ export class Completer {
         this.#timer = setTimeout(() => this.#decide((policy, nowMs) => policy.tick(nowMs)), decision.untilMs - performance.now());
         return;
       case "report":
-        return send({ type: "report", number: decision.request, kind: decision.feedback, characters: decision.characters });
+        return this.#report(decision);
     }
+  }
+
+  #report({ request, feedback, characters }: Extract<Decision, { kind: "report" }>): void {
+    const report: PageMessage = { type: "report", number: request, kind: feedback, characters };
+    const held = this.#held.get(request);
+    if (held) held.push(report);
+    else this.hooks.send(report);
   }
 
   #ask({ request, trigger, mode }: Extract<Decision, { kind: "ask" }>): void {
     if (!this.#text) return;
     const { uri, before, after } = this.#text;
     const language = this.hooks.language();
+    this.#held.set(request, []);
     this.hooks.send({ type: "ask", number: request, trigger, mode, uri, language, ...clip(before, after) });
   }
 }

@@ -135,7 +135,7 @@ test("the extent follows the setting", async () => {
     for (const text of ["def f():\n    |", "x = |"]) {
       completer.dispose();
       start(setting);
-      completer.explicit(at(text));
+      completer.changed(at(text), "typed");
       modes.push(asked.at(-1)?.question.mode);
     }
   }

@@ -35,12 +35,10 @@ export class Answer {
     return { answer: this, text: hasInOrder(rest, since.closers) ? rest : "", replaced: since.closers.length };
   }
 
-  /** Whether an open answer is still of use: at its own place, or if the typed text is its text so far. */
+  /** Whether an open answer is still of use: what was typed is its text so far, or goes on from there. */
   mayContinueAt(place: Place): boolean {
     const since = typedSince(place, this.place);
-    if (!since) return false;
-    const { typed } = since;
-    return !typed || (this.text !== "" && (this.text.startsWith(typed) || typed.startsWith(this.text)));
+    return since !== undefined && (this.text.startsWith(since.typed) || since.typed.startsWith(this.text));
   }
 }
 

@@ -51,11 +51,14 @@ export function typedSince(place: Place, earlier: Place): { typed: string; close
 /** Whether nothing but closing brackets and separators stands behind the cursor on its line. */
 export const isJoinable = (place: Place) => consistsOf(firstLine(place.after), JOINED);
 
-/** Many lines where a block begins: on a blank line or behind an opening character, at the line's end. */
-export function modeAt(place: Place): Mode {
+/**
+ * What to ask for: many lines where a block or, with `isNew`, a line may begin, at the line's end. A block begins on a blank
+ * line and behind an opening character.
+ */
+export function modeAt(place: Place, isNew: boolean): Mode {
   if (firstLine(place.after).trim()) return "single_line";
   const line = place.before.slice(place.before.lastIndexOf("\n") + 1).trim();
-  return !line || BEGINS_BLOCK.test(line) ? "multi_line" : "single_line";
+  return isNew || !line || BEGINS_BLOCK.test(line) ? "multi_line" : "single_line";
 }
 
 /** Whether a place is a rejected one: the same text, or only the word was typed on. */

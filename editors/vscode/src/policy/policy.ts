@@ -205,7 +205,8 @@ export class EditingPolicy {
     if (atMs >= dueMs) {
       const request = ++this.#numAsked;
       this.#open.set(request, { answer: new Answer(request, place), trigger: wish.trigger, askedMs: atMs });
-      this.#decisions.push({ kind: "ask", request, trigger: wish.trigger, mode: modeAt(place) });
+      const mode = modeAt(place, wish.trigger !== "automatic");
+      this.#decisions.push({ kind: "ask", request, trigger: wish.trigger, mode });
       this.#wish = undefined;
     } else if (this.#waitsUntilMs !== dueMs) {
       this.#waitsUntilMs = dueMs;

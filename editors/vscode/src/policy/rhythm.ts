@@ -24,12 +24,12 @@ export class Rhythm {
     this.#ttftsMs = [...this.#ttftsMs, ttftMs].slice(-this.settings.numTtfts);
   }
 
-  /** The wait between a key and its request: until the next key should have come, less the server's time. */
+  /** The wait between a key and its request: none if the text can be there before the next key. */
   get delayMs(): number {
-    const { followsRhythm, delayFactor, delayMinMs, delayMaxMs } = this.settings;
-    if (!followsRhythm) return delayMinMs;
-    const dueMs = delayFactor * median(this.#gapsMs) - median(this.#ttftsMs);
-    return Math.min(delayMaxMs, Math.max(delayMinMs, dueMs));
+    const { followsRhythm, fastShare, delayFactor, delayMinMs, delayMaxMs } = this.settings;
+    const gapMs = median(this.#gapsMs);
+    if (!followsRhythm || median(this.#ttftsMs) <= fastShare * gapMs) return delayMinMs;
+    return Math.min(delayMaxMs, Math.max(delayMinMs, delayFactor * gapMs));
   }
 }
 

@@ -1,10 +1,13 @@
 /** The settings of the policy, with the defaults. Times are in milliseconds. */
 
 export const DEFAULT_SETTINGS = {
-  /** Text should be there so many of the user's usual times between keys after the last key. */
-  delayFactor: 1.5,
-  /** Bounds of the wait between a key and its request. */
-  delayMinMs: 50,
+  /** The server is fast if its usual time to the first text is at most so much of the usual time between keys. */
+  fastShare: 0.6,
+  /** The wait between a key and its request if the server is fast: the text can be there before the next key. */
+  delayMinMs: 0,
+  /** The wait if it is not, in usual times between keys: the text can be there only if the user pauses. */
+  delayFactor: 1.0,
+  /** The longest wait. */
   delayMaxMs: 400,
   /** The time between keys that is assumed of a user who has typed little. */
   gapMs: 170,

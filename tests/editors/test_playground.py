@@ -1,0 +1,195 @@
+"""The page at `/` in a real Chromium, against a real server: what a user types, sees, accepts and dismisses.
+
+PLAYGROUND_PICTURE=FILE takes the README's picture.
+"""
+
+import os
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from completion_server.engine.interface import GenerationRequest
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from tests.support.http_clients import HTTP
+from tests.support.playground import Browser, browser
+from tests.support.server import RunningServer, eventually, make_config, run_server
+from tests.support.vocabularies import embedded
+
+MAX_K = 4
+TIMES = ServiceTimes(
+    prefill_base_s=0.012, prefill_per_token_s=0.0002, decode_base_s=0.006, decode_per_seq_s=0.0004, draft_s=0.0005
+)
+CONTINUATIONS = {
+    '"""Return the arithmetic mean of values."""\n    ': "total = sum(values)\n    return total / len(values)\n",
+    "first = ": "mean(values[:3])\n",
+    "again = ": "median(values)\n",
+    "other": "wise = sorted(values)\n",
+    "run(...args: T): void {\n    ": "this.cancel();\n    this.#timer = setTimeout(this.call, this.waitMs, ...args);\n",
+    "Push(item T) {\n\t": "q.mu.Lock()\n\tdefer q.mu.Unlock()\n\tq.items = append(q.items, item)\n",
+}
+MEAN = "total = sum(values)\n    return total / len(values)"
+COLOUR = "getComputedStyle(document.body).backgroundColor"
+
+SERVER_AWAY = "WebSocket connection to "
+"""Begins what the browser itself says after the end of a test's server."""
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def continuation(request: GenerationRequest) -> tuple[str, ...]:
+    """Continue the text before the cursor as CONTINUATIONS says; nothing else has a completion."""
+    prompt = embedded().decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    before = re.sub(r"<\|fim_suffix\|>.*<\|fim_middle\|>", "", prompt, flags=re.DOTALL)
+    text = next((text for end, text in CONTINUATIONS.items() if before.endswith(end)), "\n")
+    return tuple(re.findall(r"\s*\S+|\s+", text))
+
+
+def make_engine() -> ScriptedEngine:
+    return ScriptedEngine(
+        continuation, TIMES, model="target_model/embedded", num_speculative_tokens=MAX_K, acceptance_rate=0.8
+    )
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[RunningServer]:
+    async with run_server(make_config(HTTP), make_engine) as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def tab(tmp_path: Path) -> AsyncIterator[Browser]:
+    """Yield a tab, which must have no warning in its console in the end: none of the page's policy, no exception."""
+    async with browser(tmp_path) as found:
+        yield found
+        warnings = await found.do("warnings")
+        assert not [each for each in warnings if not each.startswith(SERVER_AWAY)]
+
+
+async def new_line(tab: Browser, text: str) -> None:
+    """Go to the end of the document's text and type on a new line."""
+    await tab.press("Control+End", "Enter")
+    await tab.do("type", text=text)
+
+
+async def test_a_user_types_sees_accepts_and_dismisses(server: RunningServer, tab: Browser) -> None:
+    await tab.open(server.ready.http_address)
+    await tab.press("Alt+\\")
+    await tab.ghost(MEAN)
+    assert await tab.evaluate("document.querySelector('#status').textContent") == f"Suggestion: {MEAN}"
+    assert await tab.evaluate("document.querySelector('#reason').textContent") == "stop"
+    assert float(await tab.evaluate("document.querySelector('#total').textContent")) > 0
+    await tab.press("Tab")
+    await tab.ghost("")
+    await tab.line("    return total / len(values)")
+    await tab.press("Control+z")
+    await tab.line("    ")
+
+    await new_line(tab, "first = ")
+    await tab.ghost("mean(values[:3])")
+    await tab.do("type", text="me")  # typed along: the rest stays, without a request
+    await tab.ghost("an(values[:3])")
+    await tab.press("Control+ArrowRight")
+    await tab.line("first = mean")
+    await tab.ghost("(values[:3])")
+    await tab.press("Control+ArrowRight", "Control+ArrowRight")
+    await tab.line("first = mean(values")
+    await tab.press("Tab")
+    await tab.line("first = mean(values[:3])")
+
+    await new_line(tab, "again = ")
+    await tab.ghost("median(values)")
+    await tab.press("Escape")
+    await tab.ghost("")
+    await tab.line("again = ")
+    await tab.press("Backspace")
+    await tab.do("type", text=" ")  # rejected here, so nothing comes back
+    await new_line(tab, "other")
+    await tab.ghost("wise = sorted(values)")
+    for kind in ("shown", "accepted", "accepted_word", "rejected"):
+        await eventually(lambda kind=kind: server.count("completion_feedback_total", kind=kind) > 0)
+    assert server.count("completion_feedback_total", kind="refused") == 0
+    assert server.count("completion_accepted_characters_total") == len(MEAN) + len("an(values[:3])")
+
+
+async def test_the_languages_have_texts_of_their_own(server: RunningServer, tab: Browser) -> None:
+    await tab.open(server.ready.http_address)
+    await tab.press("Escape", "Shift+Tab", "Shift+Tab")  # after Escape, Tab leaves the editor
+    assert await tab.evaluate("document.activeElement.id") == "language"
+    for file, ghost in (("debounce.ts", "this.cancel();"), ("queue.go", "q.mu.Lock()")):
+        await tab.press("ArrowDown")
+        await tab.until(f"document.querySelector('#file').textContent === '{file}'")
+        await tab.press("Tab", "Tab", "Alt+\\")
+        await tab.until(f"document.querySelector('.ghost')?.textContent.startsWith('{ghost}')")
+        await tab.press("Escape", "Escape", "Shift+Tab", "Shift+Tab")
+
+
+async def test_the_keyboard_alone_reaches_everything(server: RunningServer, tab: Browser) -> None:
+    await tab.open(server.ready.http_address)
+    seen = []
+    await tab.press("Escape")  # after it, Tab leaves the editor
+    for _ in range(3):
+        await tab.press("Tab")
+        seen.append(await tab.evaluate("document.activeElement.id"))
+        assert await tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert seen == ["k", "k-auto", "simulate"]
+    await tab.press("Shift+Tab", "Shift+Tab", "ArrowLeft")
+    await tab.until("document.querySelector('#k-mode').textContent === 'fixed'")
+    await tab.until(f"document.querySelector('#k-now').textContent === '{MAX_K - 1}'")
+    await tab.press("Tab", "Enter")
+    await tab.until("document.querySelector('#k-mode').textContent === 'auto'")
+
+
+async def test_without_the_scope_the_slider_is_locked_with_the_reason(tab: Browser) -> None:
+    async with run_server(make_config(HTTP, "server.admin_listen="), make_engine) as server:
+        await tab.open(server.ready.http_address)
+        await tab.until("document.querySelector('#k-why').textContent.includes('no admin listener')")
+        assert await tab.evaluate("document.querySelector('#k').disabled")
+        assert await tab.evaluate("document.querySelector('#k-auto').disabled")
+        assert await tab.evaluate("document.querySelector('#simulate').getAttribute('aria-disabled')") == "true"
+        assert "no admin listener" in await tab.evaluate("document.querySelector('#simulate-why').textContent")
+
+
+async def test_dark_and_light_follow_the_system_and_the_switch(server: RunningServer, tab: Browser) -> None:
+    await tab.open(server.ready.http_address)
+    dark = await tab.evaluate(COLOUR)
+    await tab.do("colours", scheme="light")
+    await tab.until(f"{COLOUR} !== '{dark}'")
+    light = await tab.evaluate(COLOUR)
+    await tab.press("Escape", "Shift+Tab", "Enter")
+    await tab.until(f"{COLOUR} === '{dark}'")
+    await tab.open(server.ready.http_address)  # the choice is kept
+    assert await tab.evaluate(COLOUR) == dark
+    await tab.press("Escape", "Shift+Tab", "Enter")
+    await tab.until(f"{COLOUR} === '{light}'")
+
+
+async def test_the_page_reconnects_when_the_server_is_back(tab: Browser) -> None:
+    async with run_server(make_config(HTTP), make_engine) as server:
+        address = server.ready.http_address
+        await tab.open(address)
+    await tab.until("document.querySelector('#connection').dataset.state === 'away'")
+    async with run_server(make_config(f"server.http_listen={address}"), make_engine):
+        await tab.until("document.querySelector('#connection').dataset.state === 'connected'")
+        await tab.press("Alt+\\")
+        await tab.ghost(MEAN)
+
+
+async def test_simulated_editors_are_seen_live(server: RunningServer, tab: Browser, tmp_path: Path) -> None:
+    await tab.open(server.ready.http_address)
+    await tab.press("Escape", "Tab", "Tab", "Tab", "Enter")
+    await tab.until("Number(document.querySelector('#sessions').textContent) > 50")
+    await tab.until("document.querySelector('#simulate').getAttribute('aria-pressed') === 'true'")
+    picture = os.environ.get("PLAYGROUND_PICTURE")
+    if picture:
+        await tab.do("pause", ms=27_000)
+        await tab.do("focus")
+        await tab.press("Alt+\\")
+        await tab.ghost(MEAN)
+        await tab.do("pause", ms=1_000)
+    await tab.do("screenshot", path=picture or str(tmp_path / "playground.png"))
+    await tab.until("Number(document.querySelector('#answered').textContent) > 0")
+    await tab.evaluate("document.querySelector('#simulate').click()")
+    await tab.until("Number(document.querySelector('#sessions').textContent) === 1")
