@@ -107,3 +107,15 @@ async def test_settings_of_the_editor_apply_and_a_wrong_one_is_said(modules: Pat
     assert seen["messages"] == ['completion-lsp: unknown setting "languagesOf"; did you mean "languagesOff"?']
     assert seen["off"] == {"items": []}
     assert seen["on"]["insertText"] == "😋ab(c)"
+
+
+async def test_messages_that_are_wrong_are_survived_and_not_logged(
+    modules: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with run_server(make_config(), engine) as server:
+        seen = await play(modules, server, "malformed")
+    assert seen["failure"] == -32602
+    assert seen["item"]["insertText"] == "😋ab(c)"
+    log = capfd.readouterr().err
+    assert "JsonRpcInvalidParams" in log
+    assert "SECRET" not in log
