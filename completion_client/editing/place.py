@@ -47,13 +47,15 @@ class Place:
         """Whether nothing but closing brackets and separators stands behind the cursor on its line."""
         return _JOINED.issuperset(self.after.partition("\n")[0])
 
-    @property
-    def mode(self) -> Mode:
-        """Many lines where a block begins: on a blank line or behind an opening character, at the line's end."""
-        line = self.before.rpartition("\n")[2].strip()
+    def mode(self, *, is_new: bool) -> Mode:
+        """Return what to ask for: many lines where a block or, with `is_new`, a line may begin, at the line's end.
+
+        A block begins on a blank line and behind an opening character.
+        """
         if self.after.partition("\n")[0].strip():
             return Mode.SINGLE_LINE
-        return Mode.MULTI_LINE if not line or line.endswith(_OPENERS) else Mode.SINGLE_LINE
+        line = self.before.rpartition("\n")[2].strip()
+        return Mode.MULTI_LINE if is_new or not line or line.endswith(_OPENERS) else Mode.SINGLE_LINE
 
 
 def is_word(text: str) -> bool:

@@ -214,7 +214,8 @@ class EditingPolicy:
         if at_ms >= due_ms:
             self._num_asked += 1
             self._open[self._num_asked] = _Open(Answer(self._num_asked, place), wish.trigger, at_ms)
-            self._decisions.append(Ask(self._num_asked, wish.trigger, place.mode))
+            mode = place.mode(is_new=wish.trigger is not Trigger.AUTOMATIC)
+            self._decisions.append(Ask(self._num_asked, wish.trigger, mode))
             self._wish = None
         elif self._waits_until_ms != due_ms:
             self._waits_until_ms = due_ms
