@@ -10,7 +10,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-parallel test-serial test-repeat test-full check image proto proto-baseline dashboards \
-	docs lock lock-cuda deploy-tools models calibration test-calibration test-cuda clean bench-models bench-overhead \
+	docs lock lock-cuda deploy-tools editor-tools models calibration test-calibration test-cuda clean bench-models bench-overhead \
 	bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
 	bench-regions bench-gpu bench-trial bench-policy llama-server
 
@@ -87,6 +87,9 @@ lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; 
 
 deploy-tools: ## Install into .tools/ what tests need beside Python: kustomize, types of custom resources, gRPC in Node.
 	@sh requirements/deploy-tools.sh
+
+editor-tools: ## Install into .tools/ what tests of editors drive: Neovim and Helix from Debian sid, VS Code's LSP library.
+	@sh requirements/editor-tools.sh neovim helix lsp-node
 
 models: $(VENV)/installed ## Train the embedded models anew, from corpus to model card (hours on two cores).
 	@$(BIN)/draft-model build-embedded

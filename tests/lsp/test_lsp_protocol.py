@@ -29,7 +29,7 @@ def modules() -> Path:
     if shutil.which("node") is None:
         report("node not found")
     if not folder.exists():
-        report(f"{folder} not found; sh requirements/editor-tools.sh lsp-node installs it")
+        report(f"{folder} not found; make editor-tools installs it")
     return folder
 
 

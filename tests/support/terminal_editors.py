@@ -22,7 +22,7 @@ def require_editor(name: str) -> Path:
         report("tmux not found; on Debian: apt-get install tmux")
     binary = TOOLS / name / name
     if not binary.exists():
-        report(f"{binary} not found; sh requirements/editor-tools.sh {name} installs it")
+        report(f"{binary} not found; make editor-tools installs it")
     return binary
 
 
