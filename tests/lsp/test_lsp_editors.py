@@ -117,6 +117,7 @@ async def accept_in_haste(neovim: Neovim) -> None:
     await neovim.until(lambda: neovim.text.endswith(f"\nw = {GHOST}"), "text, not doubled")
     await begun(neovim, "v = ")
     neovim.keys("q", "Tab")
+    await neovim.until(lambda: "\nv = q" in neovim.text, "key")
     await asyncio.sleep(NEOVIM_ASKS_AFTER_S)
     assert neovim.text.endswith("\nv = q"), "stale text was accepted"
 
