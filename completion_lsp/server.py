@@ -4,7 +4,9 @@ pygls calls a handler that is no coroutine function before it reads the next mes
 it reads the next one. So a request sees the document as it was when the editor sent it.
 """
 
+import asyncio
 import logging
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +80,7 @@ def _initialize(ls: CompletionLanguageServer, params: types.InitializeParams) ->
 
 
 async def _initialized(ls: CompletionLanguageServer, _params: types.InitializedParams) -> None:
+    asyncio.get_running_loop().set_exception_handler(_log_kind)
     ls.link.start_nowait()
     await _pull_configuration(ls)
 
@@ -101,6 +104,14 @@ async def _pull_configuration(ls: CompletionLanguageServer) -> None:
     found = await ls.workspace_configuration_async(wanted)
     if found:
         ls.use(found[0])
+
+
+def _log_kind(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what failed in the event loop, and where, without the error's text."""
+    error = context.get("exception")
+    frames = traceback.extract_tb(error.__traceback__) if error else []
+    where = f" in {frames[-1].name}, line {frames[-1].lineno}" if frames else ""
+    _log.error("%s: %s%s", context["message"], type(error).__name__, where)
 
 
 def _opened(

@@ -143,6 +143,22 @@ const scenarios = {
     return { item: await untilShown(cell, at(0, 6)) };
   },
 
+  async malformed() {
+    await initialize(inline);
+    const uri = "file:///work/a.py";
+    open(uri, "x = ");
+    connection.sendNotification("textDocument/didChange", { textDocument: { uri }, contentChanges: ["SECRET"] });
+    connection.sendNotification("textDocument/didChange", {
+      textDocument: { uri: "file:///work/SECRET.py", version: 2 },
+      contentChanges: [{ text: "SECRET" }],
+    });
+    connection.sendNotification("textDocument/didPartiallyAcceptCompletion", { item: "SECRET", acceptedLength: "SECRET" });
+    const failure = await connection
+      .sendRequest("workspace/executeCommand", { command: "SECRET", arguments: ["SECRET"] })
+      .then(() => null, (error) => error.code);
+    return { failure, item: await untilShown(uri, at(0, 4)) };
+  },
+
   async settings() {
     configuration = { languagesOff: ["python"] };
     await initialize(inline, { initializationOptions: { languagesOf: [] } });

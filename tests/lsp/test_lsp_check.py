@@ -64,6 +64,28 @@ async def test_wrong_arguments_name_the_flag() -> None:
     assert "error: --tls-cert: certificate and key must be given together" in output
 
 
+async def test_the_command_ends_when_its_editor_does() -> None:
+    async with run_oracle() as (_oracle, address):
+        command, pipe = (sys.executable, "-m", "completion_lsp", "--server", address), asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        params = '{"capabilities": {}, "processId": null, "rootUri": null}'
+        for body in (
+            f'{{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {params}}}',
+            '{"jsonrpc": "2.0", "method": "initialized", "params": {}}',
+        ):
+            process.stdin.write(f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await process.stdout.readline()
+                process.stdin.close()
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+
+
 async def test_help_teaches() -> None:
     status, output = await run("--help")
     assert status == 0

@@ -29,7 +29,7 @@ def modules() -> Path:
     if shutil.which("node") is None:
         report("node not found")
     if not folder.exists():
-        report(f"{folder} not found; sh requirements/editor-tools.sh lsp-node installs it")
+        report(f"{folder} not found; make editor-tools installs it")
     return folder
 
 
@@ -107,3 +107,15 @@ async def test_settings_of_the_editor_apply_and_a_wrong_one_is_said(modules: Pat
     assert seen["messages"] == ['completion-lsp: unknown setting "languagesOf"; did you mean "languagesOff"?']
     assert seen["off"] == {"items": []}
     assert seen["on"]["insertText"] == "😋ab(c)"
+
+
+async def test_messages_that_are_wrong_are_survived_and_not_logged(
+    modules: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with run_server(make_config(), engine) as server:
+        seen = await play(modules, server, "malformed")
+    assert seen["failure"] == -32602
+    assert seen["item"]["insertText"] == "😋ab(c)"
+    log = capfd.readouterr().err
+    assert "JsonRpcInvalidParams" in log
+    assert "SECRET" not in log
