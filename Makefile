@@ -97,6 +97,7 @@ lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; 
 deploy-tools: ## Install into .tools/ what tests need beside Python: kustomize, types of custom resources, gRPC in Node.
 	@sh requirements/deploy-tools.sh
 
+.PHONY: editor-tools vsix stubs
 editor-tools: ## Install into .tools/ the real editors that tests drive; about a minute.
 	@sh requirements/editor-tools.sh
 

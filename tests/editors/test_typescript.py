@@ -16,6 +16,7 @@ from tests.support.certificates import MakeIdentity
 from tests.support.kustomize import report
 from tests.support.models import ROOT
 from tests.support.server import make_config, run_server
+from tests.support.vscode import named_limit
 
 EDITORS = ROOT / "editors"
 MODULES = EDITORS / "node_modules"
@@ -39,7 +40,7 @@ async def run(*command: str, cwd: Path) -> str:
         *command, cwd=cwd, env=os.environ | {"PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
-        async with asyncio.timeout(WITHIN_S):
+        async with named_limit(WITHIN_S, f"the end of {command}"):
             output, _ = await process.communicate()
     finally:
         if process.returncode is None:
@@ -52,6 +53,10 @@ async def test_the_extension_passes_its_unit_tests() -> None:
     output = await run("npm", "test", cwd=EDITORS)
     assert "# fail 0" in output
     assert "# pass 0" not in output
+
+
+async def test_the_sources_pass_the_linter() -> None:
+    await run("npm", "run", "--silent", "lint", cwd=EDITORS)
 
 
 async def test_stubs_are_what_the_contract_generates() -> None:

@@ -16,6 +16,7 @@ from tests.support.redis_servers import free_port
 MODULES = ROOT / ".tools" / "code-server" / "node_modules"
 SERVER = MODULES / "code-server" / "lib" / "vscode" / "out" / "server-main.js"
 VSIX = ROOT / "editors" / "vscode" / "completion-server.vsix"
+SOURCES = ROOT / "editors" / "vscode" / "src"
 DRIVER = ROOT / "tests" / "editors" / "vscode_driver.mjs"
 
 STARTS_WITHIN_S = 90.0
@@ -35,7 +36,7 @@ class VSCode:
         assert self._driver.stdin is not None
         assert self._driver.stdout is not None
         self._driver.stdin.write(json.dumps({"command": command, **options}).encode() + b"\n")
-        async with asyncio.timeout(ANSWERS_WITHIN_S):
+        async with named_limit(ANSWERS_WITHIN_S, f"an answer of the driver to {command}"):
             line = await self._driver.stdout.readline()
         assert line, f"the driver ended during {command}"
         answer = json.loads(line)
@@ -49,9 +50,11 @@ async def vscode(folder: Path, workspace: Path, settings: dict[str, Any]) -> Asy
     chromium = shutil.which("chromium") or report("chromium not found")
     if shutil.which("node") is None:
         report("node not found")
-    for path, command in ((SERVER, "requirements/editor-tools.sh code-server"), (VSIX, "make vsix")):
+    for path, command in ((SERVER, "make editor-tools"), (VSIX, "make vsix")):
         if not path.exists():
             report(f"{path} not found; {command} makes it")
+    if VSIX.stat().st_mtime < max(each.stat().st_mtime for each in SOURCES.rglob("*.ts")):
+        report(f"{VSIX} is older than its sources; make vsix")
     port, data = free_port(), folder / "data"
     user_settings = data / "data" / "Machine" / "settings.json"
     user_settings.parent.mkdir(parents=True)
@@ -72,17 +75,31 @@ async def vscode(folder: Path, workspace: Path, settings: dict[str, Any]) -> Asy
         yield page
 
 
+@asynccontextmanager
+async def named_limit(limit_s: float, name: str) -> AsyncIterator[None]:
+    """Fail with what was waited for if the block takes longer than a limit."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise AssertionError(f"{name} did not come within {limit_s} s") from None
+
+
 async def _finished(*command: str) -> None:
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    async with asyncio.timeout(STARTS_WITHIN_S):
-        output, _ = await process.communicate()
+    try:
+        async with named_limit(STARTS_WITHIN_S, f"the end of {command}"):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
     assert process.returncode == 0, output.decode()
 
 
 async def _listening(server: asyncio.subprocess.Process) -> None:
     """Wait for the line that a code-server prints when it listens."""
     assert server.stdout is not None
-    async with asyncio.timeout(STARTS_WITHIN_S):
+    async with named_limit(STARTS_WITHIN_S, "the line of a code-server that listens"):
         while line := await server.stdout.readline():
             if b"listening on" in line:
                 return

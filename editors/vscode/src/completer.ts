@@ -156,7 +156,10 @@ export class Completer {
         return;
       case "wait":
         clearTimeout(this.#timer);
-        this.#timer = setTimeout(() => this.#decide((policy, nowMs) => policy.tick(nowMs)), decision.untilMs - performance.now());
+        this.#timer = setTimeout(
+          () => this.#decide((policy, nowMs) => policy.tick(nowMs)),
+          decision.untilMs - performance.now(),
+        );
         return;
       case "report": {
         const sequence = this.#sequences.get(decision.request);

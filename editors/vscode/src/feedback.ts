@@ -24,7 +24,9 @@ export class SurvivalFeedback {
   /** A document changed. The offsets are those before the change. */
   edited(uri: string, edits: readonly Edit[]): void {
     const lastFirst = [...edits].sort((a, b) => b.offset - a.offset);
-    for (const accepted of this.#accepted.filter((each) => each.uri === uri)) lastFirst.forEach((edit) => accepted.apply(edit));
+    for (const accepted of this.#accepted.filter((each) => each.uri === uri)) {
+      for (const edit of lastFirst) accepted.apply(edit);
+    }
   }
 
   dispose(): void {

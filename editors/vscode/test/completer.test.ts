@@ -54,7 +54,10 @@ test("a key is asked for, and its text is offered when it is whole", async () =>
   completer.changed(at("x = |"), "typed");
   const offer = completer.offer(never);
   const { question, onText, end } = asked[0]!;
-  assert.deepEqual([question.prefix, question.suffix, question.languageId, question.trigger], ["x = ", "", "python", Trigger.AUTOMATIC]);
+  assert.deepEqual(
+    [question.prefix, question.suffix, question.languageId, question.trigger],
+    ["x = ", "", "python", Trigger.AUTOMATIC],
+  );
   onText("a ");
   assert.equal(completer.shown?.text, "a ");
   let isOffered = false;

@@ -50,7 +50,10 @@ test("if all have failed, the one that is usable soonest is tried", () => {
 
 test("the back-off draws from a bound that doubles from 100 ms to 5 s", () => {
   const backoff = new Backoff(() => 1);
-  assert.deepEqual(Array.from({ length: 8 }, () => backoff.nextMs()), [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+  assert.deepEqual(
+    Array.from({ length: 8 }, () => backoff.nextMs()),
+    [100, 200, 400, 800, 1600, 3200, 5000, 5000],
+  );
   backoff.reset();
   assert.equal(backoff.nextMs(), 100);
 });

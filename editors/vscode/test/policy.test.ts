@@ -31,7 +31,8 @@ function decide(policy: EditingPolicy, step: Step): Decision[] {
   if (change) return policy.changed(textOf(step[change], uri), change, at);
   if ("moved" in step) return policy.moved(textOf(step.moved, uri), at);
   if ("explicit" in step) return policy.explicit(textOf(step.explicit, uri), at);
-  if ("accepted" in step) return policy.accepted(step.request, textOf(step.accepted, uri), step.extent as Extent, step.inserted, at);
+  if ("accepted" in step)
+    return policy.accepted(step.request, textOf(step.accepted, uri), step.extent as Extent, step.inserted, at);
   if ("shown" in step) return policy.shown(step.shown, at);
   if ("received" in step) return policy.received(step.received, step.text, at);
   if ("ended" in step) {
@@ -65,12 +66,15 @@ function row(decision: Decision): Step {
 }
 
 const camel = (settings: Step = {}): Step =>
-  Object.fromEntries(Object.entries(settings).map(([key, value]) => [key.replace(/_(\w)/g, (_, letter) => letter.toUpperCase()), value]));
+  Object.fromEntries(
+    Object.entries(settings).map(([key, value]) => [key.replace(/_(\w)/g, (_, letter) => letter.toUpperCase()), value]),
+  );
 
 for (const { name, settings, steps } of table.cases as Case[]) {
   test(name, () => {
     const policy = new EditingPolicy(camel({ ...table.settings, ...settings }));
-    for (const step of steps) assert.deepEqual(decide(policy, step).map(row), step.then, `after ${JSON.stringify(step)}`);
+    for (const step of steps)
+      assert.deepEqual(decide(policy, step).map(row), step.then, `after ${JSON.stringify(step)}`);
   });
 }
 
@@ -80,7 +84,11 @@ for (const { name, settings, steps } of table.snippet_cases as Case[]) {
     for (const step of steps) {
       if ("leave" in step) ring.leave(textOf(step.leave, step.uri));
       if ("close" in step) ring.close(step.close);
-      if ("choose" in step) assert.deepEqual(ring.choose(textOf(step.choose, step.uri)).map(({ uri }) => uri), step.then);
+      if ("choose" in step)
+        assert.deepEqual(
+          ring.choose(textOf(step.choose, step.uri)).map(({ uri }) => uri),
+          step.then,
+        );
     }
   });
 }

@@ -15,14 +15,25 @@ const exclude: string[] = manifest.contributes.configuration.properties["complet
 
 test("files with secrets are not sent, by default", () => {
   const rules = { exclude, languages: { "*": true }, outsideWorkspace: false };
-  const reason = (path: string) => reasonNotToSend({ scheme: "file", path, languageId: "x", isInWorkspace: true }, rules);
+  const reason = (path: string) =>
+    reasonNotToSend({ scheme: "file", path, languageId: "x", isInWorkspace: true }, rules);
   for (const path of [
-    "/w/.env", "/w/.env.local", "/w/prod.env", "/w/id_rsa", "/w/id_ed25519.pub", "/w/tls/server.KEY", "/w/ca.pem",
-    "/home/a/.ssh/config", "/home/a/.aws/credentials", "/w/my-secrets.yaml", "/w/.npmrc",
+    "/w/.env",
+    "/w/.env.local",
+    "/w/prod.env",
+    "/w/id_rsa",
+    "/w/id_ed25519.pub",
+    "/w/tls/server.KEY",
+    "/w/ca.pem",
+    "/home/a/.ssh/config",
+    "/home/a/.aws/credentials",
+    "/w/my-secrets.yaml",
+    "/w/.npmrc",
   ]) {
     assert.match(reason(path) ?? "sent", /^excluded by/, path);
   }
-  for (const path of ["/w/app.py", "/w/environment.ts", "/w/keys.ts", "/w/keyboard.key.ts"]) assert.equal(reason(path), undefined, path);
+  for (const path of ["/w/app.py", "/w/environment.ts", "/w/keys.ts", "/w/keyboard.key.ts"])
+    assert.equal(reason(path), undefined, path);
 });
 
 test("patterns match names, folders and paths", () => {
@@ -50,11 +61,21 @@ test("languages, schemes and the workspace decide, too", () => {
 
 test("a change is a key, a paste, a deletion, an undo or another program's", () => {
   const one = (inserted: string, numDeleted = 0) => changeOf([{ inserted, numDeleted }], false);
-  for (const key of ["a", "()", "''", "\n    ", "\n    \n", "\u{1F600}"]) assert.equal(one(key), "typed", JSON.stringify(key));
+  for (const key of ["a", "()", "''", "\n    ", "\n    \n", "\u{1F600}"])
+    assert.equal(one(key), "typed", JSON.stringify(key));
   assert.equal(one("abc"), "pasted");
   assert.equal(one("", 3), "deleted");
   assert.equal(changeOf([{ inserted: "a", numDeleted: 0 }], true), "undone");
-  assert.equal(changeOf([{ inserted: "a", numDeleted: 0 }, { inserted: "a", numDeleted: 0 }], false), "other");
+  assert.equal(
+    changeOf(
+      [
+        { inserted: "a", numDeleted: 0 },
+        { inserted: "a", numDeleted: 0 },
+      ],
+      false,
+    ),
+    "other",
+  );
 });
 
 test("a part of the shown text that no single key inserts was accepted", () => {
@@ -115,7 +136,12 @@ test("survival is reported after 30, 90, 180 and 360 s, once for words of one an
     text = "x = abc";
     feedback.edited("u", [{ offset: 7, numDeleted: 4, inserted: "" }]);
     mock.timers.tick(400_000);
-    assert.deepEqual(reports, [[7, 30, 1], [7, 90, 3 / 7], [7, 180, 3 / 7], [7, 360, 3 / 7]]);
+    assert.deepEqual(reports, [
+      [7, 30, 1],
+      [7, 90, 3 / 7],
+      [7, 180, 3 / 7],
+      [7, 360, 3 / 7],
+    ]);
   } finally {
     mock.timers.reset();
   }

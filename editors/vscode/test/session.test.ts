@@ -31,13 +31,19 @@ async function connected(caller = {}): Promise<void> {
 }
 
 test("an answer is the deltas and the text of its end", async () => {
-  server.onMessage = answering("a + ", "b", { finishReason: FinishReason.STOP, timings: { queueMs: 1, tokeniseMs: 2, prefillMs: 3, decodeMs: 40, totalMs: 46 } });
+  server.onMessage = answering("a + ", "b", {
+    finishReason: FinishReason.STOP,
+    timings: { queueMs: 1, tokeniseMs: 2, prefillMs: 3, decodeMs: 40, totalMs: 46 },
+  });
   await connected();
   const texts: string[] = [];
   const answer = await session.complete({ prefix: "x = " }, TIMEOUT_MS, undefined, (text) => texts.push(text));
   assert.equal(shownText(answer), "a + b");
   assert.deepEqual(texts, ["a + ", "b"]);
-  assert.match(stagesOf(answer).join("\n"), /request 1: stop\n.*queue 1.0 ms, tokenise 2.0 ms, prefill 3.0 ms, decode 40 ms, total 46 ms/s);
+  assert.match(
+    stagesOf(answer).join("\n"),
+    /request 1: stop\n.*queue 1.0 ms, tokenise 2.0 ms, prefill 3.0 ms, decode 40 ms, total 46 ms/s,
+  );
   assert.ok(!stagesOf(answer).join().includes("a + b"), "the stages have no code");
 });
 
@@ -63,7 +69,10 @@ test("text before another end is not shown, and superseded and shed are no error
     assert.equal(shownText(answer), "");
     assert.equal(answer.error, undefined);
   }
-  server.onMessage = answering("half", "", { finishReason: FinishReason.ERROR, error: { code: 9, message: "no", fieldViolations: [], reason: ErrorReason.PROMPT_SUSPECTED } });
+  server.onMessage = answering("half", "", {
+    finishReason: FinishReason.ERROR,
+    error: { code: 9, message: "no", fieldViolations: [], reason: ErrorReason.PROMPT_SUSPECTED },
+  });
   const { error } = await session.complete({}, TIMEOUT_MS);
   assert.deepEqual([error?.code, error?.reason, error?.message], [9, "PROMPT_SUSPECTED", "no"]);
 });
@@ -109,7 +118,10 @@ test("a session that ended in good order is opened with the next request, withou
   assert.equal(session.isConnected, true);
   assert.equal(shownText(await session.complete({}, TIMEOUT_MS)), "a");
   assert.equal(server.calls.length, 2);
-  assert.deepEqual(recorder.events.filter((each) => each.startsWith("lost")), []);
+  assert.deepEqual(
+    recorder.events.filter((each) => each.startsWith("lost")),
+    [],
+  );
 });
 
 test("a request that an ending session did not read is sent again", async () => {

@@ -1,12 +1,12 @@
 /** A server of the contract in the test's own process, with what it got and what it is told to do. */
-import { Metadata, Server, ServerCredentials, type ServerDuplexStream, status as Code } from "@grpc/grpc-js";
+import { status as Code, Metadata, Server, ServerCredentials, type ServerDuplexStream } from "@grpc/grpc-js";
 import {
   CompletionServiceService,
   End,
   ErrorInfo,
   FinishReason,
   RetryInfo,
-  SessionRequest,
+  type SessionRequest,
   type SessionResponse,
   Status,
 } from "completion-server-stubs";
@@ -76,13 +76,19 @@ export function answering(text: string, ended = "", end: Partial<End> = { finish
 export function endWith(call: Call, reason: string, retryAfterMs = 0): void {
   const seconds = Math.floor(retryAfterMs / 1000);
   const retryDelay = { seconds, nanos: (retryAfterMs % 1000) * 1e6 };
-  const pack = (name: string, value: Uint8Array) => ({ typeUrl: `type.googleapis.com/google.rpc.${name}`, value: Buffer.from(value) });
+  const pack = (name: string, value: Uint8Array) => ({
+    typeUrl: `type.googleapis.com/google.rpc.${name}`,
+    value: Buffer.from(value),
+  });
   const details = [
     pack("ErrorInfo", ErrorInfo.encode(ErrorInfo.fromPartial({ reason, domain: "completion.v1" })).finish()),
     pack("RetryInfo", RetryInfo.encode({ retryDelay }).finish()),
   ];
   const metadata = new Metadata();
-  metadata.set("grpc-status-details-bin", Buffer.from(Status.encode({ code: Code.UNAVAILABLE, message: reason, details }).finish()));
+  metadata.set(
+    "grpc-status-details-bin",
+    Buffer.from(Status.encode({ code: Code.UNAVAILABLE, message: reason, details }).finish()),
+  );
   call.emit("error", { code: Code.UNAVAILABLE, details: reason, metadata });
 }
 

@@ -1,5 +1,5 @@
 /** Failures in one form, whether they came as the status of a call or inside an answer. Knows the contract alone. */
-import { type Metadata, status as Code } from "@grpc/grpc-js";
+import { status as Code, type Metadata } from "@grpc/grpc-js";
 import { type End, ErrorInfo, ErrorReason, FinishReason, RetryInfo, Status } from "completion-server-stubs";
 
 /** The server ends an idle or old Session in good order: open another with the next request, without back-off. */

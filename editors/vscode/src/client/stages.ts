@@ -18,17 +18,24 @@ export function outcomeOf({ end, error }: Answer): string {
 export function stagesOf(answer: Answer): string[] {
   const { end, firstTextMs, totalMs } = answer;
   const first = firstTextMs === undefined ? "no text" : `first text after ${ms(firstTextMs)}`;
-  const lines = [`request ${answer.sequence}: ${outcomeOf(answer)}`, `in the editor: ${first}, end after ${ms(totalMs)}`];
+  const lines = [
+    `request ${answer.sequence}: ${outcomeOf(answer)}`,
+    `in the editor: ${first}, end after ${ms(totalMs)}`,
+  ];
   if (end?.timings) {
     const { queueMs, tokeniseMs, prefillMs, decodeMs, totalMs: serverMs } = end.timings;
     const stages = `queue ${ms(queueMs)}, tokenise ${ms(tokeniseMs)}, prefill ${ms(prefillMs)}, decode ${ms(decodeMs)}`;
     lines.push(`on the server: ${stages}, total ${ms(serverMs)}`);
   }
   if (end?.usage) {
-    const { promptTokens, cachedPromptTokens, completionTokens, draftedTokens, acceptedDraftTokens, cacheLevel } = end.usage;
-    lines.push(`tokens: prompt ${promptTokens} (${cachedPromptTokens} from the prefix cache), completion ${completionTokens}`);
+    const { promptTokens, cachedPromptTokens, completionTokens, draftedTokens, acceptedDraftTokens, cacheLevel } =
+      end.usage;
+    lines.push(
+      `tokens: prompt ${promptTokens} (${cachedPromptTokens} from the prefix cache), completion ${completionTokens}`,
+    );
     if (draftedTokens) lines.push(`speculation: ${acceptedDraftTokens} of ${draftedTokens} drafted tokens accepted`);
-    if (cacheLevel > CacheLevel.NONE) lines.push(`answered from the completion cache (${name(CacheLevel[cacheLevel])})`);
+    if (cacheLevel > CacheLevel.NONE)
+      lines.push(`answered from the completion cache (${name(CacheLevel[cacheLevel])})`);
   }
   return lines;
 }

@@ -11,11 +11,11 @@
  * stream is lost fails at once. A GOAWAY needs no state of its own: gRPC opens the next stream on a new connection.
  */
 import type { ClientDuplexStream } from "@grpc/grpc-js";
-import { type CompleteRequest, CompletionServiceClient, type End } from "completion-server-stubs";
 import type { ReportFeedbackRequest, SessionRequest, SessionResponse } from "completion-server-stubs";
+import { type CompleteRequest, CompletionServiceClient, type End } from "completion-server-stubs";
 import { Backoff } from "./backoff";
 import { type Caller, callerMetadata, channelCredentials, channelOptions, EndpointChoice, type Tls } from "./endpoints";
-import { connectionLost, errorOfStatus, SESSION_ENDED, ServiceError } from "./errors";
+import { connectionLost, errorOfStatus, SESSION_ENDED, type ServiceError } from "./errors";
 
 const CONNECT_TIMEOUT_MS = 10_000;
 /** Shorter where another server can be asked. */

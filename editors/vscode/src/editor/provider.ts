@@ -31,12 +31,15 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     for (const editor of vscode.window.visibleTextEditors) this.#remember(editor);
     return vscode.Disposable.from(
       vscode.languages.registerInlineCompletionItemProvider({ pattern: "**" }, this),
-      vscode.commands.registerCommand(ACCEPTED_COMMAND, (request: number, text: string) => this.#accepted(request, text)),
+      vscode.commands.registerCommand(ACCEPTED_COMMAND, (request: number, text: string) =>
+        this.#accepted(request, text),
+      ),
       vscode.workspace.onDidChangeTextDocument((event) => this.#changed(event)),
       vscode.workspace.onDidCloseTextDocument((document) => this.snippets.close(document.uri.toString())),
       vscode.window.onDidChangeTextEditorSelection(({ textEditor, selections }) => {
         const [selection] = selections;
-        if (textEditor === vscode.window.activeTextEditor && selection) this.#sync(textEditor.document, selection.active);
+        if (textEditor === vscode.window.activeTextEditor && selection)
+          this.#sync(textEditor.document, selection.active);
       }),
       vscode.window.onDidChangeActiveTextEditor((editor) => {
         if (editor) this.#sync(editor.document, editor.selection.active);
@@ -131,7 +134,8 @@ export class Provider implements vscode.InlineCompletionItemProvider {
   #leave(text: Text, line: number): void {
     const place = this.#place;
     this.#place = { text, line };
-    if (place && (place.text.uri !== text.uri || Math.abs(place.line - line) >= JUMP_LINES)) this.snippets.leave(place.text);
+    if (place && (place.text.uri !== text.uri || Math.abs(place.line - line) >= JUMP_LINES))
+      this.snippets.leave(place.text);
   }
 
   #remember({ document, selection }: vscode.TextEditor): void {

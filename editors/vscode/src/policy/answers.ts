@@ -25,8 +25,8 @@ export class Answer {
   }
 
   /**
-   * What is left of the answer at a place; undefined if the place contradicts it. Until the answer has the brackets that
-   * the editor closed there is nothing to show.
+   * What is left of the answer at a place; undefined if the place contradicts it. Until the answer has the brackets
+   * that the editor closed there is nothing to show.
    */
   restAt(place: Place): Rest | undefined {
     const since = typedSince(place, this.place);
@@ -65,8 +65,8 @@ export class KnownAnswers {
   }
 
   /**
-   * The rest of the most recently used answer that has text left here; undefined if no answer is known. An answer without
-   * text is known at its own place only, as is every answer without `typesAlong`.
+   * The rest of the most recently used answer that has text left here; undefined if no answer is known. An answer
+   * without text is known at its own place only, as is every answer without `typesAlong`.
    */
   find(place: Place, typesAlong: boolean): Rest | undefined {
     for (const answer of [...this.#answers].reverse()) {

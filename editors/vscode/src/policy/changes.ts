@@ -8,7 +8,7 @@ export interface Replacement {
 }
 
 /** One key, or a key and the bracket that the editor closed, or a new line and its indentation. */
-const KEY = /^([^]|\(\)|\[\]|\{\}|<>|""|''|``|\n[ \t]*(\n[ \t]*)?)$/u;
+const KEY = /^([\s\S]|\(\)|\[\]|\{\}|<>|""|''|``|\n[ \t]*(\n[ \t]*)?)$/u;
 
 export function changeOf(replacements: readonly Replacement[], isUndo: boolean): Change {
   if (isUndo) return "undone";
@@ -19,8 +19,9 @@ export function changeOf(replacements: readonly Replacement[], isUndo: boolean):
 }
 
 /**
- * The part of the shown text that a change inserted at the cursor: the first word, or the first line. VS Code does not tell
- * extensions of it, but no key inserts more than one character of the shown text. The whole is known by its command.
+ * The part of the shown text that a change inserted at the cursor: the first word, or the first line. VS Code does not
+ * tell extensions of it, but no key inserts more than one character of the shown text. The whole is known by its
+ * command.
  */
 export function acceptedPart(shown: string | undefined, replacements: readonly Replacement[]): Extent | undefined {
   const inserted = replacements.length === 1 ? (replacements[0]?.inserted ?? "") : "";

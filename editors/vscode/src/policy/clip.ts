@@ -1,4 +1,6 @@
-/** Cuts the text of a request. Its start moves in big steps, so that most keys leave the server's prefix cache valid. */
+/**
+ * Cuts the text of a request. Its start moves in big steps, so that most keys leave the server's prefix cache valid.
+ */
 
 /** Characters before and after the cursor. The server's own window is smaller, and its limits are larger. */
 const BEFORE = 64 * 1024;

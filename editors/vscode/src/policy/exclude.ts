@@ -34,8 +34,8 @@ export function reasonNotToSend(document: DocumentInfo, rules: SendingRules): st
 }
 
 /**
- * Whether a path matches a pattern, in upper or lower case: `*` and `?` within a name, `**` over folders, `{a,b}`. A pattern
- * without a slash matches the name of a file or of any folder above it.
+ * Whether a path matches a pattern, in upper or lower case: `*` and `?` within a name, `**` over folders, `{a,b}`. A
+ * pattern without a slash matches the name of a file or of any folder above it.
  */
 export function matches(pattern: string, path: string): boolean {
   const body = pattern.includes("/") ? regexOf(pattern.replace(/^\.?\//, "")) : `${regexOf(pattern)}(/.*)?`;

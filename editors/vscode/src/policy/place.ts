@@ -33,8 +33,8 @@ export function isEqual(a: Place, b: Place): boolean {
 }
 
 /**
- * What was typed since an earlier place, and the brackets that the editor closed behind it. Undefined if the text differs
- * in anything else, or if more was typed than a place keeps.
+ * What was typed since an earlier place, and the brackets that the editor closed behind it. Undefined if the text
+ * differs in anything else, or if more was typed than a place keeps.
  */
 export function typedSince(place: Place, earlier: Place): { typed: string; closers: string } | undefined {
   const numTyped = place.numBefore - earlier.numBefore;
@@ -52,8 +52,8 @@ export function typedSince(place: Place, earlier: Place): { typed: string; close
 export const isJoinable = (place: Place) => consistsOf(firstLine(place.after), JOINED);
 
 /**
- * What to ask for: many lines where a block or, with `isNew`, a line may begin, at the line's end. A block begins on a blank
- * line and behind an opening character.
+ * What to ask for: many lines where a block or, with `isNew`, a line may begin, at the line's end. A block begins on a
+ * blank line and behind an opening character.
  */
 export function modeAt(place: Place, isNew: boolean): Mode {
   if (firstLine(place.after).trim()) return "single_line";

@@ -1,22 +1,18 @@
 /**
- * When to ask and what to show: takes events with their times and returns decisions. Pure: knows neither gRPC nor VS Code.
+ * When to ask and what to show: takes events with their times and returns decisions. Pure: knows neither gRPC nor VS
+ * Code.
  *
- * Each event changes the state; then one function, `#settle`, looks at all of it and decides. So the rules hold whatever
- * the order of events: text is shown only where it continues the document, and nothing is asked that is known, open,
- * rejected or in vain. completion_client/editing is the same policy in Python; both pass editors/policy_cases.json.
+ * Each event changes the state; then one function, `#settle`, looks at all of it and decides. So the rules hold
+ * whatever the order of events: text is shown only where it continues the document, and nothing is asked that is known,
+ * open, rejected or in vain. completion_client/editing is the same policy in Python; both pass
+ * editors/policy_cases.json.
  */
 import { Answer, isVisible, KnownAnswers, type Rest } from "./answers";
 import type { Change, Decision, Extent, Text, Trigger } from "./messages";
+import { OpenRequests } from "./openRequests";
 import { isEqual, isJoinable, isStillRejected, modeAt, type Place, placeOf } from "./place";
 import { Rhythm } from "./rhythm";
 import { DEFAULT_SETTINGS, type PolicySettings } from "./settings";
-
-/** A request without its end. */
-interface OpenRequest {
-  answer: Answer;
-  trigger: Trigger;
-  askedMs: number;
-}
 
 /** A request for the present place that is to be sent when its time comes. */
 interface Wish {
@@ -25,14 +21,15 @@ interface Wish {
 }
 
 /**
- * Decides for one editor window. Each method takes an event and its time and returns the decisions in the order in which
- * to carry them out: reports, cancellations, what to show, what to ask. Times never decrease.
+ * Decides for one editor window. Each method takes an event and its time and returns the decisions in the order in
+ * which to carry them out: reports, cancellations, what to show, what to ask. Times never decrease. Give requests a
+ * time limit: while one is open that may still be of use, no other is asked.
  */
 export class EditingPolicy {
   readonly #settings: PolicySettings;
   readonly #rhythm: Rhythm;
   readonly #known: KnownAnswers;
-  readonly #open = new Map<number, OpenRequest>();
+  readonly #open: OpenRequests;
   #place?: Place;
   #rejected: Place[] = [];
   #numAsked = 0;
@@ -47,11 +44,12 @@ export class EditingPolicy {
     this.#settings = { ...DEFAULT_SETTINGS, ...settings };
     this.#rhythm = new Rhythm(this.#settings);
     this.#known = new KnownAnswers(this.#settings.numAnswers);
+    this.#open = new OpenRequests(this.#settings.typesAlong);
   }
 
   /** Whether an answer may still come for the present place without a further event of the user. */
   get isPending(): boolean {
-    return this.#wish !== undefined || this.#open.size > 0;
+    return this.#wish !== undefined || !this.#open.isEmpty;
   }
 
   /** The document changed, but not by an acceptance; if an editor can't tell, `accepted` may follow. */
@@ -80,9 +78,7 @@ export class EditingPolicy {
     const place = this.#goTo(text);
     this.#rejected = this.#rejected.filter((each) => !isStillRejected(place, each));
     this.#wish = { trigger: "explicit", dueMs: atMs };
-    for (const { answer, trigger } of [...this.#open.values()]) {
-      if (trigger !== "explicit" && !answer.text) this.#cancel(answer);
-    }
+    this.#cancel(this.#open.unanswered());
     return this.#settle(atMs);
   }
 
@@ -116,20 +112,18 @@ export class EditingPolicy {
 
   /** Text of a request came. */
   received(request: number, text: string, atMs: number): Decision[] {
-    const open = this.#open.get(request);
-    if (open && text) {
-      if (!open.answer.text) this.#rhythm.answered(atMs - open.askedMs);
-      open.answer.text += text;
-    }
+    const ttftMs = this.#open.receive(request, text, atMs);
+    if (ttftMs !== undefined) this.#rhythm.answered(ttftMs);
     return this.#settle(atMs);
   }
 
-  /** A request ended. `reason` is the finish reason in lower case, such as "stop"; "error" also for a call that failed. */
+  /**
+   * A request ended. `reason` is the finish reason in lower case, such as "stop"; "error" also for a call that failed.
+   */
   ended(request: number, reason: string, atMs: number, retryAfterMs?: number): Decision[] {
-    const open = this.#open.get(request);
-    this.#open.delete(request);
-    if (open && (reason === "stop" || reason === "length")) this.#known.add(open.answer);
-    else if (open && (reason === "shed" || reason === "error")) {
+    const answer = this.#open.remove(request);
+    if (answer && (reason === "stop" || reason === "length")) this.#known.add(answer);
+    else if (answer && (reason === "shed" || reason === "error")) {
       const waitMs = retryAfterMs ?? this.#settings.shedMs;
       this.#backoffUntilMs = Math.max(this.#backoffUntilMs, atMs + waitMs);
     }
@@ -163,7 +157,7 @@ export class EditingPolicy {
 
   /** The answer of a request that is open or remembered. */
   #answer(request: number): Answer | undefined {
-    return this.#open.get(request)?.answer ?? this.#known.ofRequest(request);
+    return this.#open.answerOf(request) ?? this.#known.ofRequest(request);
   }
 
   #goTo(text: Text): Place {
@@ -180,11 +174,11 @@ export class EditingPolicy {
     const place = this.#place;
     if (!place || this.#rejected.some((each) => isStillRejected(place, each))) {
       this.#wish = undefined;
-      this.#cancelUnless(undefined);
+      this.#cancelUseless(undefined);
       this.#present(undefined);
     } else {
-      this.#cancelUnless(place);
-      const rest = this.#openRest(place) ?? this.#known.find(place, this.#settings.typesAlong);
+      this.#cancelUseless(place);
+      const rest = this.#open.restAt(place) ?? this.#known.find(place, this.#settings.typesAlong);
       this.#present(rest);
       this.#ask(place, rest, atMs);
     }
@@ -196,7 +190,7 @@ export class EditingPolicy {
   /** Ask for the present place, if that is wished, of use and due. */
   #ask(place: Place, rest: Rest | undefined, atMs: number): void {
     const wish = this.#wish;
-    if (!wish || [...this.#open.values()].some(({ answer }) => this.#isOfUse(answer, place))) return;
+    if (!wish || this.#open.hasAnyFor(place)) return;
     if (this.#isInVain(wish, place, rest)) {
       this.#wish = undefined;
       return;
@@ -204,7 +198,7 @@ export class EditingPolicy {
     const dueMs = wish.trigger === "explicit" ? wish.dueMs : Math.max(wish.dueMs, this.#backoffUntilMs);
     if (atMs >= dueMs) {
       const request = ++this.#numAsked;
-      this.#open.set(request, { answer: new Answer(request, place), trigger: wish.trigger, askedMs: atMs });
+      this.#open.add(new Answer(request, place), wish.trigger, atMs);
       const mode = modeAt(place, wish.trigger !== "automatic");
       this.#decisions.push({ kind: "ask", request, trigger: wish.trigger, mode });
       this.#wish = undefined;
@@ -221,28 +215,15 @@ export class EditingPolicy {
     return this.#isAway || (this.#settings.mindsLine && !isExplicit && !isJoinable(place));
   }
 
-  /** Cancel the open requests that are of no use at a place; without a place all. */
-  #cancelUnless(place: Place | undefined): void {
-    if (!this.#settings.cancels) return;
-    for (const { answer } of [...this.#open.values()]) {
-      if (!place || !this.#isOfUse(answer, place)) this.#cancel(answer);
+  #cancelUseless(place: Place | undefined): void {
+    if (this.#settings.cancels) this.#cancel(this.#open.uselessAt(place));
+  }
+
+  #cancel(answers: readonly Answer[]): void {
+    for (const { request } of answers) {
+      this.#open.remove(request);
+      this.#decisions.push({ kind: "cancel", request });
     }
-  }
-
-  #cancel(answer: Answer): void {
-    this.#open.delete(answer.request);
-    this.#decisions.push({ kind: "cancel", request: answer.request });
-  }
-
-  #isOfUse(answer: Answer, place: Place): boolean {
-    return isEqual(answer.place, place) || (this.#settings.typesAlong && answer.mayContinueAt(place));
-  }
-
-  /** What there is to show of the newest open request that has something to show. */
-  #openRest(place: Place): Rest | undefined {
-    const answers = [...this.#open.values()].map(({ answer }) => answer).reverse();
-    const rests = answers.filter((each) => this.#isOfUse(each, place)).map((each) => each.restAt(place));
-    return rests.find(isVisible);
   }
 
   /** Show a rest, if it has text, in place of what is shown. */

@@ -1,8 +1,8 @@
 /**
  * Snippets: text of recent places that a request sends along, ranked, within a budget. Pure.
  *
- * A chunk of lines is remembered when the user leaves a place. The choice for a request stays as long as it can, because
- * every change of it makes the server compute the prompt anew.
+ * A chunk of lines is remembered when the user leaves a place. The choice for a request stays as long as it can,
+ * because every change of it makes the server compute the prompt anew.
  */
 import type { Text } from "./messages";
 import { DEFAULT_SNIPPET_SETTINGS, type SnippetSettings } from "./settings";

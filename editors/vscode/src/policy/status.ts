@@ -4,7 +4,10 @@
 const SLOW_MS = 800;
 const NUM_ANSWERS = 8;
 
-export type Connection = { state: "connecting" } | { state: "connected"; address: string } | { state: "away"; why: string };
+export type Connection =
+  | { state: "connecting" }
+  | { state: "connected"; address: string }
+  | { state: "away"; why: string };
 
 export interface StatusText {
   /** With a codicon. */
