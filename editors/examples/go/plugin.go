@@ -38,7 +38,7 @@ type plugin struct {
 	call       pb.CompletionService_SessionClient
 	events     chan streamEvent
 	reconnect  <-chan time.Time
-	isResting  bool // the server ended the stream in good order; the next message opens another
+	isAway     bool // from a loss until the server has accepted another stream
 	bound      time.Duration
 	sessionID  string
 	sequence   uint64
@@ -66,7 +66,7 @@ func main() {
 		}
 	}()
 	p := &plugin{client: pb.NewCompletionServiceClient(conn), events: make(chan streamEvent), bound: firstBound,
-		sessionID: fmt.Sprintf("%016x", rand.Uint64())}
+		isAway: true, sessionID: fmt.Sprintf("%016x", rand.Uint64())}
 	p.connect()
 	for {
 		select {
@@ -107,7 +107,7 @@ func (p *plugin) command(line string) {
 // typed asks anew, which supersedes the older request. docs/client-policy.md tells when to ask at all.
 func (p *plugin) typed(prefix string) {
 	p.hide()
-	if p.call == nil && !p.isResting {
+	if p.isAway {
 		fmt.Println("away")
 		return
 	}
@@ -164,6 +164,7 @@ func (p *plugin) connect() {
 func (p *plugin) handle(event streamEvent) {
 	switch {
 	case event.connected:
+		p.isAway = false
 		fmt.Println("connected")
 	case event.ended != nil:
 		p.end(event.ended)
@@ -184,14 +185,15 @@ func (p *plugin) end(err error) {
 			wait = time.Duration(delay.GetSeconds())*time.Second + time.Duration(delay.GetNanos())
 		}
 	}
-	p.call, p.isResting = nil, reason == "SESSION_ENDED"
-	if p.isResting {
-		fmt.Println("rest")
+	p.call = nil
+	if reason == "SESSION_ENDED" {
+		fmt.Println("rest")   // the next message opens another stream
 		if p.request != nil { // the server has not read it
 			p.send(&pb.SessionRequest{Event: &pb.SessionRequest_Complete{Complete: p.request}})
 		}
 		return
 	}
+	p.isAway = true
 	p.hide()
 	p.request = nil // an answer that comes after the reconnect is too late
 	wait += time.Duration(rand.Int63n(int64(p.bound)))

@@ -46,7 +46,7 @@ class Plugin:
     def __init__(self, stub: CompletionServiceStub) -> None:
         self.stub = stub
         self.call: grpc.aio.StreamStreamCall | None = None
-        self.is_resting = False  # the server ended the stream in good order; the next message opens another
+        self.is_away = True  # from a loss until the server has accepted another stream
         self.has_write_failed = False
         self.outbox: list[pb.SessionRequest] = []  # for the next stream
         self.has_outbox = asyncio.Event()
@@ -58,7 +58,7 @@ class Plugin:
     async def type(self, prefix: str) -> None:
         """Ask anew, which supersedes the older request. docs/client-policy.md tells when to ask at all."""
         self.hide()
-        if self.call is None and not self.is_resting:
+        if self.is_away:
             say("away")
             return
         if time.monotonic() < self.quiet_until_s:
@@ -106,6 +106,7 @@ class Plugin:
             try:
                 call = self.stub.Session(metadata=(("x-user-id", "ada"),))
                 await call.wait_for_connection()
+                self.is_away = False
                 say("connected")
                 self.call, waiting, self.outbox = call, self.outbox, []
                 for message in waiting:
@@ -115,13 +116,14 @@ class Plugin:
                     await self.receive(response)
             except grpc.aio.AioRpcError as error:
                 reason, retry_after_s = details_of(error)
+            self.call = None
             # A write into a stream that is just ending hides its status in grpc.aio; a real loss shows in the next one.
-            self.call, self.is_resting = None, reason == "SESSION_ENDED" or self.has_write_failed
-            self.has_write_failed = False
-            if self.is_resting:
+            if reason == "SESSION_ENDED" or self.has_write_failed:
+                self.has_write_failed = False
                 say("rest")
                 await self.rest()
                 continue
+            self.is_away = True
             self.hide()
             self.request, self.outbox = None, []  # an answer that comes after the reconnect is too late
             wait_s = retry_after_s + random.uniform(0, bound_s)

@@ -20,7 +20,7 @@ metadata.set("x-user-id", "ada");
 
 const sessionId = randomUUID();
 let call: ClientDuplexStream<pb.SessionRequest, pb.SessionResponse> | undefined;
-let isResting = false; // the server ended the stream in good order; the next message opens another
+let isAway = true; // from a loss until the server has accepted another stream
 let boundMs = FIRST_BOUND_MS;
 let sequence = 0;
 let request: pb.CompleteRequest | undefined; // the newest, until its end
@@ -32,7 +32,7 @@ const say = (...words: unknown[]) => console.log(words.join(" "));
 /** Ask anew, which supersedes the older request. docs/client-policy.md tells when to ask at all. */
 function type(prefix: string): void {
   hide();
-  if (!call && !isResting) return say("away");
+  if (isAway) return say("away");
   if (performance.now() < quietUntilMs) return say("quiet");
   sequence += 1;
   const place = { documentUri: "file:///a.py", languageId: "python", prefix };
@@ -66,7 +66,10 @@ function send(event: pb.SessionRequest["event"]): void {
 function connect(): void {
   const opened = client.session(metadata);
   call = opened;
-  opened.on("metadata", () => say("connected"));
+  opened.on("metadata", () => {
+    isAway = false;
+    say("connected");
+  });
   opened.on("data", (response: pb.SessionResponse) => {
     boundMs = FIRST_BOUND_MS;
     receive(response);
@@ -78,12 +81,12 @@ function connect(): void {
 function ended(status: StatusObject): void {
   const { reason, retryAfterMs } = detailsOf(status);
   call = undefined;
-  isResting = reason === "SESSION_ENDED";
-  if (isResting) {
-    say("rest");
+  if (reason === "SESSION_ENDED") {
+    say("rest"); // the next message opens another stream
     if (request) send({ $case: "complete", value: request }); // the server has not read it
     return;
   }
+  isAway = true;
   hide();
   request = undefined; // an answer that comes after the reconnect is too late
   const waitMs = retryAfterMs + Math.random() * boundMs;
