@@ -9,10 +9,10 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-parallel test-serial test-repeat test-full check image proto proto-baseline dashboards \
-	docs lock lock-cuda deploy-tools models calibration test-calibration test-cuda clean bench-models bench-overhead \
-	bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
-	bench-regions bench-gpu bench-trial llama-server
+.PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image proto proto-baseline dashboards \
+	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
+	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
+	bench-regions bench-gpu bench-trial bench-policy llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -72,7 +72,6 @@ image: ## Build the container image for ENGINE (cpu or cuda) with docker buildx.
 proto: $(VENV)/installed-dev ## Generate the stubs from the contract.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/generate.sh
 
-.PHONY: playground
 playground: ## Build the page at / of the HTTP listener from editors/playground; needs Node.
 	@cd editors/playground && npm ci --ignore-scripts --no-audit --no-fund --loglevel error && npm run --silent check \
 		&& npm run --silent build
@@ -140,6 +139,9 @@ bench-engine: $(VENV)/installed ## Compilation, speculation, INT8 and the prefix
 
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
 	@$(BIN)/python -m loadtest.bench.prompt --record benchmarks/prompt.json
+
+bench-policy: $(VENV)/installed ## Engine tokens for each seen completion, by what editors' clients ask for; in virtual time.
+	@$(BIN)/python -m loadtest.bench.policy --record benchmarks/policy.json
 
 # Speculation gains little on two cores (make bench-speculation) and varies, so this benchmark runs without it.
 BENCH_SCHEDULER := --set engine.num_speculative_tokens=0

@@ -6,6 +6,7 @@ rejected or in vain.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from completion_client.editing.answers import Answer, KnownAnswers, Rest
@@ -21,6 +22,7 @@ from completion_client.editing.messages import (
     Trigger,
     Wait,
 )
+from completion_client.editing.open_requests import OpenRequests
 from completion_client.editing.place import Place, is_word
 from completion_client.editing.rhythm import Rhythm
 from completion_client.editing.settings import EditingSettings
@@ -28,15 +30,6 @@ from completion_client.editing.settings import EditingSettings
 _ASKING_CHANGES = (Change.TYPED, Change.PASTED)
 _WHOLE = ("stop", "length")
 _REFUSED = ("shed", "error")
-
-
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A request without its end."""
-
-    answer: Answer
-    trigger: Trigger
-    asked_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +48,8 @@ class EditingPolicy:
     """Decides for one editor window.
 
     Each method takes an event and its time, in milliseconds of any monotonic clock, and returns the decisions in the
-    order in which to carry them out: reports, cancellations, what to show, what to ask.
+    order in which to carry them out: reports, cancellations, what to show, what to ask. Give requests a time limit:
+    while one is open that may still be of use, no other is asked.
     """
 
     def __init__(self, settings: EditingSettings | None = None) -> None:
@@ -65,7 +59,7 @@ class EditingPolicy:
         self._rhythm = Rhythm(self.settings)
         self._known = KnownAnswers(self.settings.num_answers)
         self._rejected: deque[Place] = deque(maxlen=self.settings.num_rejections)
-        self._open: dict[int, _Open] = {}
+        self._open = OpenRequests(types_along=self.settings.types_along)
         self._num_asked = 0
         self._wish: _Wish | None = None
         self._waits_until_ms: float | None = None
@@ -96,9 +90,7 @@ class EditingPolicy:
         place = self._go_to(text)
         self._rejected = deque((each for each in self._rejected if not _is_same(place, each)), self._rejected.maxlen)
         self._wish = _Wish(Trigger.EXPLICIT, at_ms)
-        for each in list(self._open.values()):
-            if each.trigger is not Trigger.EXPLICIT and not each.answer.text:
-                self._cancel(each.answer)
+        self._cancel(self._open.unanswered())
         return self._settle(at_ms)
 
     def accepted(self, request: int, text: Text, extent: Extent, inserted: str, at_ms: float) -> list[Decision]:
@@ -139,10 +131,10 @@ class EditingPolicy:
         `reason` is the finish reason in lower case, such as "stop"; "error" also for a call that failed.
         """
         self._receive(request, text, at_ms)
-        ended = self._open.pop(request, None)
-        if ended and reason in _WHOLE:
-            self._known.add(ended.answer)
-        elif ended and reason in _REFUSED:
+        answer = self._open.remove(request)
+        if answer and reason in _WHOLE:
+            self._known.add(answer)
+        elif answer and reason in _REFUSED:
             wait_ms = self.settings.shed_ms if retry_after_ms is None else retry_after_ms
             self._backoff_until_ms = max(self._backoff_until_ms, at_ms + wait_ms)
         return self._settle(at_ms)
@@ -170,8 +162,7 @@ class EditingPolicy:
 
     def _answer(self, number: int) -> Answer | None:
         """Return the answer of a request that is open or remembered."""
-        request = self._open.get(number)
-        return request.answer if request else self._known.of_request(number)
+        return self._open.answer_of(number) or self._known.of_request(number)
 
     def _go_to(self, text: Text) -> Place:
         place = Place.of(text, self.settings.context_chars)
@@ -180,23 +171,20 @@ class EditingPolicy:
         return place
 
     def _receive(self, number: int, text: str, at_ms: float) -> None:
-        request = self._open.get(number)
-        if request is None or not text:
-            return
-        if not request.answer.text:
-            self._rhythm.answered(at_ms - request.asked_ms)
-        request.answer.text += text
+        ttft_ms = self._open.receive(number, text, at_ms)
+        if ttft_ms is not None:
+            self._rhythm.answered(ttft_ms)
 
     def _settle(self, at_ms: float) -> list[Decision]:
         """Decide what is cancelled, shown and asked in the present state."""
         place = self._place
         if place is None or any(_is_same(place, each) for each in self._rejected):
             self._wish = None
-            self._cancel_unless(None)
+            self._cancel_useless(None)
             self._present(None)
         else:
-            self._cancel_unless(place)
-            rest = self._open_rest(place) or self._known.find(place, types_along=self.settings.types_along)
+            self._cancel_useless(place)
+            rest = self._open.rest_at(place) or self._known.find(place, types_along=self.settings.types_along)
             self._present(rest)
             self._ask(place, rest, at_ms)
         decisions, self._decisions = self._decisions, []
@@ -205,7 +193,7 @@ class EditingPolicy:
     def _ask(self, place: Place, rest: Rest | None, at_ms: float) -> None:
         """Ask for the present place, if that is wished, of use and due."""
         wish = self._wish
-        if wish is None or any(self._is_of_use(each.answer, place) for each in self._open.values()):
+        if wish is None or self._open.has_any_for(place):
             return
         if self._is_in_vain(wish, place, rest):
             self._wish = None
@@ -213,7 +201,7 @@ class EditingPolicy:
         due_ms = wish.due_ms if wish.is_explicit else max(wish.due_ms, self._backoff_until_ms)
         if at_ms >= due_ms:
             self._num_asked += 1
-            self._open[self._num_asked] = _Open(Answer(self._num_asked, place), wish.trigger, at_ms)
+            self._open.add(Answer(self._num_asked, place), wish.trigger, at_ms)
             mode = place.mode(is_new=wish.trigger is not Trigger.AUTOMATIC)
             self._decisions.append(Ask(self._num_asked, wish.trigger, mode))
             self._wish = None
@@ -227,24 +215,14 @@ class EditingPolicy:
             return True
         return self._is_away or (self.settings.minds_line and not wish.is_explicit and not place.is_joinable)
 
-    def _cancel_unless(self, place: Place | None) -> None:
-        """Cancel the open requests that are of no use at a place; None cancels all."""
-        for each in list(self._open.values()):
-            if self.settings.cancels and (place is None or not self._is_of_use(each.answer, place)):
-                self._cancel(each.answer)
+    def _cancel_useless(self, place: Place | None) -> None:
+        if self.settings.cancels:
+            self._cancel(self._open.useless_at(place))
 
-    def _cancel(self, answer: Answer) -> None:
-        del self._open[answer.request]
-        self._decisions.append(Cancel(answer.request))
-
-    def _is_of_use(self, answer: Answer, place: Place) -> bool:
-        return answer.place == place or (self.settings.types_along and answer.may_continue_at(place))
-
-    def _open_rest(self, place: Place) -> Rest | None:
-        """Return what there is to show of the newest open request that has something to show."""
-        answers = [each.answer for each in self._open.values() if self._is_of_use(each.answer, place)]
-        rests = [answer.rest_at(place) for answer in reversed(answers)]
-        return next((rest for rest in rests if rest is not None and rest.is_visible), None)
+    def _cancel(self, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            self._open.remove(answer.request)
+            self._decisions.append(Cancel(answer.request))
 
     def _present(self, rest: Rest | None) -> None:
         """Show a rest, if it has text, in place of what is shown."""

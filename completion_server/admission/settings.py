@@ -51,8 +51,9 @@ class ServerSettings:
     """HTTP: Prometheus metrics at /metrics, health at /healthz (the process runs) and /readyz (the server accepts
     requests). "" switches it off."""
     http_listen: str = ""
-    """HOST:PORT for plugins of other servers: the dialects of OpenAI, Codestral, llama.cpp and Tabby; at / it has a page
-    to try completions on (docs/editors.md). On loopback it is plain HTTP, elsewhere it has `server.tls`. "" switches it off."""
+    """HOST:PORT for plugins of other servers: the dialects of OpenAI, Codestral, llama.cpp and Tabby. At / it has a
+    page to try completions on (docs/editors.md). On loopback it is plain HTTP, elsewhere it has `server.tls`. ""
+    switches it off."""
     http_hosts: tuple[str, ...] = ()
     """Names under which browsers and plugins may address `http_listen`, besides IP addresses and localhost. Others are
     refused, since a web page could point a name of its own at this server."""

@@ -1,11 +1,7 @@
 """The TypeScript under editors/: its unit tests, its stubs, and the packed stubs in a plugin on a real server."""
 
-import asyncio
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +9,17 @@ import pytest
 
 from completion_server.engine.scripted.engine import ScriptedEngine
 from tests.support.certificates import MakeIdentity
-from tests.support.kustomize import report
 from tests.support.models import ROOT
+from tests.support.node_modules import EDITORS, install_packed_stubs, require_node, run
 from tests.support.server import make_config, run_server
-from tests.support.vscode import named_limit
 
-EDITORS = ROOT / "editors"
-MODULES = EDITORS / "node_modules"
 CLIENT = ROOT / "tests" / "editors" / "stubs_client.cjs"
 SESSION_CLIENT = ROOT / "tests" / "editors" / "session_client.cjs"
-WITHIN_S = 100.0
 
 
 @pytest.fixture(autouse=True)
 def node() -> None:
-    if shutil.which("npm") is None:
-        report("npm not found")
-    if not MODULES.exists():
-        report(f"{MODULES} not found; make vsix installs it")
-
-
-async def run(*command: str, cwd: Path) -> str:
-    """Run a command; return its output, and fail with it if the command fails."""
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    process = await asyncio.create_subprocess_exec(
-        *command, cwd=cwd, env=os.environ | {"PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    try:
-        async with named_limit(WITHIN_S, f"the end of {command}"):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode == 0, output.decode()
-    return output.decode()
+    require_node()
 
 
 async def test_the_extension_passes_its_unit_tests() -> None:
@@ -64,15 +37,7 @@ async def test_stubs_are_what_the_contract_generates() -> None:
 
 
 async def test_a_plugin_uses_the_packed_stubs(tmp_path: Path) -> None:
-    package = tmp_path / "node_modules" / "completion-server-stubs"
-    (tarball,) = json.loads(
-        await run("npm", "pack", "--json", "--silent", f"--pack-destination={tmp_path}", cwd=EDITORS / "stubs")
-    )
-    await run("tar", "xzf", tarball["filename"], cwd=tmp_path)
-    package.parent.mkdir()
-    (tmp_path / "package").rename(package)
-    for dependency in ("@bufbuild", "@grpc"):
-        (package.parent / dependency).symlink_to(MODULES / dependency)
+    await install_packed_stubs(tmp_path)
     shutil.copy(CLIENT, tmp_path)
     async with run_server(make_config(), lambda: ScriptedEngine(lambda _request: ("a", " + b", "\n"))) as server:
         output = await run("node", CLIENT.name, server.ready.address, cwd=tmp_path)

@@ -82,3 +82,12 @@ def test_the_editors_that_a_server_can_promise_an_answer_are_found(tmp_path: Pat
     assert found["editors_long"] >= 1
     assert found.keys() >= {"ratio_short_cache_off", "ratio_long_cache_off_low", "workload", "contexts"}
     assert picture.read_text().startswith("<?xml")
+
+
+def test_clients_are_compared_and_each_rule_is_switched_off() -> None:
+    found = run("policy", "--seeds", "1", "--seconds", "5")
+    for load in ("calm", "busy"):
+        for client in ("policy", "every_key", "llama_vim", "llama_vscode"):
+            assert found[f"{load}_{client}_tokens_per_seen"] > 0
+    assert found["without_typed_along_requests_per_key"] > 0
+    assert found["without_back_off_seen_per_s_low"] <= found["without_back_off_seen_per_s_high"]

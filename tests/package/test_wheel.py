@@ -1,4 +1,4 @@
-"""The two wheels, each in an empty environment: the client library; commands and a scripted front end."""
+"""The wheels, each in an empty environment: client library, language server, commands and a scripted front end."""
 
 import json
 import os
@@ -24,6 +24,8 @@ START_TIMEOUT_S = 120.0
 LIGHT = "import completion_client, sys; assert not {'torch', 'numpy', 'completion_server'} & set(sys.modules)"
 CLIENT_PACKAGES = {"completion-client", "googleapis-common-protos", "grpcio", "protobuf", "typing-extensions"}
 """What `pip install completion-client` brings: grpcio needs typing-extensions."""
+LSP_PACKAGES = CLIENT_PACKAGES | {"attrs", "cattrs", "completion-lsp", "lsprotocol", "pygls"}
+"""What `pip install completion-client completion-lsp` brings."""
 
 
 def run(*command: str | Path, **options: object) -> str:
@@ -35,13 +37,13 @@ def run(*command: str | Path, **options: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the client's wheel and the server's."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Return the wheels of the client, the language server and the server."""
     folder = tmp_path_factory.mktemp("wheels")
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
-    run(sys.executable, "-m", "pip", "wheel", *options, ROOT / "completion_client", ROOT)
-    client, server = sorted(folder.glob("*.whl"))
-    return client, server
+    run(sys.executable, "-m", "pip", "wheel", *options, ROOT / "completion_client", ROOT / "completion_lsp", ROOT)
+    client, language_server, server = sorted(folder.glob("*.whl"))
+    return client, language_server, server
 
 
 def install(folder: Path, *wheels: Path) -> Path:
@@ -53,9 +55,10 @@ def install(folder: Path, *wheels: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheels: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(wheels: tuple[Path, Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of commands of an environment that has the server's plain dependencies."""
-    return install(tmp_path_factory.mktemp("environment") / "venv", *wheels)
+    client, _, server = wheels
+    return install(tmp_path_factory.mktemp("environment") / "venv", client, server)
 
 
 def packages(environment: Path) -> set[str]:
@@ -63,16 +66,28 @@ def packages(environment: Path) -> set[str]:
     return {name.lower().replace("_", "-") for name in run(environment / "python", "-c", code).split()}
 
 
-def test_the_client_brings_no_more_than_grpc_and_the_contract(wheels: tuple[Path, Path], tmp_path: Path) -> None:
-    client, server = (zipfile.ZipFile(wheel).namelist() for wheel in wheels)
+def test_the_client_brings_no_more_than_grpc_and_the_contract(wheels: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    client, _, server = (zipfile.ZipFile(wheel).namelist() for wheel in wheels)
     assert {"completion/v1/completion.proto", "completion_client/__init__.py"} <= set(client)
     assert "completion_server/http/playground/static/main.js" in server
     assert not [name for name in client if "__pycache__" in name]
     assert not [name for name in client + server if "third_party" in name or name.startswith("google/")]
-    assert not [name for name in server if name.startswith(("completion/", "completion_client/"))]
+    assert not [name for name in server if name.startswith(("completion/", "completion_client/", "completion_lsp/"))]
     environment = install(tmp_path / "venv", wheels[0])
     assert packages(environment) == CLIENT_PACKAGES
     run(environment / "python", "-c", LIGHT, cwd=tmp_path)
+
+
+def test_the_language_server_brings_pygls_alone(wheels: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    client, language_server, _ = wheels
+    names = zipfile.ZipFile(language_server).namelist()
+    assert "completion_lsp/__init__.py" in names
+    assert not [name for name in names if "__pycache__" in name or name.startswith(("completion/", "completion_c"))]
+    environment = install(tmp_path / "venv", client, language_server)
+    assert packages(environment) == LSP_PACKAGES
+    run(environment / "python", "-c", LIGHT, cwd=tmp_path)
+    assert "--check" in run(environment / "completion-lsp", "--help", cwd=tmp_path)
+    run(environment / "python", "-c", "import completion_lsp.server, completion_lsp.check", cwd=tmp_path)
 
 
 def test_the_plain_dependencies_of_the_server_have_no_torch(installed: Path, tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""The policy's requests on the session with the completion server."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+
+from completion.v1 import completion_pb2 as pb
+from completion_client import ConnectionLostError, PendingCompletion, ServiceError, Session
+
+_log = logging.getLogger(__name__)
+
+_MOST = 200
+"""Requests that feedback can be reported on."""
+
+OnText = Callable[[int, str], None]
+OnEnd = Callable[[int, str, float | None], None]
+
+
+class Calls:
+    """Sends requests, which have the policy's numbers, and hands their answers on."""
+
+    def __init__(self, session: Callable[[], Session | None], on_text: OnText, on_end: OnEnd) -> None:
+        """Use the session that `session` returns, if there is one.
+
+        `on_text` gets a request's number and its text. `on_end` gets its number, its finish reason or "error", and the
+        milliseconds after which to try again.
+        """
+        self._session = session
+        self._on_text = on_text
+        self._on_end = on_end
+        self._pending: dict[int, PendingCompletion] = {}
+        self._sequences: OrderedDict[int, int] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send_nowait(self, number: int, request: pb.CompleteRequest, timeout_s: float) -> bool:
+        """Send a request; return whether there is a connection for it."""
+        session = self._session()
+        if session is None:
+            return False
+        try:
+            pending = session.submit_nowait(request, timeout_s=timeout_s)
+        except ConnectionLostError:
+            return False
+        self._pending[number] = pending
+        self._sequences[number] = pending.sequence
+        while len(self._sequences) > _MOST:
+            self._sequences.popitem(last=False)
+        task = asyncio.create_task(self._read(number, pending), name=f"request {number}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    def cancel_nowait(self, number: int) -> None:
+        """Cancel a request; nothing more of it is handed on."""
+        if (pending := self._pending.pop(number, None)) is not None:
+            pending.cancel_nowait()
+
+    def abandon_nowait(self) -> None:
+        """Hand on nothing more of the open requests, whose connection was lost."""
+        self._pending.clear()
+
+    def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
+        """Report feedback, if there is a connection."""
+        if (session := self._session()) is not None:
+            session.report_nowait(feedback)
+
+    def sequence_of(self, number: int) -> int | None:
+        """Return the session's number of a request."""
+        return self._sequences.get(number)
+
+    async def _read(self, number: int, pending: PendingCompletion) -> None:
+        reason, retry_after_ms = "error", None
+        try:
+            async for text in pending:
+                if number in self._pending:
+                    self._on_text(number, text)
+            completion = await pending.result()
+            reason, retry_after_ms = completion.finish_reason or "error", completion.retry_after_ms
+            _log.info("request %d ended as %s after %.0f ms", number, reason, completion.total_ms)
+        except ServiceError as error:
+            retry_after_ms = error.retry_after_ms
+            _log.info("request %d failed: %s", number, error)
+        if self._pending.pop(number, None) is not None:
+            self._on_end(number, reason, retry_after_ms)

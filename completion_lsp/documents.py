@@ -1,0 +1,86 @@
+"""The open documents, as the editor has them: pygls' workspace with documents of our own.
+
+Those of pygls count line ends that no editor counts, and put a position beyond the end of the last line one character
+too far to the left.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from urllib.parse import unquote
+
+from lsprotocol import types
+from pygls.workspace import TextDocument, Workspace
+
+from completion_lsp.positions import Lines
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """The replacement of a part of a document, in characters of the text before it."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Document(TextDocument):
+    """An open document or cell of a notebook."""
+
+    def __init__(self, found: TextDocument) -> None:
+        """Hold what pygls read from the editor."""
+        super().__init__(found.uri, found.source, found.version, found.language_id, position_codec=found.position_codec)
+        self._text = found.source
+        self._edits: list[Edit] = []
+
+    @property
+    def source(self) -> str:
+        """The text."""
+        return self._text
+
+    @cached_property
+    def positions(self) -> Lines:
+        """The positions in the text of this moment."""
+        return Lines(self._text, self.position_codec.encoding or types.PositionEncodingKind.Utf16)
+
+    def apply_change(self, change: types.TextDocumentContentChangeEvent) -> None:
+        """Make a change of the editor."""
+        start, end = 0, len(self._text)
+        if isinstance(change, types.TextDocumentContentChangePartial):
+            start, end = (self.positions.offset_at(at) for at in (change.range.start, change.range.end))
+        edit = least_edit(self._text, Edit(start, end, change.text))
+        self._text = self._text[: edit.start] + edit.text + self._text[edit.end :]
+        self.__dict__.pop("positions", None)
+        if edit.text or edit.start < edit.end:
+            self._edits.append(edit)
+
+    def take_edits(self) -> list[Edit]:
+        """Return the edits since the last call, each in characters of the text after the one before."""
+        edits, self._edits = self._edits, []
+        return edits
+
+
+def least_edit(text: str, edit: Edit) -> Edit:
+    """Return an edit without what it leaves as it is: some editors replace a whole line, or the document."""
+    old, new = text[edit.start : edit.end], edit.text
+    num_before = _num_common(old, new)
+    old, new = old[num_before:], new[num_before:]
+    num_after = _num_common(old[::-1], new[::-1])
+    return Edit(edit.start + num_before, edit.end - num_after, new[: len(new) - num_after])
+
+
+def _num_common(one: str, other: str) -> int:
+    """Return the length of the beginning that two texts share."""
+    shorter = min(len(one), len(other))
+    return next((at for at in range(shorter) if one[at] != other[at]), shorter)
+
+
+def adopt(workspace: Workspace) -> None:
+    """Replace the documents that pygls has just made by ours."""
+    made = [(uri, each) for uri, each in workspace.text_documents.items() if not isinstance(each, Document)]
+    workspace.text_documents.update((uri, Document(each)) for uri, each in made)
+
+
+def find(workspace: Workspace, uri: str) -> Document | None:
+    """Return an open document."""
+    found = workspace.text_documents.get(unquote(uri))
+    return found if isinstance(found, Document) else None

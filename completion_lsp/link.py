@@ -1,0 +1,102 @@
+"""The connection to the completion server: one session, which is opened as soon as a server can be reached."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from completion_client import Endpoint, EndpointError, Move, ReplicaSet, ServiceError, Session
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 2.0
+"""Between attempts to reach a first server; each waits for a connection itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Where the servers are and who asks them."""
+
+    endpoints: Sequence[Endpoint]
+    user: str | None = None
+    tenant: str | None = None
+
+
+class LinkListener(Protocol):
+    """Hears whether there is a connection."""
+
+    def on_connected(self) -> None:
+        """Take the first connection, or the one after a loss."""
+        ...
+
+    def on_away(self) -> None:
+        """Take that there is no connection. The link looks for one by itself."""
+        ...
+
+
+class Link:
+    """Holds a session open from `start_nowait` to `aclose`."""
+
+    listener: LinkListener
+
+    def __init__(self, servers: Servers) -> None:
+        """Use the best of the servers at each moment. `listener` is to be set before the start."""
+        self._servers = servers
+        self._session: Session | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def session(self) -> Session | None:
+        """Return the session, if a request can be sent now."""
+        return self._session if self._session is not None and self._session.is_connected else None
+
+    def start_nowait(self) -> None:
+        """Begin to connect."""
+        self._task = asyncio.create_task(self._run(), name="link to the completion server")
+
+    async def aclose(self) -> None:
+        """End the session."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        problem = ""
+        while True:
+            try:
+                await self._hold()
+            except (ServiceError, EndpointError) as error:
+                if str(error) != problem:
+                    problem = str(error)
+                    _log.warning("no completion server can be reached: %s", problem)
+                self.listener.on_away()
+                await asyncio.sleep(_RETRY_S)
+
+    async def _hold(self) -> None:
+        servers = self._servers
+        async with (
+            ReplicaSet(servers.endpoints, user=servers.user, tenant=servers.tenant) as replicas,
+            replicas.session(listener=self, on_move=self._on_move) as session,
+        ):
+            self._session = session
+            _log.info("connected to %s", replicas.endpoint.address)
+            self.listener.on_connected()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._session = None
+
+    def on_lost(self, error: ServiceError) -> None:
+        """See completion_client's StreamListener."""
+        _log.warning("the connection was lost: %s", error)
+        self.listener.on_away()
+
+    def on_reconnected(self, away_s: float) -> None:
+        """See completion_client's StreamListener."""
+        _log.info("connected again after %.1f s", away_s)
+        self.listener.on_connected()
+
+    def _on_move(self, move: Move) -> None:
+        _log.info(
+            "goes on at %s instead of %s: %s", move.after.address, move.before.address, move.why or "it is nearer"
+        )

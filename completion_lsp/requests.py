@@ -1,0 +1,56 @@
+"""The messages of the contract, made from the policy's decisions. Pure."""
+
+from collections.abc import Sequence
+
+from completion.v1 import completion_pb2 as pb
+from completion_client.editing import Ask, Mode, Report, Snippet, Text, Trigger
+
+_TRIGGERS = {
+    Trigger.AUTOMATIC: pb.TRIGGER_AUTOMATIC,
+    Trigger.EXPLICIT: pb.TRIGGER_EXPLICIT,
+    Trigger.PREFETCH: pb.TRIGGER_PREFETCH,
+}
+_MODES = {Mode.SINGLE_LINE: pb.MODE_SINGLE_LINE, Mode.MULTI_LINE: pb.MODE_MULTI_LINE}
+
+_MOST_CHARS = 100_000
+"""Sent of each side of the cursor: within a server's default limits whatever the characters."""
+_CUT_CHARS = 10_000
+"""The beginning of what is sent moves by so much at a time, so that the server need not read all of it anew."""
+
+
+def request_of(
+    text: Text, language_id: str | None, ask: Ask, snippets: Sequence[Snippet], is_long: bool
+) -> pb.CompleteRequest:
+    """Return the request that the policy asks for; its answer has several lines only if `is_long`."""
+    beyond = max(0, len(text.before) - _MOST_CHARS)
+    return pb.CompleteRequest(
+        document_uri=text.uri,
+        language_id=language_id or "",
+        prefix=_encodable(text.before[-(-beyond // _CUT_CHARS) * _CUT_CHARS :]),
+        suffix=_encodable(text.after[:_MOST_CHARS]),
+        snippets=[pb.ContextSnippet(uri=each.uri, text=_encodable(each.text), score=each.score) for each in snippets],
+        trigger=_TRIGGERS[ask.trigger],
+        mode=_MODES[ask.mode] if is_long else pb.MODE_SINGLE_LINE,
+    )
+
+
+def feedback_of(report: Report, sequence: int) -> pb.ReportFeedbackRequest:
+    """Return the feedback that the policy reports."""
+    kind = pb.FeedbackKind.Value(f"FEEDBACK_KIND_{report.kind.upper()}")
+    return pb.ReportFeedbackRequest(sequence=sequence, kind=kind, accepted_characters=report.characters)
+
+
+def survival_of(sequence: int, after_s: int, share: float) -> pb.ReportFeedbackRequest:
+    """Return the report of how much of an accepted text is still there."""
+    return pb.ReportFeedbackRequest(
+        sequence=sequence, kind=pb.FEEDBACK_KIND_SURVIVED, survived_after_s=after_s, survived_share=share
+    )
+
+
+def _encodable(text: str) -> str:
+    """Return a text without halves of surrogate pairs, which an editor's JSON may contain."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,0 +1,96 @@
+"""The settings that an editor sends, as `initializationOptions` or as the section "completion" of its configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+SECTION = "completion"
+
+SECRETS = (
+    ".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.gpg", "*.asc",
+    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".ssh", ".gnupg", ".netrc", ".npmrc", ".pypirc", ".pgpass",
+    ".htpasswd", ".git-credentials", "credentials", "credentials.*", "secrets", "secrets.*", "*.tfstate", "*.tfvars",
+)  # fmt: skip
+"""Names of files and folders whose text is never sent."""
+
+
+class SettingsError(ValueError):
+    """A setting is unknown or has a value that can't be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is completed, and when."""
+
+    enabled: bool = True
+    """Whether anything is completed."""
+    languages_off: tuple[str, ...] = ()
+    """Languages, as the protocol names them, in which nothing is completed."""
+    multi_line: bool = True
+    """Whether a completion may have several lines, where a block begins."""
+    delay_ms: int | None = None
+    """Wait between a key and its request; None follows the user's rhythm."""
+    timeout_ms: int = 5000
+    """How long a completion may take."""
+    exclude: tuple[str, ...] = field(default=())
+    """Patterns of files whose text is not sent, beside `SECRETS`: of a name, or with a "/" of the end of a path."""
+
+    def allows(self, uri: str, language_id: str | None) -> bool:
+        """Tell whether a document may be completed."""
+        if not self.enabled or language_id in self.languages_off:
+            return False
+        return not is_excluded(uri, (*SECRETS, *self.exclude))
+
+
+def updated(settings: Settings, given: Mapping[str, Any]) -> Settings:
+    """Return settings changed by those of an editor, whose keys are in camel case. null is the default.
+
+    Raises:
+        SettingsError: a key is unknown, or its value is of another type.
+
+    """
+    keys = {_camel(each.name): each.name for each in fields(Settings)}
+    changes: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in keys:
+            close = get_close_matches(key, keys, 1)
+            meant = f'; did you mean "{close[0]}"?' if close else f"; there are {', '.join(keys)}"
+            raise SettingsError(f'unknown setting "{key}"{meant}')
+        default = getattr(Settings(), keys[key])
+        changes[keys[key]] = default if value is None else _checked(key, value, default)
+    return replace(settings, **changes)
+
+
+def is_excluded(uri: str, patterns: tuple[str, ...]) -> bool:
+    """Tell whether a pattern matches the document, or a folder that it is in."""
+    path = PurePosixPath(unquote(urlsplit(uri).path).replace("\\", "/").lower())
+    names = [pattern.lower() for pattern in patterns if "/" not in pattern]
+    if any(fnmatchcase(part, name) for part in path.parts for name in names):
+        return True
+    return any(fnmatchcase(str(path), f"*/{pattern.lower().lstrip('/')}") for pattern in patterns if "/" in pattern)
+
+
+def _checked(key: str, value: Any, default: Any) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(default, bool):
+        is_valid, expected = isinstance(value, bool), "true or false"
+    elif isinstance(default, tuple):
+        is_valid = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        expected = "a list of strings"
+    else:
+        is_valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_MS
+        expected = f"milliseconds, 0 to {_MOST_MS}"
+    if not is_valid:
+        raise SettingsError(f'"{key}" must be {expected}, got {value!r}')
+    return tuple(value) if isinstance(value, list) else value
+
+
+_MOST_MS = 60_000
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(map(str.title, rest))

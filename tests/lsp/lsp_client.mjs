@@ -1,0 +1,180 @@
+// Talks to completion-lsp by VS Code's library of the protocol. Arguments: the folder node_modules, the server's address, the
+// name of a scenario, then the command. Prints what it saw as one line of JSON.
+import { spawn } from "node:child_process";
+import { createRequire } from "node:module";
+
+const [modules, scenario, ...command] = process.argv.slice(2);
+const lsp = createRequire(modules + "/")("vscode-languageserver-protocol/node");
+
+const bridge = spawn(command[0], command.slice(1), { stdio: ["pipe", "pipe", "inherit"] });
+const connection = lsp.createProtocolConnection(
+  new lsp.StreamMessageReader(bridge.stdout),
+  new lsp.StreamMessageWriter(bridge.stdin),
+);
+const messages = [];
+connection.onNotification("window/showMessage", (params) => messages.push(params.message));
+let configuration = null;
+connection.onRequest("workspace/configuration", () => [configuration]);
+connection.listen();
+
+async function initialize(textDocument, options = {}) {
+  const result = await connection.sendRequest("initialize", {
+    processId: process.pid,
+    rootUri: null,
+    clientInfo: { name: "test" },
+    capabilities: {
+      textDocument,
+      workspace: { configuration: true },
+      notebookDocument: { synchronization: {} },
+      ...options.capabilities,
+    },
+    initializationOptions: options.initializationOptions,
+  });
+  await connection.sendNotification("initialized", {});
+  return result.capabilities;
+}
+
+const open = (uri, text, languageId = "python") =>
+  connection.sendNotification("textDocument/didOpen", { textDocument: { uri, languageId, version: 1, text } });
+
+let version = 1;
+const change = (uri, start, end, text) =>
+  connection.sendNotification("textDocument/didChange", {
+    textDocument: { uri, version: ++version },
+    contentChanges: [{ range: { start, end }, text }],
+  });
+
+const at = (line, character) => ({ line, character });
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const INVOKED = 1;
+const AUTOMATIC = 2;
+
+const ask = (uri, position, triggerKind = AUTOMATIC, more = {}, ...token) =>
+  connection.sendRequest(
+    "textDocument/inlineCompletion",
+    { textDocument: { uri }, position, context: { triggerKind, ...more } },
+    ...token,
+  );
+
+// Until the bridge has a connection to the server there is nothing to show.
+async function untilShown(uri, position, ...more) {
+  for (;;) {
+    const answer = await ask(uri, position, ...more);
+    if (answer && answer.items.length) return answer.items[0];
+    await pause(50);
+  }
+}
+
+const inline = { inlineCompletion: {} };
+
+const scenarios = {
+  async details() {
+    const capabilities = await initialize(inline);
+    const uri = "file:///work/a.py";
+    open(uri, "x = '😋'\r\ny = ");
+    const item = await untilShown(uri, at(1, 4));
+    connection.sendNotification("textDocument/didShowCompletion", { item });
+    connection.sendNotification("textDocument/didFocus", { textDocument: { uri } });
+    change(uri, at(1, 4), at(1, 4), "😋a");
+    const along = await ask(uri, at(1, 7));
+    connection.sendNotification("textDocument/didPartiallyAcceptCompletion", { item, acceptedLength: 3 });
+    const rest = along.items[0];
+    change(uri, rest.range.start, rest.range.end, rest.insertText);
+    await connection.sendRequest("workspace/executeCommand", rest.command);
+    const selected = await untilShown(uri, at(0, 0), INVOKED, {
+      selectedCompletionInfo: { range: { start: at(0, 0), end: at(0, 1) }, text: "xyz" },
+    });
+    open("file:///work/.env", "KEY=");
+    const secret = await ask("file:///work/.env", at(0, 4), INVOKED);
+    return { capabilities, item, rest, selected, secret };
+  },
+
+  async newest() {
+    await initialize(inline);
+    const uri = "file:///work/a.py";
+    open(uri, "x = \n");
+    const first = ask(uri, at(0, 4), INVOKED);
+    await pause(1000);
+    const second = ask(uri, at(1, 0), INVOKED);
+    const cancelling = new lsp.CancellationTokenSource();
+    const third = ask(uri, at(0, 4), INVOKED, {}, cancelling.token);
+    await pause(500);
+    cancelling.cancel();
+    const refusal = await third.then(() => null, (error) => error.code);
+    return { first: await first, second: await second, refusal };
+  },
+
+  async menu() {
+    const capabilities = await initialize({ completion: {} });
+    const uri = "file:///work/a.py";
+    open(uri, "if x:\n\tfoo");
+    for (;;) {
+      const answer = await connection.sendRequest("textDocument/completion", {
+        textDocument: { uri },
+        position: at(1, 4),
+      });
+      if (answer && answer.items.length) return { capabilities, answer };
+      await pause(50);
+    }
+  },
+
+  async notebook() {
+    await initialize(inline);
+    const cell = "notebook-cell:/work/n.ipynb#c1";
+    const notebookDocument = { uri: "file:///work/n.ipynb", notebookType: "jupyter-notebook", version: 1 };
+    connection.sendNotification("notebookDocument/didOpen", {
+      notebookDocument: { ...notebookDocument, cells: [{ kind: 2, document: cell }] },
+      cellTextDocuments: [{ uri: cell, languageId: "python", version: 1, text: "a = " }],
+    });
+    await untilShown(cell, at(0, 4));
+    connection.sendNotification("notebookDocument/didChange", {
+      notebookDocument: { uri: notebookDocument.uri, version: 2 },
+      change: {
+        cells: {
+          textContent: [
+            {
+              document: { uri: cell, version: 2 },
+              changes: [{ range: { start: at(0, 4), end: at(0, 4) }, text: "😋" }],
+            },
+          ],
+        },
+      },
+    });
+    return { item: await untilShown(cell, at(0, 6)) };
+  },
+
+  async malformed() {
+    await initialize(inline);
+    const uri = "file:///work/a.py";
+    open(uri, "x = ");
+    connection.sendNotification("textDocument/didChange", { textDocument: { uri }, contentChanges: ["SECRET"] });
+    connection.sendNotification("textDocument/didChange", {
+      textDocument: { uri: "file:///work/SECRET.py", version: 2 },
+      contentChanges: [{ text: "SECRET" }],
+    });
+    connection.sendNotification("textDocument/didPartiallyAcceptCompletion", { item: "SECRET", acceptedLength: "SECRET" });
+    const failure = await connection
+      .sendRequest("workspace/executeCommand", { command: "SECRET", arguments: ["SECRET"] })
+      .then(() => null, (error) => error.code);
+    return { failure, item: await untilShown(uri, at(0, 4)) };
+  },
+
+  async settings() {
+    configuration = { languagesOff: ["python"] };
+    await initialize(inline, { initializationOptions: { languagesOf: [] } });
+    const uri = "file:///work/a.py";
+    open(uri, "x = ");
+    open("file:///work/a.go", "x = ", "go");
+    await untilShown("file:///work/a.go", at(0, 4));
+    const off = await ask(uri, at(0, 4));
+    configuration = { multiLine: false };
+    await connection.sendNotification("workspace/didChangeConfiguration", { settings: null });
+    return { messages, off, on: await untilShown(uri, at(0, 4)) };
+  },
+};
+
+const seen = await scenarios[scenario]();
+await connection.sendRequest("shutdown");
+await connection.sendNotification("exit");
+console.log(JSON.stringify(seen));
+connection.end();

@@ -1,0 +1,57 @@
+"""The settings of an editor, and which documents they leave out."""
+
+from typing import Any
+
+import pytest
+
+from completion_lsp.settings import Settings, SettingsError, updated
+
+
+def test_settings_are_in_camel_case_and_null_is_the_default() -> None:
+    given = {"languagesOff": ["go"], "multiLine": False, "delayMs": 80, "timeoutMs": None, "exclude": ["*.x"]}
+    expected = Settings(languages_off=("go",), multi_line=False, delay_ms=80, exclude=("*.x",))
+    assert updated(Settings(timeout_ms=1), given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"delayMS": 1}, 'unknown setting "delayMS"; did you mean "delayMs"?'),
+        ({"zzz": 1}, 'unknown setting "zzz"; there are enabled, languagesOff'),
+        ({"enabled": "no"}, '"enabled" must be true or false'),
+        ({"delayMs": -1}, '"delayMs" must be milliseconds, 0 to 60000'),
+        ({"delayMs": True}, '"delayMs" must be milliseconds'),
+        ({"exclude": "*.x"}, '"exclude" must be a list of strings'),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SettingsError, match=r".") as caught:
+        updated(Settings(), given)
+    assert str(caught.value).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_allowed"),
+    [
+        ("file:///work/app.py", True),
+        ("file:///work/.env", False),
+        ("file:///work/.env.local", False),
+        ("file:///work/keys/server.PEM", False),
+        ("file:///home/ada/.ssh/config", False),
+        ("file:///c%3A/work/id_rsa", False),
+        ("file:///work/environment.py", True),
+        ("file:///work/secrets.yaml", False),
+        ("file:///work/private/a.py", False),
+        ("file:///work/a.gen.py", False),
+        ("untitled:Untitled-1", True),
+        ("notebook-cell:/work/.env#c1", False),
+    ],
+)
+def test_files_with_secrets_and_excluded_ones_are_left_out(uri: str, is_allowed: bool) -> None:
+    settings = Settings(exclude=("private/*", "*.gen.py"))
+    assert settings.allows(uri, "python") is is_allowed
+
+
+def test_a_language_and_all_of_them_can_be_off() -> None:
+    assert not Settings(languages_off=("markdown",)).allows("file:///a.md", "markdown")
+    assert not Settings(enabled=False).allows("file:///a.py", "python")
