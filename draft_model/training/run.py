@@ -8,6 +8,8 @@ lines. A resumed run removes the lines behind its checkpoint, so each step is re
 """
 
 import json
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -91,7 +93,7 @@ class TrainingRecorder:
         """Write one line and one point of every curve; PipelineError when the disk refuses."""
         record = asdict(progress)
         assert self._lines is not None
-        with _refusals(self._folder):
+        with _refusals(self._folder), _signals_deferred():
             self._lines.write(json.dumps(record) + "\n")
             for name in _SHOWN:
                 self._board.add_scalar(name, record[name], progress.step)
@@ -110,6 +112,29 @@ def _refusals(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PipelineError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Handle a SIGINT or SIGTERM of the block at its end.
+
+    Their handlers raise an exception. In the middle of TensorBoard's queue it would leave a lock taken, and `close` waits
+    for that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    for each in handlers:
+        signal.signal(each, lambda number, _frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    if arrived:
+        signal.raise_signal(arrived[0])
 
 
 @contextmanager

@@ -75,12 +75,6 @@ def preset() -> Preset:
     return PRESET
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Threads of small operations on a busy machine wait for each other most of the time."""
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three repositories of files that share nothing, each with a licence."""

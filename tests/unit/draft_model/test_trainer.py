@@ -156,6 +156,7 @@ def killed_at_the_end(process: "subprocess.Popen[bytes]") -> Iterator[None]:
         yield
     finally:
         process.kill()
+        process.wait(WAIT_S)
 
 
 def test_a_terminated_run_leaves_nothing_half_written(data: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import signal
 from contextlib import closing
 from dataclasses import replace
 from io import StringIO
@@ -54,6 +55,35 @@ def test_records_on_a_full_disk_end_the_run_with_one_line(
         recorder.begin(0)
     with pytest.raises(PipelineError, match="the loss is nan"), recording(tmp_path) as stopped:
         stop(stopped)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_interrupts_no_write_of_the_records(
+    data: Path, preset: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """An exception within TensorBoard's queue can leave it locked, and the run would never end."""
+    points: list[str] = []
+
+    class SignalledBoard(SummaryWriter):
+        def add_scalar(self, tag: str, *arguments: Any, **options: Any) -> None:
+            if not points:
+                signal.raise_signal(number)
+            points.append(tag)
+            super().add_scalar(tag, *arguments, **options)
+
+    def leave(_number: int, _frame: object) -> None:
+        raise SystemExit(1)
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", SignalledBoard)
+    before = signal.signal(number, leave)
+    try:
+        with pytest.raises(SystemExit):
+            train(preset, data, tmp_path / "run", Budget(steps=2), World(), CONSOLE)
+        assert signal.getsignal(number) is leave
+    finally:
+        signal.signal(number, before)
+    assert len(points) == len(set(points)) > 1
+    assert len(read_metrics(tmp_path / "run")) == 1
 
 
 def test_a_run_is_one_processes_at_a_time(
