@@ -118,8 +118,8 @@ def _refusals(folder: Path) -> Iterator[None]:
 def _signals_deferred() -> Iterator[None]:
     """Handle a SIGINT or SIGTERM of the block at its end.
 
-    Their handlers raise an exception. In the middle of TensorBoard's queue it would leave a lock taken, and `close` waits
-    for that.
+    Their handlers raise an exception. In the middle of TensorBoard's queue it would leave a lock taken, for which
+    `close` waits.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
