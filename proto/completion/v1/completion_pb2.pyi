@@ -849,10 +849,10 @@ Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 
 @_typing.final
 class ReportFeedbackRequest(_message.Message):
-    """ReportFeedbackRequest reports a user's reaction to a completion. Report what was shown at once, an acceptance or a
-    rejection when it happens, and 30, 90, 180 and 360 s after an acceptance how much of the text is still there. A
-    report is refused unless this server answered that request of the same user and session, with text, within the last
-    15 minutes. A repeated report is ignored.
+    """ReportFeedbackRequest reports a user's reaction to a completion. Report what was shown once its End has come, an
+    acceptance or a rejection when it happens, and 30, 90, 180 and 360 s after an acceptance how much of the text is still
+    there. A report is refused unless this server answered that request of the same user and session, with text, to its
+    End, within the last 15 minutes. A repeated report is ignored.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
