@@ -38,5 +38,6 @@ def simulated_editors(server: str, editors: int, seconds: float, *, while_input:
 
 def _end_with_input() -> None:
     """Wait for the end of the standard input, then end the processes of this command."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 4096):  # a thread within a buffered read would abort this process at its own end
+        pass
     os.killpg(0, signal.SIGKILL)
