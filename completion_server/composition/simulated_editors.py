@@ -20,6 +20,8 @@ _START_S = 30.0
 """How long they may take to read their documents and to connect, and to end after their last answers."""
 _COMMAND = "simulated-editors"
 _MAX_OUTPUT = 64 * 1024
+_OF_THE_ENGINE = "COMPLETION_SERVER_ENGINE_"
+"""Variables that the server sets for the engine's processes; other processes with them end at once."""
 
 
 class SimulatedEditorsProcess:
@@ -73,11 +75,13 @@ class SimulatedEditorsProcess:
 
     async def _run(self) -> None:
         command = (sys.executable, "-m", "completion_server", _COMMAND, self._address)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_ENGINE)}
         options = ("--editors", str(NUM_EDITORS), "--seconds", f"{TYPE_S:g}", "--while-input")
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 *options,
+                env=environment,
                 stdin=asyncio.subprocess.PIPE,  # its end tells them that this process has ended, however that was
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -249,7 +250,10 @@ def simulated_editors() -> list[psutil.Process]:
     return [each for each in psutil.Process().children() if "simulated-editors" in " ".join(each.cmdline())]
 
 
-async def test_simulated_editors_type_until_they_are_stopped(server: RunningServer) -> None:
+async def test_simulated_editors_type_until_they_are_stopped(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPLETION_SERVER_ENGINE_PARENT", str(os.getpid()))  # as a server with vLLM sets it
     async with opened(server) as page, opened(server) as other:
         assert (await page.next("figures"))["editors_locked"] == ""
         await page.send("simulate", on=True)
