@@ -12,10 +12,11 @@ SECTION = "completion"
 
 SECRETS = (
     ".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.gpg", "*.asc",
-    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".ssh", ".gnupg", ".netrc", ".npmrc", ".pypirc", ".pgpass",
-    ".htpasswd", ".git-credentials", "credentials", "credentials.*", "secrets", "secrets.*", "*.tfstate", "*.tfvars",
+    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".ssh", ".gnupg", ".aws", ".kube", ".docker", ".netrc", ".npmrc",
+    ".pypirc", ".pgpass", ".htpasswd", ".git-credentials", "*credential*", "*password*", "*secret*", "*.tfstate",
+    "*.tfstate.*", "*.tfvars",
 )  # fmt: skip
-"""Names of files and folders whose text is never sent."""
+"""Names of files and folders whose text is never sent, as in the shared table editors/policy_cases.json."""
 
 
 class SettingsError(ValueError):

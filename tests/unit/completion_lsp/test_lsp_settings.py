@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from completion_lsp.settings import Settings, SettingsError, updated
+from completion_lsp.settings import SECRETS, Settings, SettingsError, updated
+from tests.support.policy_cases import TABLE
 
 
 def test_settings_are_in_camel_case_and_null_is_the_default() -> None:
@@ -28,6 +29,15 @@ def test_a_setting_that_cannot_be_used_is_named(given: dict[str, Any], problem: 
     with pytest.raises(SettingsError, match=r".") as caught:
         updated(Settings(), given)
     assert str(caught.value).startswith(problem)
+
+
+def test_the_built_in_patterns_are_those_of_the_table() -> None:
+    assert list(SECRETS) == TABLE["excludes"]["patterns"]
+
+
+@pytest.mark.parametrize("case", TABLE["excludes"]["cases"], ids=lambda case: case["path"])
+def test_a_path_of_the_table_is_excluded_or_not(case: dict[str, Any]) -> None:
+    assert Settings(exclude=("*.x",)).allows(f"file://{case['path']}", "python") is not case["excluded"]
 
 
 @pytest.mark.parametrize(
