@@ -50,11 +50,12 @@ class Completer:
         self._waiting: asyncio.Future[Offered | None] | None = None
 
     def use(self, settings: Settings) -> None:
-        """Begin anew with other settings."""
+        """Begin anew with other settings, without text of documents that these may exclude."""
         self._end_waiting()
         self._runner.stop()
         self._settings = settings
-        self._runner, self._offers = PolicyRunner(self._session, settings, self), Offers()
+        self._runner, self._ring = PolicyRunner(self._session, settings, self), SnippetRing()
+        self._offers.forget()
         self._offer = self._cursor = self._text = None
 
     async def complete(self, cursor: Cursor, *, is_explicit: bool = False) -> Offered | None:

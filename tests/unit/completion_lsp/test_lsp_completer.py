@@ -230,6 +230,34 @@ async def test_the_text_of_other_documents_goes_along_but_not_of_excluded_ones()
 
 
 @in_virtual_time
+async def test_text_that_changed_settings_exclude_or_of_a_closed_document_does_not_go_along() -> None:
+    for is_closed in (False, True):
+        user = User("def alpha(beta, gamma):\n    ")
+        first = user.document
+        await user.ask()
+        user.document = Document(TextDocument("file:///work/b.py", "alpha(beta, gamma) = ", 1, "python"))
+        await user.ask()
+        assert user.session.requests[-1].snippets
+        if is_closed:
+            user.completer.closed(first.uri)
+        else:
+            user.completer.use(Settings(exclude=("a.py",)))
+        user.type("\ngamma = ")
+        await user.ask()
+        assert user.session.requests[-1].prefix.endswith("\ngamma = ")
+        assert not user.session.requests[-1].snippets
+
+
+@in_virtual_time
+async def test_a_token_from_before_changed_settings_names_no_later_offer() -> None:
+    user = User()
+    (before,) = await user.ask() or ()
+    user.completer.use(Settings(multi_line=False))
+    (after,) = await user.ask() or ()
+    assert before.token != after.token
+
+
+@in_virtual_time
 async def test_line_ends_are_those_of_the_answer() -> None:
     user = User("a\r\nb = ")
     (offer,) = await user.ask() or ()
