@@ -32,7 +32,7 @@ class Settings:
     delay_ms: int | None = None
     """Wait between a key and its request; None follows the user's rhythm."""
     timeout_ms: int = 5000
-    """How long a completion may take."""
+    """How long a completion may take that the user asks for; others take 2,000 at most."""
     exclude: tuple[str, ...] = field(default=())
     """Patterns of files whose text is not sent, beside `SECRETS`: of a name, or with a "/" of the end of a path."""
 
