@@ -84,7 +84,7 @@ class PolicyRunner:
     @property
     def is_idle(self) -> bool:
         """Whether nothing more is to come until something happens."""
-        return not self._open and self._timer is None
+        return not self._policy.is_pending
 
     def changed(self, text: Text, change: Change) -> None:
         """Tell the policy of a change."""
