@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import ConnectionLostError, PendingCompletion, ServiceError, Session
+from completion_client import ConnectionLostError, DeadlineExceededError, PendingCompletion, ServiceError, Session
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +78,9 @@ class Calls:
             completion = await pending.result()
             reason, retry_after_ms = completion.finish_reason or "error", completion.retry_after_ms
             _log.info("request %d ended as %s after %.0f ms", number, reason, completion.total_ms)
+        except DeadlineExceededError:
+            reason = "deadline"
+            _log.info("request %d was too late", number)
         except ServiceError as error:
             retry_after_ms = error.retry_after_ms
             _log.info("request %d failed: %s", number, error)

@@ -50,11 +50,12 @@ class Completer:
         self._waiting: asyncio.Future[Offered | None] | None = None
 
     def use(self, settings: Settings) -> None:
-        """Begin anew with other settings."""
+        """Begin anew with other settings, without text of documents that these may exclude."""
         self._end_waiting()
         self._runner.stop()
         self._settings = settings
-        self._runner, self._offers = PolicyRunner(self._session, settings, self), Offers()
+        self._runner, self._ring = PolicyRunner(self._session, settings, self), SnippetRing()
+        self._offers.forget()
         self._offer = self._cursor = self._text = None
 
     async def complete(self, cursor: Cursor, *, is_explicit: bool = False) -> Offered | None:
@@ -93,11 +94,14 @@ class Completer:
             self._survival.apply(document.uri, edit)
         if not edits or not self._settings.allows(document.uri, document.language_id):
             return
+        if self._waiting is not None and self._cursor is not None and self._cursor.document is not document:
+            return  # the user does not type there
         self._end_waiting()
         at = edits[-1].start + len(edits[-1].text)
         before, cursor = self._cursor, Cursor(document, at, at)
         self._go_to(cursor, cursor.text)
-        if self.infers_acceptance and before and len(edits) == 1 and self._accept_inserted(before, edits[0]):
+        is_one = before is not None and before.document is document and len(edits) == 1
+        if self.infers_acceptance and before and is_one and self._accept_inserted(before, edits[0]):
             return
         self._change = kind_of(edits)
         self._runner.changed(cursor.text, self._change)
@@ -213,7 +217,8 @@ class Completer:
         if end is not None:
             cursor = Cursor(document, end, end)
             start = end - raw_length(document.source, inserted)
-            self._survival.watch(document, start, end, self._runner.survival_report(offer.request))
+            report = self._runner.survival_report(offer.request)
+            self._survival.watch(offer.request, document, start, end, report)
         self._go_to(cursor, cursor.text)
         self._change = Change.PASTED
         self._runner.accepted(offer.request, cursor.text, offer.extent, inserted)

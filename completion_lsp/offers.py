@@ -71,6 +71,10 @@ class Offers:
             self._offers.popitem(last=False)
         return offer
 
+    def forget(self) -> None:
+        """Forget all offers; a later one has another token than they had."""
+        self._offers.clear()
+
     def find(self, token: str) -> Offer | None:
         """Return an offer; None if it is forgotten."""
         return self._offers.get(token)

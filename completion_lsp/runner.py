@@ -19,6 +19,7 @@ from completion_client.editing import (
     Report,
     Show,
     Text,
+    Trigger,
     Wait,
 )
 from completion_lsp.calls import Calls
@@ -28,6 +29,8 @@ from completion_lsp.settings import Settings
 _MS_PER_S = 1000
 _LEAST_DELAY_MS = 1
 """Without a delay the policy would ask at each change, before the editor does."""
+_AUTOMATIC_TIMEOUT_MS = 2000
+"""At most, for what no user asked: while a request is open, later keys may ask nothing."""
 _WHOLE = ("stop", "length")
 
 
@@ -62,7 +65,7 @@ class PolicyRunner:
         if session() is None:
             self._policy.away(0.0)
         self._editor = editor
-        self._timeout_s = settings.timeout_ms / _MS_PER_S
+        self._timeout_ms = settings.timeout_ms
         self._calls = Calls(session, self._on_text, self._on_end)
         self._open: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -81,7 +84,7 @@ class PolicyRunner:
     @property
     def is_idle(self) -> bool:
         """Whether nothing more is to come until something happens."""
-        return not self._open and self._timer is None
+        return not self._policy.is_pending
 
     def changed(self, text: Text, change: Change) -> None:
         """Tell the policy of a change."""
@@ -161,7 +164,8 @@ class PolicyRunner:
 
     def _send(self, ask: Ask) -> Iterable[Decision]:
         """Send a request; return the policy's decisions if that fails."""
-        if self._calls.send_nowait(ask.request, self._editor.make_request(ask), self._timeout_s):
+        most_ms = self._timeout_ms if ask.trigger is Trigger.EXPLICIT else min(self._timeout_ms, _AUTOMATIC_TIMEOUT_MS)
+        if self._calls.send_nowait(ask.request, self._editor.make_request(ask), most_ms / _MS_PER_S):
             self._open.add(ask.request)
             return ()
         self._editor.on_failed()

@@ -18,7 +18,7 @@ from completion_lsp import __version__, items
 from completion_lsp.completer import Completer
 from completion_lsp.documents import Document, adopt, find
 from completion_lsp.link import Link, Servers
-from completion_lsp.settings import SECTION, Settings, SettingsError, updated
+from completion_lsp.settings import SECTION, Settings, section_of, updated
 
 if TYPE_CHECKING:
     from pygls.server import ServerErrors
@@ -39,6 +39,9 @@ class CompletionLanguageServer(LanguageServer):
             "completion-lsp", __version__, notebook_document_sync=_NOTEBOOKS, converter_factory=get_converter
         )
         self.settings = Settings()
+        self._initial: dict[str, Any] = {}
+        self._problems: list[str] = []
+        """What is wrong with the settings, as the user was told."""
         self.link = Link(servers)
         self.completer = Completer(self.link.session, self.settings)
         self.link.listener = self.completer
@@ -55,15 +58,18 @@ class CompletionLanguageServer(LanguageServer):
         """Log the kind of an error. Its text may contain code, which is neither logged nor shown."""
         _log.error("%s: %s", source.__name__, type(error).__name__)
 
+    def begin_with(self, given: Any) -> None:  # noqa: ANN401 - JSON
+        """Use the settings that the editor starts with, which later ones change."""
+        self._initial = section_of(given)
+        self.use(None)
+
     def use(self, given: Any) -> None:  # noqa: ANN401 - JSON
-        """Change the settings by those of an editor; tell the user of one that can't be used."""
-        if not isinstance(given, dict):
-            return
-        try:
-            settings = updated(Settings(), given.get(SECTION) or given)
-        except SettingsError as error:
-            self.window_show_message(types.ShowMessageParams(types.MessageType.Warning, f"completion-lsp: {error}"))
-            return
+        """Change the initial settings by those of the editor's configuration; tell the user of what is wrong in it."""
+        settings, problems = updated(Settings(), self._initial | section_of(given))
+        if new := [each for each in problems if each not in self._problems]:
+            message = f"completion-lsp: {'; '.join(new)}"
+            self.window_show_message(types.ShowMessageParams(types.MessageType.Warning, message))
+        self._problems = problems
         if settings != self.settings:
             self.settings = settings
             self.completer.use(settings)
@@ -74,7 +80,7 @@ def _initialize(ls: CompletionLanguageServer, params: types.InitializeParams) ->
     if client is not None:
         _log.info("the editor is %s %s", client.name, client.version or "")
         ls.completer.infers_acceptance = client.name not in _SENDS_KEYS_TOGETHER
-    ls.use(params.initialization_options)
+    ls.begin_with(params.initialization_options)
     if document is None or document.inline_completion is None:
         ls.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions())(_completion)
 

@@ -1,6 +1,6 @@
 """The settings that an editor sends, as `initializationOptions` or as the section "completion" of its configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -12,14 +12,11 @@ SECTION = "completion"
 
 SECRETS = (
     ".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.gpg", "*.asc",
-    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".ssh", ".gnupg", ".netrc", ".npmrc", ".pypirc", ".pgpass",
-    ".htpasswd", ".git-credentials", "credentials", "credentials.*", "secrets", "secrets.*", "*.tfstate", "*.tfvars",
+    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".ssh", ".gnupg", ".aws", ".kube", ".docker", ".netrc", ".npmrc",
+    ".pypirc", ".pgpass", ".htpasswd", ".git-credentials", "*credential*", "*password*", "*secret*", "*.tfstate",
+    "*.tfstate.*", "*.tfvars",
 )  # fmt: skip
-"""Names of files and folders whose text is never sent."""
-
-
-class SettingsError(ValueError):
-    """A setting is unknown or has a value that can't be used."""
+"""Names of files and folders whose text is never sent, as in the shared table editors/policy_cases.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Settings:
     delay_ms: int | None = None
     """Wait between a key and its request; None follows the user's rhythm."""
     timeout_ms: int = 5000
-    """How long a completion may take."""
+    """How long a completion may take that the user asks for; others take 2,000 at most."""
     exclude: tuple[str, ...] = field(default=())
     """Patterns of files whose text is not sent, beside `SECRETS`: of a name, or with a "/" of the end of a path."""
 
@@ -46,23 +43,41 @@ class Settings:
         return not is_excluded(uri, (*SECRETS, *self.exclude))
 
 
-def updated(settings: Settings, given: Mapping[str, Any]) -> Settings:
-    """Return settings changed by those of an editor, whose keys are in camel case. null is the default.
+def section_of(given: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """Return the settings in what an editor sends: alone or under `SECTION`. true or false alone is `enabled`.
 
-    Raises:
-        SettingsError: a key is unknown, or its value is of another type.
-
+    Editors without settings send null, or an empty list or string.
     """
-    keys = {_camel(each.name): each.name for each in fields(Settings)}
+    section = given.get(SECTION, given) if isinstance(given, dict) else given
+    if isinstance(section, dict):
+        return section
+    return {} if section in (None, [], "") else {"enabled": section}
+
+
+def updated(settings: Settings, given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """Return settings changed by those of an editor that can be used, and what is wrong with the others.
+
+    Keys are in camel case; null is the default. If `exclude` or `enabled` is wrong, nothing is completed: what the user
+    wants to keep back is not known then.
+    """
+    names = {_camel(each.name): each.name for each in fields(Settings)}
     changes: dict[str, Any] = {}
+    problems = []
+    is_unsure = False
     for key, value in given.items():
-        if key not in keys:
-            close = get_close_matches(key, keys, 1)
-            meant = f'; did you mean "{close[0]}"?' if close else f"; there are {', '.join(keys)}"
-            raise SettingsError(f'unknown setting "{key}"{meant}')
-        default = getattr(Settings(), keys[key])
-        changes[keys[key]] = default if value is None else _checked(key, value, default)
-    return replace(settings, **changes)
+        close = [key] if key in names else get_close_matches(key, names, 1)
+        problem = _problem(key, value) if key in names else _unknown(key, close, names)
+        if problem:
+            is_unsure |= close in (["enabled"], ["exclude"])
+            problems.append(problem)
+        elif value is None:
+            changes[names[key]] = _DEFAULTS[key]
+        else:
+            changes[names[key]] = tuple(value) if isinstance(value, list) else value
+    if is_unsure:
+        changes["enabled"] = False
+        problems.append("nothing is completed until that is corrected")
+    return replace(settings, **changes), problems
 
 
 def is_excluded(uri: str, patterns: tuple[str, ...]) -> bool:
@@ -74,7 +89,14 @@ def is_excluded(uri: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(str(path), f"*/{pattern.lower().lstrip('/')}") for pattern in patterns if "/" in pattern)
 
 
-def _checked(key: str, value: Any, default: Any) -> Any:  # noqa: ANN401 - JSON
+def _unknown(key: str, close: Sequence[str], keys: Iterable[str]) -> str:
+    meant = f'; did you mean "{close[0]}"?' if close else f"; there are {', '.join(keys)}"
+    return f'unknown setting "{key}"{meant}'
+
+
+def _problem(key: str, value: Any) -> str:  # noqa: ANN401 - JSON
+    """Return what is wrong with the value of a setting, "" if it can be used."""
+    default = _DEFAULTS[key]
     if isinstance(default, bool):
         is_valid, expected = isinstance(value, bool), "true or false"
     elif isinstance(default, tuple):
@@ -83,9 +105,7 @@ def _checked(key: str, value: Any, default: Any) -> Any:  # noqa: ANN401 - JSON
     else:
         is_valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_MS
         expected = f"milliseconds, 0 to {_MOST_MS}"
-    if not is_valid:
-        raise SettingsError(f'"{key}" must be {expected}, got {value!r}')
-    return tuple(value) if isinstance(value, list) else value
+    return "" if is_valid or value is None else f'"{key}" must be {expected}, got {value!r}'
 
 
 _MOST_MS = 60_000
@@ -94,3 +114,6 @@ _MOST_MS = 60_000
 def _camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(map(str.title, rest))
+
+
+_DEFAULTS = {_camel(each.name): getattr(Settings(), each.name) for each in fields(Settings)}

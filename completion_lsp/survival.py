@@ -16,11 +16,20 @@ Report = Callable[[int, float], None]
 class AcceptedText:
     """The place of an accepted text in its document. Pure."""
 
-    def __init__(self, start: int, text: str) -> None:
-        """Begin with the text just accepted, at `start`, as it is in the document."""
+    def __init__(self, request: int, start: int, text: str) -> None:
+        """Begin with the text just accepted of a request, at `start`, as it is in the document."""
+        self._request = request
         self._accepted = text
         self._start = start
         self._end = start + len(text)
+
+    def extend(self, request: int, start: int, text: str) -> bool:
+        """Take the next part of the same answer, if it continues this one; return whether it does."""
+        if (request, start) != (self._request, self._end):
+            return False
+        self._accepted += text
+        self._end += len(text)
+        return True
 
     def apply(self, edit: Edit) -> None:
         """Move with an edit. What is put in at an edge is not part of the text."""
@@ -46,10 +55,16 @@ class Survival:
         self._watched: dict[str, list[AcceptedText]] = {}
         self._timers: dict[str, list[asyncio.TimerHandle]] = {}
 
-    def watch(self, document: Document, start: int, end: int, report: Report) -> None:
-        """Report on a text that was just accepted after each of the times, unless the document is closed by then."""
-        accepted = AcceptedText(start, document.source[start:end])
-        self._watched.setdefault(document.uri, []).append(accepted)
+    def watch(self, request: int, document: Document, start: int, end: int, report: Report) -> None:
+        """Report on a text that was just accepted after each of the times, unless the document is closed by then.
+
+        A further part of a request's text counts as part of the first one.
+        """
+        text, watched = document.source[start:end], self._watched.setdefault(document.uri, [])
+        if any(each.extend(request, start, text) for each in watched):
+            return
+        accepted = AcceptedText(request, start, text)
+        watched.append(accepted)
         loop = asyncio.get_running_loop()
         timers = self._timers.setdefault(document.uri, [])
         timers += [loop.call_later(each, self._measure, document, accepted, each, report) for each in AFTER_S]

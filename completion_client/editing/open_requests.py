@@ -22,6 +22,11 @@ class OpenRequests:
         self._types_along = types_along
         self._open: dict[int, _Open] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request is open."""
+        return not self._open
+
     def add(self, answer: Answer, trigger: Trigger, at_ms: float) -> None:
         """Add a request."""
         self._open[answer.request] = _Open(answer, trigger, at_ms)

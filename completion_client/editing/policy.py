@@ -68,6 +68,11 @@ class EditingPolicy:
         self._shown: Rest | None = None
         self._decisions: list[Decision] = []
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether an answer may still come for the present place without a further event of the user."""
+        return self._wish is not None or not self._open.is_empty
+
     def changed(self, text: Text, change: Change, at_ms: float) -> list[Decision]:
         """The document changed, but not by an acceptance; if an editor can't tell, `accepted` may follow."""
         before, shown = self._place, self._shown
@@ -230,10 +235,7 @@ class EditingPolicy:
         if shown == self._shown:
             return
         self._shown = shown
-        if shown is None:
-            self._decisions.append(Hide())
-        else:
-            self._decisions.append(Show(shown.answer.request, shown.text, shown.replaced))
+        self._decisions.append(Show(shown.answer.request, shown.text, shown.replaced) if shown else Hide())
 
 
 def _is_same(place: Place, rejected: Place) -> bool:

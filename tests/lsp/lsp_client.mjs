@@ -161,15 +161,17 @@ const scenarios = {
 
   async settings() {
     configuration = { languagesOff: ["python"] };
-    await initialize(inline, { initializationOptions: { languagesOf: [] } });
+    await initialize(inline, { initializationOptions: { languagesOf: [], exclude: ["kept.*"] } });
     const uri = "file:///work/a.py";
     open(uri, "x = ");
     open("file:///work/a.go", "x = ", "go");
+    open("file:///work/kept.go", "x = ", "go");
     await untilShown("file:///work/a.go", at(0, 4));
     const off = await ask(uri, at(0, 4));
+    const kept = await ask("file:///work/kept.go", at(0, 4));
     configuration = { multiLine: false };
     await connection.sendNotification("workspace/didChangeConfiguration", { settings: null });
-    return { messages, off, on: await untilShown(uri, at(0, 4)) };
+    return { messages, off, kept, on: await untilShown(uri, at(0, 4)) };
   },
 };
 

@@ -106,6 +106,7 @@ async def test_settings_of_the_editor_apply_and_a_wrong_one_is_said(modules: Pat
         seen = await play(modules, server, "settings")
     assert seen["messages"] == ['completion-lsp: unknown setting "languagesOf"; did you mean "languagesOff"?']
     assert seen["off"] == {"items": []}
+    assert seen["kept"] == {"items": []}, "an answer about the configuration leaves the initial settings"
     assert seen["on"]["insertText"] == "😋ab(c)"
 
 

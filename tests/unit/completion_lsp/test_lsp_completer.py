@@ -8,7 +8,7 @@ from lsprotocol import types
 from pygls.workspace import TextDocument
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Completion
+from completion_client import Completion, DeadlineExceededError, ServiceError
 from completion_lsp.completer import Completer, Offered
 from completion_lsp.cursor import Cursor
 from completion_lsp.documents import Document
@@ -26,6 +26,7 @@ class Pending:
         self.sequence = sequence
         self.is_cancelled = False
         self._text = text
+        self.error: ServiceError | None = None
 
     async def __aiter__(self) -> AsyncIterator[str]:
         await asyncio.sleep(ANSWERS_AFTER_S)
@@ -33,6 +34,8 @@ class Pending:
             yield self._text
 
     async def result(self) -> Completion:
+        if self.error is not None:
+            raise self.error
         reason = pb.FINISH_REASON_CANCELLED if self.is_cancelled else pb.FINISH_REASON_STOP
         return Completion(self._text, pb.End(finish_reason=reason), None, (), 0.0)
 
@@ -46,10 +49,12 @@ class Session:
     def __init__(self) -> None:
         self.requests: list[pb.CompleteRequest] = []
         self.pending: list[Pending] = []
+        self.timeouts_s: list[float] = []
         self.feedback: list[pb.ReportFeedbackRequest] = []
 
     def submit_nowait(self, request: pb.CompleteRequest, *, timeout_s: float) -> Pending:
         self.requests.append(request)
+        self.timeouts_s.append(timeout_s)
         text = ANSWER if request.trigger != pb.TRIGGER_PREFETCH else ""
         self.pending.append(Pending(len(self.requests), text))
         return self.pending[-1]
@@ -230,6 +235,34 @@ async def test_the_text_of_other_documents_goes_along_but_not_of_excluded_ones()
 
 
 @in_virtual_time
+async def test_text_that_changed_settings_exclude_or_of_a_closed_document_does_not_go_along() -> None:
+    for is_closed in (False, True):
+        user = User("def alpha(beta, gamma):\n    ")
+        first = user.document
+        await user.ask()
+        user.document = Document(TextDocument("file:///work/b.py", "alpha(beta, gamma) = ", 1, "python"))
+        await user.ask()
+        assert user.session.requests[-1].snippets
+        if is_closed:
+            user.completer.closed(first.uri)
+        else:
+            user.completer.use(Settings(exclude=("a.py",)))
+        user.type("\ngamma = ")
+        await user.ask()
+        assert user.session.requests[-1].prefix.endswith("\ngamma = ")
+        assert not user.session.requests[-1].snippets
+
+
+@in_virtual_time
+async def test_a_token_from_before_changed_settings_names_no_later_offer() -> None:
+    user = User()
+    (before,) = await user.ask() or ()
+    user.completer.use(Settings(multi_line=False))
+    (after,) = await user.ask() or ()
+    assert before.token != after.token
+
+
+@in_virtual_time
 async def test_line_ends_are_those_of_the_answer() -> None:
     user = User("a\r\nb = ")
     (offer,) = await user.ask() or ()
@@ -244,3 +277,83 @@ async def test_half_a_character_does_not_stop_requests() -> None:
     user = User("x = '\ud83d' + ")
     assert await user.shown() == ANSWER
     assert user.session.requests[0].prefix == "x = '\ufffd' + "
+
+
+@in_virtual_time
+async def test_a_late_request_is_followed_by_no_wait_and_a_failed_one_by_one() -> None:
+    for error, num_requests in ((DeadlineExceededError("late"), 2), (ServiceError("failed"), 1)):
+        user = User()
+        asking = asyncio.create_task(user.ask())
+        await asyncio.sleep(0.01)
+        user.session.pending[0].error = error
+        assert await asking == ()
+        user.type("q")
+        asking = asyncio.create_task(user.ask())
+        await asyncio.sleep(0.5)
+        assert len(user.session.requests) == num_requests
+        await asking
+
+
+@in_virtual_time
+async def test_only_what_the_user_asks_for_may_take_long() -> None:
+    user = User()
+    await user.ask()
+    user.type("q")
+    await user.ask(is_explicit=True)
+    assert user.session.timeouts_s == [2.0, 5.0]
+
+
+@in_virtual_time
+async def test_nobody_waits_for_a_request_that_is_not_wanted_any_more() -> None:
+    user = User()
+    user.type("a")
+    asking = asyncio.create_task(user.ask())
+    await asyncio.sleep(0.01)
+    user.session.pending[0].error = ServiceError("failed", retry_after_ms=10_000)
+    assert await asking == ()
+    user.type("b")
+    asking = asyncio.create_task(user.ask())
+    await asyncio.sleep(0.1)
+    assert not asking.done(), "its request comes after the back-off"
+    user.edit(len("x = a"), len("x = ab"), "")
+    async with asyncio.timeout(1):
+        assert await user.ask() == ()
+
+
+@in_virtual_time
+async def test_an_edit_of_another_document_leaves_the_request_that_waits() -> None:
+    user = User()
+    other = Document(TextDocument("file:///work/b.py", "y = 1", 1, "python"))
+    asking = asyncio.create_task(user.ask())
+    await asyncio.sleep(0.01)
+    other.apply_change(types.TextDocumentContentChangeWholeDocument(text="y = 2"))
+    user.completer.changed(other)
+    (offer,) = await asking or ()
+    assert offer.text == ANSWER
+    assert len(user.session.requests) == 1
+
+
+@in_virtual_time
+async def test_the_same_insertion_into_another_document_is_no_acceptance() -> None:
+    user = User()
+    (offer,) = await user.ask() or ()
+    user.document = Document(TextDocument("file:///work/b.py", "y = ", 1, "python"))
+    user.type(ANSWER)
+    assert offer.num_accepted == 0
+    assert user.session.kinds == [("SHOWN", 0)]
+
+
+@in_virtual_time
+async def test_a_text_that_is_accepted_word_by_word_is_measured_as_one() -> None:
+    user = User()
+    await user.shown()
+    for word in ("alpha", "(beta)", "\nnext_line()"):
+        user.type(word)
+        await user.ask()
+    assert [kind for kind, _ in user.session.kinds].count("SHOWN") == 1
+    user.session.feedback.clear()
+    start = user.document.source.index("alpha")
+    user.edit(start + len("alpha"), len(user.document.source), "")
+    await asyncio.sleep(31)
+    (report,) = user.session.feedback
+    assert (report.survived_after_s, round(report.survived_share, 2)) == (30, round(len("alpha") / len(ANSWER), 2))

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from completion_lsp.settings import Settings, SettingsError, updated
+from completion_lsp.settings import SECRETS, Settings, section_of, updated
+from tests.support.policy_cases import TABLE
 
 
 def test_settings_are_in_camel_case_and_null_is_the_default() -> None:
     given = {"languagesOff": ["go"], "multiLine": False, "delayMs": 80, "timeoutMs": None, "exclude": ["*.x"]}
     expected = Settings(languages_off=("go",), multi_line=False, delay_ms=80, exclude=("*.x",))
-    assert updated(Settings(timeout_ms=1), given) == expected
+    assert updated(Settings(timeout_ms=1), given) == (expected, [])
 
 
 @pytest.mark.parametrize(
@@ -24,10 +25,43 @@ def test_settings_are_in_camel_case_and_null_is_the_default() -> None:
         ({"exclude": "*.x"}, '"exclude" must be a list of strings'),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_named(given: dict[str, Any], problem: str) -> None:
-    with pytest.raises(SettingsError, match=r".") as caught:
-        updated(Settings(), given)
-    assert str(caught.value).startswith(problem)
+def test_a_setting_that_cannot_be_used_is_named_and_the_others_apply(given: dict[str, Any], problem: str) -> None:
+    settings, problems = updated(Settings(), {"languagesOff": ["go"]} | given)
+    assert problems[0].startswith(problem)
+    assert settings.languages_off == ("go",)
+
+
+@pytest.mark.parametrize("given", [{"exclude": "*.x"}, {"excludes": ["*.x"]}, {"enabled": 0}, {"enable": False}])
+def test_nothing_is_completed_while_it_is_not_known_what_may_be(given: dict[str, Any]) -> None:
+    settings, problems = updated(Settings(), {"enabled": True} | given)
+    assert not settings.allows("file:///work/a.py", "python")
+    assert problems[1:] == ["nothing is completed until that is corrected"]
+
+
+@pytest.mark.parametrize(
+    ("given", "section"),
+    [
+        ({"completion": {"delayMs": 1}, "other": {}}, {"delayMs": 1}),
+        ({"completion": {}}, {}),
+        ({"completion": None}, {}),
+        ({"completion": False}, {"enabled": False}),
+        ({"delayMs": 1}, {"delayMs": 1}),
+        (None, {}),
+        ([], {}),
+        ("off", {"enabled": "off"}),
+    ],
+)
+def test_settings_come_alone_or_as_a_section(given: Any, section: dict[str, Any]) -> None:
+    assert section_of(given) == section
+
+
+def test_the_built_in_patterns_are_those_of_the_table() -> None:
+    assert list(SECRETS) == TABLE["excludes"]["patterns"]
+
+
+@pytest.mark.parametrize("case", TABLE["excludes"]["cases"], ids=lambda case: case["path"])
+def test_a_path_of_the_table_is_excluded_or_not(case: dict[str, Any]) -> None:
+    assert Settings(exclude=("*.x",)).allows(f"file://{case['path']}", "python") is not case["excluded"]
 
 
 @pytest.mark.parametrize(
