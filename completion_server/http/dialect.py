@@ -27,6 +27,7 @@ class Asked:
     document_uri: str = ""
     language_id: str = ""
     snippets: tuple[Snippet, ...] = ()
+    """The most relevant first."""
     max_tokens: int | None = None
     """None for the server's default; more than the server's limit means the limit."""
     temperature: float | None = None

@@ -116,12 +116,15 @@ def _value_at(document: Json, path: str) -> Json:
 
 
 def _asked(body: _LlamaBody) -> Asked:
-    """Return what a body asks for. A limit of 0 ms or less is none; the sum of those that are set is the deadline."""
+    """Return what a body asks for. A limit of 0 ms or less is none; the sum of those that are set is the deadline.
+
+    Plugins append to `input_extra`, so its last entry is the most relevant.
+    """
     limits_ms = [each for each in (body.t_max_prompt_ms, body.t_max_predict_ms) if each is not None and each > 0]
     return Asked(
         body.input_prefix + body.prompt,
         body.input_suffix,
-        snippets=tuple(Snippet(each.filename, each.text) for each in body.input_extra),
+        snippets=tuple(Snippet(each.filename, each.text) for each in reversed(body.input_extra)),
         max_tokens=body.n_predict if body.n_predict is not None and body.n_predict > 0 else None,
         temperature=body.temperature,
         seed=body.seed if body.seed is None or body.seed >= 0 else None,
