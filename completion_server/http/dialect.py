@@ -88,6 +88,8 @@ class Dialect:
     """Raises InvalidRequestError for an invalid field."""
     error: Callable[[int, CompletionError], Json]
     """Returns the body of an error, from the HTTP status and the error."""
+    fails_unused: bool = False
+    """Whether a shed or superseded request fails: its clients would remember an empty answer as "nothing here"."""
 
 
 class Body(BaseModel):

@@ -7,7 +7,6 @@ from typing import Annotated
 from pydantic import Field
 
 from completion_server.core.errors import Code, CompletionError
-from completion_server.core.outcome import FinishReason
 from completion_server.core.request import Snippet
 from completion_server.http.dialect import Answer, Asked, Body, Dialect, Json, Reply, read, stops
 from completion_server.http.markers import without_markers
@@ -18,6 +17,7 @@ _ERROR_TYPES = {
     Code.UNAUTHENTICATED: "authentication_error",
     Code.PERMISSION_DENIED: "permission_error",
     Code.UNAVAILABLE: "unavailable_error",
+    Code.RESOURCE_EXHAUSTED: "unavailable_error",
     Code.INTERNAL: "server_error",
 }
 
@@ -87,7 +87,7 @@ def _document(answer: Answer) -> dict[str, Json]:
         "tokens_evaluated": usage.prompt_tokens,
         "tokens_cached": usage.cached_prompt_tokens,
         "has_new_line": "\n" in answer.text,
-        "truncated": answer.end.outcome.reason is FinishReason.DEADLINE,
+        "truncated": False,  # the context never ends an answer
         "stop_type": "limit" if answer.is_cut else "eos",
         "stopping_word": "",
         "timings": {
@@ -156,8 +156,8 @@ def error_body(status: int, error: CompletionError) -> Json:
     return {"error": {"code": status, "message": error.message, "type": kind}}
 
 
-INFILL = Dialect(translate_infill, error_body)
-COMPLETION = Dialect(translate_completion, error_body)
+INFILL = Dialect(translate_infill, error_body, fails_unused=True)
+COMPLETION = Dialect(translate_completion, error_body, fails_unused=True)
 
 
 def props(model: str, max_model_len: int, max_slots: int, version: str) -> Json:
