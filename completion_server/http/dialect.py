@@ -27,6 +27,7 @@ class Asked:
     document_uri: str = ""
     language_id: str = ""
     snippets: tuple[Snippet, ...] = ()
+    """The most relevant first."""
     max_tokens: int | None = None
     """None for the server's default; more than the server's limit means the limit."""
     temperature: float | None = None
@@ -87,6 +88,8 @@ class Dialect:
     """Raises InvalidRequestError for an invalid field."""
     error: Callable[[int, CompletionError], Json]
     """Returns the body of an error, from the HTTP status and the error."""
+    fails_unused: bool = False
+    """Whether a shed or superseded request fails: its clients would remember an empty answer as "nothing here"."""
 
 
 class Body(BaseModel):

@@ -60,6 +60,7 @@ class Endpoints:
         self._receive_timeout_s = server.receive_timeout_s
         self._max_body_bytes = server.max_message_bytes or limits.max_message_bytes
         self._identify = partial(identity_of, limits=limits, trusts_names=admission.trust_user_names)
+        self._caller_of = partial(caller_of, limits=limits, trusts_names=admission.trust_user_names)
         self._refusals = Refusals(*refusal_budgets(admission), service.now)
         self._turns = ReceiveTurns()
         self._recent = RecentRequests()
@@ -85,7 +86,10 @@ class Endpoints:
                     completion, recent = self._open(asked, identity, headers, began_at, len(data))
                 is_accepted = True
                 answer = Answer(recent.number, int(time.time()), self._model())
-                writer = AnswerWriter(send, reply, answer, sheds_as_status=self._sheds_as_status)
+                sheds_as_status = self._sheds_as_status or dialect.fails_unused
+                writer = AnswerWriter(
+                    send, reply, answer, sheds_as_status=sheds_as_status, fails_superseded=dialect.fails_unused
+                )
                 if completion is None:
                     await writer.write_end(_NOTHING)
                 else:
@@ -118,8 +122,8 @@ class Endpoints:
             await write_error(send, error, tabby.TABBY.error(status_of(error), error))
 
     def _report(self, event: tabby.Event, identity: Identity, headers: Mapping[str, str]) -> None:
-        caller, _has_name = caller_of(identity, headers, "", self._limits)
-        self._service.gate.check_user(caller.user)
+        caller, _has_name = self._caller_of(identity, headers, "")
+        self._service.gate.check_user(identity.user)
         recent = self._recent.find(caller.owner, event.number)
         if recent is None:
             raise InvalidRequestError("completion_id", "must be that of one of the last completions of its user")
@@ -150,8 +154,8 @@ class Endpoints:
         self, asked: Asked, identity: Identity, headers: Mapping[str, str], began_at: float, num_bytes: int
     ) -> tuple[Completion | None, Recent]:
         """Open a request; None for one that wants no text, which is checked and costs nothing else."""
-        caller, has_name = caller_of(identity, headers, asked.user, self._limits)
-        self._service.gate.check_user(caller.user)
+        caller, has_name = self._caller_of(identity, headers, asked.user)
+        self._service.gate.check_user(identity.user)
         now = self._service.now()
         recent = self._recent.place(caller.owner, asked, next_number(), now, has_name=has_name)
         trace = self._begin_trace(identity.traceparent, identity.tracestate)

@@ -1,8 +1,8 @@
 """Identifies the caller of an HTTP request.
 
-A name in `x-user-id` counts as it does over gRPC. Tokens are not checked yet: a bearer token or `x-api-key` only names
-its user, by a digest, so that no secret gets into logs and metrics. Plugins often send a token that their documents
-suggest, so people at one address may share it.
+A name in `x-user-id` counts as it does over gRPC. Tokens are not checked yet, and plugins often send one that their
+documents suggest, so people at one address may share it: a bearer token or `x-api-key` names no user, it only tells
+sessions apart, by a digest, so that no secret gets into logs and metrics.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ def identity_of(
     host, port = client or ("", 0)
     user = headers.get(_USER, "")
     return Identity(
-        user or _token_name(headers),
+        user,
         headers.get(_TENANT, ""),
         f"{host}:{port}" if host else "",
         peer_key(host) if host else "",
@@ -53,23 +53,24 @@ def identity_of(
 
 
 def caller_of(
-    identity: Identity, headers: Mapping[str, str], body_user: str, limits: LimitSettings
+    identity: Identity, headers: Mapping[str, str], body_user: str, limits: LimitSettings, *, trusts_names: bool = False
 ) -> tuple[Caller, bool]:
     """Return the caller of a request, and whether it is named: a token may be shared.
 
-    The client's own id in the body counts like an unverified name, but less than one in the header. A caller without
-    any name is known by its address alone: plugins open a new connection for each request.
+    The client's own id in the body counts like an unverified name, but less than one in the header, and not at all
+    where names are trusted. A caller without any name is known by its address and token: plugins open a new connection
+    for each request.
 
     Raises:
         InvalidRequestError: the client's id is too long.
 
     """
-    has_name = bool(headers.get(_USER))
-    if body_user and not has_name:
+    if body_user and not identity.user:
         checked_name("user", body_user, limits)
-    user = identity.user if has_name else body_user or identity.user
-    caller = Caller(user, _SESSION, identity.tenant, identity.peer, identity.peer, identity.is_verified)
-    return caller, has_name or bool(body_user)
+    user = identity.user or ("" if trusts_names else body_user)
+    session = _SESSION + _token_name(headers)
+    caller = Caller(user, session, identity.tenant, identity.peer, identity.peer, identity.is_verified)
+    return caller, bool(user)
 
 
 def with_document(caller: Caller, document: int) -> Caller:
@@ -77,7 +78,7 @@ def with_document(caller: Caller, document: int) -> Caller:
 
     So at an address without names each document has limits and a lane of its own, besides the limits of the address.
     """
-    return replace(caller, session=f"{_SESSION} {document}", stream=document)
+    return replace(caller, session=f"{caller.session} {document}", stream=document)
 
 
 def checked_name(field: str, name: str, limits: LimitSettings) -> None:
@@ -93,8 +94,8 @@ def checked_name(field: str, name: str, limits: LimitSettings) -> None:
 
 
 def _token_name(headers: Mapping[str, str]) -> str:
-    """Return a name for the token of a request, "" without one."""
+    """Return what a session is called after the token of its requests, "" without one."""
     authorization = headers.get("authorization", "")
     token = authorization[len(_BEARER) :].strip() if authorization.lower().startswith(_BEARER) else ""
     token = token or headers.get("x-api-key", "")
-    return f"token {hashlib.sha256(token.encode()).hexdigest()[:_DIGITS]}" if token else ""
+    return f" {hashlib.sha256(token.encode()).hexdigest()[:_DIGITS]}" if token else ""

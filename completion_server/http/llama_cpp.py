@@ -7,7 +7,6 @@ from typing import Annotated
 from pydantic import Field
 
 from completion_server.core.errors import Code, CompletionError
-from completion_server.core.outcome import FinishReason
 from completion_server.core.request import Snippet
 from completion_server.http.dialect import Answer, Asked, Body, Dialect, Json, Reply, read, stops
 from completion_server.http.markers import without_markers
@@ -18,6 +17,7 @@ _ERROR_TYPES = {
     Code.UNAUTHENTICATED: "authentication_error",
     Code.PERMISSION_DENIED: "permission_error",
     Code.UNAVAILABLE: "unavailable_error",
+    Code.RESOURCE_EXHAUSTED: "unavailable_error",
     Code.INTERNAL: "server_error",
 }
 
@@ -87,7 +87,7 @@ def _document(answer: Answer) -> dict[str, Json]:
         "tokens_evaluated": usage.prompt_tokens,
         "tokens_cached": usage.cached_prompt_tokens,
         "has_new_line": "\n" in answer.text,
-        "truncated": answer.end.outcome.reason is FinishReason.DEADLINE,
+        "truncated": False,  # the context never ends an answer
         "stop_type": "limit" if answer.is_cut else "eos",
         "stopping_word": "",
         "timings": {
@@ -116,12 +116,15 @@ def _value_at(document: Json, path: str) -> Json:
 
 
 def _asked(body: _LlamaBody) -> Asked:
-    """Return what a body asks for. A limit of 0 ms or less is none; the sum of those that are set is the deadline."""
+    """Return what a body asks for. A limit of 0 ms or less is none; the sum of those that are set is the deadline.
+
+    Plugins append to `input_extra`, so its last entry is the most relevant.
+    """
     limits_ms = [each for each in (body.t_max_prompt_ms, body.t_max_predict_ms) if each is not None and each > 0]
     return Asked(
         body.input_prefix + body.prompt,
         body.input_suffix,
-        snippets=tuple(Snippet(each.filename, each.text) for each in body.input_extra),
+        snippets=tuple(Snippet(each.filename, each.text) for each in reversed(body.input_extra)),
         max_tokens=body.n_predict if body.n_predict is not None and body.n_predict > 0 else None,
         temperature=body.temperature,
         seed=body.seed if body.seed is None or body.seed >= 0 else None,
@@ -153,8 +156,8 @@ def error_body(status: int, error: CompletionError) -> Json:
     return {"error": {"code": status, "message": error.message, "type": kind}}
 
 
-INFILL = Dialect(translate_infill, error_body)
-COMPLETION = Dialect(translate_completion, error_body)
+INFILL = Dialect(translate_infill, error_body, fails_unused=True)
+COMPLETION = Dialect(translate_completion, error_body, fails_unused=True)
 
 
 def props(model: str, max_model_len: int, max_slots: int, version: str) -> Json:

@@ -136,7 +136,7 @@ def from_prompt(asked: Asked) -> Asked:
         prefix=parts.prefix,
         suffix=parts.suffix,
         document_uri=parts.document_uri,
-        snippets=parts.snippets,
+        snippets=parts.snippets[::-1],  # the most relevant file stands next to the edited one
     )
 
 

@@ -26,8 +26,9 @@ _MAX_DOCUMENTS = 32
 """Remembered documents of one caller."""
 _MAX_REQUESTS = 8
 """Remembered requests of one document."""
-_IN_ADVANCE_S = 0.15
-"""A plugin asks at once for what follows an answer; a user needs longer to accept it."""
+_IN_ADVANCE_S = 0.4
+"""A plugin asks soon for what follows an answer, llama.vim by a timer of 100 ms and then curl; a user needs longer to
+accept it."""
 _ANCHOR = 256
 """Characters on each side of the cursor by which a document is known again."""
 _MIN_ANCHOR = 8
@@ -57,6 +58,8 @@ class _Anchors:
     start: str
     before: str
     after: str
+    suffix: str
+    """The beginning of all that is right of the cursor."""
 
     @classmethod
     def of(cls, asked: Asked) -> "_Anchors":
@@ -67,6 +70,7 @@ class _Anchors:
             asked.prefix[:_ANCHOR],
             asked.prefix[max(0, begin - _ANCHOR) : begin],
             asked.suffix[after : after + _ANCHOR] if after else "",
+            asked.suffix[:_ANCHOR],
         )
 
     def is_in(self, asked: Asked) -> bool:
@@ -75,7 +79,11 @@ class _Anchors:
             return self.uri == asked.document_uri
         known = [each for each in (self.before, self.after) if len(each.strip()) >= _MIN_ANCHOR]
         if not known:  # a line or two, perhaps not even that
-            return asked.prefix.startswith(self.start) or self.start.startswith(asked.prefix)
+            start = asked.prefix[:_ANCHOR]
+            if not start.strip() and not self.start.strip():
+                return asked.suffix[:_ANCHOR] == self.suffix
+            shorter, longer = sorted((start, self.start), key=len)
+            return bool(shorter.strip()) and longer.startswith(shorter)
         near = asked.prefix[-_NEAR:] + asked.suffix[:_NEAR]
         return any(each in near for each in known)
 
@@ -97,8 +105,9 @@ class Recent:
     live: Live | None = None
     """Set once it is accepted."""
     text: str = ""
-    tail: str = ""
-    """The end of its prefix and answer."""
+    tails: tuple[str, ...] = ()
+    """The end of its prefix and answer, and of both with what was right of the cursor in its line: llama.vim appends
+    the answer to the whole line."""
     ended_at: float = 0.0
 
     @property
@@ -114,13 +123,15 @@ class Recent:
     def end(self, text: str, now: float) -> None:
         """Note the text that was sent, and forget the rest."""
         if self.asked is not None:
-            self.tail = (self.asked.prefix[-_ANCHOR:] + text)[-2 * _ANCHOR :]
+            before, right = self.asked.prefix[-_ANCHOR:], self.asked.suffix.partition("\n")[0][:_ANCHOR]
+            found = (before + text, before + text + right, before + right + text)
+            self.tails = tuple(each[-2 * _ANCHOR :] for each in dict.fromkeys(found))
             self.text, self.ended_at, self.asked, self.live = text, now, None, None
 
     def is_followed_by(self, asked: Asked, now: float) -> bool:
         """Return whether a later request asks for what would follow its answer, too soon for a user."""
         is_just_answered = bool(self.text) and now - self.ended_at <= _IN_ADVANCE_S
-        return is_just_answered and asked.prefix.endswith(self.tail)
+        return is_just_answered and asked.prefix.endswith(self.tails)
 
 
 @dataclass(slots=True, eq=False)

@@ -104,7 +104,7 @@ def _check_text(field: str, text: str, max_bytes: int) -> None:
 
 
 def _snippets(asked: Asked, limits: LimitSettings) -> tuple[Snippet, ...]:
-    """Return the context that fits the limits: too much of it is no reason to refuse a completion."""
+    """Return the first snippets that fit the limits: too much context is no reason to refuse a completion."""
     fitting = [
         each
         for each in asked.snippets
@@ -112,4 +112,4 @@ def _snippets(asked: Asked, limits: LimitSettings) -> tuple[Snippet, ...]:
         and len(each.text.encode()) <= limits.max_snippet_bytes
         and len(each.uri.encode()) <= limits.max_uri_bytes
     ]
-    return tuple(fitting[-limits.max_snippets :])
+    return tuple(fitting[: limits.max_snippets])

@@ -32,15 +32,15 @@ class _Segments(Body):
     clipboard: str | None = None
 
     def snippets(self) -> Iterator[Snippet]:
-        """Yield the context, the most relevant first."""
+        """Yield the context, the most relevant first. Declarations have no score, so scores order a group."""
         groups = (
             self.declarations,
             self.relevant_snippets_from_changed_files,
             self.relevant_snippets_from_recently_opened_files,
         )
         for group in groups:
-            for each in group or ():
-                yield Snippet(each.filepath, each.body, each.score)
+            for each in sorted(group or (), key=lambda each: -each.score):
+                yield Snippet(each.filepath, each.body)
         if self.clipboard:
             yield Snippet("", self.clipboard)
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import replace
 from typing import Any
 
-from completion_server.core.errors import Code, CompletionError, ShedError
+from completion_server.core.errors import Code, CompletionError, Fault, ShedError
 from completion_server.core.outcome import AnswerPart, Delta, End, FinishReason
 from completion_server.http.dialect import Answer, Json, Reply
 from completion_server.http.receiving import BodyTooLargeError, ClientGoneError, Receive, has_unread_body, until_gone
@@ -28,6 +28,17 @@ _BODY_TOO_LARGE = 413
 _EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-store"}
 _UNUSED = frozenset({FinishReason.SHED, FinishReason.SUPERSEDED})
 """The answer is then empty: nobody waits for it, or it would come too late."""
+
+
+class SupersededError(CompletionError):
+    """A newer request of the same user ended this one."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    fault = Fault.NEITHER
+
+    def __init__(self) -> None:
+        """Say so."""
+        super().__init__("the request was superseded by a newer one")
 
 
 class PartReader:
@@ -60,14 +71,25 @@ class PartReader:
 class AnswerWriter:
     """Writes one answer."""
 
-    def __init__(self, send: Send, reply: Reply, answer: Answer, *, sheds_as_status: bool = False) -> None:
-        """Write in the form of `reply`; `answer` has no text yet. With `sheds_as_status` a shed request fails."""
+    def __init__(
+        self,
+        send: Send,
+        reply: Reply,
+        answer: Answer,
+        *,
+        sheds_as_status: bool = False,
+        fails_superseded: bool = False,
+    ) -> None:
+        """Write in the form of `reply`; `answer` has no text yet. With `sheds_as_status` a shed request fails, and with
+        `fails_superseded` a superseded one.
+        """
         self.text = ""
         """The text that was received so far."""
         self._send = send
         self._reply = reply
         self._answer = answer
         self._sheds_as_status = sheds_as_status
+        self._fails_superseded = fails_superseded
 
     async def write(self, reader: PartReader) -> None:
         """Write the answer.
@@ -129,6 +151,8 @@ class AnswerWriter:
             raise outcome.error
         if outcome.shed_reason is not None and self._sheds_as_status:
             raise ShedError(outcome.shed_reason.value, outcome.retry_after_ms, outcome.limit)
+        if outcome.reason is FinishReason.SUPERSEDED and self._fails_superseded:
+            raise SupersededError
 
     def _ended(self, end: End) -> Answer:
         self.text = "" if end.outcome.reason in _UNUSED else self.text + end.text

@@ -1,5 +1,5 @@
 " Speaks to a server as llama.vim does: asks with curl, looks for the content without parsing, shows it as virtual text,
-" asks at once for what would follow, and inserts it. Writes what it saw as JSON lines to $INFILL_LOG.
+" asks for what would follow once a timer of 100 ms has run out, and inserts it. Writes what it saw as JSON lines to $INFILL_LOG.
 
 call prop_type_add('infill', {'highlight': 'Comment'})
 let s:busy = 0
@@ -54,7 +54,8 @@ call s:Ask('', 64)
 let s:shown = s:Answer()
 let s:lines = split(s:shown.content, "\n", 1)
 call prop_add(2, 12, {'type': 'infill', 'text': s:lines[0]})
-call s:Ask(s:shown.content, 64)
+let s:timer = timer_start(100, {-> s:Ask(s:shown.content, 64)})
+let s:busy = 1
 call s:Log({'shown': s:shown, 'virtual': len(prop_list(2))})
 call s:Log({'ahead': s:Answer().content})
 call setline(2, strpart(getline(2), 0, 11) .. s:lines[0] .. strpart(getline(2), 11))

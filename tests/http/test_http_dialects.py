@@ -12,7 +12,7 @@ import pytest_asyncio
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.certificates import MakeIdentity
-from tests.support.http_clients import HTTP, get, http_session, post
+from tests.support.http_clients import HTTP, HttpAnswer, get, http_session, post
 from tests.support.server import (
     ENDLESS,
     RunningServer,
@@ -131,7 +131,7 @@ async def test_a_time_limit_answers_with_what_there_is_and_stops_the_engine(
     script.never_end()
     answer = await post(server, "/infill", {"prompt": "x", "t_max_prompt_ms": 300, "t_max_predict_ms": 700})
     assert answer.json["content"].startswith(" w0 w1")
-    assert (answer.json["stop_type"], answer.json["truncated"]) == ("limit", True)
+    assert (answer.json["stop_type"], answer.json["truncated"]) == ("limit", False)
     assert ended(server, "deadline") == 1
     await eventually(lambda: engine.stats().num_running == 0)
 
@@ -176,14 +176,29 @@ async def test_another_document_of_the_same_address_is_left_alone(server: Runnin
     assert ended(server, "deadline") == 2
 
 
-async def test_a_superseded_request_is_answered_with_nothing(server: RunningServer, script: Script) -> None:
+async def superseded(server: RunningServer, script: Script, path: str, suffix: str) -> HttpAnswer:
+    """Return the answer to a request that the next key ends."""
     script.never_end()
-    first = asyncio.create_task(post(server, "/infill", {"prompt": BEFORE, "input_suffix": AFTER}))
+    first = asyncio.create_task(post(server, path, {"prompt": BEFORE, suffix: AFTER}))
     await eventually(lambda: len(script.generations) == 1)
     script.num_words = None
-    await post(server, "/infill", {"prompt": BEFORE + "other", "input_suffix": AFTER})
-    answer = await first
-    assert (answer.status, answer.json["content"], answer.headers["x-finish-reason"]) == (200, "", "superseded")
+    await post(server, path, {"prompt": BEFORE + "other", suffix: AFTER})
+    return await first
+
+
+async def test_a_superseded_request_is_answered_with_nothing(server: RunningServer, script: Script) -> None:
+    answer = await superseded(server, script, "/v1/completions", "suffix")
+    assert (answer.status, answer.headers["x-finish-reason"]) == (200, "superseded")
+    assert answer.json["choices"][0]["text"] == ""
+
+
+async def test_llama_vim_gets_no_content_to_remember_for_a_superseded_request(
+    server: RunningServer, script: Script
+) -> None:
+    answer = await superseded(server, script, "/infill", "input_suffix")
+    assert (answer.status, answer.json["error"]["type"]) == (429, "unavailable_error")
+    assert '"content":"' not in answer.text
+    assert server.count("completion_refused_requests_total", code="resource_exhausted") == 0
 
 
 async def test_a_client_that_leaves_frees_the_engine(
@@ -254,6 +269,16 @@ async def test_a_draining_server_refuses_new_requests_and_finishes_accepted_ones
     assert done, "the server did not end within 30 s"
 
 
+async def test_a_required_name_is_that_of_the_header(engine: ScriptedEngine) -> None:
+    async with run_server(
+        endless_config("admission.require_user=true", "engine.heartbeat_s=0", HTTP), lambda: engine
+    ) as server:
+        body = {"prompt": "x", "user": "ann"}
+        refused = await post(server, "/v1/completions", body, {"authorization": "Bearer any"})
+        assert refused.status == 401
+        assert (await post(server, "/v1/completions", body, {"x-user-id": "ann"})).status == 200
+
+
 async def test_a_shed_request_is_quiet_or_a_status(engine: ScriptedEngine) -> None:
     limits = ("admission.user_requests_per_s=0.001", "admission.user_burst=1", "engine.heartbeat_s=0", HTTP)
     async with run_server(endless_config(*limits), lambda: engine) as server:
@@ -264,6 +289,10 @@ async def test_a_shed_request_is_quiet_or_a_status(engine: ScriptedEngine) -> No
         assert answers[1].json["usage"]["total_tokens"] == 0
         streamed = await post(server, "/v1/completions", {"prompt": "x", "stream": True})
         assert streamed.events[-1] == "[DONE]"
+        for is_streamed in (False, True):  # llama.vim would remember an empty answer
+            answer = await post(server, "/infill", {"prompt": "x", "stream": is_streamed})
+            assert (answer.status, answer.json["error"]["type"]) == (429, "unavailable_error")
+            assert int(answer.headers["retry-after"]) > 0
 
 
 async def test_a_server_that_reports_sheds_says_when_to_retry(engine: ScriptedEngine) -> None:
@@ -294,7 +323,7 @@ async def test_limits_of_a_user_are_those_of_a_document_at_an_address_without_na
     async with run_server(endless_config(*limits), lambda: engine) as server:
         prompts = ("import os\n\n\ndef first():\n    ", "package main\n\nfunc second() {\n\t")
         reasons = [
-            (await post(server, "/infill", {"prompt": prompt + key})).headers["x-finish-reason"]
+            (await post(server, "/v1/completions", {"prompt": prompt + key})).headers["x-finish-reason"]
             for key in ("x", "xy")
             for prompt in prompts
         ]

@@ -160,7 +160,7 @@ def test_llama_cpp_answers_whole_documents_and_arrays() -> None:
     (one,) = llama_cpp.INFILL.translate({"n_cmpl": 3})[1].whole(ANSWER)
     assert one == whole
     cut = llama_cpp.INFILL.translate({})[1].whole(CUT)
-    assert (cut["stop_type"], cut["truncated"]) == ("limit", True)
+    assert (cut["stop_type"], cut["truncated"]) == ("limit", False)
 
 
 def test_the_stream_of_llama_cpp_ends_with_stop() -> None:

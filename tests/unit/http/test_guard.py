@@ -5,7 +5,7 @@ import pytest
 from completion_server.admission.settings import LimitSettings
 from completion_server.core.errors import InvalidRequestError
 from completion_server.http.guard import Guard
-from completion_server.http.identity import caller_of, identity_of
+from completion_server.http.identity import caller_of, identity_of, with_document
 
 
 async def nothing(*_arguments: object) -> None: ...
@@ -80,6 +80,22 @@ def test_the_header_counts_before_the_body_and_the_body_before_the_token() -> No
     assert owner(token | header, body_user="bob") == owner(header)
     assert owner(token, body_user="bob") == owner({}, body_user="bob")
     assert owner({}, body_user="ann") == owner(header)
+
+
+def test_people_who_share_a_token_have_limits_for_each_document() -> None:
+    headers = {"authorization": "Bearer any"}
+    identity = identity_of(headers, ("10.0.0.7", 1), LIMITS)
+    caller, has_name = caller_of(identity, headers, "", LIMITS)
+    assert (identity.user, caller.user, has_name) == ("", "", False)
+    owners = {with_document(caller, document).owner for document in (1, 2)}
+    assert len(owners | {with_document(caller_of(identity, {}, "", LIMITS)[0], 1).owner}) == 3
+
+
+def test_a_name_in_the_body_counts_for_nothing_where_names_are_trusted() -> None:
+    identity = identity_of({}, ("10.0.0.7", 1), LIMITS, trusts_names=True)
+    ann, has_name = caller_of(identity, {}, "ann", LIMITS, trusts_names=True)
+    assert ann == caller_of(identity, {}, "", LIMITS)[0]
+    assert not has_name
 
 
 def test_only_the_header_is_verified() -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+import pytest
+
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.core.request import Trigger
 from completion_server.http.dialect import Asked
@@ -80,6 +82,16 @@ def test_short_documents_are_told_apart_by_their_beginning() -> None:
     assert caller.ask(Asked("print")).lane != first.lane
 
 
+def test_an_empty_document_absorbs_no_other() -> None:
+    caller = Caller()
+    empty = caller.ask(Asked(""))
+    other = caller.ask(Asked("x = "))
+    assert len({empty.lane, other.lane, caller.ask(Asked("\n  ", "y")).lane}) == 3
+    assert caller.ask(Asked("x = f")).lane == other.lane
+    assert caller.ask(Asked("  ")).lane == empty.lane
+    assert caller.ask(Asked("", "y")).lane != empty.lane
+
+
 def test_three_alike_at_once_have_a_lane_each_and_end_with_the_next_key() -> None:
     caller = Caller()
     three = [caller.ask(TYPED) for _ in range(3)]
@@ -105,7 +117,17 @@ def test_what_follows_an_answer_at_once_is_asked_in_advance() -> None:
     shifted = Asked(follow_up.prefix[10:], TAIL)  # llama.vim's window of lines has moved on
     assert caller.ask(shifted, 1.05).trigger is Trigger.PREFETCH
     assert caller.ask(Asked(TYPED.prefix + "x", TAIL), 1.06).trigger is Trigger.AUTOMATIC
+    late = Asked(follow_up.prefix[20:], TAIL)
+    assert caller.ask(late, 1.39).trigger is Trigger.PREFETCH  # after a timer of 100 ms and the start of curl
     assert caller.ask(follow_up, 1.5).trigger is Trigger.AUTOMATIC  # a user has accepted the text
+
+
+@pytest.mark.parametrize("follow_up", ["pri)nt(total", "print(total)"])
+def test_what_is_right_of_the_cursor_may_stand_on_either_side_of_the_answer(follow_up: str) -> None:
+    """llama.vim appends the answer to the whole line."""
+    caller = Caller()
+    caller.end(caller.ask(Asked(TYPED.prefix, f"){TAIL}")), "nt(total", 1.0)
+    assert caller.ask(Asked(f"{HEAD}    {follow_up}", TAIL), 1.2).trigger is Trigger.PREFETCH
 
 
 def test_what_is_asked_in_advance_ends_nothing() -> None:
