@@ -80,7 +80,10 @@ test("a part of the shown text that no single key inserts was accepted", () => {
   assert.equal(part("total", "total = 1"), "word");
   assert.equal(part("total = 1", "total = 1\nreturn"), "line");
   assert.equal(part("t", "total"), undefined);
-  assert.equal(part("total", "total"), undefined, "the whole has a command");
+  assert.equal(part("total", "total"), "whole");
+  assert.equal(part("\n    ", "\n    return total"), undefined, "Enter indents by itself");
+  assert.equal(part("()", "()\nreturn"), undefined, "the editor closed the bracket");
+  assert.equal(part("a", "a"), undefined);
   assert.equal(part("other", "total = 1"), undefined);
   assert.equal(part("total"), undefined);
 });
