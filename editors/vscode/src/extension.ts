@@ -41,7 +41,6 @@ interface Running {
 class Extension implements vscode.Disposable {
   readonly #log = vscode.window.createOutputChannel("Completions", { log: true });
   readonly #statusBar = new StatusBar(`${SECTION}.showLastRequest`);
-  readonly #snippets = new SnippetRing();
   #status = new Status();
   #running?: Running;
   #lastAnswer?: Answer;
@@ -66,12 +65,13 @@ class Extension implements vscode.Disposable {
 
   #start(settings: Settings, token: string | undefined): void {
     let session: Session;
+    const snippets = new SnippetRing(); // the settings may forbid files that were allowed
     const completer = new Completer(
       {
         session: () => session,
         describe: (text) => ({
           languageId: vscode.window.activeTextEditor?.document.languageId ?? "",
-          snippets: settings.sendsSnippets ? this.#snippets.choose(text) : [],
+          snippets: settings.sendsSnippets ? snippets.choose(text) : [],
         }),
         onAnswer: (answer) => this.#answered(answer),
       },
@@ -92,7 +92,7 @@ class Extension implements vscode.Disposable {
         session.report({ sequence, kind: FeedbackKind.SURVIVED, survivedAfterS, survivedShare });
       },
     });
-    const provider = new Provider(completer, survival, this.#snippets, settings);
+    const provider = new Provider(completer, survival, snippets, settings);
     const parts = [provider.register(), survival, completer, { dispose: () => session.close() }];
     this.#running = { provider, all: vscode.Disposable.from(...parts) };
   }

@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Backoff } from "../src/client/backoff";
-import { callerMetadata, EndpointChoice, parseAddresses } from "../src/client/endpoints";
+import { type Caller, callerMetadata, EndpointChoice, parseAddresses, type Tls } from "../src/client/endpoints";
+import { SessionStream } from "../src/client/stream";
+import { Recorder } from "./support";
 
 test("addresses are parsed, and the default port is added", () => {
   assert.deepEqual(parseAddresses("a:1, b ,[::1]:3"), ["a:1", "b:50051", "[::1]:3"]);
@@ -15,6 +17,15 @@ test("a token does not go to another machine in plain text", () => {
   assert.equal(sent("localhost.example.com:1", false), false);
   assert.equal(sent("example.com:1", true), true);
   assert.equal(sent("127.0.0.1:1", false), true);
+});
+
+test("what can't be used is named at the start, without the token", () => {
+  const start = (caller: Caller, tls?: Tls) =>
+    new SessionStream({ addresses: ["127.0.0.1:1"], caller, tls }, new Recorder()).close();
+  assert.throws(() => start({ user: "zo\u00eb" }), /^Error: user: /);
+  assert.throws(() => start({ token: "s\u00e9same" }), /^Error: token: (?!.*same)/);
+  const der = Buffer.from("30820122300d0609", "hex");
+  assert.throws(() => start({}, { certificate: der, key: der }), /^Error: tls: /);
 });
 
 test("users are spread over replicas, each always to the same one", () => {

@@ -6,34 +6,31 @@ import { mock, test } from "node:test";
 import { SurvivalFeedback } from "../src/feedback";
 import { acceptedPart, changeOf } from "../src/policy/changes";
 import { clip } from "../src/policy/clip";
-import { matches, reasonNotToSend } from "../src/policy/exclude";
+import { matches, patternsOf, reasonNotToSend, SECRETS } from "../src/policy/exclude";
 import { Status } from "../src/policy/status";
 import { AcceptedText } from "../src/policy/survival";
 
-const manifest = JSON.parse(readFileSync(join(__dirname, "../../package.json"), "utf8"));
-const exclude: string[] = manifest.contributes.configuration.properties["completionServer.exclude"].default;
+const { excludes } = JSON.parse(readFileSync(join(__dirname, "../../../policy_cases.json"), "utf8"));
 
-test("files with secrets are not sent, by default", () => {
+function reasonFor(path: string, exclude: readonly string[] = []): string | undefined {
   const rules = { exclude, languages: { "*": true }, outsideWorkspace: false };
-  const reason = (path: string) =>
-    reasonNotToSend({ scheme: "file", path, languageId: "x", isInWorkspace: true }, rules);
-  for (const path of [
-    "/w/.env",
-    "/w/.env.local",
-    "/w/prod.env",
-    "/w/id_rsa",
-    "/w/id_ed25519.pub",
-    "/w/tls/server.KEY",
-    "/w/ca.pem",
-    "/home/a/.ssh/config",
-    "/home/a/.aws/credentials",
-    "/w/my-secrets.yaml",
-    "/w/.npmrc",
-  ]) {
-    assert.match(reason(path) ?? "sent", /^excluded by/, path);
+  return reasonNotToSend({ scheme: "file", path, languageId: "x", isInWorkspace: true }, rules);
+}
+
+test("files with secrets are not sent, whatever is set", () => {
+  assert.deepEqual([...SECRETS].sort(), [...excludes.patterns].sort());
+  for (const exclude of [[], ["*.txt"]]) {
+    for (const { path, excluded } of excludes.cases)
+      assert.equal(reasonFor(path, exclude)?.startsWith("excluded by") ?? false, excluded, path);
   }
-  for (const path of ["/w/app.py", "/w/environment.ts", "/w/keys.ts", "/w/keyboard.key.ts"])
-    assert.equal(reason(path), undefined, path);
+  assert.equal(reasonFor("/w/a.sql", ["*.sql"]), "excluded by *.sql");
+});
+
+test("a workspace adds patterns to those of the user and takes none away", () => {
+  assert.deepEqual(patternsOf({ globalValue: ["*.sql"], workspaceValue: ["*.csv"] }), ["*.sql", "*.csv"]);
+  assert.deepEqual(patternsOf({ globalValue: ["*.sql"], workspaceValue: [] }), ["*.sql"]);
+  assert.deepEqual(patternsOf({ globalValue: ["*.sql", 1], workspaceValue: { a: 1 } }), ["*.sql"]);
+  assert.deepEqual(patternsOf(undefined), []);
 });
 
 test("patterns match names, folders and paths", () => {
@@ -83,7 +80,10 @@ test("a part of the shown text that no single key inserts was accepted", () => {
   assert.equal(part("total", "total = 1"), "word");
   assert.equal(part("total = 1", "total = 1\nreturn"), "line");
   assert.equal(part("t", "total"), undefined);
-  assert.equal(part("total", "total"), undefined, "the whole has a command");
+  assert.equal(part("total", "total"), "whole");
+  assert.equal(part("\n    ", "\n    return total"), undefined, "Enter indents by itself");
+  assert.equal(part("()", "()\nreturn"), undefined, "the editor closed the bracket");
+  assert.equal(part("a", "a"), undefined);
   assert.equal(part("other", "total = 1"), undefined);
   assert.equal(part("total"), undefined);
 });

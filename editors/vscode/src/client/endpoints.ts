@@ -33,10 +33,14 @@ export function parseAddresses(text: string): string[] {
 
 export const isLocal = (address: string) => /^(127\.|localhost:|\[::1\]|unix:)/.test(address);
 
+/** Throws an Error if a text is not PEM. */
 export function channelCredentials(tls?: Tls): ChannelCredentials {
-  return tls
-    ? credentials.createSsl(tls.ca ?? null, tls.key ?? null, tls.certificate ?? null)
-    : credentials.createInsecure();
+  if (!tls) return credentials.createInsecure();
+  try {
+    return credentials.createSsl(tls.ca ?? null, tls.key ?? null, tls.certificate ?? null);
+  } catch (error) {
+    throw new Error(`tls: ${error instanceof Error ? error.message : error}`);
+  }
 }
 
 export function channelOptions(address: string): ClientOptions {
@@ -53,6 +57,13 @@ export function channelOptions(address: string): ClientOptions {
     // No proxy can reach a local address.
     ...(isLocal(address) ? { "grpc.enable_http_proxy": 0 } : {}),
   };
+}
+
+/** Throws an Error that names what metadata can't hold. gRPC's own would tell the token. */
+export function checkCaller(caller: Caller): void {
+  for (const [name, value] of Object.entries(caller)) {
+    if (value && !/^[ -~]*$/.test(value)) throw new Error(`${name}: expected ASCII characters`);
+  }
 }
 
 /** The metadata that names a caller. A token is never sent in plain text to another machine. */

@@ -10,11 +10,19 @@
  * A loss fails all open requests, since their text would be stale after a reconnect; a request that is sent while the
  * stream is lost fails at once. A GOAWAY needs no state of its own: gRPC opens the next stream on a new connection.
  */
-import type { ClientDuplexStream } from "@grpc/grpc-js";
+import type { ChannelCredentials, ClientDuplexStream } from "@grpc/grpc-js";
 import type { ReportFeedbackRequest, SessionRequest, SessionResponse } from "completion-server-stubs";
 import { type CompleteRequest, CompletionServiceClient, type End } from "completion-server-stubs";
 import { Backoff } from "./backoff";
-import { type Caller, callerMetadata, channelCredentials, channelOptions, EndpointChoice, type Tls } from "./endpoints";
+import {
+  type Caller,
+  callerMetadata,
+  channelCredentials,
+  channelOptions,
+  checkCaller,
+  EndpointChoice,
+  type Tls,
+} from "./endpoints";
 import { connectionLost, errorOfStatus, SESSION_ENDED, type ServiceError } from "./errors";
 
 const CONNECT_TIMEOUT_MS = 10_000;
@@ -62,7 +70,9 @@ export class SessionStream {
   #waiting: SessionRequest[] = [];
   readonly #backoff: Backoff;
   readonly #choice: EndpointChoice;
+  readonly #credentials: ChannelCredentials;
 
+  /** Throws an Error that names what can't be used of the settings. */
   constructor(
     private readonly settings: StreamSettings,
     private readonly listener: StreamListener,
@@ -70,6 +80,8 @@ export class SessionStream {
   ) {
     this.#backoff = new Backoff(random);
     this.#choice = new EndpointChoice(settings.addresses, settings.caller.user ?? "");
+    this.#credentials = channelCredentials(settings.tls);
+    checkCaller(settings.caller);
     void this.#connect();
   }
 
@@ -119,10 +131,10 @@ export class SessionStream {
   async #connect(): Promise<void> {
     if (this.#isConnecting) return;
     this.#isConnecting = true;
-    const { tls, addresses } = this.settings;
+    const { addresses } = this.settings;
     const address = this.#choice.choose(Date.now());
     if (address !== this.#address) this.#disconnect();
-    this.#client ??= new CompletionServiceClient(address, channelCredentials(tls), channelOptions(address));
+    this.#client ??= new CompletionServiceClient(address, this.#credentials, channelOptions(address));
     this.#address = address;
     const client = this.#client;
     const isReady = await becomesReady(client, addresses.length);

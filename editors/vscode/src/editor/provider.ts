@@ -18,6 +18,8 @@ export class Provider implements vscode.InlineCompletionItemProvider {
   /** A change of the document in front that the policy does not know yet: it lacks the cursor's new place. */
   #change?: { change: Change; extent?: Extent; inserted: string; shown?: Offer };
   #place?: { text: Text; line: number };
+  /** The request whose whole acceptance was known by the change. Its command confirms that. */
+  #acceptedWhole?: number;
 
   constructor(
     private readonly completer: Completer,
@@ -35,7 +37,7 @@ export class Provider implements vscode.InlineCompletionItemProvider {
         this.#accepted(request, text),
       ),
       vscode.workspace.onDidChangeTextDocument((event) => this.#changed(event)),
-      vscode.workspace.onDidCloseTextDocument((document) => this.snippets.close(document.uri.toString())),
+      vscode.workspace.onDidCloseTextDocument((document) => this.#forget(document.uri.toString())),
       vscode.window.onDidChangeTextEditorSelection(({ textEditor, selections }) => {
         const [selection] = selections;
         if (textEditor === vscode.window.activeTextEditor && selection)
@@ -98,7 +100,7 @@ export class Provider implements vscode.InlineCompletionItemProvider {
   /** Tell the completer the present place, and how it came about. Returns whether the document may be sent. */
   #sync(document: vscode.TextDocument, position: vscode.Position): boolean {
     if (reasonNotToSend(infoOf(document), this.settings.rules) !== undefined) {
-      this.snippets.close(document.uri.toString());
+      this.#forget(document.uri.toString());
       this.completer.left();
       return false;
     }
@@ -109,6 +111,7 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     if (!made) this.completer.moved(text);
     else if (made.extent && made.shown) {
       const { request } = made.shown;
+      if (made.extent === "whole") this.#acceptedWhole = request;
       this.completer.accepted(request, text, made.extent, made.inserted);
       this.#follow(request, document, position, made.inserted);
     } else this.completer.changed(text, made.change);
@@ -117,7 +120,9 @@ export class Provider implements vscode.InlineCompletionItemProvider {
 
   #accepted(request: number, inserted: string): void {
     const editor = vscode.window.activeTextEditor;
-    if (!editor) return;
+    const isKnown = this.#acceptedWhole === request;
+    this.#acceptedWhole = undefined;
+    if (!editor || isKnown) return;
     const { document, selection } = editor;
     this.#change = undefined;
     this.completer.accepted(request, textAt(document, selection.active), "whole", inserted);
@@ -136,6 +141,12 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     this.#place = { text, line };
     if (place && (place.text.uri !== text.uri || Math.abs(place.line - line) >= JUMP_LINES))
       this.snippets.leave(place.text);
+  }
+
+  /** Keep no text of a document that was closed or may not be sent. */
+  #forget(uri: string): void {
+    this.snippets.close(uri);
+    if (this.#place?.text.uri === uri) this.#place = undefined;
   }
 
   #remember({ document, selection }: vscode.TextEditor): void {

@@ -4,7 +4,7 @@ import * as vscode from "vscode";
 import { parseAddresses, type Tls } from "../client/endpoints";
 import type { StreamSettings } from "../client/stream";
 import type { MultiLine } from "../completer";
-import type { SendingRules } from "../policy/exclude";
+import { patternsOf, type SendingRules } from "../policy/exclude";
 import type { PolicySettings } from "../policy/settings";
 
 export const SECTION = "completionServer";
@@ -23,7 +23,7 @@ export function readSettings(): Settings {
   const delayMs = get<number | undefined>("delay", undefined);
   return {
     rules: {
-      exclude: get<string[]>("exclude", []),
+      exclude: patternsOf(vscode.workspace.getConfiguration(SECTION).inspect("exclude")),
       languages: get<Record<string, boolean>>("languages", {}),
       outsideWorkspace: get("outsideWorkspace", false),
     },

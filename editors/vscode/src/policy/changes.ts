@@ -19,13 +19,13 @@ export function changeOf(replacements: readonly Replacement[], isUndo: boolean):
 }
 
 /**
- * The part of the shown text that a change inserted at the cursor: the first word, or the first line. VS Code does not
- * tell extensions of it, but no key inserts more than one character of the shown text. The whole is known by its
- * command.
+ * How much of the shown text a change at the cursor accepted: all, the first word or the first line. VS Code tells
+ * extensions of all alone, by a command after the change; but no key inserts more of the shown text than `KEY` says.
  */
 export function acceptedPart(shown: string | undefined, replacements: readonly Replacement[]): Extent | undefined {
   const inserted = replacements.length === 1 ? (replacements[0]?.inserted ?? "") : "";
-  if (shown === undefined || inserted.length < 2 || inserted === shown || !shown.startsWith(inserted)) return undefined;
+  if (shown === undefined || !inserted || KEY.test(inserted) || !shown.startsWith(inserted)) return undefined;
+  if (inserted === shown) return "whole";
   const line = shown.split("\n", 1)[0];
   return inserted === line || inserted.includes("\n") ? "line" : "word";
 }

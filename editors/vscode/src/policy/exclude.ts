@@ -10,13 +10,25 @@ export interface DocumentInfo {
 }
 
 export interface SendingRules {
-  /** Patterns of files that are never sent. */
+  /** Patterns of files that are never sent, besides SECRETS. */
   exclude: readonly string[];
   /** Languages by id, "*" for all others. */
   languages: Readonly<Record<string, boolean>>;
   /** Whether files outside the folders of the workspace are sent. */
   outsideWorkspace: boolean;
 }
+
+/** Patterns of files that are never sent, whatever is set; the same as in editors/policy_cases.json. */
+// biome-ignore format: a line for each kind
+export const SECRETS = [
+  ".env", ".env.*", "*.env",
+  "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.gpg", "*.asc",
+  "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*",
+  ".ssh", ".gnupg", ".aws", ".kube", ".docker",
+  ".netrc", ".npmrc", ".pypirc", ".pgpass", ".htpasswd", ".git-credentials",
+  "*credential*", "*password*", "*secret*",
+  "*.tfstate", "*.tfstate.*", "*.tfvars",
+] as const;
 
 /** Documents that a person edits. Others are output, differences, settings. */
 const SCHEMES = new Set(["file", "untitled", "vscode-remote", "vscode-notebook-cell", "vscode-vfs"]);
@@ -25,12 +37,21 @@ const SCHEMES = new Set(["file", "untitled", "vscode-remote", "vscode-notebook-c
 export function reasonNotToSend(document: DocumentInfo, rules: SendingRules): string | undefined {
   if (!SCHEMES.has(document.scheme)) return "not a file";
   if (!(rules.languages[document.languageId] ?? rules.languages["*"] ?? true)) return `off for ${document.languageId}`;
-  const pattern = rules.exclude.find((each) => matches(each, document.path));
+  const pattern = [...SECRETS, ...rules.exclude].find((each) => matches(each, document.path));
   if (pattern !== undefined) return `excluded by ${pattern}`;
   if (!document.isInWorkspace && !rules.outsideWorkspace && document.scheme !== "untitled") {
     return "outside the workspace";
   }
   return undefined;
+}
+
+/**
+ * The patterns that the user and the workspace set. VS Code's own value of a list is the workspace's alone, which could
+ * so take the user's away. Settings may hold anything.
+ */
+export function patternsOf(set: { globalValue?: unknown; workspaceValue?: unknown } | undefined): string[] {
+  const values = [set?.globalValue, set?.workspaceValue].flat();
+  return values.filter((each): each is string => typeof each === "string");
 }
 
 /**

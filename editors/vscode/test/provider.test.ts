@@ -1,0 +1,124 @@
+/** The provider with the events of VS Code in VS Code's order, and a completer on a session of the test's own. */
+import assert from "node:assert/strict";
+import Module from "node:module";
+import { test } from "node:test";
+import { End, FinishReason, type ReportFeedbackRequest, Trigger } from "completion-server-stubs";
+import type { Answer, Question } from "../src/client/session";
+import { Completer } from "../src/completer";
+import { SurvivalFeedback } from "../src/feedback";
+import { SnippetRing } from "../src/policy/snippets";
+
+const handlers: Record<string, (event: any, ...more: any[]) => any> = {};
+const none = () => ({ dispose: () => {} });
+const keep = (name: string) => (handler: any) => {
+  handlers[name] = handler;
+  return none();
+};
+const vscode = {
+  Disposable: { from: none },
+  EndOfLine: { LF: 1, CRLF: 2 },
+  window: {
+    visibleTextEditors: [],
+    activeTextEditor: undefined as any,
+    onDidChangeTextEditorSelection: keep("selection"),
+    onDidChangeActiveTextEditor: keep("active"),
+  },
+  workspace: {
+    notebookDocuments: [],
+    workspaceFolders: undefined,
+    onDidChangeTextDocument: keep("change"),
+    onDidCloseTextDocument: keep("close"),
+  },
+  languages: { registerInlineCompletionItemProvider: none },
+  commands: { registerCommand: (_: string, handler: any) => keep("command")(handler) },
+};
+const loader = Module as any;
+const load = loader._load;
+loader._load = (name: string, ...more: unknown[]) => (name === "vscode" ? vscode : load(name, ...more));
+const { Provider } = require("../src/editor/provider") as typeof import("../src/editor/provider");
+
+/** A document of one line, with the cursor at its end, in front. */
+class FakeEditor {
+  text = "";
+  readonly document;
+
+  constructor(path: string) {
+    this.document = {
+      uri: { scheme: "file", path, toString: () => `file://${path}` },
+      languageId: "python",
+      eol: vscode.EndOfLine.LF,
+      getText: () => this.text,
+      offsetAt: ({ character }: { character: number }) => character,
+    };
+  }
+
+  get selection() {
+    return { active: { line: 0, character: this.text.length } };
+  }
+
+  select(): void {
+    handlers.selection?.({ textEditor: this, selections: [this.selection] });
+  }
+
+  /** Insert a text at the end. The cursor moves after the change. */
+  insert(text: string): void {
+    const contentChanges = [{ rangeOffset: this.text.length, rangeLength: 0, text }];
+    this.text += text;
+    handlers.change?.({ document: this.document, contentChanges });
+    this.select();
+  }
+}
+
+function start() {
+  const questions: Question[] = [];
+  const reports: Partial<ReportFeedbackRequest>[] = [];
+  const session = {
+    async complete(question: Question, _ms: number, _signal?: AbortSignal, onText = (_: string) => {}) {
+      questions.push(question);
+      onText("total");
+      const end = End.fromPartial({ finishReason: FinishReason.STOP });
+      return { sequence: questions.length, text: "total", totalMs: 1, end } as Answer;
+    },
+    report: (feedback: Partial<ReportFeedbackRequest>) => void reports.push(feedback),
+  };
+  const hooks = { session: () => session, describe: () => ({}), onAnswer: () => {} };
+  const completer = new Completer(hooks, { followsRhythm: false, delayMinMs: 0 }, "auto");
+  const survival = new SurvivalFeedback({ textOf: () => undefined, report: () => {} });
+  const snippets = new SnippetRing();
+  const rules = { exclude: [], languages: {}, outsideWorkspace: true };
+  new Provider(completer, survival, snippets, { rules } as any).register();
+  const dispose = () => {
+    completer.dispose();
+    survival.dispose();
+  };
+  return { questions, reports, completer, snippets, dispose };
+}
+
+test("after Tab, whose change comes before its command, the next text is asked for as PREFETCH, once", async () => {
+  const { questions, reports, completer, dispose } = start();
+  const editor = new FakeEditor("/w/a.py");
+  vscode.window.activeTextEditor = editor;
+  editor.insert("x");
+  const offer = await completer.offer(new AbortController().signal);
+  editor.insert("total");
+  handlers.command?.(offer?.request, "total");
+  dispose();
+  assert.deepEqual(
+    questions.map(({ trigger }) => trigger),
+    [Trigger.AUTOMATIC, Trigger.PREFETCH],
+  );
+  assert.equal(reports.length, 1);
+});
+
+test("the text of a document that was closed is no snippet", () => {
+  const { snippets, dispose } = start();
+  const [closed, other] = [new FakeEditor("/w/a.py"), new FakeEditor("/w/b.py")];
+  closed.text = other.text = "total = price * amount";
+  for (const editor of [closed, other]) {
+    vscode.window.activeTextEditor = editor;
+    editor.select();
+    if (editor === closed) handlers.close?.(closed.document);
+  }
+  dispose();
+  assert.deepEqual(snippets.choose({ uri: "c.py", before: "total = price", after: "" }), []);
+});
