@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with limits: open connections, the time and size of a request's head, stalled writes."""
+"""uvicorn's HTTP protocol with limits: open connections, a request's head, what is no body after it, stalled writes."""
 
 import asyncio
 import re
@@ -9,6 +9,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _MAX_HEAD_BYTES = 16 * 1024
 _MAX_HEADERS = 64
+_MAX_FRAMING_BYTES = 64 * 1024
+"""Of a chunked body: the sizes and extensions of its chunks, and its trailers."""
 _OFFER, _PASSED_OVER = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c)", re.IGNORECASE), b"\r\nx-offer:"
 """Java's client offers HTTP/2 with its first request, and the parser takes what follows such a head for that protocol.
 No JSON text can hold the line break."""
@@ -29,6 +31,10 @@ class HeadTooLargeError(Exception):
     """A head has too many bytes or headers. The parser answers 400 and closes."""
 
 
+class PipelinedError(Exception):
+    """A request came before the answer to the last one was written. No client of editors sends so."""
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -41,6 +47,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._is_in_head = True
         self._num_head_bytes = 0
+        self._num_framing_bytes = 0
+        self._keeps_alive = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a new connection, or close it if there are too many."""
@@ -65,7 +73,11 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._await_head()
             self._num_head_bytes += len(data)
             data = _OFFER.sub(_PASSED_OVER, data[:_MAX_HEAD_BYTES]) + data[_MAX_HEAD_BYTES:]
+        else:
+            self._num_framing_bytes += len(data)
         super().data_received(data)
+        if not self._is_in_head and self._num_framing_bytes > _MAX_FRAMING_BYTES:
+            self.transport.abort()
         if self._is_in_head and self._num_head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The head of the request is too large.")
 
@@ -74,21 +86,44 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. Trailers, which come here too, would stand for headers of the same names."""
+        if self._is_in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """End the head of a request, whose handler runs now."""
-        self._is_in_head, self._num_head_bytes = False, 0
+        self._is_in_head, self._num_head_bytes, self._num_framing_bytes = False, 0, 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if num_bytes > _MAX_HEAD_BYTES or len(self.headers) > _MAX_HEADERS:
             raise HeadTooLargeError
+        last = self.cycle
+        if last is not None and not last.response_complete:
+            self.transport.abort()  # uvicorn would not notice that the client of the last request leaves
+            raise PipelinedError
         super().on_headers_complete()
+        if self.cycle is not last:  # an answer that begins before the body has ended closes the connection
+            self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._num_framing_bytes -= len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a request; what comes next is the head of another."""
         super().on_message_complete()
         self._is_in_head = True
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = self._keeps_alive
+
+    def shutdown(self) -> None:
+        """Close the connection, at once or after its answer."""
+        super().shutdown()
+        self._keeps_alive = False
 
     def pause_writing(self) -> None:
         """Note that the client does not read."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from completion_server.core.errors import CompletionError, DeadlineError, InvalidRequestError
+from completion_server.core.errors import DeadlineError, InvalidRequestError
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -64,8 +64,3 @@ async def until_gone(receive: Receive) -> None:
     """Return when the client has left. The body was received before."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def has_unread_body(error: CompletionError) -> bool:
-    """Return whether an error was raised before the body was received, so that its connection can't go on."""
-    return isinstance(error, BodyTooLargeError | DeadlineError)

@@ -10,7 +10,7 @@ from typing import Any
 from completion_server.core.errors import Code, CompletionError, Fault, ShedError
 from completion_server.core.outcome import AnswerPart, Delta, End, FinishReason
 from completion_server.http.dialect import Answer, Json, Reply
-from completion_server.http.receiving import BodyTooLargeError, ClientGoneError, Receive, has_unread_body, until_gone
+from completion_server.http.receiving import BodyTooLargeError, ClientGoneError, Receive, until_gone
 from completion_server.serving.completion import Completion
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -166,7 +166,7 @@ def status_of(error: CompletionError) -> int:
 
 async def write_error(send: Send, error: CompletionError, body: Json) -> None:
     """Write an error, with the time after which to retry."""
-    headers = {"connection": "close"} if has_unread_body(error) else {}
+    headers = {}
     if error.retry_after_ms is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_ms / 1000))
     await write_json(send, status_of(error), body, headers)

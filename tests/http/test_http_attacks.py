@@ -1,6 +1,7 @@
 """What no plugin sends: foreign pages, large, slow and deep bodies, idle connections."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -10,7 +11,7 @@ import pytest_asyncio
 
 from completion_server.admission.settings import LimitSettings
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.http_clients import HTTP, RawConnection, get, head, post, raw_connection
+from tests.support.http_clients import HTTP, RawConnection, get, head, http_session, post, raw_connection
 from tests.support.server import (
     ENDLESS,
     RunningServer,
@@ -25,6 +26,12 @@ WORDS = ("alpha", "\n")
 RECEIVE_S, STALL_S = 0.5, 0.5
 SHORT = (f"server.receive_timeout_s={RECEIVE_S}", f"server.stall_timeout_s={STALL_S}")
 MAX_CONNECTIONS = 50
+WHOLE = b'e\r\n{"prompt":"x"}\r\n0\r\n'
+"""A chunked body, to which trailers may follow."""
+
+
+def make_engine() -> ScriptedEngine:
+    return ScriptedEngine(lambda _request: WORDS)
 
 
 @pytest_asyncio.fixture
@@ -183,10 +190,73 @@ async def test_mutated_requests_are_answered_or_closed(server: RunningServer) ->
         for changed in (whole[:at] + b"\x00" + whole[at + 1 :], whole[:at]):
             async with raw_connection(server) as connection:
                 await connection.send(changed)
-                connection.writer.write_eof()
-                answer = await connection.rest()
-                assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
+                if len(changed) < len(whole):
+                    connection.writer.write_eof()
+                    answer = await connection.rest()
+                    assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+                else:
+                    assert (await connection.rest()).startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 4"))
     assert await is_served(server)
+
+
+async def test_a_trailer_stands_for_no_header() -> None:
+    async with run_server(make_config(HTTP, "admission.require_user=true"), make_engine) as named:
+        for header, status in (("x-other: ann", 401), ("x-user-id: ann", 200)):
+            async with raw_connection(named) as connection:
+                request_head = head("/infill", "transfer-encoding: chunked", header)
+                await connection.send(request_head + WHOLE + b"x-user-id: bob\r\nhost: evil.example\r\n\r\n")
+                assert await connection.status() == status
+
+
+@pytest.mark.parametrize("trailer", [b"x: " + b"y" * 8_000, b"x: y\r\n" * 1_000], ids=["long", "many"])
+async def test_endless_trailers_end_the_connection(server: RunningServer, trailer: bytes) -> None:
+    async with raw_connection(server) as connection:
+        await connection.send(head("/infill", "transfer-encoding: chunked") + WHOLE + b"x: y\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                await connection.send(trailer)
+                await asyncio.sleep(0)
+        assert await connection.rest() == b""
+    assert await is_served(server)
+
+
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        head("/infill", "content-length: 50", "content-encoding: gzip"),
+        head("/health", "content-length: 50"),
+        head("/health", "transfer-encoding: chunked"),
+        head("/nothing", "content-length: 50"),
+    ],
+    ids=["refused", "document", "chunked", "missing"],
+)
+async def test_an_answer_before_the_body_closes_the_connection(server: RunningServer, request_head: bytes) -> None:
+    async with raw_connection(server) as connection:
+        await connection.send(request_head)
+        assert b"connection: close\r\n" in await connection.rest()
+    assert await is_served(server)
+
+
+async def test_a_connection_whose_bodies_are_read_goes_on(server: RunningServer) -> None:
+    body = b'{"prompt":"x"}'
+    async with http_session() as session:
+        for _ in range(2):
+            async with session.post(f"http://{server.ready.http_address}/infill", data=body) as answer:
+                assert "connection" not in answer.headers
+            async with session.get(f"http://{server.ready.http_address}/health") as answer:
+                assert "connection" not in answer.headers
+
+
+async def test_a_pipelined_request_ends_the_connection_and_frees_the_engine() -> None:
+    engine = endless_engine(lambda _request: (f"{i} " for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
+    async with run_server(endless_config(HTTP), lambda: engine) as server, raw_connection(server) as connection:
+        body = json.dumps({"prompt": "x", "stream": True, "n_predict": ENDLESS}).encode()
+        whole = head("/infill", f"content-length: {len(body)}") + body
+        await connection.send(whole)
+        await eventually(lambda: engine.stats().num_running == 1)
+        await connection.send(whole)
+        await connection.rest()
+        await eventually(lambda: engine.stats().num_running == 0)
 
 
 async def test_an_offer_to_upgrade_is_passed_over(server: RunningServer) -> None:
