@@ -3,6 +3,7 @@
  *
  * An editor tells it each event and then asks for an offer: the text to show at the present place, once it is whole.
  */
+import { status as Code } from "@grpc/grpc-js";
 import { FeedbackKind, FinishReason, Mode, Trigger } from "completion-server-stubs";
 import type { Answer, Question, Session } from "./client/session";
 import { clip } from "./policy/clip";
@@ -10,7 +11,8 @@ import type { Change, Decision, Extent, FeedbackName, Text, Trigger as TriggerNa
 import { EditingPolicy } from "./policy/policy";
 import type { PolicySettings } from "./policy/settings";
 
-const TIMEOUT_MS: Record<TriggerName, number> = { automatic: 5_000, prefetch: 5_000, explicit: 15_000 };
+/** While an automatic request is open, later keys ask nothing. */
+const TIMEOUT_MS: Record<TriggerName, number> = { automatic: 2_000, prefetch: 2_000, explicit: 15_000 };
 const TRIGGERS: Record<TriggerName, Trigger> = {
   automatic: Trigger.AUTOMATIC,
   prefetch: Trigger.PREFETCH,
@@ -200,6 +202,7 @@ export class Completer {
 
 /** Why an answer ended, as the policy reads it. */
 function reasonOf({ end, error }: Answer): string {
-  if (error) return "error";
-  return end ? FinishReason[end.finishReason].toLowerCase() : "cancelled";
+  if (end) return FinishReason[end.finishReason].toLowerCase();
+  if (!error) return "cancelled";
+  return error.code === Code.DEADLINE_EXCEEDED ? "deadline" : "error";
 }

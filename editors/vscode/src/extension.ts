@@ -87,10 +87,9 @@ class Extension implements vscode.Disposable {
     }
     const survival = new SurvivalFeedback({
       textOf: (uri) => vscode.workspace.textDocuments.find((each) => each.uri.toString() === uri)?.getText(),
-      report: (request, survivedAfterS, survivedShare) => {
-        const sequence = completer.sequenceOf(request);
-        session.report({ sequence, kind: FeedbackKind.SURVIVED, survivedAfterS, survivedShare });
-      },
+      sequenceOf: (request) => completer.sequenceOf(request),
+      report: (sequence, survivedAfterS, survivedShare) =>
+        session.report({ sequence, kind: FeedbackKind.SURVIVED, survivedAfterS, survivedShare }),
     });
     const provider = new Provider(completer, survival, snippets, settings);
     const parts = [provider.register(), survival, completer, { dispose: () => session.close() }];

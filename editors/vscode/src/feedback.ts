@@ -4,7 +4,9 @@ import { AcceptedText, type Edit, SURVIVAL_AFTER_S } from "./policy/survival";
 export interface FeedbackHooks {
   /** The text of an open document, undefined if it is closed. */
   textOf(uri: string): string | undefined;
-  report(request: number, afterS: number, share: number): void;
+  /** The session's sequence number of a request, if it is still known. */
+  sequenceOf(request: number): number | undefined;
+  report(sequence: number, afterS: number, share: number): void;
 }
 
 export class SurvivalFeedback {
@@ -16,9 +18,11 @@ export class SurvivalFeedback {
   /** The text of a request was accepted and stands at `offset`. A further word of the same text continues it. */
   accepted(request: number, uri: string, offset: number, text: string): void {
     if (this.#accepted.some((each) => each.extend(request, uri, offset, text))) return;
+    const sequence = this.hooks.sequenceOf(request);
+    if (sequence === undefined) return;
     const accepted = new AcceptedText(request, uri, offset, text);
     this.#accepted.push(accepted);
-    for (const afterS of SURVIVAL_AFTER_S) this.#later(afterS, () => this.#look(accepted, afterS));
+    for (const afterS of SURVIVAL_AFTER_S) this.#later(afterS, () => this.#look(accepted, sequence, afterS));
   }
 
   /** A document changed. The offsets are those before the change. */
@@ -34,9 +38,9 @@ export class SurvivalFeedback {
     this.#accepted = [];
   }
 
-  #look(accepted: AcceptedText, afterS: number): void {
+  #look(accepted: AcceptedText, sequence: number, afterS: number): void {
     const document = this.hooks.textOf(accepted.uri);
-    if (document !== undefined) this.hooks.report(accepted.request, afterS, accepted.shareIn(document));
+    if (document !== undefined) this.hooks.report(sequence, afterS, accepted.shareIn(document));
     if (afterS === SURVIVAL_AFTER_S.at(-1)) this.#accepted = this.#accepted.filter((each) => each !== accepted);
   }
 

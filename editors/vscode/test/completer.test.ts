@@ -1,7 +1,9 @@
 /** The completer with a session of the test's own: what is asked, offered, cancelled and reported. */
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
+import { status as Code } from "@grpc/grpc-js";
 import { End, FeedbackKind, FinishReason, Mode, type ReportFeedbackRequest, Trigger } from "completion-server-stubs";
+import { ServiceError } from "../src/client/errors";
 import type { Answer, Question } from "../src/client/session";
 import { Completer, type MultiLine } from "../src/completer";
 import type { Text } from "../src/policy/messages";
@@ -10,8 +12,10 @@ import { until } from "./support";
 interface Asked {
   question: Question;
   signal: AbortSignal;
+  timeoutMs: number;
   onText: (text: string) => void;
-  end: (reason?: FinishReason) => void;
+  end: (reason?: FinishReason, error?: ServiceError) => void;
+  fail: (error: ServiceError) => void;
 }
 
 let asked: Asked[];
@@ -19,13 +23,14 @@ let reports: Partial<ReportFeedbackRequest>[];
 let completer: Completer;
 
 const session = {
-  complete(question: Question, _timeoutMs: number, signal = new AbortController().signal, onText = (_: string) => {}) {
+  complete(question: Question, timeoutMs: number, signal = new AbortController().signal, onText = (_: string) => {}) {
     const sequence = asked.length + 100;
     return new Promise<Answer>((resolve) => {
-      const end = (finishReason = FinishReason.STOP) =>
-        resolve({ sequence, text: "", totalMs: 1, end: End.fromPartial({ finishReason }) });
+      const end = (finishReason = FinishReason.STOP, error?: ServiceError) =>
+        resolve({ sequence, text: "", totalMs: 1, end: End.fromPartial({ finishReason }), error });
+      const fail = (error: ServiceError) => resolve({ sequence, text: "", totalMs: 1, error });
       signal.addEventListener("abort", () => resolve({ sequence, text: "", totalMs: 1 }));
-      asked.push({ question, signal, onText, end });
+      asked.push({ question, signal, timeoutMs, onText, end, fail });
     });
   },
   report: (feedback: Partial<ReportFeedbackRequest>) => void reports.push(feedback),
@@ -93,6 +98,26 @@ test("nothing is offered of an answer that was superseded", async () => {
   asked[0]!.onText("abc");
   asked[0]!.end(FinishReason.SUPERSEDED);
   assert.equal(await offer, undefined);
+});
+
+test("automatic requests have 2 s, and the next key asks at once after a deadline, but not after an error", async () => {
+  const late = new ServiceError("late", Code.DEADLINE_EXCEEDED);
+  const ends: ((last: Asked) => void)[] = [
+    (last) => last.fail(late),
+    (last) => last.end(FinishReason.DEADLINE, late),
+    (last) => last.end(FinishReason.ERROR, new ServiceError("no", Code.INTERNAL)),
+  ];
+  for (const [index, end] of ends.entries()) {
+    completer.changed(at(`x${index} = |`), "typed");
+    const last = asked.at(-1)!;
+    assert.equal(last.timeoutMs, 2_000);
+    end(last);
+    await completer.offer(never);
+    completer.changed(at(`y${index} = |`), "typed");
+    assert.equal(asked.length, index < 2 ? 2 * index + 2 : 5, `after end ${index}`);
+    completer.rejected();
+    completer.moved(at("|"));
+  }
 });
 
 test("an offer that is waited for no more is none, and a newer one takes its place", async () => {

@@ -83,7 +83,7 @@ function start() {
   };
   const hooks = { session: () => session, describe: () => ({}), onAnswer: () => {} };
   const completer = new Completer(hooks, { followsRhythm: false, delayMinMs: 0 }, "auto");
-  const survival = new SurvivalFeedback({ textOf: () => undefined, report: () => {} });
+  const survival = new SurvivalFeedback({ textOf: () => undefined, sequenceOf: (each) => each, report: () => {} });
   const snippets = new SnippetRing();
   const rules = { exclude: [], languages: {}, outsideWorkspace: true };
   new Provider(completer, survival, snippets, { rules } as any).register();

@@ -126,21 +126,25 @@ test("survival is reported after 30, 90, 180 and 360 s, once for words of one an
   try {
     let text = "x = abc def";
     const reports: unknown[] = [];
+    const sequences = new Map([[7, 107]]);
     const feedback = new SurvivalFeedback({
       textOf: () => text,
+      sequenceOf: (request) => sequences.get(request),
       report: (...values) => reports.push(values),
     });
     feedback.accepted(7, "u", 4, "abc");
     feedback.accepted(7, "u", 7, " def");
+    feedback.accepted(6, "u", 0, "x");
+    sequences.clear(); // as after many further requests
     mock.timers.tick(89_000);
     text = "x = abc";
     feedback.edited("u", [{ offset: 7, numDeleted: 4, inserted: "" }]);
     mock.timers.tick(400_000);
     assert.deepEqual(reports, [
-      [7, 30, 1],
-      [7, 90, 3 / 7],
-      [7, 180, 3 / 7],
-      [7, 360, 3 / 7],
+      [107, 30, 1],
+      [107, 90, 3 / 7],
+      [107, 180, 3 / 7],
+      [107, 360, 3 / 7],
     ]);
   } finally {
     mock.timers.reset();
