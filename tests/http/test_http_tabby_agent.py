@@ -19,7 +19,7 @@ from tests.support.server import RunningServer, make_config, run_server
 ANSWERS_WITHIN_S = 60.0
 TEXT = "def f(a, b):\n    return a + \n\nprint(f(1, 2))\n"
 WORDS = ("b", " * 2", "\n")
-URI = "file:///work/example.py"
+URI = "file:///project/example.py"
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ async def test_the_agent_reports_what_its_user_did(agent: Path, tmp_path: Path) 
                         return result
 
             assert await call("initialize", {})
-            place = {"filepath": "/work/example.py", "language": "python", "text": TEXT, "position": 28}
+            place = {"filepath": "/project/example.py", "language": "python", "text": TEXT, "position": 28}
             completion = await call("provideCompletions", place | {"manually": True})
             assert completion["choices"][0]["text"] == "b * 2"
             event = {"completion_id": completion["id"], "choice_index": 0}

@@ -70,7 +70,7 @@ const inline = { inlineCompletion: {} };
 const scenarios = {
   async details() {
     const capabilities = await initialize(inline);
-    const uri = "file:///work/a.py";
+    const uri = "file:///project/a.py";
     open(uri, "x = '😋'\r\ny = ");
     const item = await untilShown(uri, at(1, 4));
     connection.sendNotification("textDocument/didShowCompletion", { item });
@@ -84,14 +84,14 @@ const scenarios = {
     const selected = await untilShown(uri, at(0, 0), INVOKED, {
       selectedCompletionInfo: { range: { start: at(0, 0), end: at(0, 1) }, text: "xyz" },
     });
-    open("file:///work/.env", "KEY=");
-    const secret = await ask("file:///work/.env", at(0, 4), INVOKED);
+    open("file:///project/.env", "KEY=");
+    const secret = await ask("file:///project/.env", at(0, 4), INVOKED);
     return { capabilities, item, rest, selected, secret };
   },
 
   async newest() {
     await initialize(inline);
-    const uri = "file:///work/a.py";
+    const uri = "file:///project/a.py";
     open(uri, "x = \n");
     const first = ask(uri, at(0, 4), INVOKED);
     await pause(1000);
@@ -106,7 +106,7 @@ const scenarios = {
 
   async menu() {
     const capabilities = await initialize({ completion: {} });
-    const uri = "file:///work/a.py";
+    const uri = "file:///project/a.py";
     open(uri, "if x:\n\tfoo");
     for (;;) {
       const answer = await connection.sendRequest("textDocument/completion", {
@@ -120,8 +120,8 @@ const scenarios = {
 
   async notebook() {
     await initialize(inline);
-    const cell = "notebook-cell:/work/n.ipynb#c1";
-    const notebookDocument = { uri: "file:///work/n.ipynb", notebookType: "jupyter-notebook", version: 1 };
+    const cell = "notebook-cell:/project/n.ipynb#c1";
+    const notebookDocument = { uri: "file:///project/n.ipynb", notebookType: "jupyter-notebook", version: 1 };
     connection.sendNotification("notebookDocument/didOpen", {
       notebookDocument: { ...notebookDocument, cells: [{ kind: 2, document: cell }] },
       cellTextDocuments: [{ uri: cell, languageId: "python", version: 1, text: "a = " }],
@@ -145,11 +145,11 @@ const scenarios = {
 
   async malformed() {
     await initialize(inline);
-    const uri = "file:///work/a.py";
+    const uri = "file:///project/a.py";
     open(uri, "x = ");
     connection.sendNotification("textDocument/didChange", { textDocument: { uri }, contentChanges: ["SECRET"] });
     connection.sendNotification("textDocument/didChange", {
-      textDocument: { uri: "file:///work/SECRET.py", version: 2 },
+      textDocument: { uri: "file:///project/SECRET.py", version: 2 },
       contentChanges: [{ text: "SECRET" }],
     });
     connection.sendNotification("textDocument/didPartiallyAcceptCompletion", { item: "SECRET", acceptedLength: "SECRET" });
@@ -162,13 +162,13 @@ const scenarios = {
   async settings() {
     configuration = { languagesOff: ["python"] };
     await initialize(inline, { initializationOptions: { languagesOf: [], exclude: ["kept.*"] } });
-    const uri = "file:///work/a.py";
+    const uri = "file:///project/a.py";
     open(uri, "x = ");
-    open("file:///work/a.go", "x = ", "go");
-    open("file:///work/kept.go", "x = ", "go");
-    await untilShown("file:///work/a.go", at(0, 4));
+    open("file:///project/a.go", "x = ", "go");
+    open("file:///project/kept.go", "x = ", "go");
+    await untilShown("file:///project/a.go", at(0, 4));
     const off = await ask(uri, at(0, 4));
-    const kept = await ask("file:///work/kept.go", at(0, 4));
+    const kept = await ask("file:///project/kept.go", at(0, 4));
     configuration = { multiLine: false };
     await connection.sendNotification("workspace/didChangeConfiguration", { settings: null });
     return { messages, off, kept, on: await untilShown(uri, at(0, 4)) };

@@ -33,7 +33,7 @@ class Editor:
         self._client = client
         self._encoding = encoding
         self._eol = eol
-        self._document = types.TextDocumentItem(f"file:///work/{next(_numbers)}.py", "python", 1, "")
+        self._document = types.TextDocumentItem(f"file:///project/{next(_numbers)}.py", "python", 1, "")
         self.text = ""
         self.cursor = 0
         self.history: list[tuple[str, int]] = []

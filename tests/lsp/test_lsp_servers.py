@@ -9,7 +9,7 @@ from pygls.lsp.client import LanguageClient
 
 from tests.support.oracle_server import LINE, run_oracle
 
-URI = "file:///work/a.py"
+URI = "file:///project/a.py"
 TIMEOUT_S = 60.0
 
 

@@ -74,7 +74,7 @@ class User:
     def __init__(self, text: str = "x = ", settings: Settings | None = None) -> None:
         self.session = Session()
         self.completer = Completer(lambda: self.session, settings or Settings())  # type: ignore[arg-type,return-value]
-        self.document = Document(TextDocument("file:///work/a.py", text, 1, "python"))
+        self.document = Document(TextDocument("file:///project/a.py", text, 1, "python"))
         self.completer.on_connected()
 
     def edit(self, start: int, end: int, text: str) -> None:
@@ -228,9 +228,9 @@ async def test_the_text_of_other_documents_goes_along_but_not_of_excluded_ones()
     user = User("def alpha(beta, gamma):\n    ")
     await user.ask()
     for name in (".env", "b.py"):
-        user.document = Document(TextDocument(f"file:///work/{name}", "alpha(beta, gamma) = ", 1, "python"))
+        user.document = Document(TextDocument(f"file:///project/{name}", "alpha(beta, gamma) = ", 1, "python"))
         await user.ask()
-    assert [each.uri for each in user.session.requests[-1].snippets] == ["file:///work/a.py"]
+    assert [each.uri for each in user.session.requests[-1].snippets] == ["file:///project/a.py"]
     assert len(user.session.requests) == 2
 
 
@@ -240,7 +240,7 @@ async def test_text_that_changed_settings_exclude_or_of_a_closed_document_does_n
         user = User("def alpha(beta, gamma):\n    ")
         first = user.document
         await user.ask()
-        user.document = Document(TextDocument("file:///work/b.py", "alpha(beta, gamma) = ", 1, "python"))
+        user.document = Document(TextDocument("file:///project/b.py", "alpha(beta, gamma) = ", 1, "python"))
         await user.ask()
         assert user.session.requests[-1].snippets
         if is_closed:
@@ -323,7 +323,7 @@ async def test_nobody_waits_for_a_request_that_is_not_wanted_any_more() -> None:
 @in_virtual_time
 async def test_an_edit_of_another_document_leaves_the_request_that_waits() -> None:
     user = User()
-    other = Document(TextDocument("file:///work/b.py", "y = 1", 1, "python"))
+    other = Document(TextDocument("file:///project/b.py", "y = 1", 1, "python"))
     asking = asyncio.create_task(user.ask())
     await asyncio.sleep(0.01)
     other.apply_change(types.TextDocumentContentChangeWholeDocument(text="y = 2"))
@@ -337,7 +337,7 @@ async def test_an_edit_of_another_document_leaves_the_request_that_waits() -> No
 async def test_the_same_insertion_into_another_document_is_no_acceptance() -> None:
     user = User()
     (offer,) = await user.ask() or ()
-    user.document = Document(TextDocument("file:///work/b.py", "y = ", 1, "python"))
+    user.document = Document(TextDocument("file:///project/b.py", "y = ", 1, "python"))
     user.type(ANSWER)
     assert offer.num_accepted == 0
     assert user.session.kinds == [("SHOWN", 0)]

@@ -34,7 +34,7 @@ def test_a_setting_that_cannot_be_used_is_named_and_the_others_apply(given: dict
 @pytest.mark.parametrize("given", [{"exclude": "*.x"}, {"excludes": ["*.x"]}, {"enabled": 0}, {"enable": False}])
 def test_nothing_is_completed_while_it_is_not_known_what_may_be(given: dict[str, Any]) -> None:
     settings, problems = updated(Settings(), {"enabled": True} | given)
-    assert not settings.allows("file:///work/a.py", "python")
+    assert not settings.allows("file:///project/a.py", "python")
     assert problems[1:] == ["nothing is completed until that is corrected"]
 
 
@@ -67,18 +67,18 @@ def test_a_path_of_the_table_is_excluded_or_not(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("uri", "is_allowed"),
     [
-        ("file:///work/app.py", True),
-        ("file:///work/.env", False),
-        ("file:///work/.env.local", False),
-        ("file:///work/keys/server.PEM", False),
+        ("file:///project/app.py", True),
+        ("file:///project/.env", False),
+        ("file:///project/.env.local", False),
+        ("file:///project/keys/server.PEM", False),
         ("file:///home/ada/.ssh/config", False),
-        ("file:///c%3A/work/id_rsa", False),
-        ("file:///work/environment.py", True),
-        ("file:///work/secrets.yaml", False),
-        ("file:///work/private/a.py", False),
-        ("file:///work/a.gen.py", False),
+        ("file:///c%3A/project/id_rsa", False),
+        ("file:///project/environment.py", True),
+        ("file:///project/secrets.yaml", False),
+        ("file:///project/private/a.py", False),
+        ("file:///project/a.gen.py", False),
         ("untitled:Untitled-1", True),
-        ("notebook-cell:/work/.env#c1", False),
+        ("notebook-cell:/project/.env#c1", False),
     ],
 )
 def test_files_with_secrets_and_excluded_ones_are_left_out(uri: str, is_allowed: bool) -> None:
