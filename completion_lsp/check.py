@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Completion, ConnectionLostError, Endpoint, ReplicaSet, ServiceError
+from completion_client import Completion, CompletionClient, ConnectionLostError, Endpoint, ServiceError
 from completion_client.tls_faults import explain_tls
 from completion_lsp.link import Servers
 
@@ -24,7 +24,7 @@ async def _check(endpoint: Endpoint, servers: Servers) -> tuple[bool, str]:
         document_uri="untitled:check.py", language_id="python", prefix=_EXAMPLE, trigger=pb.TRIGGER_EXPLICIT
     )
     try:
-        async with ReplicaSet([endpoint], user=servers.user, tenant=servers.tenant) as server:
+        async with CompletionClient([endpoint], user=servers.user, tenant=servers.tenant) as server:
             completion = await server.complete(request, timeout_s=_TIMEOUT_S)
     except ConnectionLostError as error:
         why = await asyncio.to_thread(explain_tls, endpoint)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from completion_client import Endpoint, EndpointError, Move, ReplicaSet, ServiceError, Session
+from completion_client import CompletionClient, Endpoint, EndpointError, Move, ServiceError, Session
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Link:
     async def _hold(self) -> None:
         servers = self._servers
         async with (
-            ReplicaSet(servers.endpoints, user=servers.user, tenant=servers.tenant) as replicas,
+            CompletionClient(servers.endpoints, user=servers.user, tenant=servers.tenant) as replicas,
             replicas.session(listener=self, on_move=self._on_move) as session,
         ):
             self._session = session

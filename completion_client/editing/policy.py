@@ -2,7 +2,7 @@
 
 Each event changes the state; then one function, `_settle`, looks at all of it and decides. So the rules hold whatever
 the order of events: text is shown only where it continues the document, and nothing is asked that is known, open,
-rejected or in vain.
+rejected or of no use.
 """
 
 from collections import deque

@@ -32,6 +32,7 @@ class SimulatedEditorsProcess:
         self._clock = clock
         self._has_tls = has_tls
         self._address = ""
+        self._is_installed = False
         self._ends_at = -math.inf
         self._task: asyncio.Task[None] | None = None
         self.failure = ""
@@ -40,13 +41,15 @@ class SimulatedEditorsProcess:
     def connect(self, address: str) -> None:
         """Let them type to the server at an address."""
         self._address = address
+        # Reads the metadata of all installed packages: once, not for each figure that a page shows.
+        self._is_installed = bool(entry_points(group="completion_server.commands", name=_COMMAND))
 
     @property
     def unavailable_reason(self) -> str:
         """Why there can be none; "" if there can."""
         if self._has_tls or is_unix_socket(self._address) or not self._address:
             return "they need a listener without TLS (server.listen)"
-        if not entry_points(group="completion_server.commands", name=_COMMAND):
+        if not self._is_installed:
             return "the load tester is not installed: pip install 'completion-server[loadtest]'"
         return ""
 

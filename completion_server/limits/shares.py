@@ -55,7 +55,7 @@ class Share:
     reported_at: float
     asked_at: float
     demand: float = 1.0
-    """How often the key was asked for; for sessions, how often in vain."""
+    """How often the key was asked for; for sessions, how often it was refused."""
     taken: float = 0.0
     """Units since the last report, less those that its part of the rate has filled again."""
     kept: float = 0.0

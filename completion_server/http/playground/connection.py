@@ -61,7 +61,7 @@ class PageConnection:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._push())
                 await self._read(group)
-        except* WebSocketDisconnect:
+        except* WebSocketDisconnect:  # the page was closed
             pass
         finally:
             for completion in self._open.values():

@@ -21,7 +21,7 @@ from typing import Any
 from completion_server.core.errors import ConfigError
 
 LEFT_OUT_ENV = "COMPLETION_SERVER_PATCHES_LEFT_OUT"
-"""Environment variable with names of patches to leave out, separated by commas: it shows the faults that they mend."""
+"""Environment variable with names of patches to leave out, separated by commas: it shows the faults that they fix."""
 
 _MARK = "completion_server_patch"
 """Attribute of a replacement: the name of its patch."""
