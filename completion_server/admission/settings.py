@@ -59,6 +59,9 @@ class ServerSettings:
     refused, since a web page could point a name of its own at this server."""
     http_max_connections: Annotated[int, Between(1, 1_000_000)] = 1024
     """HTTP connections that may be open at once; further ones are closed."""
+    http_admin: bool = False
+    """Whether a browser on this machine may change the server from the page of `http_listen`, if `admin_listen` is on
+    and needs no client certificate. A proxy on this machine may pass that right on to all its callers."""
     tls: TlsSettings = TlsSettings()
     admin_tls: TlsSettings = TlsSettings()
     region: str = ""

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.http_clients import HTTP
+from tests.support.http_clients import HTTP, PAGE_ADMIN
 from tests.support.playground import Browser, browser
 from tests.support.server import RunningServer, eventually, make_config, run_server
 from tests.support.vocabularies import embedded
@@ -53,7 +53,7 @@ def make_engine() -> ScriptedEngine:
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[RunningServer]:
-    async with run_server(make_config(HTTP), make_engine) as running:
+    async with run_server(make_config(HTTP, PAGE_ADMIN), make_engine) as running:
         yield running
 
 
@@ -141,13 +141,13 @@ async def test_the_keyboard_alone_reaches_everything(server: RunningServer, tab:
 
 
 async def test_without_the_scope_the_slider_is_locked_with_the_reason(tab: Browser) -> None:
-    async with run_server(make_config(HTTP, "server.admin_listen="), make_engine) as server:
+    async with run_server(make_config(HTTP), make_engine) as server:
         await tab.open(server.ready.http_address)
-        await tab.until("document.querySelector('#k-why').textContent.includes('no admin listener')")
+        await tab.until("document.querySelector('#k-why').textContent.includes('server.http_admin')")
         assert await tab.evaluate("document.querySelector('#k').disabled")
         assert await tab.evaluate("document.querySelector('#k-auto').disabled")
         assert await tab.evaluate("document.querySelector('#simulate').getAttribute('aria-disabled')") == "true"
-        assert "no admin listener" in await tab.evaluate("document.querySelector('#simulate-why').textContent")
+        assert "server.http_admin" in await tab.evaluate("document.querySelector('#simulate-why').textContent")
 
 
 async def test_dark_and_light_follow_the_system_and_the_switch(server: RunningServer, tab: Browser) -> None:

@@ -15,7 +15,7 @@ import pytest_asyncio
 from completion_server.engine.processes import runs
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.http.playground.connection import MAX_MESSAGE_BYTES
-from tests.support.http_clients import ANSWERS_WITHIN_S, HTTP, get, http_session, raw_connection
+from tests.support.http_clients import ANSWERS_WITHIN_S, HTTP, PAGE_ADMIN, get, http_session, raw_connection
 from tests.support.server import (
     ENDLESS,
     RunningServer,
@@ -92,7 +92,7 @@ def make_engine() -> ScriptedEngine:
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[RunningServer]:
-    async with run_server(make_config(HTTP), make_engine) as running:
+    async with run_server(make_config(HTTP, PAGE_ADMIN), make_engine) as running:
         yield running
 
 
@@ -224,9 +224,11 @@ async def test_an_operator_sets_k(server: RunningServer) -> None:
         await page.until(lambda message: message.get("k_mode") == "auto")
 
 
-@pytest.mark.parametrize("setting", ["server.admin_listen=", "admission.trust_user_names=true"])
+@pytest.mark.parametrize(
+    "setting", ["server.http_admin=false", "server.admin_listen=", "admission.trust_user_names=true"]
+)
 async def test_without_proof_nobody_changes_the_server(setting: str) -> None:
-    async with run_server(make_config(HTTP, setting), make_engine) as server, opened(server) as page:
+    async with run_server(make_config(HTTP, PAGE_ADMIN, setting), make_engine) as server, opened(server) as page:
         figures = await page.next("figures")
         assert figures["k_locked"]
         assert figures["editors_locked"] == figures["k_locked"]
@@ -269,7 +271,7 @@ async def test_simulated_editors_type_until_they_are_stopped(
 
 
 async def test_simulated_editors_end_with_the_server() -> None:
-    async with run_server(make_config(HTTP), make_engine) as server, opened(server) as page:
+    async with run_server(make_config(HTTP, PAGE_ADMIN), make_engine) as server, opened(server) as page:
         await page.send("simulate", on=True)
         await page.until(lambda message: message.get("answered", 0) > 0)
         (process,) = simulated_editors()

@@ -15,6 +15,7 @@ from tests.support.server import RunningServer
 ANSWERS_WITHIN_S = 30.0
 """For machines that are busy with other things."""
 HTTP = "server.http_listen=127.0.0.1:0"
+PAGE_ADMIN = "server.http_admin=true"
 
 
 @dataclass

@@ -1,7 +1,8 @@
-"""Who may change the server from the page: the same people as through the admin listener. Pure.
+"""Who may change the server from the page, where `server.http_admin` allows it. Pure.
 
 An admin listener on loopback without client certificates is open to everybody on its machine. The page gives the same
-right to the same people: a browser on that machine which addresses the server as such, without a proxy between them.
+right to a browser on that machine which addresses the server as such. A proxy there looks like one if it adds no header
+of those below, so the setting is off unless an operator knows that there is none.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real
 
 def closed_reason(server: ServerSettings, *, trusts_names: bool) -> str:
     """Return why no caller of the HTTP listener can be an operator; "" if some can."""
+    if not server.http_admin:
+        return "the page may not change this server (server.http_admin)"
     if not server.admin_listen:
         return "the server has no admin listener (server.admin_listen)"
     if is_unix_socket(server.admin_listen) or server.admin_tls.client_ca:

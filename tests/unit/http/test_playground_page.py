@@ -101,11 +101,12 @@ def test_the_page_uses_each_of_its_files(name: str) -> None:
     assert f"/playground/{name}".encode() in files.page()[0]
 
 
-OPEN = ServerSettings()
+OPEN = ServerSettings(http_admin=True)
 
 
 def test_an_operator_is_who_could_use_the_admin_listener() -> None:
     assert closed_reason(OPEN, trusts_names=False) == ""
+    assert "server.http_admin" in closed_reason(ServerSettings(), trusts_names=False)
     assert "no admin listener" in closed_reason(replace(OPEN, admin_listen=""), trusts_names=False)
     assert "admin listener" in closed_reason(replace(OPEN, admin_listen="unix:/run/admin"), trusts_names=False)
     tls = TlsSettings("server.pem", "server.key", "ca.pem")
