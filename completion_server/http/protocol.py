@@ -22,7 +22,8 @@ class ConnectionLimits:
 
     max_connections: int
     head_timeout_s: float
-    """From a request's first byte, or from the opening of the connection, to the end of its head."""
+    """From a request's first byte, or from the opening of the connection, to the end of its head. A TLS handshake
+    may take as long."""
     stall_timeout_s: float
     """How long the client may leave written bytes unread."""
 

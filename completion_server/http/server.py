@@ -1,11 +1,8 @@
-"""The HTTP listener: uvicorn on the server's own event loop, without its signal handlers and logs."""
+"""The HTTP listener: uvicorn on the server's own event loop, without its logs."""
 
 import asyncio
-import contextlib
-import logging
 import socket
 import ssl
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import uvicorn
@@ -15,24 +12,14 @@ from completion_server.admission.settings import ServerSettings
 from completion_server.core.addresses import is_loopback, split_address
 from completion_server.core.errors import ConfigError
 from completion_server.http.guard import Guard
+from completion_server.http.listening import PlainServer, TlsServer, log_failure
 from completion_server.http.playground.connection import MAX_MESSAGE_BYTES
 from completion_server.http.protocol import ConnectionLimits, limited
 from completion_server.http.web_sockets import limited_sockets
 
-logger = logging.getLogger(__name__)
-
 _KEEP_ALIVE_S = 75
 """How long a connection may be idle after an answer: longer than a user thinks."""
 _BACKLOG = 512
-
-
-class _Uvicorn(uvicorn.Server):
-    """A server that leaves signals to the process that it is in."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Change nothing."""
-        yield
 
 
 @dataclass(slots=True)
@@ -40,14 +27,14 @@ class HttpListener:
     """A bound HTTP server."""
 
     address: str
-    _server: _Uvicorn
+    _server: uvicorn.Server
     _socket: socket.socket
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Serve from now on. Needs a running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]), name="http")
-        self._task.add_done_callback(_log_failure)
+        self._task.add_done_callback(log_failure)
 
     async def stop(self, grace_s: float) -> None:
         """Close the listener and idle connections at once, and the others after their answer or `grace_s`."""
@@ -64,11 +51,6 @@ class HttpListener:
         self._task = None
 
 
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (failure := task.exception()) is not None:
-        logger.error("the HTTP listener failed", exc_info=failure)
-
-
 def build_http_server(settings: ServerSettings, app: ASGIApp) -> HttpListener:
     """Return the listener, bound and not yet started.
 
@@ -78,10 +60,11 @@ def build_http_server(settings: ServerSettings, app: ASGIApp) -> HttpListener:
     """
     host, port = split_address(settings.http_listen)
     limits = ConnectionLimits(settings.http_max_connections, settings.receive_timeout_s, settings.stall_timeout_s)
+    protocol = limited(limits)
     tls = None if is_loopback(settings.http_listen) else settings.tls
     config = uvicorn.Config(
         Guard(app, settings.http_hosts),
-        http=limited(limits),
+        http=protocol,
         ws=limited_sockets(limits),
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
@@ -110,4 +93,5 @@ def build_http_server(settings: ServerSettings, app: ASGIApp) -> HttpListener:
         raise ConfigError(msg) from error
     bound.setblocking(False)
     shown = settings.http_listen.rpartition(":")[0]
-    return HttpListener(f"{shown}:{bound.getsockname()[1]}", _Uvicorn(config), bound)
+    server = PlainServer(config) if config.ssl is None else TlsServer(config, config.ssl, protocol)
+    return HttpListener(f"{shown}:{bound.getsockname()[1]}", server, bound)

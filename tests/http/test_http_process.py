@@ -4,12 +4,14 @@ import asyncio
 import signal
 from pathlib import Path
 
-from tests.support.http_clients import http_session
+from tests.support.certificates import MakeIdentity
+from tests.support.http_clients import connection_to, http_session, serves_tls
 from tests.support.models import TARGET
-from tests.support.server import FREE_PORTS
+from tests.support.server import FREE_PORTS, eventually
 from tests.support.server_process import flags, serving
 
-SETTINGS = ("engine.kind=scripted", f"engine.model={TARGET}", "server.http_listen=127.0.0.1:0", *FREE_PORTS)
+SCRIPTED = ("engine.kind=scripted", f"engine.model={TARGET}", *FREE_PORTS)
+SETTINGS = (*SCRIPTED, "server.http_listen=127.0.0.1:0")
 
 
 async def test_sigterm_lets_an_accepted_request_finish_and_ends_the_listener(tmp_path: Path) -> None:
@@ -27,3 +29,20 @@ async def test_sigterm_lets_an_accepted_request_finish_and_ends_the_listener(tmp
         log = await asyncio.to_thread(server.log.read_text)
         assert "uvicorn" not in log
         assert "return" not in log
+
+
+async def test_over_tls_connections_in_a_handshake_count_and_end_with_the_process(
+    tmp_path: Path, make_identity: MakeIdentity
+) -> None:
+    ours = make_identity("server")
+    tls = (f"server.tls.certificate={ours.certificate}", f"server.tls.key={ours.key}", "server.http_listen=0.0.0.0:0")
+    limits = ("server.http_max_connections=2", "server.receive_timeout_s=600")
+    async with serving(tmp_path, "--json", *flags(*SCRIPTED, *tls, *limits)) as server:
+        address = server.ready["http_address"]
+        async with connection_to(address), connection_to(address) as second:
+            async with connection_to(address) as further:
+                assert await further.rest() == b""
+            second.writer.close()
+            await eventually(lambda: serves_tls(address, ours))
+            server.process.send_signal(signal.SIGTERM)
+            assert await server.ended() == 0

@@ -3,13 +3,15 @@
 import asyncio
 import io
 import json
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from tests.support.certificates import Identity
 from tests.support.server import RunningServer
 
 ANSWERS_WITHIN_S = 30.0
@@ -92,14 +94,30 @@ class RawConnection:
 
 
 @asynccontextmanager
-async def raw_connection(server: RunningServer) -> AsyncIterator[RawConnection]:
+async def connection_to(address: str) -> AsyncIterator[RawConnection]:
     """Open a connection, and close it afterwards."""
-    host, _, port = server.ready.http_address.rpartition(":")
+    host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         yield RawConnection(reader, writer)
     finally:
         writer.close()
+
+
+def raw_connection(server: RunningServer) -> AbstractAsyncContextManager[RawConnection]:
+    """Open a connection to a server, and close it afterwards."""
+    return connection_to(server.ready.http_address)
+
+
+async def serves_tls(address: str, identity: Identity) -> bool:
+    """Return whether the listener of a server with this identity answers a new connection."""
+    url = f"https://127.0.0.1:{address.rpartition(':')[2]}/health"
+    trusted = ssl.create_default_context(cafile=str(identity.certificate))
+    try:
+        async with http_session() as session, session.get(url, ssl=trusted) as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False
 
 
 def head(path: str, *headers: str) -> bytes:

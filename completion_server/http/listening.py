@@ -1,0 +1,90 @@
+"""uvicorn's server without its signal handlers, and one for TLS, whose handshakes count as connections and have an end.
+
+asyncio's own servers hand a connection over only after its handshake, so a client that never begins one would pass by
+the limit of connections.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+
+import uvicorn
+
+from completion_server.http.protocol import LimitedProtocol
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.1
+
+
+class PlainServer(uvicorn.Server):
+    """A server that leaves signals to the process that it is in."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Change nothing."""
+        yield
+
+
+class TlsServer(PlainServer):
+    """A server that accepts its connections itself, and closes further ones if as many are open as may be."""
+
+    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext, protocol: type[LimitedProtocol]) -> None:
+        """Serve each connection with a `protocol`, which has the limits."""
+        super().__init__(config)
+        self._context = context
+        self._protocol = protocol
+        self._handshakes = set[asyncio.Task[None]]()
+        self._accepting: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections of a socket from now on."""
+        assert sockets is not None
+        (listening,) = sockets
+        await super().startup([])
+        self._accepting = asyncio.create_task(self._accept(listening), name="http accept")
+        self._accepting.add_done_callback(log_failure)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, end the handshakes, and then do as uvicorn does."""
+        tasks = {each for each in (self._accepting, *self._handshakes) if each is not None}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await super().shutdown(sockets)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop, limits = asyncio.get_running_loop(), self._protocol.limits
+        while True:
+            try:
+                connection, _address = await loop.sock_accept(listening)
+            except OSError as error:  # there are no descriptors left
+                logger.warning("can't accept an HTTP connection: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if len(self._handshakes) + len(self.server_state.connections) >= limits.max_connections:
+                connection.close()
+            else:
+                task = loop.create_task(self._shake_hands(connection), name="http handshake")
+                self._handshakes.add(task)
+                task.add_done_callback(self._handshakes.discard)
+            await asyncio.sleep(0)  # while others wait, `sock_accept` may return without giving the loop a turn
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        """Hand a connection to its protocol after its handshake; one without is closed."""
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._protocol(self.config, self.server_state, self.lifespan.state),
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=self._protocol.limits.head_timeout_s,
+            )
+
+
+def log_failure(task: asyncio.Task[None]) -> None:
+    """Log what a task of the listener failed with."""
+    if not task.cancelled() and (failure := task.exception()) is not None:
+        logger.error("the HTTP listener failed", exc_info=failure)
