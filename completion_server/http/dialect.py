@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from completion_server.core.errors import CompletionError, InvalidRequestError
@@ -98,6 +98,8 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
 
 
+MANY = Field(max_length=1024)
+"""Bounds a list in a body. Plugins send some tens of items."""
 B = TypeVar("B", bound=Body)
 
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from completion_server.core.errors import Code, CompletionError
 from completion_server.core.request import Snippet
-from completion_server.http.dialect import Answer, Asked, Body, Dialect, Json, Reply, read, stops
+from completion_server.http.dialect import MANY, Answer, Asked, Body, Dialect, Json, Reply, read, stops
 from completion_server.http.markers import without_markers
 from completion_server.http.openai import from_prompt
 
@@ -30,17 +30,17 @@ class _Extra(Body):
 class _LlamaBody(Body):
     input_prefix: str = ""
     input_suffix: str = ""
-    input_extra: tuple[_Extra, ...] = ()
+    input_extra: Annotated[tuple[_Extra, ...], MANY] = ()
     prompt: str = ""
     n_predict: int | None = None
     n_cmpl: Annotated[int, Field(ge=1)] = 1
     temperature: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], MANY] | None = None
     stream: bool = False
     t_max_prompt_ms: float | None = None
     t_max_predict_ms: float | None = None
-    response_fields: tuple[str, ...] = ()
+    response_fields: Annotated[tuple[str, ...], MANY] = ()
 
 
 class _PromptBody(_LlamaBody):

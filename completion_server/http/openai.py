@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from completion_server.core.errors import Code, CompletionError, InvalidRequestError
-from completion_server.http.dialect import DONE, Answer, Asked, Body, Dialect, Json, Reply, read, stops
+from completion_server.http.dialect import DONE, MANY, Answer, Asked, Body, Dialect, Json, Reply, read, stops
 from completion_server.http.markers import take_apart, without_markers
 
 _ERROR_TYPES = {
@@ -31,7 +31,7 @@ class _OpenAiBody(Body):
     seed: int | None = None
     random_seed: int | None = None
     """Codestral's name for it."""
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], MANY] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     n: int | None = None

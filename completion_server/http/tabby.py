@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.events import Feedback
 from completion_server.core.request import Snippet
-from completion_server.http.dialect import Answer, Asked, Body, Dialect, Json, Reply, read
+from completion_server.http.dialect import MANY, Answer, Asked, Body, Dialect, Json, Reply, read
 from completion_server.http.openai import error_body
 
 _ID = "cmpl-"
@@ -26,9 +26,9 @@ class _Segments(Body):
     prefix: str
     suffix: str | None = None
     filepath: str | None = None
-    declarations: list[_Snippet] | None = None
-    relevant_snippets_from_changed_files: list[_Snippet] | None = None
-    relevant_snippets_from_recently_opened_files: list[_Snippet] | None = None
+    declarations: Annotated[list[_Snippet], MANY] | None = None
+    relevant_snippets_from_changed_files: Annotated[list[_Snippet], MANY] | None = None
+    relevant_snippets_from_recently_opened_files: Annotated[list[_Snippet], MANY] | None = None
     clipboard: str | None = None
 
     def snippets(self) -> Iterator[Snippet]:

@@ -88,6 +88,11 @@ def test_a_body_is_a_request(dialect: Dialect, body: dict[str, Any], asked: Aske
         (llama_cpp.INFILL, {"input_extra": [{}]}, "input_extra[0].text: must be set"),
         (llama_cpp.COMPLETION, {}, "prompt: must be set"),
         (tabby.TABBY, {"segments": {}}, "segments.prefix: must be set"),
+        (llama_cpp.INFILL, {"stop": ["a"] * 2000}, "stop: "),
+        (llama_cpp.INFILL, {"input_extra": [{"text": "a"}] * 2000},
+         "input_extra: tuple should have at most 1024 items"),
+        (tabby.TABBY, {"segments": {"prefix": "A", "declarations": [{"body": "a"}] * 2000}},
+         "segments.declarations: list should have at most 1024 items"),
     ],
 )  # fmt: skip
 def test_a_fault_names_the_field_and_what_was_given(dialect: Dialect, body: dict[str, Any], message: str) -> None:
