@@ -10,6 +10,7 @@ exceeds them is accepted while the engine has capacity to spare, and is then not
 The bytes of refused messages have a budget for each connection.
 """
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -36,6 +37,11 @@ class Excess:
     limit: Limit
     peer: str = ""
     """The address whose limit is exceeded; "" if it is another limit."""
+
+    @property
+    def retry_after_ms(self) -> int:
+        """`wait_s` in whole milliseconds."""
+        return math.ceil(self.wait_s * 1000)
 
 
 @dataclass(frozen=True, slots=True)

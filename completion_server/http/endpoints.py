@@ -13,9 +13,10 @@ from completion_server.admission.identity import Identity
 from completion_server.admission.refusals import MAX_HOLD_S, Refusals, refusal_budgets
 from completion_server.admission.settings import LimitSettings, ServerSettings
 from completion_server.admission.turns import ReceiveTurns
-from completion_server.core.errors import CompletionError, DeadlineError, InvalidRequestError
+from completion_server.core.errors import CompletionError, DeadlineError, InvalidRequestError, ShedError
 from completion_server.core.events import FeedbackRefused, RequestRefused
 from completion_server.core.outcome import End, FinishReason, Outcome
+from completion_server.core.request import Caller
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.http import tabby
 from completion_server.http.dialect import Answer, Asked, Dialect, parse
@@ -113,7 +114,7 @@ class Endpoints:
                 select_kind = QueryParams(scope["query_string"]).get("select_kind", "")
                 event = tabby.event_of(parse(data), select_kind)
                 if event is not None:
-                    self._report(event, identity, headers)
+                    self._report(event, identity, headers, len(data))
             await write_json(send, 200, {})
         except ClientGoneError:
             return
@@ -121,14 +122,15 @@ class Endpoints:
             self._service.emit(FeedbackRefused())
             await write_error(send, error, tabby.TABBY.error(status_of(error), error))
 
-    def _report(self, event: tabby.Event, identity: Identity, headers: Mapping[str, str]) -> None:
-        caller, _has_name = self._caller_of(identity, headers, "")
+    def _report(self, event: tabby.Event, identity: Identity, headers: Mapping[str, str], num_bytes: int) -> None:
         self._service.gate.check_user(identity.user)
-        recent = self._recent.find(caller.owner, event.number)
-        if recent is None:
+        recent = self._recent.find(event.number)
+        caller, _has_name = self._caller_of(identity, headers, recent.user if recent else "")  # events have no `user`
+        if recent is None or recent.owner != caller.owner:
             raise InvalidRequestError("completion_id", "must be that of one of the last completions of its user")
-        feedback = event.feedback(recent.text)
-        self._service.report_feedback(with_document(caller, recent.document), event.number, feedback)
+        caller = with_document(caller, recent.document)
+        self._charge(caller, identity, num_bytes)
+        self._service.report_feedback(caller, event.number, event.feedback(recent.text))
 
     async def _enter(self, scope: Scope, headers: Mapping[str, str]) -> Identity:
         """Return the caller of a request; refuse one that is over its budget."""
@@ -153,7 +155,7 @@ class Endpoints:
     def _open(
         self, asked: Asked, identity: Identity, headers: Mapping[str, str], began_at: float, num_bytes: int
     ) -> tuple[Completion | None, Recent]:
-        """Open a request; None for one that wants no text, which is checked and costs nothing else."""
+        """Open a request; None for one that wants no text, which is checked and charged."""
         caller, has_name = self._caller_of(identity, headers, asked.user)
         self._service.gate.check_user(identity.user)
         now = self._service.now()
@@ -161,13 +163,23 @@ class Endpoints:
         trace = self._begin_trace(identity.traceparent, identity.tracestate)
         request = request_of(asked, caller, recent, self._limits, began_at=began_at, now=now, trace=trace)
         if asked.is_warm_up:
+            self._charge(caller, identity, num_bytes)  # not of a document: it may be a new one each time
             return None, recent
         completion = self._service.open(request)
         if completion.is_rate_limited:
             self._refusals.charge(identity, num_bytes)
-        for other in self._recent.add(caller.owner, recent, completion):
+            return completion, recent
+        for other in self._recent.add(recent, completion, now):
             other.cancel(SUPERSEDED)
         return completion, recent
+
+    def _charge(self, caller: Caller, identity: Identity, num_bytes: int) -> None:
+        """Charge a message that costs no engine time. Raises ShedError."""
+        try:
+            self._service.charge(caller)
+        except ShedError:
+            self._refusals.charge(identity, num_bytes)
+            raise
 
     async def _write(self, completion: Completion, recent: Recent, writer: AnswerWriter, receive: Receive) -> None:
         reader = PartReader(completion, receive)
@@ -177,4 +189,4 @@ class Endpoints:
         finally:
             reader.close()
             completion.leave()
-            recent.end(writer.text, self._service.now())
+            self._recent.end(recent, writer.text, self._service.now())

@@ -1,4 +1,4 @@
-"""Decides which requests of one caller are alike, and which one supersedes which. Pure.
+"""Decides which requests of one caller are duplicates, and which one supersedes which. Pure.
 
 A plugin asks without a session, so what it means shows in the texts alone. Of a newcomer and a recent request of its
 caller:
@@ -13,15 +13,22 @@ A user whose name is known has one lane, as over gRPC, whatever the document.
 """
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from functools import partial
+from sys import getsizeof
 from typing import Protocol
 
+from completion_server.admission.feedback import KEPT_S
 from completion_server.admission.identity import next_stream_number
 from completion_server.core.outcome import Outcome
 from completion_server.core.request import Trigger
+from completion_server.http.anchors import ANCHOR, Anchors
 from completion_server.http.dialect import Asked
 
-_MAX_CALLERS = 4096
+_MAX_BYTES = 64 * 1024 * 1024
+"""Of all remembered documents."""
+_OBJECT_BYTES = 512
+"""Of an entry without its texts."""
 _MAX_DOCUMENTS = 32
 """Remembered documents of one caller."""
 _MAX_REQUESTS = 8
@@ -29,12 +36,6 @@ _MAX_REQUESTS = 8
 _IN_ADVANCE_S = 0.4
 """A plugin asks soon for what follows an answer, llama.vim by a timer of 100 ms and then curl; a user needs longer to
 accept it."""
-_ANCHOR = 256
-"""Characters on each side of the cursor by which a document is known again."""
-_MIN_ANCHOR = 8
-"""Shorter text may stand in any document."""
-_NEAR = 8192
-"""Characters on each side of the cursor in which they are looked for."""
 
 
 class Live(Protocol):
@@ -50,55 +51,21 @@ class Live(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Anchors:
-    """The text around the cursor, without the cursor's line, which changes with each key."""
-
-    uri: str
-    start: str
-    before: str
-    after: str
-    suffix: str
-    """The beginning of all that is right of the cursor."""
-
-    @classmethod
-    def of(cls, asked: Asked) -> "_Anchors":
-        begin = asked.prefix.rfind("\n") + 1
-        after = asked.suffix.find("\n") + 1
-        return cls(
-            asked.document_uri,
-            asked.prefix[:_ANCHOR],
-            asked.prefix[max(0, begin - _ANCHOR) : begin],
-            asked.suffix[after : after + _ANCHOR] if after else "",
-            asked.suffix[:_ANCHOR],
-        )
-
-    def is_in(self, asked: Asked) -> bool:
-        """Return whether a later request seems to be about the same document."""
-        if self.uri or asked.document_uri:
-            return self.uri == asked.document_uri
-        known = [each for each in (self.before, self.after) if len(each.strip()) >= _MIN_ANCHOR]
-        if not known:  # a line or two, perhaps not even that
-            start = asked.prefix[:_ANCHOR]
-            if not start.strip() and not self.start.strip():
-                return asked.suffix[:_ANCHOR] == self.suffix
-            shorter, longer = sorted((start, self.start), key=len)
-            return bool(shorter.strip()) and longer.startswith(shorter)
-        near = asked.prefix[-_NEAR:] + asked.suffix[:_NEAR]
-        return any(each in near for each in known)
-
-
 @dataclass(slots=True, eq=False)
 class Recent:
     """A request that came in."""
 
     number: int
+    owner: str
+    """`Caller.owner` of its caller, without the document."""
+    user: str
+    """The client's own id of its user, as in `Asked`."""
     document: int
     """Number of its document, unique in this process."""
     common_lane: str
     """The lane of its document, or its user's, which is ""."""
     trigger: Trigger
-    is_alike: bool
+    is_duplicate: bool
     """Whether an equal request was live when it came. It has a lane of its own then."""
     asked: Asked | None
     """None once it has ended."""
@@ -113,7 +80,7 @@ class Recent:
     @property
     def lane(self) -> str:
         """`Request.lane`."""
-        return f"{self.common_lane}+{self.number}" if self.is_alike else self.common_lane
+        return f"{self.common_lane}+{self.number}" if self.is_duplicate else self.common_lane
 
     @property
     def is_live(self) -> bool:
@@ -123,9 +90,9 @@ class Recent:
     def end(self, text: str, now: float) -> None:
         """Note the text that was sent, and forget the rest."""
         if self.asked is not None:
-            before, right = self.asked.prefix[-_ANCHOR:], self.asked.suffix.partition("\n")[0][:_ANCHOR]
+            before, right = self.asked.prefix[-ANCHOR:], self.asked.suffix.partition("\n")[0][:ANCHOR]
             found = (before + text, before + text + right, before + right + text)
-            self.tails = tuple(each[-2 * _ANCHOR :] for each in dict.fromkeys(found))
+            self.tails = tuple(each[-2 * ANCHOR :] for each in dict.fromkeys(found))
             self.text, self.ended_at, self.asked, self.live = text, now, None, None
 
     def is_followed_by(self, asked: Asked, now: float) -> bool:
@@ -138,56 +105,112 @@ class Recent:
 class _Document:
     """What is known of a document."""
 
-    anchors: _Anchors
+    owner: str
+    number: int
+    anchors: Anchors
     """Those of the last request."""
-    requests: deque[Recent] = field(default_factory=lambda: deque(maxlen=_MAX_REQUESTS))
+    used_at: float = 0.0
+    requests: deque[Recent] = field(default_factory=deque)
+    counted_bytes: int = 0
+
+    def num_bytes(self) -> int:
+        """Return what it takes. The texts of live requests are not counted, because the requests have them anyway."""
+        texts: list[str] = [*astuple(self.anchors)]
+        texts += [text for each in self.requests for text in (each.text, *each.tails)]
+        return sum(map(getsizeof, texts)) + _OBJECT_BYTES * (1 + len(self.requests))
 
 
 class RecentRequests:
-    """The last documents of each caller, and the last requests of each of them."""
+    """The last documents of each caller, and the last requests of each of them, for `KEPT_S`.
 
-    def __init__(self) -> None:
+    Above a number of bytes the document whose last use is the longest ago is forgotten first.
+    """
+
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         """Begin with none."""
-        self._callers: OrderedDict[str, OrderedDict[int, _Document]] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._documents: OrderedDict[int, _Document] = OrderedDict()
+        """Those of all callers, by number, in the order of their last use."""
+        self._callers: dict[str, dict[int, _Document]] = {}
+        """Those of each caller, in the order of their last requests."""
+        self._requests: dict[int, Recent] = {}
+
+    def __len__(self) -> int:
+        """Return the number of remembered requests."""
+        return len(self._requests)
 
     def place(self, owner: str, asked: Asked, number: int, now: float, *, has_name: bool) -> Recent:
         """Return a new request of a caller with its place; `has_name` tells that the caller is one user."""
-        documents = self._callers.get(owner, OrderedDict[int, _Document]())
+        documents = self._callers.get(owner, {})
         older = [each for document in reversed(documents.values()) for each in reversed(document.requests)]
-        alike = next((each for each in older if each.is_live and each.asked == asked), None)
-        if alike is not None:
-            return Recent(number, alike.document, alike.common_lane, alike.trigger, is_alike=True, asked=asked)
+        make = partial(Recent, number, owner, asked.user, asked=asked)
+        same = next((each for each in older if each.is_live and each.asked == asked), None)
+        if same is not None:
+            return make(same.document, same.common_lane, same.trigger, is_duplicate=True)
         ahead = next((each for each in older if each.is_followed_by(asked, now)), None)
         if ahead is not None:
-            return Recent(number, ahead.document, ahead.common_lane, Trigger.PREFETCH, is_alike=False, asked=asked)
+            return make(ahead.document, ahead.common_lane, Trigger.PREFETCH, is_duplicate=False)
         found = (name for name, document in reversed(documents.items()) if document.anchors.is_in(asked))
         document = next(found, None) or next_stream_number()
         lane = "" if has_name else f"document {document}"
-        return Recent(number, document, lane, Trigger.AUTOMATIC, is_alike=False, asked=asked)
+        return make(document, lane, Trigger.AUTOMATIC, is_duplicate=False)
 
-    def add(self, owner: str, recent: Recent, live: Live) -> list[Live]:
+    def add(self, recent: Recent, live: Live, now: float) -> list[Live]:
         """Note that a request was accepted; return the live ones that it ends besides that of its own lane."""
         assert recent.asked is not None
-        documents = self._callers.setdefault(owner, OrderedDict())
+        documents = self._callers.setdefault(recent.owner, {})
         ended = [
             each.live
             for document in documents.values()
             for each in document.requests
-            if each.is_alike and each.is_live and each.live and each.common_lane == recent.common_lane
+            if each.is_duplicate and each.is_live and each.live and each.common_lane == recent.common_lane
         ]
-        anchors = _Anchors.of(recent.asked)
-        document = documents.setdefault(recent.document, _Document(anchors))
+        anchors = Anchors.of(recent.asked)
+        document = documents.pop(recent.document, None) or _Document(recent.owner, recent.document, anchors)
         document.anchors, recent.live = anchors, live
+        if len(document.requests) == _MAX_REQUESTS:
+            del self._requests[document.requests.popleft().number]
         document.requests.append(recent)
-        documents.move_to_end(recent.document)
-        self._callers.move_to_end(owner)
+        self._requests[recent.number] = recent
+        documents[document.number] = self._documents[document.number] = document
+        self._note_use(document, now)
         if len(documents) > _MAX_DOCUMENTS:
-            documents.popitem(last=False)
-        if len(self._callers) > _MAX_CALLERS:
-            self._callers.popitem(last=False)
-        return [] if recent.is_alike or recent.trigger is Trigger.PREFETCH else ended
+            self._forget(next(iter(documents.values())))
+        self._trim(now)
+        return [] if recent.is_duplicate or recent.trigger is Trigger.PREFETCH else ended
 
-    def find(self, owner: str, number: int) -> Recent | None:
+    def end(self, recent: Recent, text: str, now: float) -> None:
+        """Note the text that was sent for a request, and forget the rest."""
+        recent.end(text, now)
+        if recent.number in self._requests:
+            self._note_use(self._documents[recent.document], now)
+
+    def find(self, number: int) -> Recent | None:
         """Return a request by its number, None if it is not remembered."""
-        documents = self._callers.get(owner, OrderedDict[int, _Document]()).values()
-        return next((each for document in documents for each in document.requests if each.number == number), None)
+        return self._requests.get(number)
+
+    def _note_use(self, document: _Document, now: float) -> None:
+        """Note when a document was used, and what it takes now."""
+        num_bytes = document.num_bytes()
+        self._num_bytes += num_bytes - document.counted_bytes
+        document.counted_bytes, document.used_at = num_bytes, now
+        self._documents.move_to_end(document.number)
+
+    def _trim(self, now: float) -> None:
+        """Forget old documents, and those that there is no room for."""
+        while self._documents:
+            oldest = next(iter(self._documents.values()))
+            if self._num_bytes <= self._max_bytes and now - oldest.used_at < KEPT_S:
+                return
+            self._forget(oldest)
+
+    def _forget(self, document: _Document) -> None:
+        self._num_bytes -= document.counted_bytes
+        for each in document.requests:
+            del self._requests[each.number]
+        del self._documents[document.number]
+        documents = self._callers[document.owner]
+        del documents[document.number]
+        if not documents:
+            del self._callers[document.owner]

@@ -17,6 +17,7 @@ from completion_server.admission.gate import Gate, Readiness, retry_after_ms
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Excess, Quotas
 from completion_server.core.clock import Clock
+from completion_server.core.errors import ShedError
 from completion_server.core.events import Emit, Feedback, Marks, guarded
 from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason, Outcome, ServedAnswer, ShedReason
 from completion_server.core.request import Caller, Request, Trigger, key_of
@@ -159,8 +160,8 @@ class Service:
         if excess is not None:
             self._note_limited_peer(excess, now)
             completion.is_rate_limited = True
-            retry_after_ms = math.ceil(excess.wait_s * 1000)
-            completion.end(Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED, retry_after_ms, limit=excess.limit))
+            limit, retry_after_ms = excess.limit, excess.retry_after_ms
+            completion.end(Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED, retry_after_ms, limit=limit))
             return completion
         self._quotas.charge_request(request.caller, now, charges_peer=is_peer_within)
         if answer is not None:
@@ -178,6 +179,20 @@ class Service:
         if self._replicas is not None and live.stamp and completion.outcome != SUPERSEDED:
             self._replicas.announce(live)
         return completion
+
+    def charge(self, caller: Caller) -> None:
+        """Charge a message that the engine has nothing to do for, like a request.
+
+        Raises:
+            ShedError: its caller is over a limit.
+
+        """
+        now = self.now()
+        excess = self._quotas.excess(caller, now)
+        if excess is not None and (not excess.peer or self._loop_lag.is_behind(now)):
+            self._note_limited_peer(excess, now)
+            raise ShedError(ShedReason.RATE_LIMITED.value, excess.retry_after_ms, excess.limit)
+        self._quotas.charge_request(caller, now, charges_peer=excess is None)
 
     def report_feedback(self, caller: Caller, sequence: int, feedback: Feedback) -> None:
         """Take an editor's feedback on an answer.

@@ -136,7 +136,7 @@ async def test_a_time_limit_answers_with_what_there_is_and_stops_the_engine(
     await eventually(lambda: engine.stats().num_running == 0)
 
 
-async def test_a_warm_up_costs_nothing(server: RunningServer, script: Script) -> None:
+async def test_a_warm_up_reaches_no_engine(server: RunningServer, script: Script) -> None:
     answer = await post(server, "/infill", {"input_prefix": "x", "n_predict": 0, "t_max_predict_ms": 1})
     assert (answer.status, answer.json["content"]) == (200, "")
     streamed = await post(server, "/v1/completions", {"prompt": "x", "max_tokens": 0, "stream": True})
@@ -241,6 +241,16 @@ async def test_feedback_of_tabby_counts_once(server: RunningServer) -> None:
     assert server.count("completion_feedback_total", kind="accepted") == 1
 
 
+async def test_feedback_of_tabby_is_taken_for_a_completion_whose_body_named_its_user(server: RunningServer) -> None:
+    """An event has no name of its own."""
+    body = {"segments": {"prefix": BEFORE, "suffix": AFTER}, "user": "ann"}
+    completion = (await post(server, "/v1/completions", body)).json
+    event = {"type": "select", "completion_id": completion["id"], "choice_index": 0}
+    assert (await post(server, "/v1/events", event, {"x-user-id": "bob"})).status == 400
+    assert (await post(server, "/v1/events", event)).status == 200
+    assert server.count("completion_feedback_total", kind="accepted") == 1
+
+
 async def test_documents_about_the_server(server: RunningServer) -> None:
     assert (await get(server, "/health")).json == {"status": "ok"}
     assert (await get(server, "/v1/models")).json["data"][0]["id"] == "scripted"
@@ -303,6 +313,22 @@ async def test_a_server_that_reports_sheds_says_when_to_retry(engine: ScriptedEn
         assert (answer.status, answer.json["error"]["code"]) == (429, "RATE_LIMITED")
         assert server.count("completion_refused_requests_total", code="resource_exhausted") == 0
         assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_warm_ups_and_events_are_charged_like_requests(engine: ScriptedEngine) -> None:
+    limits = ("admission.user_requests_per_s=0.001", "admission.user_burst=3", "engine.heartbeat_s=0", HTTP)
+    async with run_server(endless_config(*limits), lambda: engine) as server:
+        ann = {"x-user-id": "ann"}
+        for headers in ({}, ann):
+            warm_ups = [{"prompt": f"{i}", "n_predict": 0} for i in range(4)]
+            statuses = [(await post(server, "/infill", each, headers)).status for each in warm_ups]
+            assert statuses == [200, 200, 200, 429]
+        refused = await post(server, "/infill", {"prompt": "x"}, ann)
+        assert refused.status == 429
+        completion = (await post(server, "/v1/completions", {"segments": {"prefix": "x"}})).json
+        event = {"type": "view", "completion_id": completion["id"]}
+        statuses = [(await post(server, "/v1/events", event)).status for _ in range(3)]
+        assert statuses == [200, 200, 429]
 
 
 async def test_a_listener_that_others_reach_has_the_servers_tls(

@@ -1,9 +1,11 @@
-"""Which requests of one caller are alike, and which supersede which."""
+"""Which requests of one caller are duplicates, which supersede which, and what is remembered of them."""
 
+import itertools
 from dataclasses import dataclass, replace
 
 import pytest
 
+from completion_server.admission.feedback import KEPT_S
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.core.request import Trigger
 from completion_server.http.dialect import Asked
@@ -15,6 +17,7 @@ TAIL = "\n\nif __name__ == '__main__':\n    main()\n"
 TYPED = Asked(f"{HEAD}    pri", TAIL)
 OTHER = Asked("package main\n\nfunc main() {\n\tfmt.", "\n}\n\nfunc other() {\n}\n")
 DONE = Outcome(FinishReason.STOP)
+numbers = itertools.count(1)
 
 
 @dataclass
@@ -28,23 +31,21 @@ class FakeLive:
 class Caller:
     """Sends requests, one at each call."""
 
-    def __init__(self, *, has_name: bool = False) -> None:
-        self.requests = RecentRequests()
+    def __init__(self, requests: RecentRequests | None = None, name: str = "owner", *, has_name: bool = False) -> None:
+        self.requests = RecentRequests() if requests is None else requests
+        self.name = name
         self.has_name = has_name
-        self.number = 0
 
     def ask(self, asked: Asked, now: float = 0.0) -> Recent:
-        self.number += 1
-        recent = self.requests.place("owner", asked, self.number, now, has_name=self.has_name)
-        for other in self.requests.add("owner", recent, FakeLive()):
+        recent = self.requests.place(self.name, asked, next(numbers), now, has_name=self.has_name)
+        for other in self.requests.add(recent, FakeLive(), now):
             other.cancel(SUPERSEDED)
         return recent
 
-    @staticmethod
-    def end(recent: Recent, text: str, now: float) -> None:
+    def end(self, recent: Recent, text: str, now: float) -> None:
         assert isinstance(recent.live, FakeLive)
         recent.live.outcome = DONE
-        recent.end(text, now)
+        self.requests.end(recent, text, now)
 
 
 def test_the_next_key_is_in_the_same_lane() -> None:
@@ -92,7 +93,7 @@ def test_an_empty_document_absorbs_no_other() -> None:
     assert caller.ask(Asked("", "y")).lane != empty.lane
 
 
-def test_three_alike_at_once_have_a_lane_each_and_end_with_the_next_key() -> None:
+def test_three_equal_ones_at_once_have_a_lane_each_and_end_with_the_next_key() -> None:
     caller = Caller()
     three = [caller.ask(TYPED) for _ in range(3)]
     assert len({each.lane for each in three}) == 3
@@ -102,7 +103,7 @@ def test_three_alike_at_once_have_a_lane_each_and_end_with_the_next_key() -> Non
     assert [each.is_live for each in three] == [True, False, False]
 
 
-def test_an_answered_request_is_not_alike() -> None:
+def test_an_answered_request_is_no_duplicate() -> None:
     caller = Caller()
     first = caller.ask(TYPED)
     caller.end(first, "nt()", 1.0)
@@ -142,7 +143,7 @@ def test_what_is_asked_in_advance_ends_nothing() -> None:
 def test_a_named_user_has_the_common_lane() -> None:
     caller = Caller(has_name=True)
     assert [caller.ask(each).lane for each in (TYPED, OTHER)] == ["", ""]
-    assert caller.ask(OTHER).lane != ""  # alike
+    assert caller.ask(OTHER).lane != ""  # a duplicate
 
 
 def test_a_crowd_at_one_address_keeps_its_documents_apart() -> None:
@@ -158,8 +159,41 @@ def test_nothing_but_the_last_texts_is_kept() -> None:
     recent = [caller.ask(Asked(f"{HEAD}{i}")) for i in range(40)]
     for each in recent:
         caller.end(each, "text", 0.0)
-    assert caller.requests.find("owner", 40) is recent[-1]
-    assert caller.requests.find("owner", 1) is None
-    assert caller.requests.find("other", 40) is None
+    assert caller.requests.find(recent[-1].number) is recent[-1]
+    assert caller.requests.find(recent[0].number) is None
+    assert len(caller.requests) == 8
     assert all(each.asked is None for each in recent)
     assert recent[-1].text == "text"
+
+
+def test_what_feedback_can_not_name_any_more_is_forgotten() -> None:
+    requests = RecentRequests()
+    ann, bob = Caller(requests, "ann"), Caller(requests, "bob")
+    first, second = ann.ask(TYPED, 0.0), ann.ask(OTHER, 1.0)
+    ann.end(first, "text", 2.0)
+    bob.ask(TYPED, KEPT_S + 1.5)
+    assert requests.find(second.number) is None
+    assert requests.find(first.number) is first
+    bob.ask(OTHER, KEPT_S + 2.5)
+    assert len(requests) == 2
+
+
+def test_a_crowd_of_callers_takes_no_more_memory_than_is_allowed() -> None:
+    requests = RecentRequests(max_bytes=1_000_000)
+    recent = []
+    for i in range(1000):
+        caller = Caller(requests, f"caller {i}")
+        recent.append(caller.ask(Asked(f"{HEAD * 10}{i}", TAIL)))
+        caller.end(recent[-1], "text " * 1000, 0.0)
+    kept = [each for each in recent if requests.find(each.number)]
+    assert kept == recent[-len(kept) :]
+    assert 100 < len(kept) < 200
+
+
+def test_a_document_in_use_is_kept_before_newer_ones() -> None:
+    requests = RecentRequests(max_bytes=20_000)
+    user = Caller(requests, "user")
+    document = user.ask(TYPED).document
+    for i in range(100):
+        Caller(requests, f"caller {i}").ask(OTHER)
+        assert user.ask(TYPED if i % 2 else replace(TYPED, prefix=TYPED.prefix + "n")).document == document
