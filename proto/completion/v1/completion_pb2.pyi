@@ -61,6 +61,11 @@ class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mode.ValueType],
     """Up to the end of the cursor's line."""
     MODE_MULTI_LINE: _Mode.ValueType  # 2
     """Up to the end of the block that the cursor is in."""
+    MODE_NEXT_EDIT: _Mode.ValueType  # 3
+    """No text at the cursor but a change to the lines around it, which End.edit has. CompleteRequest.next_edit says from
+    what. An older server refuses the mode; one whose model does not write edits refuses the request with
+    ERROR_REASON_NO_NEXT_EDITS.
+    """
 
 class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
     """Mode is the extent of a completion."""
@@ -71,6 +76,11 @@ MODE_SINGLE_LINE: Mode.ValueType  # 1
 """Up to the end of the cursor's line."""
 MODE_MULTI_LINE: Mode.ValueType  # 2
 """Up to the end of the block that the cursor is in."""
+MODE_NEXT_EDIT: Mode.ValueType  # 3
+"""No text at the cursor but a change to the lines around it, which End.edit has. CompleteRequest.next_edit says from
+what. An older server refuses the mode; one whose model does not write edits refuses the request with
+ERROR_REASON_NO_NEXT_EDITS.
+"""
 Global___Mode: _TypeAlias = Mode  # noqa: Y015
 
 class _FinishReason:
@@ -181,6 +191,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED: too many bytes of this connection or address were refused. Correct what it sends."""
     ERROR_REASON_PROMPT_SUSPECTED: _ErrorReason.ValueType  # 10
     """FAILED_PRECONDITION: the engine failed repeatedly on this prompt. Do not send it again."""
+    ERROR_REASON_NO_NEXT_EDITS: _ErrorReason.ValueType  # 11
+    """FAILED_PRECONDITION: the served model does not write next edits. Do not ask this server for one again."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is a machine-readable reason of a failure: the value's name without its prefix in ErrorInfo.reason of a
@@ -211,6 +223,8 @@ ERROR_REASON_TOO_MANY_REFUSALS: ErrorReason.ValueType  # 9
 """RESOURCE_EXHAUSTED: too many bytes of this connection or address were refused. Correct what it sends."""
 ERROR_REASON_PROMPT_SUSPECTED: ErrorReason.ValueType  # 10
 """FAILED_PRECONDITION: the engine failed repeatedly on this prompt. Do not send it again."""
+ERROR_REASON_NO_NEXT_EDITS: ErrorReason.ValueType  # 11
+"""FAILED_PRECONDITION: the served model does not write next edits. Do not ask this server for one again."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _CacheLevel:
@@ -312,8 +326,86 @@ class ContextSnippet(_message.Message):
 Global___ContextSnippet: _TypeAlias = ContextSnippet  # noqa: Y015
 
 @_typing.final
+class RecentEdit(_message.Message):
+    """RecentEdit is a change that the user made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_URI_FIELD_NUMBER: _builtins.int
+    DIFF_FIELD_NUMBER: _builtins.int
+    document_uri: _builtins.str
+    """URI of the document that was changed."""
+    diff: _builtins.str
+    """The hunks of the change as a unified diff, each with its header "@@ -1,3 +1,3 @@", without the two lines of file
+    names.
+    """
+    def __init__(
+        self,
+        *,
+        document_uri: _builtins.str = ...,
+        diff: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["diff", b"diff", "document_uri", b"document_uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecentEdit: _TypeAlias = RecentEdit  # noqa: Y015
+
+@_typing.final
+class NextEdit(_message.Message):
+    """NextEdit is what a request for the next edit has beside the fields of a completion.
+
+    A user has one live request, for a completion or for an edit: the newer ends the older one. So ask for the edit when a
+    pause needs no completion, or when the completion has come. Lines end with "\\n", "\\r\\n" or "\\r". If prefix and suffix
+    are parts of the document, they are of whole lines: prefix begins with a line, and suffix ends with a line break. The
+    server bounds the number and the size of recent edits (16 of 16 KiB by default), and refuses stop strings.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_VERSION_FIELD_NUMBER: _builtins.int
+    RECENT_EDITS_FIELD_NUMBER: _builtins.int
+    LINES_BEFORE_FIELD_NUMBER: _builtins.int
+    LINES_AFTER_FIELD_NUMBER: _builtins.int
+    document_version: _builtins.int
+    """The document's version in the editor, returned with the edit: one for another version must not be shown."""
+    lines_before: _builtins.int
+    """How many lines before and after the cursor's line may change, at most 100 by default. Not set: what suits the model.
+    The server may take fewer.
+    """
+    lines_after: _builtins.int
+    @_builtins.property
+    def recent_edits(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecentEdit]:
+        """What the user changed last, in this document and in others, the oldest first."""
+
+    def __init__(
+        self,
+        *,
+        document_version: _builtins.int = ...,
+        recent_edits: _abc.Iterable[Global___RecentEdit] | None = ...,
+        lines_before: _builtins.int | None = ...,
+        lines_after: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lines_after", b"_lines_after", "_lines_before", b"_lines_before", "lines_after", b"lines_after", "lines_before", b"lines_before"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lines_after", b"_lines_after", "_lines_before", b"_lines_before", "document_version", b"document_version", "lines_after", b"lines_after", "lines_before", b"lines_before", "recent_edits", b"recent_edits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lines_after: _TypeAlias = _typing.Literal["lines_after"]  # noqa: Y015
+    _WhichOneofArgType__lines_after: _TypeAlias = _typing.Literal["_lines_after", b"_lines_after"]  # noqa: Y015
+    _WhichOneofReturnType__lines_before: _TypeAlias = _typing.Literal["lines_before"]  # noqa: Y015
+    _WhichOneofArgType__lines_before: _TypeAlias = _typing.Literal["_lines_before", b"_lines_before"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lines_after) -> _WhichOneofReturnType__lines_after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lines_before) -> _WhichOneofReturnType__lines_before | None: ...
+
+Global___NextEdit: _TypeAlias = NextEdit  # noqa: Y015
+
+@_typing.final
 class CompleteRequest(_message.Message):
-    """CompleteRequest asks for text at a cursor."""
+    """CompleteRequest asks for text at a cursor, or for the next edit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -335,6 +427,7 @@ class CompleteRequest(_message.Message):
     TRACESTATE_FIELD_NUMBER: _builtins.int
     WITHOUT_COMPLETION_CACHE_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    NEXT_EDIT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Names the editor session. Required, at most 128 bytes."""
     sequence: _builtins.int
@@ -355,7 +448,7 @@ class CompleteRequest(_message.Message):
     mode: Global___Mode.ValueType
     """The extent of the completion."""
     max_tokens: _builtins.int
-    """Maximum number of tokens to generate; 0 means the server's default for the mode."""
+    """Maximum number of tokens to generate; 0 means the server's default for the mode. An edit that needs more is none."""
     temperature: _builtins.float
     """Sampling temperature; 0 is greedy, which is also the default."""
     seed: _builtins.int
@@ -387,6 +480,10 @@ class CompleteRequest(_message.Message):
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Strings that end the completion; they are not part of it."""
 
+    @_builtins.property
+    def next_edit(self) -> Global___NextEdit:
+        """For MODE_NEXT_EDIT, required there."""
+
     def __init__(
         self,
         *,
@@ -408,10 +505,11 @@ class CompleteRequest(_message.Message):
         tracestate: _builtins.str = ...,
         without_completion_cache: _builtins.bool = ...,
         timeout_ms: _builtins.int | None = ...,
+        next_edit: Global___NextEdit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_timeout_ms", b"_timeout_ms", "seed", b"seed", "temperature", b"temperature", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_timeout_ms", b"_timeout_ms", "next_edit", b"next_edit", "seed", b"seed", "temperature", b"temperature", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_timeout_ms", b"_timeout_ms", "document_uri", b"document_uri", "language_id", b"language_id", "max_tokens", b"max_tokens", "mode", b"mode", "prefix", b"prefix", "seed", b"seed", "sequence", b"sequence", "session_id", b"session_id", "snippets", b"snippets", "stop", b"stop", "suffix", b"suffix", "temperature", b"temperature", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "trigger", b"trigger", "without_completion_cache", b"without_completion_cache", "without_speculation", b"without_speculation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_timeout_ms", b"_timeout_ms", "document_uri", b"document_uri", "language_id", b"language_id", "max_tokens", b"max_tokens", "mode", b"mode", "next_edit", b"next_edit", "prefix", b"prefix", "seed", b"seed", "sequence", b"sequence", "session_id", b"session_id", "snippets", b"snippets", "stop", b"stop", "suffix", b"suffix", "temperature", b"temperature", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "trigger", b"trigger", "without_completion_cache", b"without_completion_cache", "without_speculation", b"without_speculation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -498,6 +596,7 @@ class End(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    EDIT_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """The reason why it ended."""
     shed_reason: Global___ShedReason.ValueType
@@ -524,6 +623,10 @@ class End(_message.Message):
         error.reason is ERROR_REASON_TOO_MANY_OPEN.
         """
 
+    @_builtins.property
+    def edit(self) -> Global___Edit:
+        """The answer to MODE_NEXT_EDIT, which has no text. Not set: nothing to change."""
+
     def __init__(
         self,
         *,
@@ -535,16 +638,51 @@ class End(_message.Message):
         error: Global___RequestError | None = ...,
         text: _builtins.str = ...,
         limit: Global___Limit | None = ...,
+        edit: Global___Edit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms", "error", b"error", "limit", b"limit", "retry_after_ms", b"retry_after_ms", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms", "edit", b"edit", "error", b"error", "limit", b"limit", "retry_after_ms", b"retry_after_ms", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms", "error", b"error", "finish_reason", b"finish_reason", "limit", b"limit", "retry_after_ms", b"retry_after_ms", "shed_reason", b"shed_reason", "text", b"text", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms", "edit", b"edit", "error", b"error", "finish_reason", b"finish_reason", "limit", b"limit", "retry_after_ms", b"retry_after_ms", "shed_reason", b"shed_reason", "text", b"text", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retry_after_ms: _TypeAlias = _typing.Literal["retry_after_ms"]  # noqa: Y015
     _WhichOneofArgType__retry_after_ms: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_after_ms) -> _WhichOneofReturnType__retry_after_ms | None: ...
 
 Global___End: _TypeAlias = End  # noqa: Y015
+
+@_typing.final
+class Edit(_message.Message):
+    """Edit replaces whole lines of the document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_VERSION_FIELD_NUMBER: _builtins.int
+    FIRST_LINE_FIELD_NUMBER: _builtins.int
+    LINE_COUNT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    document_version: _builtins.int
+    """The version of the document that the request was made for."""
+    first_line: _builtins.int
+    """The first line that is replaced, counted from the cursor's line, which is 0; -2 is two lines above it."""
+    line_count: _builtins.int
+    """How many lines are replaced; 0 inserts before first_line."""
+    text: _builtins.str
+    """The new lines, each with its end but perhaps the last of the document; empty if the lines are deleted."""
+    def __init__(
+        self,
+        *,
+        document_version: _builtins.int = ...,
+        first_line: _builtins.int = ...,
+        line_count: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_version", b"document_version", "first_line", b"first_line", "line_count", b"line_count", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Edit: _TypeAlias = Edit  # noqa: Y015
 
 @_typing.final
 class Limit(_message.Message):

@@ -52,6 +52,12 @@ export enum Mode {
   SINGLE_LINE = 1,
   /** MULTI_LINE - Up to the end of the block that the cursor is in. */
   MULTI_LINE = 2,
+  /**
+   * NEXT_EDIT - No text at the cursor but a change to the lines around it, which End.edit has. CompleteRequest.next_edit says from
+   * what. An older server refuses the mode; one whose model does not write edits refuses the request with
+   * ERROR_REASON_NO_NEXT_EDITS.
+   */
+  NEXT_EDIT = 3,
 }
 
 /**
@@ -121,6 +127,8 @@ export enum ErrorReason {
   TOO_MANY_REFUSALS = 9,
   /** PROMPT_SUSPECTED - FAILED_PRECONDITION: the engine failed repeatedly on this prompt. Do not send it again. */
   PROMPT_SUSPECTED = 10,
+  /** NO_NEXT_EDITS - FAILED_PRECONDITION: the served model does not write next edits. Do not ask this server for one again. */
+  NO_NEXT_EDITS = 11,
 }
 
 /** CacheLevel is the level of the completion cache that an answer came from. */
@@ -163,7 +171,39 @@ export interface ContextSnippet {
   score: number;
 }
 
-/** CompleteRequest asks for text at a cursor. */
+/** RecentEdit is a change that the user made. */
+export interface RecentEdit {
+  /** URI of the document that was changed. */
+  documentUri: string;
+  /**
+   * The hunks of the change as a unified diff, each with its header "@@ -1,3 +1,3 @@", without the two lines of file
+   * names.
+   */
+  diff: string;
+}
+
+/**
+ * NextEdit is what a request for the next edit has beside the fields of a completion.
+ *
+ * A user has one live request, for a completion or for an edit: the newer ends the older one. So ask for the edit when a
+ * pause needs no completion, or when the completion has come. Lines end with "\n", "\r\n" or "\r". If prefix and suffix
+ * are parts of the document, they are of whole lines: prefix begins with a line, and suffix ends with a line break. The
+ * server bounds the number and the size of recent edits (16 of 16 KiB by default), and refuses stop strings.
+ */
+export interface NextEdit {
+  /** The document's version in the editor, returned with the edit: one for another version must not be shown. */
+  documentVersion: number;
+  /** What the user changed last, in this document and in others, the oldest first. */
+  recentEdits: RecentEdit[];
+  /**
+   * How many lines before and after the cursor's line may change, at most 100 by default. Not set: what suits the model.
+   * The server may take fewer.
+   */
+  linesBefore?: number | undefined;
+  linesAfter?: number | undefined;
+}
+
+/** CompleteRequest asks for text at a cursor, or for the next edit. */
 export interface CompleteRequest {
   /** Names the editor session. Required, at most 128 bytes. */
   sessionId: string;
@@ -187,7 +227,7 @@ export interface CompleteRequest {
   trigger: Trigger;
   /** The extent of the completion. */
   mode: Mode;
-  /** Maximum number of tokens to generate; 0 means the server's default for the mode. */
+  /** Maximum number of tokens to generate; 0 means the server's default for the mode. An edit that needs more is none. */
   maxTokens: number;
   /** Sampling temperature; 0 is greedy, which is also the default. */
   temperature?:
@@ -220,7 +260,11 @@ export interface CompleteRequest {
    * FINISH_REASON_DEADLINE after the text so far. On a Session it is the request's only deadline; on a Complete call
    * the earlier of this and the call's holds. Not set or too long: the server's maximum (30 s by default).
    */
-  timeoutMs?: number | undefined;
+  timeoutMs?:
+    | number
+    | undefined;
+  /** For MODE_NEXT_EDIT, required there. */
+  nextEdit: NextEdit | undefined;
 }
 
 /**
@@ -273,7 +317,23 @@ export interface End {
    * The limit that the request exceeded; set if shed_reason is SHED_REASON_RATE_LIMITED or SHED_REASON_OVERLOAD, or
    * error.reason is ERROR_REASON_TOO_MANY_OPEN.
    */
-  limit: Limit | undefined;
+  limit:
+    | Limit
+    | undefined;
+  /** The answer to MODE_NEXT_EDIT, which has no text. Not set: nothing to change. */
+  edit: Edit | undefined;
+}
+
+/** Edit replaces whole lines of the document. */
+export interface Edit {
+  /** The version of the document that the request was made for. */
+  documentVersion: number;
+  /** The first line that is replaced, counted from the cursor's line, which is 0; -2 is two lines above it. */
+  firstLine: number;
+  /** How many lines are replaced; 0 inserts before first_line. */
+  lineCount: number;
+  /** The new lines, each with its end but perhaps the last of the document; empty if the lines are deleted. */
+  text: string;
 }
 
 /** Limit is a limit of the server that a request exceeded. */
@@ -494,6 +554,164 @@ export const ContextSnippet: MessageFns<ContextSnippet> = {
   },
 };
 
+function createBaseRecentEdit(): RecentEdit {
+  return { documentUri: "", diff: "" };
+}
+
+export const RecentEdit: MessageFns<RecentEdit> = {
+  encode(message: RecentEdit, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.documentUri !== "") {
+      writer.uint32(10).string(message.documentUri);
+    }
+    if (message.diff !== "") {
+      writer.uint32(18).string(message.diff);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): RecentEdit {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseRecentEdit();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.documentUri = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.diff = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<RecentEdit>): RecentEdit {
+    return RecentEdit.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<RecentEdit>): RecentEdit {
+    const message = createBaseRecentEdit();
+    message.documentUri = object.documentUri ?? "";
+    message.diff = object.diff ?? "";
+    return message;
+  },
+};
+
+function createBaseNextEdit(): NextEdit {
+  return { documentVersion: 0, recentEdits: [], linesBefore: undefined, linesAfter: undefined };
+}
+
+export const NextEdit: MessageFns<NextEdit> = {
+  encode(message: NextEdit, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.documentVersion !== 0) {
+      writer.uint32(8).int64(message.documentVersion);
+    }
+    for (const v of message.recentEdits) {
+      RecentEdit.encode(v!, writer.uint32(18).fork()).join();
+    }
+    if (message.linesBefore !== undefined) {
+      writer.uint32(24).uint32(message.linesBefore);
+    }
+    if (message.linesAfter !== undefined) {
+      writer.uint32(32).uint32(message.linesAfter);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): NextEdit {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseNextEdit();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.documentVersion = longToNumber(reader.int64());
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.recentEdits.push(RecentEdit.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.linesBefore = reader.uint32();
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.linesAfter = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<NextEdit>): NextEdit {
+    return NextEdit.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<NextEdit>): NextEdit {
+    const message = createBaseNextEdit();
+    message.documentVersion = object.documentVersion ?? 0;
+    message.recentEdits = object.recentEdits?.map((e) => RecentEdit.fromPartial(e)) || [];
+    message.linesBefore = object.linesBefore ?? undefined;
+    message.linesAfter = object.linesAfter ?? undefined;
+    return message;
+  },
+};
+
 function createBaseCompleteRequest(): CompleteRequest {
   return {
     sessionId: "",
@@ -514,6 +732,7 @@ function createBaseCompleteRequest(): CompleteRequest {
     tracestate: "",
     withoutCompletionCache: false,
     timeoutMs: undefined,
+    nextEdit: undefined,
   };
 }
 
@@ -572,6 +791,9 @@ export const CompleteRequest: MessageFns<CompleteRequest> = {
     }
     if (message.timeoutMs !== undefined) {
       writer.uint32(144).uint32(message.timeoutMs);
+    }
+    if (message.nextEdit !== undefined) {
+      NextEdit.encode(message.nextEdit, writer.uint32(154).fork()).join();
     }
     return writer;
   },
@@ -733,6 +955,14 @@ export const CompleteRequest: MessageFns<CompleteRequest> = {
             message.timeoutMs = reader.uint32();
             continue;
           }
+          case 19: {
+            if (tag !== 154) {
+              break;
+            }
+
+            message.nextEdit = NextEdit.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -768,6 +998,9 @@ export const CompleteRequest: MessageFns<CompleteRequest> = {
     message.tracestate = object.tracestate ?? "";
     message.withoutCompletionCache = object.withoutCompletionCache ?? false;
     message.timeoutMs = object.timeoutMs ?? undefined;
+    message.nextEdit = (object.nextEdit !== undefined && object.nextEdit !== null)
+      ? NextEdit.fromPartial(object.nextEdit)
+      : undefined;
     return message;
   },
 };
@@ -918,6 +1151,7 @@ function createBaseEnd(): End {
     error: undefined,
     text: "",
     limit: undefined,
+    edit: undefined,
   };
 }
 
@@ -946,6 +1180,9 @@ export const End: MessageFns<End> = {
     }
     if (message.limit !== undefined) {
       Limit.encode(message.limit, writer.uint32(66).fork()).join();
+    }
+    if (message.edit !== undefined) {
+      Edit.encode(message.edit, writer.uint32(74).fork()).join();
     }
     return writer;
   },
@@ -1027,6 +1264,14 @@ export const End: MessageFns<End> = {
             message.limit = Limit.decode(reader, reader.uint32());
             continue;
           }
+          case 9: {
+            if (tag !== 74) {
+              break;
+            }
+
+            message.edit = Edit.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1056,6 +1301,98 @@ export const End: MessageFns<End> = {
       : undefined;
     message.text = object.text ?? "";
     message.limit = (object.limit !== undefined && object.limit !== null) ? Limit.fromPartial(object.limit) : undefined;
+    message.edit = (object.edit !== undefined && object.edit !== null) ? Edit.fromPartial(object.edit) : undefined;
+    return message;
+  },
+};
+
+function createBaseEdit(): Edit {
+  return { documentVersion: 0, firstLine: 0, lineCount: 0, text: "" };
+}
+
+export const Edit: MessageFns<Edit> = {
+  encode(message: Edit, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.documentVersion !== 0) {
+      writer.uint32(8).int64(message.documentVersion);
+    }
+    if (message.firstLine !== 0) {
+      writer.uint32(16).sint32(message.firstLine);
+    }
+    if (message.lineCount !== 0) {
+      writer.uint32(24).uint32(message.lineCount);
+    }
+    if (message.text !== "") {
+      writer.uint32(34).string(message.text);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Edit {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseEdit();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.documentVersion = longToNumber(reader.int64());
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.firstLine = reader.sint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.lineCount = reader.uint32();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.text = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<Edit>): Edit {
+    return Edit.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<Edit>): Edit {
+    const message = createBaseEdit();
+    message.documentVersion = object.documentVersion ?? 0;
+    message.firstLine = object.firstLine ?? 0;
+    message.lineCount = object.lineCount ?? 0;
+    message.text = object.text ?? "";
     return message;
   },
 };
