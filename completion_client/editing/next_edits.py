@@ -193,9 +193,9 @@ class NextEditPolicy:
         due_ms = max(wish.due_ms, self._backoff_until_ms)
         if self._is_in_vain(place):
             self._wish = None
-        elif self._is_busy:
-            pass  # until that ends
-        elif at_ms >= due_ms:
+        if self._wish is None or self._is_busy:
+            return
+        if at_ms >= due_ms:
             self._num_asked += 1
             self._open = Asked(self._num_asked, place, lines_of(self._text.before + self._text.after))
             self._wish = None

@@ -1,7 +1,7 @@
 """What the user changed last, as hunks of unified diffs that a request for the next edit sends along. Pure.
 
-Changes that are close in place and time are one hunk. Only the newest hunk can grow; the others are history and keep the
-line numbers that they had.
+Changes that are close in place and time are one hunk. Only the newest hunk can grow; the others are history and keep
+the line numbers that they had.
 """
 
 from collections import deque

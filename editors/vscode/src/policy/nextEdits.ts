@@ -198,8 +198,8 @@ export class NextEditPolicy {
   #ask(place: EditPlace, wish: Wish, atMs: number): void {
     const dueMs = Math.max(wish.dueMs, this.#backoffUntilMs);
     if (this.#isInVain(place)) this.#wish = undefined;
-    else if (this.#isBusy) return; // until that ends
-    else if (atMs >= dueMs) {
+    if (!this.#wish || this.#isBusy) return;
+    if (atMs >= dueMs) {
       const request = ++this.#numAsked;
       this.#open = { request, place, lines: linesOf(this.#text.before + this.#text.after) };
       this.#wish = undefined;
