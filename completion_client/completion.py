@@ -40,6 +40,11 @@ class Completion:
         return pb.ShedReason.Name(self.end.shed_reason).removeprefix("SHED_REASON_").lower()
 
     @property
+    def edit(self) -> pb.Edit | None:
+        """The answer to a request for the next edit; None if there is nothing to change, or it is no such answer."""
+        return self.end.edit if self.end is not None and self.end.HasField("edit") else None
+
+    @property
     def cache_level(self) -> str | None:
         """The level of the server's completion cache that answered, "local" or "shared"; None if it was computed."""
         level = pb.CACHE_LEVEL_UNSPECIFIED if self.end is None else self.end.usage.cache_level

@@ -23,7 +23,7 @@ from cryptography import x509
 
 from completion_server.client.options import DEFAULT_SERVER
 from completion_server.composition.checks import check, not_checked, warn_of_exposure
-from completion_server.composition.models import load_prompts, prompt_budget
+from completion_server.composition.models import load_edits, load_prompts, prompt_budget
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config, load_config
 from completion_server.core import safe_logging
@@ -127,6 +127,7 @@ def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool)
             args = check(loaded, os.environ)
             budget = prompt_budget(loaded)
             load_prompts(loaded)
+            load_edits(loaded)
         except ConfigError as error:
             _fail(str(error))
         warn_of_exposure(loaded, loaded.server.listen)

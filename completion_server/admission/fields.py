@@ -3,7 +3,9 @@
 import itertools
 
 from completion_server.admission.settings import LimitSettings
+from completion_server.core.diffs import parse_hunks
 from completion_server.core.errors import InvalidRequestError
+from completion_server.core.next_edit import RecentEdit
 from completion_server.core.request import Mode, Sampling
 
 _MAX_TEMPERATURE = 2.0
@@ -19,8 +21,15 @@ def next_request_id() -> str:
 
 def default_max_tokens(mode: Mode, limits: LimitSettings) -> int:
     """Return the number of tokens of a request that does not give one."""
+    if mode is Mode.NEXT_EDIT:
+        return limits.max_tokens_next_edit
     is_multi_line = mode is Mode.MULTI_LINE
     return limits.num_default_tokens_multi_line if is_multi_line else limits.num_default_tokens_single_line
+
+
+def max_tokens_of(mode: Mode, limits: LimitSettings) -> int:
+    """Return the largest number of tokens that a request may ask for."""
+    return limits.max_tokens_next_edit if mode is Mode.NEXT_EDIT else limits.max_tokens
 
 
 def sampling_of(temperature: float | None, seed: int | None, *, speculate: bool = True) -> Sampling:
@@ -36,3 +45,44 @@ def sampling_of(temperature: float | None, seed: int | None, *, speculate: bool 
     if seed is not None and seed > _MAX_SEED:
         raise InvalidRequestError("seed", f"must be at most {_MAX_SEED}, got {seed}")
     return Sampling(temperature, seed, speculate=speculate)
+
+
+def check_next_edit(mode: Mode, *, has_next_edit: bool, num_stops: int) -> None:
+    """Check that a request has what its mode needs, and nothing that belongs to another one.
+
+    Raises:
+        InvalidRequestError: it does not.
+
+    """
+    is_asked = mode is Mode.NEXT_EDIT
+    if is_asked and not has_next_edit:
+        raise InvalidRequestError("next_edit", "must be set with MODE_NEXT_EDIT, and is not")
+    if has_next_edit and not is_asked:
+        raise InvalidRequestError("next_edit", f"must be set with MODE_NEXT_EDIT only, got MODE_{mode.name}")
+    if is_asked and num_stops:
+        raise InvalidRequestError("stop", f"must be empty with MODE_NEXT_EDIT, got {num_stops} entries")
+
+
+def edit_lines_of(field: str, given: int | None, limits: LimitSettings) -> int | None:
+    """Return a number of lines that a next edit may change.
+
+    Raises:
+        InvalidRequestError: there are too many.
+
+    """
+    if given is not None and given > limits.max_edit_lines:
+        raise InvalidRequestError(field, f"must be at most {limits.max_edit_lines}, got {given}")
+    return given
+
+
+def recent_edit_of(field: str, uri: str, diff: str) -> RecentEdit:
+    """Return a recent edit from its diff.
+
+    Raises:
+        InvalidRequestError: the diff has a line that belongs to no hunk.
+
+    """
+    try:
+        return RecentEdit(uri, diff, parse_hunks(diff))
+    except ValueError as error:
+        raise InvalidRequestError(f"{field}.diff", f"must be the hunks of a unified diff: {error}") from None

@@ -142,6 +142,12 @@ class LimitSettings:
     """Context snippets of one request."""
     max_snippet_bytes: Annotated[int, Between(1, 256 * MIB)] = 16 * 1024
     """Text of one snippet."""
+    max_recent_edits: Annotated[int, Between(1, 10_000)] = 16
+    """Recent edits of one request for a next edit."""
+    max_recent_edit_bytes: Annotated[int, Between(1, 256 * MIB)] = 16 * 1024
+    """Diff of one recent edit."""
+    max_edit_lines: Annotated[int, Between(0, 10_000)] = 100
+    """Lines before or after the cursor's that a next edit may change."""
     max_uri_bytes: Annotated[int, Between(1, MIB)] = 4096
     """Document and snippet URIs."""
     max_session_id_bytes: Annotated[int, Between(1, 65_536)] = 128
@@ -156,6 +162,9 @@ class LimitSettings:
     """Default max_tokens of a single-line request. Unset: 48, or max_tokens if that is less."""
     default_tokens_multi_line: Annotated[int | None, Between(1, 10_000_000)] = None
     """Default max_tokens of a multi-line request. Unset: 128, or max_tokens if that is less."""
+    max_tokens_next_edit: Annotated[int, Between(16, 10_000_000)] = 512
+    """Largest max_tokens of a request for a next edit, and its default. The model repeats the lines that may change, so
+    fewer tokens mean fewer such lines."""
     max_deadline_s: Annotated[float, Above(0, DAY_S)] = 30.0
     """Longest deadline of a request; replaces longer deadlines, and is the default."""
     max_requests_per_session: Annotated[int, Between(1, 10_000)] = 8
@@ -177,7 +186,8 @@ class LimitSettings:
         snippet = self.max_snippet_bytes + self.max_uri_bytes + _FIELD_BYTES * 4
         texts = self.max_prefix_bytes + self.max_suffix_bytes + self.max_uri_bytes + self.max_session_id_bytes * 2
         stops = self.max_stop * (self.max_stop_bytes + _FIELD_BYTES)
-        return min(_MAX_MESSAGE_BYTES, texts + self.max_snippets * snippet + stops + _OTHER_BYTES)
+        edits = self.max_recent_edits * (self.max_recent_edit_bytes + self.max_uri_bytes + _FIELD_BYTES * 3)
+        return min(_MAX_MESSAGE_BYTES, texts + self.max_snippets * snippet + edits + stops + _OTHER_BYTES)
 
     def __post_init__(self) -> None:
         """Check the bounds, and that the defaults are within `max_tokens`."""

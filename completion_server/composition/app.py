@@ -17,7 +17,7 @@ from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.composition.checks import warn_of_exposure
 from completion_server.composition.http_listener import build_http
-from completion_server.composition.models import check_fits, load_prompts
+from completion_server.composition.models import check_fits, load_edits, load_prompts
 from completion_server.composition.monitoring import Monitoring, WatchedParts, make_tracing
 from completion_server.composition.playground import Playground
 from completion_server.composition.samples import make_samples
@@ -33,6 +33,7 @@ from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.http.server import HttpListener
 from completion_server.prompt.builder import PromptBuilder
+from completion_server.prompt.edits.builder import EditPrompts
 from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
 from completion_server.rpc.server import (
@@ -129,7 +130,8 @@ class App:
             watched = WatchedParts(self._engine, self._speculation, self._shared, lambda: self._service)
             metrics_address = self._monitoring.start(watched, stack)
             prompts = await asyncio.to_thread(load_prompts, config)
-            service = self._service = self._assemble(prompts)
+            edits = await asyncio.to_thread(load_edits, config)
+            service = self._service = self._assemble(prompts, edits)
             self._shared.serve(service)
             servicer = self._make_servicer(service)
             public = build_public_server(config.server, config.limits, servicer, self._health)
@@ -256,7 +258,7 @@ class App:
         error = CutShortError("the server is shutting down", retry_after_ms=retry_after_ms)
         return Outcome(FinishReason.ERROR, error=error, retry_after_ms=retry_after_ms)
 
-    def _assemble(self, prompts: PromptBuilder) -> Service:
+    def _assemble(self, prompts: PromptBuilder, edits: EditPrompts | None) -> Service:
         config = self._config
         settings = ServingSettings(
             config.admission,
@@ -272,6 +274,7 @@ class App:
             self._clock,
             self._emit,
             loop_lag=self._loop_lag,
+            edits=edits,
             cache=self._shared.cache,
             limiters=self._shared.limiters,
             replicas=self._shared,

@@ -2,7 +2,8 @@
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -22,9 +23,14 @@ def make_engine_factory(config: Config) -> Callable[[], Engine]:
     """
     settings = config.engine
     if settings.kind == "scripted":
-        from completion_server.engine.scripted.engine import ScriptedEngine
+        from completion_server.engine.scripted.engine import Script, ScriptedEngine, plausible_code
 
-        return lambda: ScriptedEngine.from_settings(settings)
+        script: Script = plausible_code
+        if config.prompt.next_edit_template:
+            from completion_server.engine.scripted.edit_model import edit_script
+
+            script = edit_script(_decoder(settings), otherwise=plausible_code)
+        return lambda: ScriptedEngine.from_settings(settings, script)
     require_model(settings)
     _import_vllm("arguments", settings).engine_args(settings, traces_endpoint=_traces_endpoint(config))
     vllm = _import_vllm("engine", settings)
@@ -59,3 +65,15 @@ def _import_vllm(name: str, settings: EngineSettings) -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of imports, which an operator can't fix
         return importlib.import_module(f"completion_server.engine.vllm.{name}")
+
+
+def _decoder(settings: EngineSettings) -> Callable[[Sequence[int]], str]:
+    """Return what decodes the tokens of the configured model, which is loaded when it is first needed."""
+
+    @cache
+    def tokenizer() -> Any:  # noqa: ANN401 - transformers is untyped
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(settings.model, revision=settings.revision)
+
+    return lambda ids: str(tokenizer().decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -15,7 +15,9 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import NGRAM, EngineInfo
 from completion_server.engine.settings import EngineSettings
 from completion_server.prompt.builder import PromptBuilder
-from completion_server.prompt.loading import load_prompt_builder
+from completion_server.prompt.edits.builder import EditPrompts
+from completion_server.prompt.edits.choice import choose_edit_template
+from completion_server.prompt.loading import load_edit_prompts, load_prompt_builder
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +114,21 @@ def load_prompts(config: Config) -> PromptBuilder:
     )
 
 
+def load_edits(config: Config) -> EditPrompts | None:
+    """Return the prompts for next edits; None if the configured model does not write them.
+
+    Raises:
+        ConfigError: the model can't be read, leaves no room for a prompt, or lacks a marker of the configured template.
+
+    """
+    engine = config.engine
+    if choose_edit_template(engine.model, config.prompt) is None:
+        return None
+    return load_edit_prompts(
+        engine.model, revision=engine.revision, max_prompt_tokens=_edit_budget(config), settings=config.prompt
+    )
+
+
 def prompt_budget(config: Config) -> int:
     """Return the token budget of a prompt: the model's context length minus a whole completion.
 
@@ -119,14 +136,22 @@ def prompt_budget(config: Config) -> int:
         ConfigError: no model is set, it can't be read, or it leaves no room for a prompt.
 
     """
+    require_model(config.engine)
+    return _budget(config, config.limits.max_tokens, "limits.max_tokens")
+
+
+def _edit_budget(config: Config) -> int:
+    return _budget(config, config.limits.max_tokens_next_edit, "limits.max_tokens_next_edit")
+
+
+def _budget(config: Config, num_tokens: int, limit: str) -> int:
+    """Return the budget of a prompt before an answer of `num_tokens`, which `limit` allows."""
     engine = config.engine
-    require_model(engine)
     model_len = engine.max_model_len or _context_length(engine)
     # Speculation looks up to K tokens beyond the completion's last.
-    room = model_len - config.limits.max_tokens - engine.num_speculative_tokens
+    room = model_len - num_tokens - engine.num_speculative_tokens
     if room < _MIN_PROMPT_TOKENS:
-        asked = config.limits.max_tokens
-        msg = f"limits.max_tokens: {asked} leaves {room} of the model's {model_len} tokens for a prompt"
+        msg = f"{limit}: {num_tokens} leaves {room} of the model's {model_len} tokens for a prompt"
         raise ConfigError(msg)
     return min(config.prompt.max_prompt_tokens, room)
 
@@ -151,7 +176,10 @@ def check_fits(info: EngineInfo, config: Config) -> None:
         ConfigError: a whole prompt and a whole completion don't fit.
 
     """
-    asked = prompt_budget(config) + config.limits.max_tokens + info.num_speculative_tokens
+    asked = prompt_budget(config) + config.limits.max_tokens
+    if choose_edit_template(config.engine.model, config.prompt) is not None:
+        asked = max(asked, _edit_budget(config) + config.limits.max_tokens_next_edit)
+    asked += info.num_speculative_tokens
     if asked > info.max_model_len:
         msg = f"engine.max_model_len: the engine holds {info.max_model_len} tokens, but a request may need {asked}"
         raise ConfigError(msg)

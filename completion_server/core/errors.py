@@ -109,6 +109,12 @@ class NotPossibleError(CompletionError):
     fault = Fault.CALLER
 
 
+class NoNextEditsError(NotPossibleError):
+    """The served model does not write next edits."""
+
+    reason = "NO_NEXT_EDITS"
+
+
 class SuspectedPromptError(CompletionError):
     """The engine failed repeatedly while it computed this prompt; the prompt is refused for some minutes."""
 

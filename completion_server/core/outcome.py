@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from completion_server.core.errors import CompletionError, Limit
+from completion_server.core.next_edit import Edit
 
 
 class FinishReason(Enum):
@@ -123,10 +124,12 @@ class End:
     timings: Timings = Timings()
     text: str = ""
     """Text to append before the end, if the last text and the end were ready together."""
+    edit: Edit | None = None
+    """The next edit; None if there is nothing to change, or the request asked for a completion."""
 
     def with_text(self, text: str) -> "End":
         """Return the same end with text."""
-        return End(self.outcome, self.usage, self.timings, text)
+        return End(self.outcome, self.usage, self.timings, text, self.edit)
 
 
 AnswerPart = Delta | End

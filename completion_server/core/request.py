@@ -5,6 +5,7 @@ from enum import Enum, IntEnum
 from urllib.parse import quote
 
 from completion_server.core.clock import NEVER, Deadline
+from completion_server.core.next_edit import NextEdit
 from completion_server.core.trace_context import TraceContext
 
 
@@ -17,10 +18,12 @@ class Trigger(IntEnum):
 
 
 class Mode(Enum):
-    """Whether a completion ends with the line or with the block."""
+    """The extent of a completion, or the next edit instead of one."""
 
     SINGLE_LINE = "single_line"
     MULTI_LINE = "multi_line"
+    NEXT_EDIT = "next_edit"
+    """No text at the cursor, but a change to the lines around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,5 +158,7 @@ class Request:
     lane: str = ""
     """Name of a lane of its own beside its caller's common one, on which only requests with the same name supersede it.
     Other replicas don't know such lanes."""
+    next_edit: NextEdit | None = None
+    """Set if `mode` is NEXT_EDIT, and only then."""
     trace: TraceContext | None = None
     """Its place in a trace; None if it is in none. Exemplars may name `trace_id` if `is_sampled`."""

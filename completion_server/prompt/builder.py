@@ -54,7 +54,7 @@ class PromptBuilder:
 
         """
         settings = settings or PromptSettings()
-        backend = _backend(tokenizer)
+        backend = tokenizer_backend(tokenizer)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         plain = make_plain(backend, template.markers)
         text_vocabulary = plain.tokenizer.get_vocab()
@@ -62,7 +62,7 @@ class PromptBuilder:
         """The format in use."""
         self._encoder = Encoder(plain)
         self._ids = {marker: vocabulary[marker] for marker in template.markers}
-        self._begin = _begin_ids(backend)
+        self._begin = begin_ids(backend)
         opening = " " if plain.adds_blank else ""
         if template.order is FimOrder.PREFIX_ONLY:  # No marker separates the preamble from the text.
             opening += settings.preamble
@@ -156,7 +156,13 @@ class PromptBuilder:
         return tokens + layout.typed.ids.tolist()
 
 
-def _backend(tokenizer: Any) -> Tokenizer:  # noqa: ANN401
+def tokenizer_backend(tokenizer: Any) -> Tokenizer:  # noqa: ANN401
+    """Return the tokenizer behind one of transformers.
+
+    Raises:
+        ConfigError: there is none.
+
+    """
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not isinstance(backend, Tokenizer):
         msg = f"a {type(tokenizer).__name__} can't be used: the model needs a tokenizer.json"
@@ -164,7 +170,7 @@ def _backend(tokenizer: Any) -> Tokenizer:  # noqa: ANN401
     return backend
 
 
-def _begin_ids(backend: Tokenizer) -> list[int]:
+def begin_ids(backend: Tokenizer) -> list[int]:
     """Return the tokens that the tokenizer puts before a text: its bos token, if it adds one."""
     ids: list[int] = backend.encode("a", add_special_tokens=True).ids
     text: list[int] = backend.encode("a", add_special_tokens=False).ids

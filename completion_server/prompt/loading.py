@@ -8,6 +8,8 @@ from typing import Any
 
 from completion_server.core.errors import ConfigError
 from completion_server.prompt.builder import PromptBuilder
+from completion_server.prompt.edits.builder import EditPrompts
+from completion_server.prompt.edits.choice import choose_edit_template, has_markers
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.templates import FAMILIES, PREFIX_ONLY, FimOrder, PathAt, Template
 
@@ -113,19 +115,42 @@ def load_prompt_builder(
         ConfigError: there is no tokenizer, it can't be used, or the template does not go with it.
 
     """
-    from transformers import AutoTokenizer  # takes seconds to import, and a builder can be made without it
-
     settings = settings or PromptSettings()
     if isinstance(template, str):
         settings = replace(settings, template=template)
     elif template is not None:
         fields = dict(template)
         settings = replace(settings, template=fields.pop("name", settings.template), template_fields=fields)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision)
-    except (OSError, ValueError) as error:
-        msg = f"the tokenizer of {model} can't be loaded: {error}"
-        raise ConfigError(msg) from error
+    tokenizer = _load_tokenizer(model, revision)
     vocabulary = tokenizer.get_vocab()
     chosen = choose_template(vocabulary, model, settings.template, settings.template_fields)
     return PromptBuilder(tokenizer, chosen, max_prompt_tokens=max_prompt_tokens, settings=settings)
+
+
+def load_edit_prompts(
+    model: str, *, revision: str | None = None, max_prompt_tokens: int, settings: PromptSettings
+) -> EditPrompts | None:
+    """Load the tokenizer of a model that writes next edits, and prepare its template; None for any other model.
+
+    Raises:
+        ConfigError: there is no tokenizer, it can't be used, or it lacks a marker of the template that the settings
+            name.
+
+    """
+    template = choose_edit_template(model, settings)
+    if template is None:
+        return None
+    tokenizer = _load_tokenizer(model, revision)
+    if not has_markers(template, tokenizer.get_vocab(), is_named=bool(settings.next_edit_template)):
+        return None
+    return EditPrompts(tokenizer, template, max_prompt_tokens=max_prompt_tokens)
+
+
+def _load_tokenizer(model: str, revision: str | None) -> Any:  # noqa: ANN401 - transformers is untyped
+    from transformers import AutoTokenizer  # takes seconds to import, and a builder can be made without it
+
+    try:
+        return AutoTokenizer.from_pretrained(model, revision=revision)
+    except (OSError, ValueError) as error:
+        msg = f"the tokenizer of {model} can't be loaded: {error}"
+        raise ConfigError(msg) from error

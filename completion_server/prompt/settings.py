@@ -30,6 +30,11 @@ class PromptSettings:
     request no longer offers leaves the prompt at once."""
     preamble: str = ""
     """Text put first in every prompt, best as a comment in no particular language; the same for all users."""
+    next_edit_template: str = ""
+    """Form of prompts for next edits: "zeta-2", "zeta-2.1", "sweep" or "instinct". "" takes the one that the model's
+    name tells; a model of another name writes no next edits."""
+    next_edit_instructions: str = ""
+    """First message of Instinct's chat, as it was trained with. "" takes a short one of the server's own."""
     documents_mib: Annotated[int, Between(1, 1_000_000)] = 128
     """Memory for the documents being edited, in MiB; about 15 KiB for each at 1,024 tokens. The least recently used are
     dropped first."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from completion_server.admission.quotas import Reservation
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit, EndUnwritten, EndWritten, Marks, RequestEnded
+from completion_server.core.next_edit import Edit
 from completion_server.core.outcome import (
     AnswerPart,
     CachedAnswer,
@@ -22,6 +23,7 @@ from completion_server.core.request import Request
 from completion_server.scheduling.actions import CANCELLED
 from completion_server.scheduling.requests import LiveRequest
 from completion_server.serving.generate import Generator, Progress
+from completion_server.serving.rules import AnswerRules, EditRules
 from completion_server.streaming.mailbox import Mailbox
 from completion_server.streaming.text import TextRules
 
@@ -71,8 +73,12 @@ class Completion:
         live: LiveRequest,
         reservation: Reservation,
         lookup: CacheLookup | None = None,
+        edit_rules: EditRules | None = None,
     ) -> None:
-        """Prepare; nothing runs before the request has a slot. `lookup` keeps the answer if it is computed whole."""
+        """Prepare; nothing runs before the request has a slot. `lookup` keeps the answer if it is computed whole.
+
+        `edit_rules` reads the answer to a request for the next edit.
+        """
         self.request = request
         self.live = live
         self.marks = live.marks
@@ -83,7 +89,9 @@ class Completion:
         self._services = services
         self._reservation = reservation
         self._mailbox = Mailbox(services.delta_pause_s)
-        self._rules: TextRules | None = None
+        self._edit_rules = edit_rules
+        self._edit: Edit | None = None
+        self._rules: AnswerRules | None = edit_rules
         """Made when there is text: most requests are dropped before."""
         self._num_characters = 0
         self._lookup = lookup
@@ -96,6 +104,11 @@ class Completion:
     def awaits_output(self) -> bool:
         """Whether it lives and has had no output."""
         return self.outcome is None and self.marks.first_output is None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the model has anything to do: a next edit needs lines that may change."""
+        return self.request.next_edit is None or self._edit_rules is not None
 
     # The caller's side
 
@@ -145,10 +158,13 @@ class Completion:
         """Return how the answer ended, if it did: by a rule, or because its generation did."""
         rules = self._text_rules()
         if rules.is_done:
-            return Outcome(FinishReason.STOP)
-        if reason is None:
+            reason = FinishReason.STOP
+        elif reason is None:
             return None
-        self._put(rules.finish(is_cut=reason is FinishReason.LENGTH))
+        else:
+            self._put(rules.finish(is_cut=reason is FinishReason.LENGTH))
+        if self._edit_rules is not None and reason is FinishReason.STOP:
+            self._edit = self._edit_rules.edit
         return Outcome(reason)
 
     def give(self, answer: CachedAnswer) -> None:
@@ -167,7 +183,10 @@ class Completion:
         usage = usage or Usage()
         if self._cached is not None and outcome.reason in _WHOLE:
             usage = replace(usage, cache_level=self._cached.level)
-        end = End(outcome, usage, timings_of(self.marks, self.marks.ended))
+        edit = self._edit if outcome.reason is FinishReason.STOP else None
+        if edit is not None:
+            self._count(edit.text or "\n")  # a deletion, too, is an answer that a user reacts to
+        end = End(outcome, usage, timings_of(self.marks, self.marks.ended), edit=edit)
         self._mailbox.close_nowait(end)
         self._reservation.settle(0, self.marks.ended)
         if self._num_characters and self.marks.first_output is not None:
@@ -192,10 +211,14 @@ class Completion:
     def _put(self, text: str) -> None:
         if self._lookup is not None:
             self._pieces.append(text)
-        self._num_characters += len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
+        self._count(text)
         self._mailbox.put_nowait(text)
 
-    def _text_rules(self) -> TextRules:
+    def _count(self, text: str) -> None:
+        """Count text in UTF-16 code units, as editors report what of it was accepted."""
+        self._num_characters += len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
+
+    def _text_rules(self) -> AnswerRules:
         if self._rules is None:
             self._rules = TextRules(self.request)
         return self._rules

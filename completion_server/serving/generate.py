@@ -59,10 +59,15 @@ class Generator:
         clock: Clock,
         *,
         cache_scope: CacheScope = "user",
+        edits: Prompts | None = None,
         retry_after_ms: Callable[[], int] = lambda: 1000,
     ) -> None:
-        """Generate with `engine`; if it fails, callers are asked to retry after `retry_after_ms()`."""
+        """Generate with `engine`; if it fails, callers are asked to retry after `retry_after_ms()`.
+
+        `edits` builds the prompts of requests for a next edit.
+        """
         self._prompts = prompts
+        self._edits = edits
         self._engine = engine
         self._clock = clock
         self._cache_scope = cache_scope
@@ -105,7 +110,9 @@ class Generator:
             reservation.settle(num_new + num_generated, self._clock.now())
 
     async def _build_prompt(self, request: Request) -> Prompt:
-        build = self._prompts.build
+        prompts = self._prompts if request.next_edit is None else self._edits
+        assert prompts is not None
+        build = prompts.build
         num_characters = len(request.prefix) + len(request.suffix) + sum(len(s.text) for s in request.snippets)
         if num_characters <= _INLINE_CHARACTERS:
             return build(request)

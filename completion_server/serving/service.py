@@ -17,6 +17,7 @@ from completion_server.admission.gate import Gate, Readiness, retry_after_ms
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Excess, Quotas
 from completion_server.core.clock import Clock
+from completion_server.core.errors import NoNextEditsError
 from completion_server.core.events import Emit, Feedback, Marks, guarded
 from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason, Outcome, ServedAnswer, ShedReason
 from completion_server.core.request import Caller, Request, Trigger, key_of
@@ -27,6 +28,7 @@ from completion_server.scheduling.reattach import AnswerKey, Continuation
 from completion_server.scheduling.requests import LiveRequest
 from completion_server.serving.completion import CacheLookup, Completion, Services
 from completion_server.serving.generate import Generates, Generator, Prompts, cache_salt
+from completion_server.serving.rules import EditPrompts
 from completion_server.serving.runner import Runner
 from completion_server.serving.settings import ServingSettings, make_book
 
@@ -90,6 +92,7 @@ class Service:
         emit: Emit,
         *,
         loop_lag: LoopLagMonitor | None = None,
+        edits: EditPrompts | None = None,
         cache: CompletionCache | None = None,
         limiters: Limiters | None = None,
         replicas: ReplicaGroup | None = None,
@@ -98,9 +101,10 @@ class Service:
     ) -> None:
         """Build a service in front of an engine.
 
-        `loop_lag` is run by the caller; without one no request is shed for loop lag. `limiters` make the limits of
-        users and tenants; without them they are this process's own. `remaining_start_s` predicts when the engine will
-        be ready, while it is not. `num_speculative_tokens` returns the active K of a number of generations.
+        Without `edits` a request for a next edit is refused. `loop_lag` is run by the caller; without one no request is
+        shed for loop lag. `limiters` make the limits of users and tenants; without them they are this process's own.
+        `remaining_start_s` predicts when the engine will be ready, while it is not. `num_speculative_tokens` returns
+        the active K of a number of generations.
         """
         admission, scheduling, emit = settings.admission, settings.scheduling, guarded(emit)
         self.gate = Gate(admission, remaining_start_s, limiters)
@@ -111,6 +115,7 @@ class Service:
         self._quotas = Quotas(admission, limiters)
         self._book = self.runner.book
         self._prompts = prompts
+        self._edits = edits
         self._loop_lag = loop_lag or LoopLagMonitor(0.0, clock, emit)
         self._scheduling = scheduling
         self._budget_s = settings.shed.budget_ms / 1000
@@ -125,6 +130,7 @@ class Service:
             engine,
             clock,
             cache_scope=settings.cache_scope,
+            edits=edits,
             retry_after_ms=lambda: retry_after_ms(admission, remaining_start_s()),
         )
         self._services = Services(
@@ -138,23 +144,26 @@ class Service:
 
         Raises:
             UnavailableError: the server can't serve now.
+            NoNextEditsError: it is a request for a next edit, which the served model does not write.
 
         """
         self.gate.check()
+        prompts = self._prompts_of(request)
         now = self.now()
         excess = self._quotas.excess(request.caller, now)
         is_peer_within = excess is None
         if excess is not None and excess.peer and self._has_room_to_spare(request, now):
             excess = None
         lookup = None
-        if self._cache is not None and excess is None and request.use_completion_cache:
+        edit_rules = None if self._edits is None or request.next_edit is None else self._edits.answer(request)
+        if self._cache is not None and excess is None and request.next_edit is None and request.use_completion_cache:
             lookup = self._cache.look_up_nowait(request)
         answer = lookup.answer if lookup is not None else None
         # A request that is shed or answered needs no charge.
-        num_new_tokens = 0 if excess or answer else self._prompts.expected_new_tokens(request)
+        num_new_tokens = 0 if excess or answer else prompts.expected_new_tokens(request)
         reservation = self._quotas.reserve(request.caller, num_new_tokens, now, charges_peer=is_peer_within)
         live = self._live(request, num_new_tokens)
-        completion = Completion(self._services, request, live, reservation, lookup)
+        completion = Completion(self._services, request, live, reservation, lookup, edit_rules)
         live.marks.admitted = self.now()
         if excess is not None:
             self._note_limited_peer(excess, now)
@@ -163,17 +172,7 @@ class Service:
             completion.end(Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED, retry_after_ms, limit=excess.limit))
             return completion
         self._quotas.charge_request(request.caller, now, charges_peer=is_peer_within)
-        if answer is not None:
-            completion.give(answer)
-            self.runner.answer_nowait(completion, Outcome(answer.reason))
-        elif request.trigger is not Trigger.EXPLICIT and self._loop_lag.is_behind(now):
-            limit = self._loop_lag.limit
-            overload = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, self._retry_after_ms, limit=limit)
-            self.runner.answer_nowait(completion, overload)
-        else:
-            self.runner.submit_nowait(completion)
-            if lookup is not None and completion.awaits_output:
-                lookup.fetch_nowait(partial(self._answer_late, completion))
+        self._begin(completion, lookup, now)
         # Other replicas are told of a request, unless a newer one of its lane is known here already.
         if self._replicas is not None and live.stamp and completion.outcome != SUPERSEDED:
             self._replicas.announce(live)
@@ -208,12 +207,39 @@ class Service:
             slots_reason=book.limiter.reason if book.limiter is not None else "",
         )
 
+    def _begin(self, completion: Completion, lookup: CacheLookup | None, now: float) -> None:
+        """Answer a request at once if its answer is known or it must be shed, else queue it."""
+        request = completion.request
+        answer = lookup.answer if lookup is not None else None
+        if answer is not None:
+            completion.give(answer)
+            self.runner.answer_nowait(completion, Outcome(answer.reason))
+        elif not completion.has_work:
+            self.runner.answer_nowait(completion, Outcome(FinishReason.STOP))
+        elif request.trigger is not Trigger.EXPLICIT and self._loop_lag.is_behind(now):
+            limit = self._loop_lag.limit
+            overload = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, self._retry_after_ms, limit=limit)
+            self.runner.answer_nowait(completion, overload)
+        else:
+            self.runner.submit_nowait(completion)
+            if lookup is not None and completion.awaits_output:
+                lookup.fetch_nowait(partial(self._answer_late, completion))
+
     def _has_room_to_spare(self, request: Request, now: float) -> bool:
         """Return whether the engine can take a request and still serve a newcomer in time."""
         if self._loop_lag.is_behind(now):
             return False
-        num_new_tokens = self._prompts.expected_new_tokens(request)
+        num_new_tokens = self._prompts_of(request).expected_new_tokens(request)
         return self._book.first_token_s(num_new_tokens) <= _SPARE_SHARE * self._budget_s
+
+    def _prompts_of(self, request: Request) -> Prompts:
+        """Return the builder of a request's prompt."""
+        if request.next_edit is None:
+            return self._prompts
+        if self._edits is None:
+            msg = "the served model does not write next edits (prompt.next_edit_template)"
+            raise NoNextEditsError(msg)
+        return self._edits
 
     def _answer_late(self, completion: Completion, answer: CachedAnswer) -> bool:
         """Answer a request that waits or computes its prompt, which then ends. Return whether it had use for that."""
@@ -253,7 +279,7 @@ class Service:
 
     def _live(self, request: Request, num_new_tokens: int) -> LiveRequest:
         caller, scheduling = request.caller, self._scheduling
-        continuation, may_share = Continuation.of(request), request.use_completion_cache
+        continuation, may_share = Continuation.of(request), request.use_completion_cache and request.next_edit is None
         lane = caller.owner if scheduling.lane == "user" else key_of(caller.owner, caller.session)
         if request.lane:
             lane = key_of(lane, request.lane)

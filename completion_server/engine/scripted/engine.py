@@ -93,9 +93,10 @@ class ScriptedEngine:
         """Steps taken since start."""
 
     @classmethod
-    def from_settings(cls, settings: EngineSettings) -> "ScriptedEngine":
+    def from_settings(cls, settings: EngineSettings, script: Script = plausible_code) -> "ScriptedEngine":
         """Return an engine of the configured size and service times."""
         return cls(
+            script,
             times=SERVICE_TIMES[settings.scripted_times],
             model=settings.model or "scripted",
             max_model_len=settings.max_model_len or _MAX_MODEL_LEN,

@@ -5,11 +5,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.fields import default_max_tokens, next_request_id, sampling_of
+from completion_server.admission.fields import (
+    check_next_edit,
+    default_max_tokens,
+    edit_lines_of,
+    max_tokens_of,
+    next_request_id,
+    recent_edit_of,
+    sampling_of,
+)
 from completion_server.admission.settings import LimitSettings
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import CompletionError, InvalidRequestError
 from completion_server.core.events import Feedback
+from completion_server.core.next_edit import NextEdit
 from completion_server.core.outcome import AnswerPart, CacheLevel, Delta, End, FinishReason, ShedReason
 from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet, Trigger
 from completion_server.core.trace_context import TraceContext
@@ -24,6 +33,7 @@ _MODES = {
     pb.MODE_UNSPECIFIED: Mode.SINGLE_LINE,
     pb.MODE_SINGLE_LINE: Mode.SINGLE_LINE,
     pb.MODE_MULTI_LINE: Mode.MULTI_LINE,
+    pb.MODE_NEXT_EDIT: Mode.NEXT_EDIT,
 }
 # The names of these values are the same on both sides.
 _FINISH_REASONS = {each: pb.FinishReason.Value(f"FINISH_REASON_{each.name}") for each in FinishReason}
@@ -60,6 +70,7 @@ def request_of(
 
     """
     mode = _known("mode", message.mode, _MODES, pb.Mode.Name)
+    check_next_edit(mode, has_next_edit=message.HasField("next_edit"), num_stops=len(message.stop))
     return Request(
         id=next_request_id(),
         caller=caller,
@@ -79,6 +90,7 @@ def request_of(
             min(limits.max_deadline_s, _timeout_s(message), math.inf if deadline_s is None else deadline_s), now
         ),
         use_completion_cache=not message.without_completion_cache,
+        next_edit=_next_edit(message.next_edit, limits) if mode is Mode.NEXT_EDIT else None,
         receive_began_at=receive_began_at,
         trace=trace,
     )
@@ -128,8 +140,9 @@ def _name_or_number(value: V, name: Callable[[V], str]) -> str:
 
 
 def _max_tokens(given: int, mode: Mode, limits: LimitSettings) -> int:
-    if not 0 <= given <= limits.max_tokens:
-        raise InvalidRequestError("max_tokens", f"must be from 0 (the default) to {limits.max_tokens}, got {given}")
+    most = max_tokens_of(mode, limits)
+    if not 0 <= given <= most:
+        raise InvalidRequestError("max_tokens", f"must be from 0 (the default) to {most}, got {given}")
     return given or default_max_tokens(mode, limits)
 
 
@@ -162,6 +175,20 @@ def _stops(message: pb.CompleteRequest) -> Iterator[str]:
         yield stop
 
 
+def _next_edit(message: pb.NextEdit, limits: LimitSettings) -> NextEdit:
+    before = message.lines_before if message.HasField("lines_before") else None
+    after = message.lines_after if message.HasField("lines_after") else None
+    return NextEdit(
+        message.document_version,
+        tuple(
+            recent_edit_of(f"next_edit.recent_edits[{i}]", each.document_uri, each.diff)
+            for i, each in enumerate(message.recent_edits)
+        ),
+        edit_lines_of("next_edit.lines_before", before, limits),
+        edit_lines_of("next_edit.lines_after", after, limits),
+    )
+
+
 def end_message(end: End) -> pb.End:
     """Return the message of an End."""
     outcome, usage, timings = end.outcome, end.usage, end.timings
@@ -184,6 +211,15 @@ def end_message(end: End) -> pb.End:
             total_ms=timings.total_ms,
         ),
     )
+    if end.edit is not None:
+        message.edit.CopyFrom(
+            pb.Edit(
+                document_version=end.edit.document_version,
+                first_line=end.edit.first_line,
+                line_count=end.edit.line_count,
+                text=end.edit.text,
+            )
+        )
     if outcome.shed_reason is not None:
         message.shed_reason = _SHED_REASONS[outcome.shed_reason]
     if outcome.retry_after_ms is not None:

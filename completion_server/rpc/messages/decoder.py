@@ -187,6 +187,14 @@ def complete_request(limits: LimitSettings) -> MessageLimits:
     snippet = MessageLimits(
         3 + _UNKNOWN_FIELDS, {1: Field("uri", limits.max_uri_bytes), 2: Field("text", limits.max_snippet_bytes)}
     )
+    recent_edit = MessageLimits(
+        2 + _UNKNOWN_FIELDS,
+        {1: Field("document_uri", limits.max_uri_bytes), 2: Field("diff", limits.max_recent_edit_bytes)},
+    )
+    next_edit = MessageLimits(
+        3 + limits.max_recent_edits + _UNKNOWN_FIELDS,
+        {2: Field("recent_edits", max_entries=limits.max_recent_edits, shape=recent_edit)},
+    )
     fields = {
         1: Field("session_id", limits.max_session_id_bytes),
         3: Field("document_uri", limits.max_uri_bytes),
@@ -195,8 +203,9 @@ def complete_request(limits: LimitSettings) -> MessageLimits:
         6: Field("suffix", limits.max_suffix_bytes),
         7: Field("snippets", max_entries=limits.max_snippets, shape=snippet),
         13: Field("stop", limits.max_stop_bytes, limits.max_stop),
+        19: Field("next_edit", shape=next_edit),
     }
-    return MessageLimits(18 + limits.max_snippets + limits.max_stop + _UNKNOWN_FIELDS, fields, sequence_number=2)
+    return MessageLimits(19 + limits.max_snippets + limits.max_stop + _UNKNOWN_FIELDS, fields, sequence_number=2)
 
 
 def report_feedback_request(limits: LimitSettings) -> MessageLimits:

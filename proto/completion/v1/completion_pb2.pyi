@@ -336,7 +336,9 @@ class RecentEdit(_message.Message):
     document_uri: _builtins.str
     """URI of the document that was changed."""
     diff: _builtins.str
-    """The hunks of the change as a unified diff, without the two lines of file names."""
+    """The hunks of the change as a unified diff, each with its header "@@ -1,3 +1,3 @@", without the two lines of file
+    names.
+    """
     def __init__(
         self,
         *,
@@ -353,7 +355,13 @@ Global___RecentEdit: _TypeAlias = RecentEdit  # noqa: Y015
 
 @_typing.final
 class NextEdit(_message.Message):
-    """NextEdit is what a request for the next edit has beside the fields of a completion."""
+    """NextEdit is what a request for the next edit has beside the fields of a completion.
+
+    A user has one live request, for a completion or for an edit: the newer ends the older one. So ask for the edit when a
+    pause needs no completion, or when the completion has come. Lines end with "\\n", "\\r\\n" or "\\r". If prefix and suffix
+    are parts of the document, they are of whole lines: prefix begins with a line, and suffix ends with a line break. The
+    server bounds the number and the size of recent edits (16 of 16 KiB by default), and refuses stop strings.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -364,7 +372,9 @@ class NextEdit(_message.Message):
     document_version: _builtins.int
     """The document's version in the editor, returned with the edit: one for another version must not be shown."""
     lines_before: _builtins.int
-    """How many lines before and after the cursor's line may change. Not set: what suits the model."""
+    """How many lines before and after the cursor's line may change, at most 100 by default. Not set: what suits the model.
+    The server may take fewer.
+    """
     lines_after: _builtins.int
     @_builtins.property
     def recent_edits(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecentEdit]:
@@ -438,7 +448,7 @@ class CompleteRequest(_message.Message):
     mode: Global___Mode.ValueType
     """The extent of the completion."""
     max_tokens: _builtins.int
-    """Maximum number of tokens to generate; 0 means the server's default for the mode."""
+    """Maximum number of tokens to generate; 0 means the server's default for the mode. An edit that needs more is none."""
     temperature: _builtins.float
     """Sampling temperature; 0 is greedy, which is also the default."""
     seed: _builtins.int

@@ -175,17 +175,30 @@ export interface ContextSnippet {
 export interface RecentEdit {
   /** URI of the document that was changed. */
   documentUri: string;
-  /** The hunks of the change as a unified diff, without the two lines of file names. */
+  /**
+   * The hunks of the change as a unified diff, each with its header "@@ -1,3 +1,3 @@", without the two lines of file
+   * names.
+   */
   diff: string;
 }
 
-/** NextEdit is what a request for the next edit has beside the fields of a completion. */
+/**
+ * NextEdit is what a request for the next edit has beside the fields of a completion.
+ *
+ * A user has one live request, for a completion or for an edit: the newer ends the older one. So ask for the edit when a
+ * pause needs no completion, or when the completion has come. Lines end with "\n", "\r\n" or "\r". If prefix and suffix
+ * are parts of the document, they are of whole lines: prefix begins with a line, and suffix ends with a line break. The
+ * server bounds the number and the size of recent edits (16 of 16 KiB by default), and refuses stop strings.
+ */
 export interface NextEdit {
   /** The document's version in the editor, returned with the edit: one for another version must not be shown. */
   documentVersion: number;
   /** What the user changed last, in this document and in others, the oldest first. */
   recentEdits: RecentEdit[];
-  /** How many lines before and after the cursor's line may change. Not set: what suits the model. */
+  /**
+   * How many lines before and after the cursor's line may change, at most 100 by default. Not set: what suits the model.
+   * The server may take fewer.
+   */
   linesBefore?: number | undefined;
   linesAfter?: number | undefined;
 }
@@ -214,7 +227,7 @@ export interface CompleteRequest {
   trigger: Trigger;
   /** The extent of the completion. */
   mode: Mode;
-  /** Maximum number of tokens to generate; 0 means the server's default for the mode. */
+  /** Maximum number of tokens to generate; 0 means the server's default for the mode. An edit that needs more is none. */
   maxTokens: number;
   /** Sampling temperature; 0 is greedy, which is also the default. */
   temperature?:

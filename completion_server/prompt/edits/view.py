@@ -1,0 +1,97 @@
+"""Chooses what the prompt of a next edit shows beside the lines that may change. Pure.
+
+Where the room is short, snippets are left out first, then the oldest edits, then the lines far from the cursor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from completion_server.core.diffs import parse_hunks, plain_breaks
+from completion_server.core.request import Request, Snippet
+from completion_server.prompt.edits.region import Region
+from completion_server.prompt.edits.template import EditTemplate, Marker, ShownEdit, ShownSnippet, View
+from completion_server.prompt.snippets import short_path
+from completion_server.prompt.window import first_lines
+
+T = TypeVar("T")
+
+_FRAME_CHARACTERS = 32
+"""Of the headings around an edit or a snippet."""
+_MIN_LINES = 2
+"""A snippet with fewer lines is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a prompt may show."""
+
+    least: View
+    """The path and the region only."""
+    above: Sequence[str]
+    """Lines before the region, the nearest first."""
+    below: Sequence[str]
+    edits: Sequence[ShownEdit]
+    """The newest first."""
+    snippets: Sequence[Snippet]
+    """The best first."""
+
+
+def candidates_of(request: Request, region: Region, template: EditTemplate) -> Candidates:
+    """Return what a request offers to a prompt, without the template's markers."""
+    assert request.next_edit is not None
+    shield = template.shield
+    recent = request.next_edit.recent_edits[::-1][: template.max_edits]
+    return Candidates(
+        View(shield(short_path(request.document_uri)), region),
+        above=shield(region.above(template.shown.above)).splitlines(keepends=True)[::-1],
+        below=shield(region.below(template.shown.below)).splitlines(keepends=True),
+        edits=[_shown_edit(shield(short_path(each.uri)), shield(each.diff)) for each in recent],
+        snippets=sorted(request.snippets, key=lambda snippet: -snippet.score),
+    )
+
+
+def _shown_edit(path: str, diff: str) -> ShownEdit:
+    return ShownEdit(path, plain_breaks(diff).rstrip("\n") + "\n", parse_hunks(diff))
+
+
+def fit(candidates: Candidates, template: EditTemplate, num_characters: int) -> View:
+    """Return what fits into a number of characters."""
+    parts = template.render(candidates.least)
+    left = num_characters - sum(len(part.text if isinstance(part, Marker) else part) for part in parts)
+    above, left = _take(candidates.above, [len(line) for line in candidates.above], left)
+    below, left = _take(candidates.below, [len(line) for line in candidates.below], left)
+    sizes = [2 * (len(each.path) + _FRAME_CHARACTERS) + len(each.diff) for each in candidates.edits]
+    edits, left = _take(candidates.edits, sizes, left)
+    return replace(
+        candidates.least,
+        above="".join(above[::-1]),
+        below="".join(below),
+        edits=edits[::-1],
+        snippets=_take_snippets(candidates.snippets, template, left)[::-1],
+    )
+
+
+def _take(items: Sequence[T], sizes: Sequence[int], left: int) -> tuple[Sequence[T], int]:
+    """Return the first items that fit, and the characters that are left then."""
+    num = 0
+    for size in sizes:
+        if size > left:
+            break
+        left -= size
+        num += 1
+    return items[:num], left
+
+
+def _take_snippets(snippets: Sequence[Snippet], template: EditTemplate, left: int) -> list[ShownSnippet]:
+    """Return the first snippets that fit; the last of them may be cut."""
+    taken: list[ShownSnippet] = []
+    for snippet in snippets:
+        path = template.shield(short_path(snippet.uri))
+        left -= len(path) + _FRAME_CHARACTERS
+        text = first_lines(plain_breaks(snippet.text), max(0, left)).rstrip("\n") + "\n"
+        if left <= 0 or (text.count("\n") < _MIN_LINES and len(text) < len(snippet.text)):
+            break
+        taken.append(ShownSnippet(path, template.shield(text)))
+        left -= len(text)
+    return taken
