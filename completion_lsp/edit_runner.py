@@ -31,8 +31,8 @@ _NO_NEXT_EDITS = "NO_NEXT_EDITS"
 class EditEditor(Protocol):
     """What the policy is run for."""
 
-    def make_edit_request(self) -> pb.CompleteRequest:
-        """Return the request for the present text."""
+    def make_edit_request(self) -> pb.CompleteRequest | None:
+        """Return the request for the present text, if it can be sent."""
         ...
 
     def on_edits_settled(self) -> None:
@@ -139,8 +139,11 @@ class EditRunner:
         self._editor.on_edits_settled()
 
     def _send(self, request: int) -> None:
-        if not self._calls.send_nowait(request, self._editor.make_edit_request(), self._timeout_s):
-            self._policy.ended(request, "error", _now_ms())  # decides nothing: no edit is shown while one is asked
+        message = self._editor.make_edit_request()
+        if message is None:
+            self._carry_out(self._policy.ended(request, "stop", _now_ms()))
+        elif not self._calls.send_nowait(request, message, self._timeout_s):
+            self._carry_out(self._policy.ended(request, "error", _now_ms()))
 
     def _report(self, report: Report) -> None:
         if sequence := self._calls.sequence_of(report.request):

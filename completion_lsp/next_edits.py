@@ -143,7 +143,7 @@ class NextEdits:
         """See LinkListener."""
         self._runner.on_away()
 
-    def make_edit_request(self) -> pb.CompleteRequest:
+    def make_edit_request(self) -> pb.CompleteRequest | None:
         """See edit_runner.EditEditor."""
         cursor = self._cursor
         assert cursor is not None

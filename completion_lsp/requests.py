@@ -30,9 +30,21 @@ def request_of(
 
 def edit_request_of(
     text: Text, language_id: str | None, version: int, edits: Sequence[RecentEdit], snippets: Sequence[Snippet]
-) -> pb.CompleteRequest:
-    """Return the request for the next edit of a version of a document."""
+) -> pb.CompleteRequest | None:
+    """Return the request for the next edit of a version of a document; None if the lines are too long to be sent whole.
+
+    A line that is cut would be replaced as if the cut part were all of it.
+    """
     request = _request_at(text, language_id, snippets)
+    if len(request.prefix) < len(text.before):
+        _, is_whole, request.prefix = request.prefix.partition("\n")
+        if not is_whole:
+            return None
+    if len(request.suffix) < len(text.after):
+        lines, is_whole, _ = request.suffix.rpartition("\n")
+        if not is_whole:
+            return None
+        request.suffix = f"{lines}\n"
     request.trigger, request.mode = pb.TRIGGER_AUTOMATIC, pb.MODE_NEXT_EDIT
     sent = (pb.RecentEdit(document_uri=each.uri, diff=_encodable(each.diff)) for each in edits)
     request.next_edit.CopyFrom(pb.NextEdit(document_version=version, recent_edits=sent))

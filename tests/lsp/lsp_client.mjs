@@ -119,6 +119,30 @@ const scenarios = {
     return { capabilities, edit, again, stale, secret, next, malformed, version };
   },
 
+  async renames() {
+    await initialize(inline);
+    const uri = "file:///project/a.py";
+    open(uri, "def area(width, height):\n    return width * height\n\nprint(height)\n");
+    change(uri, at(0, 16), at(0, 22), "high");
+    const edit = await untilEdit(uri, version, at(0, 20));
+    change(uri, edit.range.start, edit.range.end, edit.text);
+    await connection.sendRequest("workspace/executeCommand", edit.command);
+    return { edit, next: await askEdit(uri, version, at(3, 0)) };
+  },
+
+  async refused() {
+    await initialize(inline);
+    const uri = "file:///project/a.py";
+    open(uri, "x = \ny\n");
+    await untilShown(uri, at(0, 4));
+    const answers = [];
+    for (const text of ["a", "b"]) {
+      change(uri, at(0, 0), at(0, 0), text);
+      answers.push(await askEdit(uri, version, at(0, 0)));
+    }
+    return { answers };
+  },
+
   async newest() {
     await initialize(inline);
     const uri = "file:///project/a.py";

@@ -215,6 +215,21 @@ async def test_edits_of_documents_that_are_excluded_or_closed_are_not_sent() -> 
 
 
 @in_virtual_time
+async def test_lines_are_sent_whole_or_not_at_all() -> None:
+    user = User(text="a\n" + "b\n" * 100_000)
+    assert await user.ask() is not None
+    assert user.session.requests[0].suffix.endswith("b\n")
+    last = user.document.source.rindex("b")
+    await user.edits.edit_at(Cursor(user.document, last, last), 1)
+    assert user.session.requests[1].prefix.startswith("b\n")
+    assert user.session.requests[1].prefix.endswith("b\n")
+    user = User(text="b" * 300_000)
+    assert await user.ask() is None
+    assert await user.edits.edit_at(Cursor(user.document, 300_000, 300_000), 1) is None
+    assert user.session.requests == []
+
+
+@in_virtual_time
 async def test_a_request_for_another_version_is_not_answered() -> None:
     user = User()
     assert await user.edits.edit_at(Cursor(user.document, 0, 0), 7) is None
