@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import ConnectionLostError, DeadlineExceededError, PendingCompletion, ServiceError, Session
@@ -14,7 +15,23 @@ _MOST = 200
 """Requests that feedback can be reported on."""
 
 OnText = Callable[[int, str], None]
-OnEnd = Callable[[int, str, float | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a request ended."""
+
+    reason: str
+    """The finish reason, such as "stop", or "error"."""
+    retry_after_ms: float | None = None
+    """Milliseconds after which to try again."""
+    end: pb.End | None = None
+    """The server's End, unless the request failed."""
+    error: ServiceError | None = None
+    """Why it failed, if it did."""
+
+
+OnEnd = Callable[[int, Ended], None]
 
 
 class Calls:
@@ -23,8 +40,7 @@ class Calls:
     def __init__(self, session: Callable[[], Session | None], on_text: OnText, on_end: OnEnd) -> None:
         """Use the session that `session` returns, if there is one.
 
-        `on_text` gets a request's number and its text. `on_end` gets its number, its finish reason or "error", and the
-        milliseconds after which to try again.
+        `on_text` gets a request's number and its text, `on_end` its number and how it ended.
         """
         self._session = session
         self._on_text = on_text
@@ -70,19 +86,18 @@ class Calls:
         return self._sequences.get(number)
 
     async def _read(self, number: int, pending: PendingCompletion) -> None:
-        reason, retry_after_ms = "error", None
         try:
             async for text in pending:
                 if number in self._pending:
                     self._on_text(number, text)
             completion = await pending.result()
-            reason, retry_after_ms = completion.finish_reason or "error", completion.retry_after_ms
-            _log.info("request %d ended as %s after %.0f ms", number, reason, completion.total_ms)
+            ended = Ended(completion.finish_reason or "error", completion.retry_after_ms, completion.end)
+            _log.info("request %d ended as %s after %.0f ms", number, ended.reason, completion.total_ms)
         except DeadlineExceededError:
-            reason = "deadline"
+            ended = Ended("deadline")
             _log.info("request %d was too late", number)
         except ServiceError as error:
-            retry_after_ms = error.retry_after_ms
+            ended = Ended("error", error.retry_after_ms, error=error)
             _log.info("request %d failed: %s", number, error)
         if self._pending.pop(number, None) is not None:
-            self._on_end(number, reason, retry_after_ms)
+            self._on_end(number, ended)

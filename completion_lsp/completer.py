@@ -5,11 +5,11 @@ answered as soon as the policy has nothing to wait for.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Session
-from completion_client.editing import Ask, Change, SnippetRing, Text
+from completion_client.editing import Ask, Change, Snippet, SnippetRing, Text
 from completion_lsp.cursor import Cursor, kind_of
 from completion_lsp.documents import Document, Edit
 from completion_lsp.offers import Offer, Offers, looks_accepted
@@ -37,6 +37,8 @@ class Completer:
         self._is_starting = True
         """Until the server was reached or not, requests wait."""
         self._reports_drawn = False
+        self.on_busy: Callable[[bool], None] = lambda _is_busy: None
+        """Hears whether a completion is asked, perhaps more often than that changes."""
         self._session = session
         self._settings = settings
         self._runner = PolicyRunner(session, settings, self)
@@ -87,9 +89,8 @@ class Completer:
             if self._waiting is waiting:
                 self._waiting = None
 
-    def changed(self, document: Document) -> None:
+    def changed(self, document: Document, edits: Sequence[Edit]) -> None:
         """Take the edits that were made to a document."""
-        edits = document.take_edits()
         for edit in edits:
             self._survival.apply(document.uri, edit)
         if not edits or not self._settings.allows(document.uri, document.language_id):
@@ -148,6 +149,10 @@ class Completer:
         self._is_starting = False
         self._runner.on_away()
 
+    def snippets(self, text: Text) -> tuple[Snippet, ...]:
+        """Return the snippets for a request at the cursor."""
+        return self._ring.choose(text)
+
     def is_waiting(self) -> bool:
         """See runner.Editor."""
         return self._waiting is not None
@@ -156,7 +161,7 @@ class Completer:
         """See runner.Editor."""
         cursor, is_long = self._cursor, self._settings.multi_line
         assert cursor is not None
-        return request_of(cursor.text, cursor.document.language_id, ask, self._ring.choose(cursor.text), is_long)
+        return request_of(cursor.text, cursor.document.language_id, ask, self.snippets(cursor.text), is_long)
 
     def on_failed(self) -> None:
         """See runner.Editor. The next request is to ask again."""
@@ -164,6 +169,7 @@ class Completer:
 
     def on_settled(self) -> None:
         """See runner.Editor. Answers the request that waits, unless more is to come."""
+        self.on_busy(self._runner.is_asking)
         waiting, cursor, shown = self._waiting, self._cursor, self._runner.final
         if waiting is None or waiting.done() or cursor is None:
             return

@@ -1,5 +1,6 @@
 """Where an editor asks for text, and what changed there. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from completion_client.editing import Change, Text
@@ -39,7 +40,7 @@ class Cursor:
         return self.document.source.count("\n", start, end) > _FAR_LINES
 
 
-def kind_of(edits: list[Edit]) -> Change:
+def kind_of(edits: Sequence[Edit]) -> Change:
     """Return what kind of change some edits are; the protocol does not say."""
     if len(edits) != 1:
         return Change.OTHER

@@ -74,10 +74,12 @@ def _num_common(one: str, other: str) -> int:
     return next((at for at in range(shorter) if one[at] != other[at]), shorter)
 
 
-def adopt(workspace: Workspace) -> None:
-    """Replace the documents that pygls has just made by ours."""
+def adopt(workspace: Workspace) -> list[Document]:
+    """Replace the documents that pygls has just made by ours, and return these."""
     made = [(uri, each) for uri, each in workspace.text_documents.items() if not isinstance(each, Document)]
-    workspace.text_documents.update((uri, Document(each)) for uri, each in made)
+    adopted = {uri: Document(each) for uri, each in made}
+    workspace.text_documents.update(adopted)
+    return list(adopted.values())
 
 
 def find(workspace: Workspace, uri: str) -> Document | None:

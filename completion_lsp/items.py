@@ -7,6 +7,7 @@ from lsprotocol import types
 
 from completion_lsp.cursor import Cursor
 from completion_lsp.documents import Document
+from completion_lsp.next_edits import OfferedEdit
 from completion_lsp.offers import Offer
 
 ACCEPT = "completion-lsp.accept"
@@ -35,6 +36,19 @@ def inline_item(document: Document, offer: Offer) -> types.InlineCompletionItem:
     """Return an offer as an inline completion."""
     place = _range(document, offer.start, offer.end)
     return types.InlineCompletionItem(offer.text, range=place, command=_accept(offer))
+
+
+def inline_edit(offered: OfferedEdit) -> dict[str, Any]:
+    """Return an edit in the form of Copilot's server."""
+    document, edit = offered.document, offered.edit
+    lines = (edit.first, edit.first + edit.num_lines)
+    start, end = (document.positions.offset_at(types.Position(line, 0)) for line in lines)
+    return {
+        "text": edit.text,
+        "range": _range(document, start, end),
+        "textDocument": types.VersionedTextDocumentIdentifier(offered.version, document.uri),
+        "command": types.Command("Accept the edit", ACCEPT, arguments=[offered.token]),
+    }
 
 
 def menu_item(document: Document, offer: Offer) -> types.CompletionItem:
@@ -69,6 +83,15 @@ def accepted_units_of(params: Any) -> int:  # noqa: ANN401 - JSON that the proto
     """Return how much of its item an editor accepted, in units of UTF-16 from the item's beginning."""
     found = _get(params, "acceptedLength")
     return found if isinstance(found, int) else 0
+
+
+def edit_place_of(params: Any) -> tuple[types.Position, int | None] | None:  # noqa: ANN401 - as above
+    """Return where a request for the next edit has the cursor, and the document's version; None if it is malformed."""
+    position, version = _get(params, "position"), _get(_get(params, "textDocument"), "version")
+    line, character = _get(position, "line"), _get(position, "character")
+    if not isinstance(line, int) or not isinstance(character, int):
+        return None
+    return types.Position(line, character), version if isinstance(version, int) else None
 
 
 def uri_of(params: Any) -> str | None:  # noqa: ANN401 - JSON that the protocol does not define

@@ -38,11 +38,10 @@ class LinkListener(Protocol):
 class Link:
     """Holds a session open from `start_nowait` to `aclose`."""
 
-    listener: LinkListener
-
     def __init__(self, servers: Servers) -> None:
-        """Use the best of the servers at each moment. `listener` is to be set before the start."""
+        """Use the best of the servers at each moment. `listeners` are to be added before the start."""
         self._servers = servers
+        self.listeners: list[LinkListener] = []
         self._session: Session | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -69,7 +68,7 @@ class Link:
                 if str(error) != problem:
                     problem = str(error)
                     _log.warning("no completion server can be reached: %s", problem)
-                self.listener.on_away()
+                self._tell(connected=False)
                 await asyncio.sleep(_RETRY_S)
 
     async def _hold(self) -> None:
@@ -80,7 +79,7 @@ class Link:
         ):
             self._session = session
             _log.info("connected to %s", replicas.endpoint.address)
-            self.listener.on_connected()
+            self._tell(connected=True)
             try:
                 await asyncio.Event().wait()
             finally:
@@ -89,12 +88,19 @@ class Link:
     def on_lost(self, error: ServiceError) -> None:
         """See completion_client's StreamListener."""
         _log.warning("the connection was lost: %s", error)
-        self.listener.on_away()
+        self._tell(connected=False)
 
     def on_reconnected(self, away_s: float) -> None:
         """See completion_client's StreamListener."""
         _log.info("connected again after %.1f s", away_s)
-        self.listener.on_connected()
+        self._tell(connected=True)
+
+    def _tell(self, *, connected: bool) -> None:
+        for each in self.listeners:
+            if connected:
+                each.on_connected()
+            else:
+                each.on_away()
 
     def _on_move(self, move: Move) -> None:
         _log.info(

@@ -22,7 +22,7 @@ from completion_client.editing import (
     Trigger,
     Wait,
 )
-from completion_lsp.calls import Calls
+from completion_lsp.calls import Calls, Ended
 from completion_lsp.requests import feedback_of, survival_of
 from completion_lsp.settings import Settings
 
@@ -82,6 +82,11 @@ class PolicyRunner:
         return None if self._shown is None or self._shown.request in self._open else self._shown
 
     @property
+    def is_asking(self) -> bool:
+        """Whether a request is open."""
+        return bool(self._open)
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing more is to come until something happens."""
         return not self._policy.is_pending
@@ -139,11 +144,12 @@ class PolicyRunner:
     def _on_text(self, number: int, text: str) -> None:
         self._carry_out(self._policy.received(number, text, _now_ms()))
 
-    def _on_end(self, number: int, reason: str, retry_after_ms: float | None) -> None:
+    def _on_end(self, number: int, ended: Ended) -> None:
         self._open.discard(number)
-        if reason not in _WHOLE:
+        if ended.reason not in _WHOLE:
             self._editor.on_failed()
-        self._carry_out(self._policy.ended(number, reason, _now_ms(), retry_after_ms=retry_after_ms))
+        decisions = self._policy.ended(number, ended.reason, _now_ms(), retry_after_ms=ended.retry_after_ms)
+        self._carry_out(decisions)
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         queue = deque(decisions)

@@ -18,6 +18,7 @@ from completion_lsp import __version__, items
 from completion_lsp.completer import Completer
 from completion_lsp.documents import Document, adopt, find
 from completion_lsp.link import Link, Servers
+from completion_lsp.next_edits import NextEdits
 from completion_lsp.settings import SECTION, Settings, section_of, updated
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ class CompletionLanguageServer(LanguageServer):
         """What is wrong with the settings, as the user was told."""
         self.link = Link(servers)
         self.completer = Completer(self.link.session, self.settings)
-        self.link.listener = self.completer
+        self.next_edits = NextEdits(self.link.session, self.settings, self.completer.snippets)
+        self.completer.on_busy = self.next_edits.busy
+        self.link.listeners += [self.completer, self.next_edits]
         for name, handler in _FEATURES.items():
             self.feature(name)(handler)
         self.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())(_inline_completion)
@@ -53,6 +56,18 @@ class CompletionLanguageServer(LanguageServer):
     def document(self, uri: str) -> Document | None:
         """Return an open document."""
         return find(self.workspace, uri)
+
+    def take_edits(self, uri: str) -> None:
+        """Tell of what the editor changed in a document."""
+        if document := self.document(uri):
+            edits = document.take_edits()
+            self.next_edits.changed(document, edits)
+            self.completer.changed(document, edits)
+
+    def close(self, uri: str) -> None:
+        """Tell of a document that was closed."""
+        self.next_edits.closed(uri)
+        self.completer.closed(uri)
 
     def report_server_error(self, error: Exception, source: "ServerErrors") -> None:
         """Log the kind of an error. Its text may contain code, which is neither logged nor shown."""
@@ -73,6 +88,10 @@ class CompletionLanguageServer(LanguageServer):
         if settings != self.settings:
             self.settings = settings
             self.completer.use(settings)
+            self.next_edits.use(settings)
+            for document in self.workspace.text_documents.values():
+                if isinstance(document, Document):
+                    self.next_edits.opened(document)
 
 
 def _initialize(ls: CompletionLanguageServer, params: types.InitializeParams) -> None:
@@ -121,33 +140,32 @@ def _log_kind(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None
 
 
 def _opened(
-    ls: CompletionLanguageServer, _params: types.DidOpenTextDocumentParams | types.DidOpenNotebookDocumentParams
+    ls: CompletionLanguageServer, _params: types.DidOpenTextDocumentParams | types.DidOpenNotebookDocumentParams | None
 ) -> None:
-    adopt(ls.workspace)
+    for document in adopt(ls.workspace):
+        ls.next_edits.opened(document)
 
 
 def _changed(ls: CompletionLanguageServer, params: types.DidChangeTextDocumentParams) -> None:
-    if document := ls.document(params.text_document.uri):
-        ls.completer.changed(document)
+    ls.take_edits(params.text_document.uri)
 
 
 def _closed(ls: CompletionLanguageServer, params: types.DidCloseTextDocumentParams) -> None:
-    ls.completer.closed(params.text_document.uri)
+    ls.close(params.text_document.uri)
 
 
 def _notebook_changed(ls: CompletionLanguageServer, params: types.DidChangeNotebookDocumentParams) -> None:
-    adopt(ls.workspace)
+    _opened(ls, None)
     cells = params.change.cells
     for cell in (cells and cells.structure and cells.structure.did_close) or ():
-        ls.completer.closed(cell.uri)
+        ls.close(cell.uri)
     for change in (cells and cells.text_content) or ():
-        if document := ls.document(change.document.uri):
-            ls.completer.changed(document)
+        ls.take_edits(change.document.uri)
 
 
 def _notebook_closed(ls: CompletionLanguageServer, params: types.DidCloseNotebookDocumentParams) -> None:
     for cell in params.cell_text_documents:
-        ls.completer.closed(cell.uri)
+        ls.close(cell.uri)
 
 
 async def _inline_completion(
@@ -173,13 +191,28 @@ async def _completion(ls: CompletionLanguageServer, params: types.CompletionPara
     return types.CompletionList(is_incomplete=True, items=[items.menu_item(document, each) for each in offered])
 
 
+async def _inline_edit(ls: CompletionLanguageServer, params: Any) -> dict[str, Any]:  # noqa: ANN401 - as below
+    document, place = ls.document(items.uri_of(params) or ""), items.edit_place_of(params)
+    if document is None or place is None:
+        return {"edits": []}
+    position, version = place
+    offered = await ls.next_edits.edit_at(items.cursor_at(document, position), version)
+    return {"edits": [items.inline_edit(offered)] if offered else []}
+
+
 def _accept(ls: CompletionLanguageServer, token: str) -> None:
     ls.completer.accepted(token)
+    ls.next_edits.accepted(token)
 
 
 def _did_show(ls: CompletionLanguageServer, params: Any) -> None:  # noqa: ANN401 - not defined by the protocol
     if token := items.token_of(params):
         ls.completer.drawn(token)
+
+
+def _did_show_edit(ls: CompletionLanguageServer, params: Any) -> None:  # noqa: ANN401 - as above
+    if token := items.token_of(params):
+        ls.next_edits.drawn(token)
 
 
 def _did_partially_accept(ls: CompletionLanguageServer, params: Any) -> None:  # noqa: ANN401 - as above
@@ -206,4 +239,6 @@ _FEATURES: dict[str, Callable[..., Any]] = {
     "textDocument/didShowCompletion": _did_show,
     "textDocument/didPartiallyAcceptCompletion": _did_partially_accept,
     "textDocument/didFocus": _did_focus,
+    "textDocument/copilotInlineEdit": _inline_edit,
+    "textDocument/didShowInlineEdit": _did_show_edit,
 }

@@ -36,6 +36,11 @@ class Settings:
     exclude: tuple[str, ...] = field(default=())
     """Patterns of files whose text is not sent, beside `SECRETS`: of a name, or with a "/" of the end of a path."""
 
+    @property
+    def timeout_s(self) -> float:
+        """The time limit in seconds."""
+        return self.timeout_ms / 1000
+
     def allows(self, uri: str, language_id: str | None) -> bool:
         """Tell whether a document may be completed."""
         if not self.enabled or language_id in self.languages_off:

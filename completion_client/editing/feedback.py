@@ -24,19 +24,23 @@ class Feedback:
 
     def accepted(self, extent: Extent, inserted: str, text: str) -> list[Report]:
         """Report that the user accepted all of the answer's text or a part of it."""
-        num = min(_num_units(inserted), _num_units(text) - self._num_accepted)
+        num = min(num_units(inserted), num_units(text) - self._num_accepted)
         if num <= 0:
             return []
         self._num_accepted += num
         return [Report(self._request, extent.value, num)]
 
-    def _once(self, kind: str) -> list[Report]:
+    def edit_accepted(self, num_characters: int) -> list[Report]:
+        """Report that the user accepted an edit with so many new characters; a deletion has none."""
+        return self._once(Extent.WHOLE.value, num_characters)
+
+    def _once(self, kind: str, num_characters: int = 0) -> list[Report]:
         if kind in self._kinds:
             return []
         self._kinds.add(kind)
-        return [Report(self._request, kind)]
+        return [Report(self._request, kind, num_characters)]
 
 
-def _num_units(text: str) -> int:
+def num_units(text: str) -> int:
     """Return the length of a text in UTF-16 code units."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from completion_client.editing.line_edits import LineEdit
+
 
 class Change(Enum):
     """What changed a text."""
@@ -95,6 +97,24 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class AskEdit:
+    """Send a request for the next edit of the present text."""
+
+    request: int
+    """Numbers rise by one from 1, apart from those of completions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShowEdit:
+    """Show an edit of the present text."""
+
+    request: int
+    version: int
+    """The version of the document that it is for; it is never applied to another."""
+    edit: LineEdit
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """Call `tick` at this time, instead of at any that was named before."""
 
@@ -102,3 +122,5 @@ class Wait:
 
 
 Decision = Report | Cancel | Hide | Show | Ask | Wait
+EditDecision = Report | Cancel | Hide | ShowEdit | AskEdit | Wait
+"""A decision on next edits; requests have other numbers than those of completions."""

@@ -63,3 +63,33 @@ class SnippetSettings:
     """Lines before the cursor that snippets are compared with."""
     keep_lines: int = 24
     """The choice stays until the cursor is so many lines away from where it was made, so that prompts stay alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextEditSettings:
+    """When the next edit is asked for."""
+
+    pause_ms: float = 300
+    """The time after a change, and after a completion, in which nothing must happen before an edit is asked for."""
+    shed_ms: float = 1000
+    """How long no edit is asked for after a request that was shed or failed, if the server names no time."""
+    near_lines: int = 8
+    """An answer is that of all cursors in the same text so many lines before and after its own."""
+    num_rejections: int = 16
+    """Edits that are remembered as rejected; 0 remembers none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecentEditSettings:
+    """What edits of the user are kept and sent."""
+
+    num_edits: int = 8
+    """Edits that are remembered, at least 1."""
+    merge_ms: float = 5000
+    """A change belongs to the last edit if it comes no later,"""
+    merge_lines: int = 4
+    """with at most so many lines between them."""
+    context_lines: int = 3
+    """Unchanged lines on each side."""
+    budget_bytes: int = 8000
+    """Bytes of all diffs of a request. A larger edit alone is not kept."""

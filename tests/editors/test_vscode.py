@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ import pytest
 import pytest_asyncio
 
 from completion_server.engine.interface import GenerationRequest
+from completion_server.engine.scripted.edit_model import edit_script
 from completion_server.engine.scripted.engine import ScriptedEngine
+from completion_server.engine.scripted.model import Token
 from tests.support.redis_servers import free_port
 from tests.support.server import RunningServer, eventually, make_config, run_server
 from tests.support.vocabularies import embedded
@@ -31,8 +33,12 @@ CONTINUATIONS = {
 MEAN = "import math\n\n\ndef mean(values):\n    total = sum(values)\n    return total / len(values)"
 
 
+def decoded(token_ids: Sequence[int]) -> str:
+    return embedded().decode(list(token_ids), skip_special_tokens=False)
+
+
 def prompt_of(request: GenerationRequest) -> str:
-    return embedded().decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    return decoded(request.prompt_token_ids)
 
 
 def continuation(prompt: str) -> tuple[str, ...]:
@@ -51,9 +57,12 @@ class Servers:
         self.prompts: list[str] = []
         self._stack = AsyncExitStack()
 
-    async def start(self) -> None:
-        config = make_config("engine.warm_up=false", f"server.listen={self.address}")
-        self.server = await self._stack.enter_async_context(run_server(config, lambda: ScriptedEngine(self._answer)))
+    async def start(self, *overrides: str) -> None:
+        config = make_config("engine.warm_up=false", f"server.listen={self.address}", *overrides)
+        self.server = await self._stack.enter_async_context(run_server(config, lambda: ScriptedEngine(self._script)))
+
+    def _script(self, request: GenerationRequest) -> Iterable[str | Token]:
+        return edit_script(decoded, self._answer)(request)
 
     def _answer(self, request: GenerationRequest) -> tuple[str, ...]:
         self.prompts.append(prompt_of(request))
@@ -81,6 +90,7 @@ async def workspace(tmp_path: Path) -> Path:
     folder = tmp_path / "workspace"
     folder.mkdir()
     (folder / "app.py").write_text("import math\n\n\n")
+    (folder / "names.py").write_text("height = 1\n\nprint(height)\n")
     (folder / ".env").write_text("PASSWORD=x\n")
     return folder
 
@@ -205,6 +215,23 @@ class User:
         assert not [prompt for prompt in self.servers.prompts if "PASSWORD" in prompt]
 
 
+    async def accepts_a_next_edit(self) -> None:
+        """A server whose model writes edits is asked, though the one before it refused."""
+        await self.servers.stop()
+        await self.page.do("status", contains="Completions away")
+        await self.servers.start("prompt.next_edit_template=sweep", "engine.max_model_len=4096")
+        await self.page.do("openFile", name="names.py")
+        await self.page.do("status", contains="Completions", without="away")
+        await self.page.do("press", key="Control+Home")
+        await self.page.do("press", key="Control+Delete")
+        await self.page.do("type", text="high")
+        await self.page.do("nextEdit", text="print(high)")
+        await self.page.do("press", key="Tab")
+        self.file = self.file.with_name("names.py")
+        await self.saves("high = 1\n\nprint(high)\n")
+        await self.has_fed_back("accepted")
+
+
 async def test_a_user_types_accepts_undoes_and_goes_on_after_a_restart(
     servers: Servers, workspace: Path, tmp_path: Path
 ) -> None:
@@ -220,3 +247,4 @@ async def test_a_user_types_accepts_undoes_and_goes_on_after_a_restart(
         await user.dismisses()
         await user.reads_the_stages()
         await user.edits_a_secret_file()
+        await user.accepts_a_next_edit()

@@ -71,6 +71,19 @@ const commands = {
     } while (Date.now() < endsAt);
     throw new Error(`the ghost text was ${JSON.stringify(found)}, not ${JSON.stringify(text)}`);
   },
+  // Wait until `text` stands beside a line, as the new text of a next edit.
+  async nextEdit({ text }) {
+    const endsAt = Date.now() + WAIT_MS;
+    let found;
+    do {
+      found = await editor.evaluate((node) =>
+        [...node.querySelectorAll(".view-lines span")].map((span) => getComputedStyle(span, "::after").content),
+      );
+      if (found.some((content) => plain(content) === JSON.stringify(text))) return;
+      await page.waitForTimeout(50);
+    } while (Date.now() < endsAt);
+    throw new Error(`no next edit ${JSON.stringify(text)}; beside the lines was ${found.filter((each) => each !== "none")}`);
+  },
   async noGhost() {
     await ghost.first().waitFor({ state: "detached" });
   },

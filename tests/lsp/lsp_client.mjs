@@ -65,6 +65,17 @@ async function untilShown(uri, position, ...more) {
   }
 }
 
+const askEdit = (uri, version, position) =>
+  connection.sendRequest("textDocument/copilotInlineEdit", { textDocument: { uri, version }, position });
+
+async function untilEdit(uri, version, position) {
+  for (;;) {
+    const { edits } = await askEdit(uri, version, position);
+    if (edits.length) return edits[0];
+    await pause(50);
+  }
+}
+
 const inline = { inlineCompletion: {} };
 
 const scenarios = {
@@ -87,6 +98,49 @@ const scenarios = {
     open("file:///project/.env", "KEY=");
     const secret = await ask("file:///project/.env", at(0, 4), INVOKED);
     return { capabilities, item, rest, selected, secret };
+  },
+
+  async edits() {
+    const capabilities = await initialize(inline);
+    const uri = "file:///project/a.py";
+    open(uri, "x = '😋'\r\ntotal = x\r\nprint(x)\r\n");
+    open("file:///project/.env", "KEY=1\nKEY=2\n");
+    change("file:///project/.env", at(0, 4), at(0, 5), "3");
+    change(uri, at(0, 0), at(0, 1), "y");
+    const edit = await untilEdit(uri, version, at(0, 1));
+    const again = await askEdit(uri, version, at(1, 0));
+    const stale = await askEdit(uri, version - 1, at(0, 1));
+    const secret = await askEdit("file:///project/.env", version - 1, at(0, 4));
+    connection.sendNotification("textDocument/didShowInlineEdit", { item: edit });
+    change(uri, edit.range.start, edit.range.end, edit.text);
+    await connection.sendRequest("workspace/executeCommand", edit.command);
+    const next = await askEdit(uri, version, at(2, 0));
+    const malformed = await connection.sendRequest("textDocument/copilotInlineEdit", { position: "SECRET" });
+    return { capabilities, edit, again, stale, secret, next, malformed, version };
+  },
+
+  async renames() {
+    await initialize(inline);
+    const uri = "file:///project/a.py";
+    open(uri, "def area(width, height):\n    return width * height\n\nprint(height)\n");
+    change(uri, at(0, 16), at(0, 22), "high");
+    const edit = await untilEdit(uri, version, at(0, 20));
+    change(uri, edit.range.start, edit.range.end, edit.text);
+    await connection.sendRequest("workspace/executeCommand", edit.command);
+    return { edit, next: await askEdit(uri, version, at(3, 0)) };
+  },
+
+  async refused() {
+    await initialize(inline);
+    const uri = "file:///project/a.py";
+    open(uri, "x = \ny\n");
+    await untilShown(uri, at(0, 4));
+    const answers = [];
+    for (const text of ["a", "b"]) {
+      change(uri, at(0, 0), at(0, 0), text);
+      answers.push(await askEdit(uri, version, at(0, 0)));
+    }
+    return { answers };
   },
 
   async newest() {

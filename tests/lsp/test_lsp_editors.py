@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from completion_server.composition.engine_factory import make_engine_factory
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine
 from tests.support.models import ROOT
@@ -120,6 +121,41 @@ async def accept_in_haste(neovim: Neovim) -> None:
     await neovim.until(lambda: "\nv = q" in neovim.text, "key")
     await asyncio.sleep(NEOVIM_ASKS_AFTER_S)
     assert neovim.text.endswith("\nv = q"), "stale text was accepted"
+
+
+ASK_FOR_EDIT = """
+vim.keymap.set('n', '<F2>', function()
+  local client = vim.lsp.get_clients({ name = 'completion' })[1]
+  local params = vim.lsp.util.make_position_params(0, client.offset_encoding)
+  params.textDocument.version = vim.lsp.util.buf_versions[vim.fn.bufnr()]
+  client:request('textDocument/copilotInlineEdit', params, function(_, result, context)
+    for _, edit in ipairs(result.edits) do
+      vim.lsp.util.apply_text_edits({ { range = edit.range, newText = edit.text } }, context.bufnr, client.offset_encoding)
+      client:exec_cmd(edit.command)
+    end
+  end)
+end)
+"""
+"""What plugins for Copilot's next edits do, in a key."""
+
+
+async def test_neovim_applies_a_next_edit(tmp_path: Path) -> None:
+    log, file = tmp_path / "lsp.log", tmp_path / "a.py"
+    file.write_text("def area(height):\n    return height\n")
+    options = ("engine.kind=scripted", "engine.scripted_times=instant", "engine.max_model_len=4096")
+    config = make_config(*options, "prompt.next_edit_template=sweep", "engine.warm_up=false")
+    async with run_server(config, make_engine_factory(config)) as server:
+        settings = neovim_settings(server.ready.address, log) + ASK_FOR_EDIT
+        with run_neovim(tmp_path, settings, file) as neovim:
+            await neovim.until(lambda: log.exists() and "connected" in log.read_text(), "connection")
+            neovim.keys("-l", "fhcwhigh")
+            neovim.keys("Escape")
+            await neovim.until(lambda: neovim.text.startswith("def area(high)"), "changed name")
+            await asyncio.sleep(NEOVIM_ASKS_AFTER_S)  # it sends changes after 150 ms
+            neovim.keys("F2")
+            await neovim.until(lambda: neovim.text.endswith("\n    return high"), "applied edit")
+            await eventually(lambda: server.count("completion_feedback_total", kind="accepted") == 1)
+    assert "high" not in log.read_text(), "the log has code"
 
 
 async def test_helix_has_the_completion_in_its_menu(tmp_path: Path) -> None:

@@ -1,53 +1,16 @@
 """The protocol's details, seen by a client that is not ours: VS Code's library of the protocol, in Node."""
 
-import asyncio
-import json
-import shutil
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.scripted.model import ServiceTimes
-from tests.support.kustomize import TOOLS, report
-from tests.support.server import RunningServer, eventually, make_config, run_server
+from tests.support.node_lsp import Json, play
+from tests.support.server import eventually, make_config, run_server
 
-CLIENT = Path(__file__).with_name("lsp_client.mjs")
-TIMEOUT_S = 60.0
 ANSWER = ("😋", "ab", "(c)")
 SLOW = ServiceTimes(decode_base_s=0.3)
-
-Json = dict[str, Any]
-
-
-@pytest.fixture
-def modules() -> Path:
-    folder = TOOLS / "lsp-node" / "node_modules"
-    if shutil.which("node") is None:
-        report("node not found")
-    if not folder.exists():
-        report(f"{folder} not found; make editor-tools installs it")
-    return folder
-
-
-async def play(modules: Path, server: RunningServer, scenario: str) -> Json:
-    """Return what the client saw in a scenario of its script."""
-    bridge = (sys.executable, "-m", "completion_lsp", "--server", server.ready.address)
-    process = await asyncio.create_subprocess_exec(
-        "node", CLIENT, modules, scenario, *bridge, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode == 0
-    seen: Json = json.loads(output)
-    return seen
 
 
 def engine(answer: Sequence[str] = ANSWER, times: ServiceTimes | None = None) -> ScriptedEngine:
@@ -58,9 +21,9 @@ def span(line: int, start: int, end: int) -> Json:
     return {"start": {"line": line, "character": start}, "end": {"line": line, "character": end}}
 
 
-async def test_items_commands_and_feedback(modules: Path) -> None:
+async def test_items_commands_and_feedback() -> None:
     async with run_server(make_config(), engine) as server:
-        seen = await play(modules, server, "details")
+        seen = await play(server.ready.address, "details")
         await eventually(lambda: server.count("completion_feedback_total", kind="accepted") == 1)
         assert server.count("completion_feedback_total", kind="accepted_word") == 1
         assert server.count("completion_feedback_total", kind="refused") == 0
@@ -77,17 +40,17 @@ async def test_items_commands_and_feedback(modules: Path) -> None:
     assert seen["secret"] == {"items": []}
 
 
-async def test_a_newer_request_ends_the_one_before_and_cancelling_stops_the_server(modules: Path) -> None:
+async def test_a_newer_request_ends_the_one_before_and_cancelling_stops_the_server() -> None:
     async with run_server(make_config(), lambda: engine(["a"] * 40, SLOW)) as server:
-        seen = await play(modules, server, "newest")
+        seen = await play(server.ready.address, "newest")
         cancelled = {"outcome": "cancelled", "trigger": "explicit", "shed_reason": ""}
         await eventually(lambda: server.count("completion_requests_total", **cancelled) > 0)
     assert seen == {"first": None, "second": None, "refusal": -32800}
 
 
-async def test_an_editor_without_inline_completions_gets_an_item_of_its_menu(modules: Path) -> None:
+async def test_an_editor_without_inline_completions_gets_an_item_of_its_menu() -> None:
     async with run_server(make_config(), lambda: engine(["bar", "(1)"])) as server:
-        seen = await play(modules, server, "menu")
+        seen = await play(server.ready.address, "menu")
     (item,) = seen["answer"]["items"]
     assert seen["answer"]["isIncomplete"]
     assert seen["capabilities"]["completionProvider"] is not None
@@ -95,26 +58,24 @@ async def test_an_editor_without_inline_completions_gets_an_item_of_its_menu(mod
     assert (item["label"], item["filterText"]) == ("foobar(1)", "foobar(1)")
 
 
-async def test_cells_of_notebooks_are_completed(modules: Path) -> None:
+async def test_cells_of_notebooks_are_completed() -> None:
     async with run_server(make_config(), engine) as server:
-        seen = await play(modules, server, "notebook")
+        seen = await play(server.ready.address, "notebook")
     assert (seen["item"]["insertText"], seen["item"]["range"]) == ("ab(c)", span(0, 6, 6))
 
 
-async def test_settings_of_the_editor_apply_and_a_wrong_one_is_said(modules: Path) -> None:
+async def test_settings_of_the_editor_apply_and_a_wrong_one_is_said() -> None:
     async with run_server(make_config(), engine) as server:
-        seen = await play(modules, server, "settings")
+        seen = await play(server.ready.address, "settings")
     assert seen["messages"] == ['completion-lsp: unknown setting "languagesOf"; did you mean "languagesOff"?']
     assert seen["off"] == {"items": []}
     assert seen["kept"] == {"items": []}, "an answer about the configuration leaves the initial settings"
     assert seen["on"]["insertText"] == "😋ab(c)"
 
 
-async def test_messages_that_are_wrong_are_survived_and_not_logged(
-    modules: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_messages_that_are_wrong_are_survived_and_not_logged(capfd: pytest.CaptureFixture[str]) -> None:
     async with run_server(make_config(), engine) as server:
-        seen = await play(modules, server, "malformed")
+        seen = await play(server.ready.address, "malformed")
     assert seen["failure"] == -32602
     assert seen["item"]["insertText"] == "😋ab(c)"
     log = capfd.readouterr().err

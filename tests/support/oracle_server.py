@@ -21,6 +21,16 @@ def answer(before: str, after: str) -> str:
     return f"<{zlib.crc32(f'{before}|{after}'.encode()):x}>"
 
 
+def next_edit(request: pb.CompleteRequest) -> pb.Edit | None:
+    """Return an edit that makes the line after the cursor's upper case, if that changes it."""
+    _, _, below = request.suffix.partition("\n")
+    line = below.partition("\n")[0]
+    if line == line.upper():
+        return None
+    version = request.next_edit.document_version
+    return pb.Edit(document_version=version, first_line=1, line_count=1, text=f"{line.upper()}\n")
+
+
 class OracleServer(CompletionServiceServicer):
     """Answers on sessions and remembers the newest request and the feedback."""
 
@@ -28,6 +38,8 @@ class OracleServer(CompletionServiceServicer):
         self.num_requests = 0
         self.newest = pb.CompleteRequest()
         self.feedback: list[pb.ReportFeedbackRequest] = []
+        self.edit_requests: list[pb.CompleteRequest] = []
+        self.writes_edits = True
 
     async def Complete(
         self, request: pb.CompleteRequest, _context: grpc.aio.ServicerContext
@@ -48,9 +60,21 @@ class OracleServer(CompletionServiceServicer):
                 continue
             self.newest = message.complete
             self.num_requests += 1
+            if self.newest.mode == pb.MODE_NEXT_EDIT:
+                yield pb.SessionResponse(sequence=self.newest.sequence, end=self._edit_end(self.newest))
+                continue
             text, number = answer(self.newest.prefix, self.newest.suffix), self.newest.sequence
             yield pb.SessionResponse(sequence=number, delta=pb.Delta(text=text[:3]))
             yield pb.SessionResponse(sequence=number, end=pb.End(finish_reason=pb.FINISH_REASON_STOP, text=text[3:]))
+
+    def _edit_end(self, request: pb.CompleteRequest) -> pb.End:
+        self.edit_requests.append(request)
+        if self.writes_edits:
+            return pb.End(finish_reason=pb.FINISH_REASON_STOP, edit=next_edit(request))
+        error = pb.RequestError(
+            code=grpc.StatusCode.FAILED_PRECONDITION.value[0], reason=pb.ERROR_REASON_NO_NEXT_EDITS, message="none"
+        )
+        return pb.End(finish_reason=pb.FINISH_REASON_ERROR, error=error)
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ const TRIGGERS: Record<TriggerName, Trigger> = {
   prefetch: Trigger.PREFETCH,
   explicit: Trigger.EXPLICIT,
 };
-const FEEDBACK: Record<FeedbackName, FeedbackKind> = {
+export const FEEDBACK: Record<FeedbackName, FeedbackKind> = {
   shown: FeedbackKind.SHOWN,
   accepted: FeedbackKind.ACCEPTED,
   accepted_word: FeedbackKind.ACCEPTED_WORD,
@@ -42,6 +42,9 @@ export interface CompleterHooks {
   /** What a request says besides the text. */
   describe(text: Text): Pick<Question, "languageId" | "snippets">;
   onAnswer(answer: Answer): void;
+  /** Hears whether a completion is shown or asked, perhaps more often than that changes. */
+  onBusy?(isBusy: boolean): void;
+  onAccepted?(): void;
 }
 
 export class Completer {
@@ -76,6 +79,7 @@ export class Completer {
 
   accepted(request: number, text: Text, extent: Extent, inserted: string): void {
     this.#at(text, (policy, nowMs) => policy.accepted(request, text, extent, inserted, nowMs));
+    this.hooks.onAccepted?.();
   }
 
   rejected(): void {
@@ -133,6 +137,7 @@ export class Completer {
   /** Tell the policy of an event and carry out what it decides. */
   #decide(event: (policy: EditingPolicy, nowMs: number) => Decision[]): void {
     for (const decision of event(this.#policy, performance.now())) this.#carryOut(decision);
+    this.hooks.onBusy?.(this.#shown !== undefined || this.#policy.isPending);
     this.#answerWaiting();
   }
 

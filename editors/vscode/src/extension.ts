@@ -1,5 +1,5 @@
 /** The entry point: joins the session, the completer and VS Code, and starts anew when settings or the token change. */
-import { FeedbackKind, FinishReason } from "completion-server-stubs";
+import { FinishReason } from "completion-server-stubs";
 import * as vscode from "vscode";
 import { type Answer, Session } from "./client/session";
 import { outcomeOf, stagesOf } from "./client/stages";
@@ -7,8 +7,10 @@ import type { StreamListener } from "./client/stream";
 import { Completer } from "./completer";
 import { Provider } from "./editor/provider";
 import { readSettings, readStreamSettings, SECTION, type Settings } from "./editor/settings";
+import { type RunningNextEdits, startNextEdits } from "./editor/startNextEdits";
 import { StatusBar } from "./editor/statusBar";
-import { SurvivalFeedback } from "./feedback";
+import { survivalFeedback } from "./editor/survival";
+import type { Text } from "./policy/messages";
 import { SnippetRing } from "./policy/snippets";
 import { Status } from "./policy/status";
 
@@ -24,6 +26,8 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     command("toggleLanguage", () => extension.toggleLanguage()),
     command("reconnect", () => extension.restart()),
     command("dismiss", () => extension.dismiss()),
+    command("acceptNextEdit", () => extension.nextEdits?.view.accept()),
+    command("rejectNextEdit", () => extension.nextEdits?.view.reject()),
     context.secrets.onDidChange(() => extension.restart()),
     vscode.workspace.onDidChangeConfiguration((event) => event.affectsConfiguration(SECTION) && extension.restart()),
     vscode.workspace.onDidGrantWorkspaceTrust(() => extension.restart()),
@@ -35,6 +39,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
 /** What lives from one change of the settings to the next. */
 interface Running {
   provider: Provider;
+  nextEdits?: RunningNextEdits;
   all: vscode.Disposable;
 }
 
@@ -49,6 +54,10 @@ class Extension implements vscode.Disposable {
   #whyStopped?: string;
 
   constructor(private readonly context: vscode.ExtensionContext) {}
+
+  get nextEdits(): RunningNextEdits | undefined {
+    return this.#running?.nextEdits;
+  }
 
   async restart(): Promise<void> {
     const start = ++this.#numStarts;
@@ -66,14 +75,17 @@ class Extension implements vscode.Disposable {
   #start(settings: Settings, token: string | undefined): void {
     let session: Session;
     const snippets = new SnippetRing(); // the settings may forbid files that were allowed
+    const describe = (text: Text) => ({
+      languageId: vscode.window.activeTextEditor?.document.languageId ?? "",
+      snippets: settings.sendsSnippets ? snippets.choose(text) : [],
+    });
     const completer = new Completer(
       {
         session: () => session,
-        describe: (text) => ({
-          languageId: vscode.window.activeTextEditor?.document.languageId ?? "",
-          snippets: settings.sendsSnippets ? snippets.choose(text) : [],
-        }),
+        describe,
         onAnswer: (answer) => this.#answered(answer),
+        onBusy: (isBusy) => this.nextEdits?.edits.busy(isBusy),
+        onAccepted: () => this.nextEdits?.edits.completionAccepted(),
       },
       settings.policy,
       settings.multiLine,
@@ -85,15 +97,14 @@ class Extension implements vscode.Disposable {
       this.#log.error(this.#whyStopped);
       return;
     }
-    const survival = new SurvivalFeedback({
-      textOf: (uri) => vscode.workspace.textDocuments.find((each) => each.uri.toString() === uri)?.getText(),
-      sequenceOf: (request) => completer.sequenceOf(request),
-      report: (sequence, survivedAfterS, survivedShare) =>
-        session.report({ sequence, kind: FeedbackKind.SURVIVED, survivedAfterS, survivedShare }),
-    });
-    const provider = new Provider(completer, survival, snippets, settings);
+    const onAnswer = (answer: Answer) => this.#log.debug(`next edit ${answer.sequence}: ${outcomeOf(answer)}`);
+    const hooks = { session: () => session, describe, onAnswer };
+    const nextEdits = settings.asksNextEdits ? startNextEdits(settings, hooks) : undefined;
+    const survival = survivalFeedback(hooks.session, (request) => completer.sequenceOf(request));
+    const provider = new Provider(completer, survival, snippets, settings, () => nextEdits?.view.isApplying ?? false);
     const parts = [provider.register(), survival, completer, { dispose: () => session.close() }];
-    this.#running = { provider, all: vscode.Disposable.from(...parts) };
+    if (nextEdits) parts.unshift(nextEdits.all);
+    this.#running = { provider, nextEdits, all: vscode.Disposable.from(...parts) };
   }
 
   #listener(completer: Completer): StreamListener {
@@ -103,12 +114,14 @@ class Extension implements vscode.Disposable {
         this.#log.info(`connected to ${address}`);
         this.#status.connection = { state: "connected", address };
         completer.back();
+        this.nextEdits?.edits.back();
         this.updateStatus();
       },
       onLost: (error) => {
         this.#log.warn(`not connected: ${error.message}`);
         this.#status.connection = { state: "away", why: error.message };
         completer.away();
+        this.nextEdits?.edits.away();
         this.updateStatus();
       },
       onRefused: (message) => this.#log.debug(`the server refused a message: ${message}`),

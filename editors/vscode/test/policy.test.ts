@@ -1,29 +1,13 @@
 /** The table of cases that every implementation of the policy passes; editors/policy_cases.md explains its form. */
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
-import { join } from "node:path";
 import { test } from "node:test";
-import type { Change, Decision, Extent, Text } from "../src/policy/messages";
+import type { Change, Decision, Extent } from "../src/policy/messages";
 import { EditingPolicy } from "../src/policy/policy";
 import { DEFAULT_SETTINGS, DEFAULT_SNIPPET_SETTINGS } from "../src/policy/settings";
 import { SnippetRing } from "../src/policy/snippets";
-
-type Step = Record<string, any>;
-interface Case {
-  name: string;
-  settings?: Step;
-  steps: Step[];
-}
-
-const FILE = join(__dirname, "../../../policy_cases.json");
-const table = JSON.parse(readFileSync(FILE, "utf8"));
+import { type Case, camel, type Step, table, textOf } from "./table";
 
 const CHANGES: Change[] = ["typed", "pasted", "deleted", "undone", "other"];
-
-function textOf(marked: string, uri = "a.py"): Text {
-  const [before = "", after = ""] = marked.split("|");
-  return { uri, before, after };
-}
 
 function decide(policy: EditingPolicy, step: Step): Decision[] {
   const { at, uri } = step;
@@ -64,11 +48,6 @@ function row(decision: Decision): Step {
       return { wait_until: decision.untilMs };
   }
 }
-
-const camel = (settings: Step = {}): Step =>
-  Object.fromEntries(
-    Object.entries(settings).map(([key, value]) => [key.replace(/_(\w)/g, (_, letter) => letter.toUpperCase()), value]),
-  );
 
 for (const { name, settings, steps } of table.cases as Case[]) {
   test(name, () => {

@@ -81,7 +81,7 @@ class User:
         positions = self.document.positions
         place = types.Range(positions.position_at(start), positions.position_at(end))
         self.document.apply_change(types.TextDocumentContentChangePartial(range=place, text=text))
-        self.completer.changed(self.document)
+        self.completer.changed(self.document, self.document.take_edits())
 
     def type(self, text: str) -> None:
         end = len(self.document.source)
@@ -327,7 +327,7 @@ async def test_an_edit_of_another_document_leaves_the_request_that_waits() -> No
     asking = asyncio.create_task(user.ask())
     await asyncio.sleep(0.01)
     other.apply_change(types.TextDocumentContentChangeWholeDocument(text="y = 2"))
-    user.completer.changed(other)
+    user.completer.changed(other, other.take_edits())
     (offer,) = await asking or ()
     assert offer.text == ANSWER
     assert len(user.session.requests) == 1

@@ -26,6 +26,7 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     private readonly survival: SurvivalFeedback,
     private readonly snippets: SnippetRing,
     private readonly settings: Settings,
+    private readonly isApplyingEdit = () => false,
   ) {}
 
   /** Listen to documents and cursors, and provide completions for all languages. */
@@ -91,7 +92,7 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     const isInFront = event.document === vscode.window.activeTextEditor?.document;
     if (!isInFront || event.contentChanges.length === 0) return;
     const replacements = replacementsOf(event);
-    const change = changeOf(replacements, event.reason !== undefined);
+    const change = this.isApplyingEdit() ? "other" : changeOf(replacements, event.reason !== undefined);
     const { shown } = this.completer;
     const extent = change === "undone" ? undefined : acceptedPart(shown?.text, replacements);
     this.#change = { change, extent, inserted: replacements[0]?.inserted ?? "", shown };

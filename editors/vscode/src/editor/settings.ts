@@ -14,6 +14,7 @@ export interface Settings {
   policy: Partial<PolicySettings>;
   multiLine: MultiLine;
   sendsSnippets: boolean;
+  asksNextEdits: boolean;
   runsUntrusted: boolean;
 }
 
@@ -30,6 +31,7 @@ export function readSettings(): Settings {
     policy: delayMs === undefined ? {} : { followsRhythm: false, delayMinMs: delayMs },
     multiLine: get<MultiLine>("multiLine", "auto"),
     sendsSnippets: get("snippets", true),
+    asksNextEdits: get("nextEdits", true),
     runsUntrusted: get("untrustedWorkspaces", false),
   };
 }

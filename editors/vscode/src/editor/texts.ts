@@ -5,7 +5,7 @@ import type { DocumentInfo } from "../policy/exclude";
 import type { Text } from "../policy/messages";
 import type { Edit } from "../policy/survival";
 
-const withLf = (text: string) => text.replaceAll("\r\n", "\n");
+export const withLf = (text: string) => text.replaceAll("\r\n", "\n");
 
 /** The document divided at a position. */
 export function textAt(document: vscode.TextDocument, position: vscode.Position): Text {

@@ -16,3 +16,16 @@ export function clip(before: string, after: string): { prefix: string; suffix: s
 
 /** Leave out the half of a character at an edge. */
 const whole = (text: string) => text.replace(/^[\uDC00-\uDFFF]|[\uD800-\uDBFF]$/g, "");
+
+/**
+ * The text of a request for the next edit, of whole lines: one that is cut would be replaced as if the cut part were all
+ * of it. Undefined if the lines are too long.
+ */
+export function clipLines(before: string, after: string): { prefix: string; suffix: string } | undefined {
+  const { prefix, suffix } = clip(before, after);
+  const isLine = prefix.length === before.length || before.at(-prefix.length - 1) === "\n";
+  if (!isLine) return undefined;
+  if (suffix.length === after.length) return { prefix, suffix };
+  const end = suffix.lastIndexOf("\n") + 1;
+  return end ? { prefix, suffix: suffix.slice(0, end) } : undefined;
+}

@@ -1,4 +1,5 @@
 /** What the policy is told and its decisions. Times are milliseconds of any monotonic clock. */
+import type { LineEdit } from "./lineEdits";
 
 /** A document divided at the cursor: the whole of it, or always cut at the same place. Lines end with "\n". */
 export interface Text {
@@ -29,3 +30,11 @@ export type Decision =
   | { kind: "ask"; request: number; trigger: Trigger; mode: Mode }
   /** Call `tick` at this time, instead of at any that was named before. */
   | { kind: "wait"; untilMs: number };
+
+/** A decision on next edits. Their requests have other numbers than those of completions. */
+export type EditDecision =
+  | Extract<Decision, { kind: "report" | "cancel" | "hide" | "wait" }>
+  /** Send a request for the next edit of the present text. */
+  | { kind: "askEdit"; request: number }
+  /** Show an edit of this version of the present text. It is never applied to another. */
+  | { kind: "showEdit"; request: number; version: number; edit: LineEdit };

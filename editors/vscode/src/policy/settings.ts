@@ -59,3 +59,33 @@ export const DEFAULT_SNIPPET_SETTINGS = {
 };
 
 export type SnippetSettings = typeof DEFAULT_SNIPPET_SETTINGS;
+
+/** When the next edit is asked for. */
+export const DEFAULT_NEXT_EDIT_SETTINGS = {
+  /** The time after a change, and after a completion, in which nothing must happen before an edit is asked for. */
+  pauseMs: 300,
+  /** How long no edit is asked for after a request that was shed or failed, if the server names no time. */
+  shedMs: 1000,
+  /** An answer is that of all cursors in the same text so many lines before and after its own. */
+  nearLines: 8,
+  /** Edits that are remembered as rejected; 0 remembers none. */
+  numRejections: 16,
+};
+
+export type NextEditSettings = typeof DEFAULT_NEXT_EDIT_SETTINGS;
+
+/** What edits of the user are kept and sent. */
+export const DEFAULT_RECENT_EDIT_SETTINGS = {
+  /** Edits that are remembered, at least 1. */
+  numEdits: 8,
+  /** A change belongs to the last edit if it comes no later, */
+  mergeMs: 5000,
+  /** with at most so many lines between them. */
+  mergeLines: 4,
+  /** Unchanged lines on each side. */
+  contextLines: 3,
+  /** Bytes of all diffs of a request. A larger edit alone is not kept. */
+  budgetBytes: 8000,
+};
+
+export type RecentEditSettings = typeof DEFAULT_RECENT_EDIT_SETTINGS;

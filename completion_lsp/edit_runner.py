@@ -1,0 +1,164 @@
+"""Runs the policy of next edits: tells it what happens and carries its decisions out."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from completion.v1 import completion_pb2 as pb
+from completion_client import InvalidArgumentError, Session
+from completion_client.editing import (
+    NO_NEXT_EDITS,
+    AskEdit,
+    Cancel,
+    Change,
+    EditDecision,
+    Hide,
+    LineEdit,
+    NextEditPolicy,
+    Report,
+    ShowEdit,
+    Text,
+    Wait,
+)
+from completion_lsp.calls import Calls, Ended
+from completion_lsp.requests import feedback_of, survival_of
+
+_MS_PER_S = 1000
+_NO_NEXT_EDITS = "NO_NEXT_EDITS"
+"""The contract's ErrorReason of a server whose model writes no edits. An older server does not know the mode."""
+
+
+class EditEditor(Protocol):
+    """What the policy is run for."""
+
+    def make_edit_request(self) -> pb.CompleteRequest | None:
+        """Return the request for the present text, if it can be sent."""
+        ...
+
+    def on_edits_settled(self) -> None:
+        """Take that all decisions of the moment were carried out."""
+        ...
+
+
+class EditRunner:
+    """Runs one policy for one editor. Use it in one event loop."""
+
+    def __init__(self, session: Callable[[], Session | None], timeout_s: float, editor: EditEditor) -> None:
+        """Ask the server by the session that `session` returns, if there is one."""
+        self._policy = NextEditPolicy()
+        if session() is None:
+            self._policy.away(0.0)
+        self._timeout_s = timeout_s
+        self._editor = editor
+        self._calls = Calls(session, lambda _number, _text: None, self._on_end)
+        self._timer: asyncio.TimerHandle | None = None
+        self._shown: ShowEdit | None = None
+
+    @property
+    def shown(self) -> ShowEdit | None:
+        """The edit that is to be shown, if the policy has one for the present text."""
+        return self._shown
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing more is to come until something happens."""
+        return not self._policy.is_pending
+
+    def wanted(self, text: Text, version: int) -> None:
+        """Tell the policy that the editor asks."""
+        self._carry_out(self._policy.wanted(text, version, _now_ms()))
+
+    def changed(self, text: Text, version: int) -> None:
+        """Tell the policy of a change, but not of a kind that asks: the editor decides when to ask."""
+        self._carry_out(self._policy.changed(text, version, Change.OTHER, _now_ms()))
+
+    def accepted(self, request: int, text: Text, version: int) -> None:
+        """Tell the policy of an acceptance. It asks for the next edit, which the editor then finds ready."""
+        self._carry_out(self._policy.accepted(request, text, version, _now_ms()))
+
+    def drawn(self, request: int) -> None:
+        """Tell the policy that the editor shows a request's edit."""
+        self._carry_out(self._policy.shown(request, _now_ms()))
+
+    def busy(self, is_busy: bool) -> None:
+        """Tell the policy whether a completion is asked."""
+        self._carry_out(self._policy.busy(is_busy, _now_ms()))
+
+    def left(self) -> None:
+        """Tell the policy that the user looks elsewhere."""
+        self._carry_out(self._policy.left(_now_ms()))
+
+    def on_connected(self) -> None:
+        """See LinkListener."""
+        self._carry_out(self._policy.back(_now_ms()))
+
+    def on_away(self) -> None:
+        """See LinkListener."""
+        self._calls.abandon_nowait()
+        self._carry_out(self._policy.away(_now_ms()))
+
+    def stop(self) -> None:
+        """Cancel what is open, for another runner to take over."""
+        self.left()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def survival_report(self, request: int) -> Callable[[int, float], None]:
+        """Return a function that reports how much of a request's text is there after so many seconds."""
+        sequence = self._calls.sequence_of(request)
+
+        def report(after_s: int, share: float) -> None:
+            if sequence is not None:
+                self._calls.report_nowait(survival_of(sequence, after_s, share))
+
+        return report
+
+    def _on_end(self, request: int, ended: Ended) -> None:
+        edit, version = None, None
+        if ended.end is not None and ended.end.HasField("edit"):
+            found = ended.end.edit
+            edit, version = LineEdit(found.first_line, found.line_count, found.text), found.document_version
+        error, reason = ended.error, ended.reason
+        if error is not None and (error.reason == _NO_NEXT_EDITS or isinstance(error, InvalidArgumentError)):
+            reason = NO_NEXT_EDITS
+        self._carry_out(self._policy.ended(request, reason, _now_ms(), edit, version, ended.retry_after_ms))
+
+    def _carry_out(self, decisions: Iterable[EditDecision]) -> None:
+        for decision in decisions:
+            match decision:
+                case AskEdit(request):
+                    self._send(request)
+                case Cancel(request):
+                    self._calls.cancel_nowait(request)
+                case ShowEdit() | Hide():
+                    self._shown = decision if isinstance(decision, ShowEdit) else None
+                case Report():
+                    self._report(decision)
+                case Wait(until_ms):
+                    self._wait(until_ms)
+        self._editor.on_edits_settled()
+
+    def _send(self, request: int) -> None:
+        message = self._editor.make_edit_request()
+        if message is None:
+            self._carry_out(self._policy.ended(request, "stop", _now_ms()))
+        elif not self._calls.send_nowait(request, message, self._timeout_s):
+            self._carry_out(self._policy.ended(request, "error", _now_ms()))
+
+    def _report(self, report: Report) -> None:
+        if sequence := self._calls.sequence_of(report.request):
+            self._calls.report_nowait(feedback_of(report, sequence))
+
+    def _wait(self, until_ms: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0.0, until_ms - _now_ms()) / _MS_PER_S
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._carry_out(self._policy.tick(_now_ms()))
+
+
+def _now_ms() -> float:
+    return asyncio.get_running_loop().time() * _MS_PER_S
