@@ -71,7 +71,10 @@ class Session:
         return await self.submit_nowait(request, timeout_s=timeout_s).result()
 
     def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
-        """Report the use of a completion of this session, by its `sequence`. Dropped while the stream is away."""
+        """Report the use of a completion of this session, by its `sequence`, also while no stream is open.
+
+        The report goes to the server that answered. It is dropped if that can't be reached.
+        """
         message = pb.ReportFeedbackRequest()
         message.CopyFrom(feedback)
         message.session_id = self.session_id

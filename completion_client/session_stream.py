@@ -133,6 +133,11 @@ class SessionStream(ABC):
         self._post(message)
 
     @property
+    def is_open(self) -> bool:
+        """Whether messages go to the server: the stream neither rests nor is lost."""
+        return self._state is _State.CONNECTED
+
+    @property
     def num_open(self) -> int:
         """Requests that have neither ended nor failed."""
         return len(self._requests)
@@ -149,8 +154,8 @@ class SessionStream(ABC):
         self._requests.pop(sequence, None)
 
     def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
-        """Send feedback on a completion. Feedback on a lost stream is dropped."""
-        if self._state is _State.CONNECTED:
+        """Send feedback on a completion. It is dropped unless the stream is open."""
+        if self.is_open:
             self._post(pb.SessionRequest(feedback=feedback))
 
     def drop_nowait(self, error: ServiceError) -> None:

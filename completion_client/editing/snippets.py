@@ -12,6 +12,8 @@ from completion_client.editing.messages import Text
 from completion_client.editing.settings import SnippetSettings
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]+")
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+"""Lines end with "\\n" alone, as in other languages; `str.splitlines` knows further ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class SnippetRing:
     def leave(self, text: Text) -> None:
         """Remember the lines around a place that the user leaves, in place of a chunk that is nearly the same."""
         half = self.settings.chunk_lines // 2
-        before = text.before.splitlines(keepends=True)[-half:]
-        after = text.after.splitlines(keepends=True)[: self.settings.chunk_lines - half]
+        before = _LINE.findall(text.before)[-half:]
+        after = _LINE.findall(text.after)[: self.settings.chunk_lines - half]
         content = "".join((*before, *after))
         words = _words(content)
         if not words:
@@ -83,7 +85,7 @@ class SnippetRing:
         return choice.snippets
 
     def _best(self, text: Text) -> tuple[Snippet, ...]:
-        words = _words("".join(text.before.splitlines(keepends=True)[-self.settings.window_lines :]))
+        words = _words("".join(_LINE.findall(text.before)[-self.settings.window_lines :]))
         newest_first = [
             Snippet(each.uri, each.text, _share(words, each.words))
             for each in reversed(self._chunks)

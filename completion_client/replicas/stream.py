@@ -10,6 +10,7 @@ from completion_client.endpoint import Endpoint, Metadata
 from completion_client.errors import ConnectionLostError, ServiceError
 from completion_client.replicas.leg import Leg
 from completion_client.replicas.legs import Legs
+from completion_client.replicas.reports import FeedbackCalls
 from completion_client.replicas.view import OnMove, Replicas
 from completion_client.request_fields import give_timeout
 from completion_client.session_settings import RequestListener, SessionSettings, StreamListener
@@ -86,6 +87,7 @@ class ReplicaStream:
         """Open the first leg with `start_nowait`; `on_move` gets each change to another server."""
         self._replicas = replicas
         self._legs = Legs(replicas, metadata, settings or SessionSettings(), listener, on_move, self._leg_silent)
+        self._feedback = FeedbackCalls(replicas, metadata)
         self._loop = asyncio.get_running_loop()
         self._requests: dict[int, RoutedRequest] = {}
         self._answered = AnsweredRequests()
@@ -157,11 +159,14 @@ class ReplicaStream:
             self._legs.tidy(request.leg)
 
     def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
-        """Send feedback to the server that answered. It is dropped if no stream to that server is open."""
+        """Send feedback to the server that answered: in a call of its own unless a stream to that server is open."""
         answered_by = self._answered.endpoint(feedback.sequence, self._loop.time())
         endpoint = answered_by if self._replicas.has_choice else self.endpoint
-        if leg := self._legs.to(endpoint):
+        leg = self._legs.to(endpoint)
+        if leg is not None and leg.is_open:
             leg.report_nowait(feedback)
+        elif endpoint is not None:
+            self._feedback.send_nowait(endpoint, feedback)
 
     def drop_nowait(self) -> None:
         """Drop the streams and open another after the back-off, as after a change of network. Open requests fail."""
@@ -173,7 +178,7 @@ class ReplicaStream:
         The listeners of open requests get no further event.
         """
         self._requests = {}
-        return self._legs.close_nowait()
+        return [*self._legs.close_nowait(), *self._feedback.close_nowait()]
 
     def request_ended(self, request: RoutedRequest, end: pb.End) -> None:
         """Take the end that a server sent."""

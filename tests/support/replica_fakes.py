@@ -54,7 +54,7 @@ class FakeReplica(CompletionServiceServicer, health_pb2_grpc.HealthServicer):
     first_texts: dict[int, str] = field(default_factory=dict)
     """What comes at once, by the request's sequence number."""
     seen: list[tuple[str, int]] = field(default_factory=list)
-    """The messages of sessions: the kind and the sequence number."""
+    """The messages of sessions, and the calls of `ReportFeedback` as "report": the kind and the sequence number."""
     timeouts_ms: list[int] = field(default_factory=list)
     """Those of the requests of sessions; 0 for none."""
     num_sessions: int = 0
@@ -104,6 +104,7 @@ class FakeReplica(CompletionServiceServicer, health_pb2_grpc.HealthServicer):
                     answers.create_task(self._answer(sequence, context))
 
     async def ReportFeedback(self, request, context):  # noqa: ANN001, ANN201
+        self.seen.append(("report", request.sequence))
         return pb.ReportFeedbackResponse()
 
     async def Check(self, request, context):  # noqa: ANN001, ANN201

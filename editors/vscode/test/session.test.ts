@@ -124,6 +124,19 @@ test("a session that ended in good order is opened with the next request, withou
   );
 });
 
+test("feedback opens a session that ended in good order", async () => {
+  await connected();
+  for (const call of server.calls) endWith(call, "SESSION_ENDED");
+  await until("the feedback", () => {
+    session.report({ sequence: 1, kind: FeedbackKind.SHOWN }); // until the end of the first stream has come
+    return server.calls.length === 2 && numOf("feedback") > 0;
+  });
+  assert.deepEqual(
+    recorder.events.filter((each) => each.startsWith("lost")),
+    [],
+  );
+});
+
 test("a request that an ending session did not read is sent again", async () => {
   server.onMessage = (call) => {
     server.onMessage = answering("second");

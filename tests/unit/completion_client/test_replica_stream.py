@@ -49,12 +49,14 @@ async def test_feedback_on_older_answers_goes_to_the_server_that_answered() -> N
         session.report_nowait(report(2))  # the first server's, to which no stream is open
         session.report_nowait(report(4))
         await eventually(lambda: second.sequences("feedback") == [4])
+        await eventually(lambda: first.sequences("report") == [2])
         clock.now_s = 60.0
         await session.complete(REQUEST)
         assert first.sequences("complete") == [1, 2, 3, 5]
         session.report_nowait(report(2, has_survived=True))
         await eventually(lambda: first.sequences("feedback") == [3, 1, 2])
     assert second.sequences("feedback") == [4]
+    assert second.sequences("report") == []
 
 
 async def test_a_move_supersedes_the_older_typed_requests_and_no_prefetch() -> None:

@@ -103,6 +103,23 @@ async def test_a_stream_that_idles_out_is_no_loss() -> None:
     assert losses.errors == []
 
 
+async def test_feedback_on_a_stream_that_idled_out_arrives() -> None:
+    losses = Losses()
+    async with (
+        serving("admission.session_idle_s=0.1") as server,
+        CompletionClient(server.ready.address) as client,
+        client.session(settings=QUICK, listener=losses) as session,
+    ):
+        completion = await session.complete(REQUEST)
+        stream: Any = session._stream
+        await eventually(lambda: not stream._legs._leg.is_open)
+        for name, kind in (("shown", pb.FEEDBACK_KIND_SHOWN), ("accepted", pb.FEEDBACK_KIND_ACCEPTED)):
+            session.report_nowait(pb.ReportFeedbackRequest(sequence=completion.sequence, kind=kind))
+            await eventually(lambda name=name: server.count("completion_feedback_total", kind=name) == 1)
+        assert server.count("completion_live_sessions") == 0
+    assert losses.errors == []
+
+
 async def test_old_connections_and_streams_are_replaced_without_a_loss() -> None:
     """The server sends GOAWAY on a connection that is old, and SESSION_ENDED on a stream that is."""
     losses = Losses()
