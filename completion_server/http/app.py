@@ -1,7 +1,8 @@
 """The paths of the listener."""
 
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,10 @@ from completion_server.http.endpoints import Endpoint, Endpoints
 from completion_server.http.receiving import Receive
 from completion_server.http.writing import Send, write_error, write_json
 
+logger = logging.getLogger(__name__)
+
 Routes = Sequence[BaseRoute]
+_INTERNAL = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +78,27 @@ def build_app(endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel]
 
 
 class _Asgi:
-    """An endpoint that Starlette calls as it is: functions get a request and return a response."""
+    """An endpoint that Starlette calls as it is: functions get a request and return a response.
+
+    An unexpected failure is answered here, because Starlette would answer it with plain text.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        await self._endpoint(scope, receive, send)
+        is_started = False
+
+        async def send_noted(message: MutableMapping[str, Any]) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await self._endpoint(scope, receive, send_noted)
+        except Exception:
+            if is_started:
+                raise
+            logger.exception("an HTTP request failed")
+            failure = CompletionError("the server failed unexpectedly; its log has more")
+            await write_json(send, _INTERNAL, openai.error_body(_INTERNAL, failure))

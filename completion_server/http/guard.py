@@ -1,4 +1,4 @@
-"""Refuses requests that a web page made, and answers unexpected failures.
+"""Refuses requests that a web page made, and logs unexpected failures.
 
 A page of another site may send requests to this machine, and a name of its own may point here (DNS rebinding). So
 neither a foreign Origin nor an unknown name in the Host header is served. There are no CORS headers: no page may read
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from ipaddress import ip_address
 from typing import Any
 
-from completion_server.core.errors import CompletionError, PermissionDeniedError
+from completion_server.core.errors import PermissionDeniedError
 from completion_server.http.identity import headers_of
 from completion_server.http.openai import error_body
 from completion_server.http.receiving import Receive
@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 AsgiApp = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 _FORBIDDEN = 403
-_INTERNAL = 500
 _POLICY = 1008
 _LOCAL = "localhost"
 
@@ -37,39 +36,19 @@ class Guard:
         """Serve a request or refuse it."""
         headers = headers_of(scope)
         fault = self.fault(headers.get("host", ""), headers.get("origin"))
-        if scope["type"] == "websocket":
-            await self._serve_socket(scope, receive, send, fault)
-            return
-        if fault:
+        if not fault:
+            await self._serve(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY, "reason": fault})  # not accepted yet: status 403
+        else:
             refusal = error_body(_FORBIDDEN, PermissionDeniedError(fault))
             await write_json(send, _FORBIDDEN, refusal, {"connection": "close"})
-            return
-        is_started = False
 
-        async def send_noted(message: MutableMapping[str, Any]) -> None:
-            nonlocal is_started
-            is_started = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_noted)
-        except Exception:
-            logger.exception("an HTTP request failed")
-            if is_started:
-                raise  # the connection is closed, so that the client notices
-            failure = CompletionError("the server failed unexpectedly; its log has more")
-            await write_json(send, _INTERNAL, error_body(_INTERNAL, failure))
-
-    async def _serve_socket(self, scope: MutableMapping[str, Any], receive: Receive, send: Send, fault: str) -> None:
-        if fault:
-            await send(
-                {"type": "websocket.close", "code": _POLICY, "reason": fault}
-            )  # before it is accepted: status 403
-            return
+    async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         try:
             await self._app(scope, receive, send)
         except Exception:
-            logger.exception("a WebSocket failed")
+            logger.exception("an HTTP request failed")
             raise  # the connection is closed, so that the client notices
 
     def fault(self, host: str, origin: str | None) -> str:

@@ -11,6 +11,8 @@ _MAX_HEAD_BYTES = 16 * 1024
 _MAX_HEADERS = 64
 _MAX_FRAMING_BYTES = 64 * 1024
 """Of a chunked body: the sizes and extensions of its chunks, and its trailers."""
+_FRAMING_PER_BYTE = 8
+"""Framing that a byte of the body may have and that does not count: a chunk of one byte has 5 bytes of it."""
 _OFFER, _PASSED_OVER = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c)", re.IGNORECASE), b"\r\nx-offer:"
 """Java's client offers HTTP/2 with its first request, and the parser takes what follows such a head for that protocol.
 No JSON text can hold the line break."""
@@ -111,7 +113,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
-        self._num_framing_bytes -= len(body)
+        self._num_framing_bytes = max(0, self._num_framing_bytes - (1 + _FRAMING_PER_BYTE) * len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -133,6 +133,23 @@ async def test_a_newer_request_supersedes_and_a_page_that_leaves_cancels() -> No
         ) == 2  # fmt: skip
 
 
+async def test_two_pages_of_one_user_have_numbers_of_their_own() -> None:
+    """The user has one live request, the newest of both pages."""
+    times, ann = ServiceTimes(decode_base_s=0.01), {"X-User-Id": "ann"}
+    config = endless_config(HTTP, f"limits.default_tokens_multi_line={ENDLESS}")
+    fields = {"trigger": "explicit", "mode": "multi_line"}
+    async with (
+        run_server(config, lambda: endless_engine(lambda _r: (f"w{i} " for i in range(ENDLESS)), times)) as server,
+        opened(server, **ann) as first,
+        opened(server, **ann) as second,
+    ):
+        await first.send("ask", number=5, prefix="x = ", **fields)
+        await first.next("text")
+        await second.send("ask", number=1, prefix="another line\n", **fields)
+        assert (await first.answer(5))[1]["reason"] == "superseded"
+        await second.next("text")
+
+
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
 async def test_another_sites_page_is_refused(server: RunningServer, origin: str) -> None:
     with pytest.raises(aiohttp.WSServerHandshakeError) as refusal:

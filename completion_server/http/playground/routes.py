@@ -1,5 +1,7 @@
 """The paths of the page."""
 
+import secrets
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -51,7 +53,8 @@ def playground_routes(parts: PlaygroundParts, server: ServerSettings, *, trusts_
             return
         with permit:
             locked = closed or refusal_reason(client[0] if client else "", headers)
-            await PageConnection(parts, socket, identity.stream(_SESSION), locked_reason=locked).run()
+            caller = identity.stream(f"{_SESSION} {secrets.token_hex(8)}")  # each page has its own numbers
+            await PageConnection(parts, socket, caller, locked_reason=locked).run()
 
     return [
         Route("/", page, methods=["GET"]),

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.config import load_config
 from completion_server.core.clock import Deadline, MonotonicClock
+from completion_server.core.errors import ShedError
 from completion_server.core.events import Event
 from completion_server.core.outcome import FinishReason, ShedReason
 from completion_server.core.request import Caller, Trigger
@@ -76,6 +78,29 @@ def test_under_loop_lag_only_explicit_requests_are_served() -> None:
         assert (await read(running.open("later", "x", caller=other))).reason is FinishReason.LENGTH
 
     in_virtual_time(scenario, slow_engine, loop_lag=loop_lag)
+
+
+def test_a_message_that_needs_no_engine_is_charged_like_a_request() -> None:
+    clock = SettableClock(-1.0)
+    loop_lag = LoopLagMonitor(0.05, clock)
+    admission = AdmissionSettings(user_requests_per_s=1, user_burst=2, users_per_peer=1)
+    ann, bob = (Caller(name, "s", peer="192.0.2.1") for name in ("ann", "bob"))
+
+    async def scenario(running: RunningService) -> None:
+        service = running.service
+        service.charge(ann)
+        service.charge(ann)
+        with pytest.raises(ShedError, match="users_per_peer"):
+            service.charge(bob)
+        clock.at = service.now()
+        loop_lag.tick()
+        service.charge(bob)  # over the limit of the address, but there is time for it
+        with pytest.raises(ShedError, match="user_requests_per_s") as refusal:
+            service.charge(ann)
+        assert refusal.value.retry_after_ms == pytest.approx(1000, abs=1)
+        assert (await read(running.open("ann", "x", caller=ann))).reason is FinishReason.SHED
+
+    in_virtual_time(scenario, quick_engine, loop_lag=loop_lag, admission=admission)
 
 
 def test_a_lane_belongs_to_a_user_or_a_session_or_one_request() -> None:
