@@ -294,7 +294,11 @@ def test_unset_fields_take_the_defaults() -> None:
             "trigger",
             "must be one of TRIGGER_UNSPECIFIED, TRIGGER_AUTOMATIC, TRIGGER_EXPLICIT, TRIGGER_PREFETCH, got 99",
         ),
-        ({"mode": 77}, "mode", "must be one of MODE_UNSPECIFIED, MODE_SINGLE_LINE, MODE_MULTI_LINE, MODE_NEXT_EDIT, got 77"),
+        (
+            {"mode": 77},
+            "mode",
+            "must be one of MODE_UNSPECIFIED, MODE_SINGLE_LINE, MODE_MULTI_LINE, MODE_NEXT_EDIT, got 77",
+        ),
         ({"temperature": -0.1}, "temperature", "must be from 0 to 2, got -0.1"),
         ({"temperature": math.nan}, "temperature", "must be from 0 to 2, got nan"),
         ({"seed": 2**64 - 1}, "seed", f"must be at most {2**63 - 1}, got {2**64 - 1}"),
