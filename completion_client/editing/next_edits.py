@@ -150,7 +150,7 @@ class NextEditPolicy:
 
     def left(self, at_ms: float) -> list[EditDecision]:
         """The editor lost the focus, or next edits were switched off."""
-        self._place = self._wish = None
+        self._place = self._wish = self._answered = None
         return self._settle(at_ms)
 
     def _go_to(self, text: Text, version: int) -> EditPlace:

@@ -214,7 +214,6 @@ class User:
         await self.page.do("ghost", text="mean([4, 5, 6])")
         assert not [prompt for prompt in self.servers.prompts if "PASSWORD" in prompt]
 
-
     async def accepts_a_next_edit(self) -> None:
         """A server whose model writes edits is asked, though the one before it refused."""
         await self.servers.stop()

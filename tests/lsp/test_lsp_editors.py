@@ -130,7 +130,8 @@ vim.keymap.set('n', '<F2>', function()
   params.textDocument.version = vim.lsp.util.buf_versions[vim.fn.bufnr()]
   client:request('textDocument/copilotInlineEdit', params, function(_, result, context)
     for _, edit in ipairs(result.edits) do
-      vim.lsp.util.apply_text_edits({ { range = edit.range, newText = edit.text } }, context.bufnr, client.offset_encoding)
+      local change = { range = edit.range, newText = edit.text }
+      vim.lsp.util.apply_text_edits({ change }, context.bufnr, client.offset_encoding)
       client:exec_cmd(edit.command)
     end
   end)

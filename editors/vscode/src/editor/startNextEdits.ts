@@ -1,6 +1,6 @@
 /** Joins the parts of next edits. */
 import * as vscode from "vscode";
-import { NextEdits, type NextEditHooks } from "../nextEdits";
+import { type NextEditHooks, NextEdits } from "../nextEdits";
 import { RecentEdits } from "../policy/recentEdits";
 import { EditDecorations } from "./editDecorations";
 import { NextEditView } from "./nextEditView";

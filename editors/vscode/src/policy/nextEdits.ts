@@ -151,7 +151,7 @@ export class NextEditPolicy {
 
   /** The editor lost the focus, or next edits were switched off. */
   left(atMs: number): EditDecision[] {
-    this.#place = this.#wish = undefined;
+    this.#place = this.#wish = this.#answered = undefined;
     return this.#settle(atMs);
   }
 
