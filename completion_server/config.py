@@ -20,6 +20,7 @@ from completion_server.admission.settings import LimitSettings, ServerSettings
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import NGRAM
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
+from completion_server.prompt.edits.choice import choose_edit_template
 from completion_server.prompt.settings import PromptSettings
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.speculation.schedule import ScheduleError, parse_schedule
@@ -80,8 +81,18 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), environ: Mappi
     if faults:
         raise ConfigError("\n".join(faults))
     config = _resolve_paths(_validate(tree), path.parent if path else Path())
+    if "draft_model" not in tree.get("engine", {}):
+        config = _draft_next_edits(config)
     _check_across(config)
     return config
+
+
+def _draft_next_edits(config: Config) -> Config:
+    """Return a configuration that drafts from the prompt if the model writes next edits, which mostly repeat it."""
+    engine = config.engine
+    if choose_edit_template(engine.model, config.prompt) is None or "speculative_config" in engine.vllm:
+        return config
+    return dataclasses.replace(config, engine=dataclasses.replace(engine, draft_model=NGRAM))
 
 
 def _check_across(config: Config) -> None:

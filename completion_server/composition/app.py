@@ -131,6 +131,8 @@ class App:
             metrics_address = self._monitoring.start(watched, stack)
             prompts = await asyncio.to_thread(load_prompts, config)
             edits = await asyncio.to_thread(load_edits, config)
+            if edits is not None:
+                logger.info("the model writes next edits, in the form %s", edits.template.name)
             service = self._service = self._assemble(prompts, edits)
             self._shared.serve(service)
             servicer = self._make_servicer(service)

@@ -38,7 +38,8 @@ class EngineSettings:
     """"auto" takes the type of the model's own configuration; INT8 exports declare theirs."""
     draft_model: str = ""
     """The draft model for speculative decoding. "ngram" needs no model: it drafts what followed the last tokens earlier
-    in the prompt. "" switches speculation off."""
+    in the prompt. "" switches speculation off. Unset, a model that writes next edits has "ngram", since most of an edit
+    repeats its prompt, and any other model none."""
     num_speculative_tokens: Annotated[int, Between(0, 1024)] = 4
     """The largest number of speculative tokens (K) for each step; 0 switches speculation off."""
     max_model_len: Annotated[int | None, Between(1, 10_000_000)] = None

@@ -140,6 +140,15 @@ FAMILIES: tuple[Template, ...] = (
         name_hint="mellum",
         ends=("<fim_pad>", "<reponame>", "<|endoftext|>"),
     ),
+    # "Seed-Coder", on fill-in-the-middle training: suffix, prefix, middle. Zeta 2 is fine-tuned from it.
+    Template(
+        "seedcoder",
+        FimOrder.SUFFIX_FIRST,
+        prefix="<[fim-prefix]>",
+        suffix="<[fim-suffix]>",
+        middle="<[fim-middle]>",
+        ends=("<filename>", "<[end▁of▁sentence]>"),
+    ),
     # granite-8b-code-base and granite-3.3-8b-base; StarCoder of the first generation is asked the same way.
     Template(
         "granite",

@@ -112,6 +112,7 @@ def run(
         specs = secured([*map(parse_target, targets), *map(nearest_target, servers)], tls)
         machine = Machine(worker_index, num_workers, start_at)
         _check(specs, machine, is_interleaved=is_interleaved)
+        _check_edits(loaded, specs)
         with Live(Console(stderr=True)) as live:
             found = run_scenario(
                 loaded,
@@ -166,6 +167,13 @@ def _check(specs: Sequence[TargetSpec], machine: Machine, *, is_interleaved: boo
         raise Refused("with several machines they must start together: say when with --start-at, as Unix time")
     if machine.start_at is not None and (len(specs) > 1 or is_interleaved):
         raise Refused("--start-at is the time of one run: with it there can be one --target only, and no --interleave")
+
+
+def _check_edits(scenario: Scenario, specs: Sequence[TargetSpec]) -> None:
+    """Check that all targets answer the scenario's kind of request. Raises Refused."""
+    others = [spec.name for spec in specs if not spec.kind.startswith("grpc")]
+    if scenario.editor.mode == "next_edit" and others:
+        raise Refused(f"editor.mode: only grpc targets answer requests for next edits, not {', '.join(others)}")
 
 
 @click.command()

@@ -121,6 +121,9 @@ class Recorder:
             self._count_error(record, tallies)
         if record.cache_level:
             tallies.count(f"cache/{record.cache_level}")
+        if record.asks_edit and record.outcome in WHOLE:
+            tallies.count("edit_answers")
+            tallies.count("edits", int(record.has_edit))
         if record.num_sent > 1:
             tallies.count("resent")
         if record.num_duplicates:

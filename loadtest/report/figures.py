@@ -197,6 +197,8 @@ def _define() -> Iterable[Figure]:
     yield _share(
         "shown_share", "shown", _INTENDED, high, "of typed requests, those that had text at all", less=_PREFETCHES
     )
+    meaning = "of the whole answers to requests for a next edit, those with one"
+    yield _share("edit_share", "edits", "edit_answers", neither, meaning)
     for outcome, better, meaning in (
         ("shed", low, "turned away empty"),
         ("superseded", neither, "dropped by the server for a newer one"),

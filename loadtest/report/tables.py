@@ -25,6 +25,7 @@ _SUMMARY: Mapping[str, str] = {
     "pause_in_time_share": "pauses in time",
     "good_per_s": "in SLO/s",
     "accepted_chars_per_s": "accepted chars/s",
+    "edit_share": "with an edit",
     "shed_share": "shed",
     "superseded_share": "superseded",
     "hung_up_share": "hung up",

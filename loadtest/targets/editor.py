@@ -12,6 +12,8 @@ from completion_client import ConnectionLostError, ReplicaStream, ServiceError, 
 from completion_client.endpoint import Metadata, caller_metadata
 from completion_client.request_fields import give_timeout
 from loadtest.targets import ClientSettings
+from loadtest.targets.next_edits import MODE as NEXT_EDIT
+from loadtest.targets.next_edits import ask_next_edit
 from loadtest.targets.record import NOT_CONNECTED, Outcome, Record
 from loadtest.traffic.typed import NEVER_S, Text, TypedRequest, TypedSession
 
@@ -101,7 +103,7 @@ class RequestFactory:
     def message(self, record: Record, max_tokens: int | None) -> pb.CompleteRequest:
         """Return the message for a request."""
         request = record.request
-        return pb.CompleteRequest(
+        message = pb.CompleteRequest(
             session_id=self.name,
             sequence=request.sequence,
             document_uri=self.session.document_uri,
@@ -115,6 +117,10 @@ class RequestFactory:
             traceparent=self.traceparent(request.sequence),
             without_completion_cache=not self.settings.use_completion_cache,
         )
+        if self.settings.mode == NEXT_EDIT:
+            record.asks_edit = True
+            ask_next_edit(message, self.session, request)
+        return message
 
     def traceparent(self, sequence: int) -> str:
         """Return the trace that a request begins, "" for none. The name of the session differs from run to run."""
@@ -133,6 +139,8 @@ def error_text(error: ServiceError) -> str:
 
 def take_end(record: Record, end: pb.End) -> None:
     """End a record as an End says, which may bring the last text along."""
+    if end.HasField("edit"):
+        record.edit_came()
     if end.text:
         record.text_came(end.text)
     record.completion_tokens = end.usage.completion_tokens

@@ -122,6 +122,9 @@ class Record:
     shed_reason: str = ""
     cache_level: str = ""
     """The level of the target's completion cache that answered, "local" or "shared"; "" for a computed answer."""
+    asks_edit: bool = False
+    """Whether it asks for the next edit, which has no text."""
+    has_edit: bool = False
     server: Timings | None = None
     """The server's timings of the request."""
     sent_at_s: float = field(init=False)
@@ -149,6 +152,11 @@ class Record:
         self.text += text
         if self.first_text_at_s is None and text.strip():
             self.first_text_at_s = now_s
+
+    def edit_came(self) -> None:
+        """Note the next edit, which a user sees as the first text of a completion."""
+        self.has_edit = True
+        self.first_text_at_s = self.clock.now_s()
 
     def routed(self, region: int, num_sent: int) -> None:
         """Note the host that an event of the request comes from, and to how many it was sent."""

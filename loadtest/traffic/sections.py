@@ -82,7 +82,8 @@ class EditorSettings(Settings):
     """Share of the pauses in which the user asks for a completion by a shortcut."""
     cache_entries: Count = 8
     """Recent completions that an editor keeps; text typed along them is answered without a request."""
-    mode: Literal["single_line", "multi_line"] = "multi_line"
+    mode: Literal["single_line", "multi_line", "next_edit"] = "multi_line"
+    """The extent of a completion, or the next edit instead of one, which only a `grpc` target answers."""
     max_tokens: AtLeastOne = 24
     lead_in: bool = False
     """Whether each document is shown to the target once before the run."""

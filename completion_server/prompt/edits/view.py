@@ -5,6 +5,7 @@ Where the room is short, snippets are left out first, then the oldest edits, the
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TypeVar
 
 from completion_server.core.diffs import parse_hunks, plain_breaks
@@ -28,9 +29,8 @@ class Candidates:
 
     least: View
     """The path and the region only."""
-    above: Sequence[str]
-    """Lines before the region, the nearest first."""
-    below: Sequence[str]
+    lines: Sequence[tuple[bool, str]]
+    """Lines around the region, the nearest first, and whether they are above it."""
     edits: Sequence[ShownEdit]
     """The newest first."""
     snippets: Sequence[Snippet]
@@ -41,11 +41,12 @@ def candidates_of(request: Request, region: Region, template: EditTemplate) -> C
     """Return what a request offers to a prompt, without the template's markers."""
     assert request.next_edit is not None
     shield = template.shield
+    above = [(True, f"{line}\n") for line in shield(region.above(template.shown.above)).split("\n")[-2::-1]]
+    below = [(False, line) for line in shield(region.below(template.shown.below)).splitlines(keepends=True)]
     recent = request.next_edit.recent_edits[::-1][: template.max_edits]
     return Candidates(
         View(shield(short_path(request.document_uri)), region),
-        above=shield(region.above(template.shown.above)).splitlines(keepends=True)[::-1],
-        below=shield(region.below(template.shown.below)).splitlines(keepends=True),
+        lines=[line for pair in zip_longest(above, below) for line in pair if line is not None],
         edits=[_shown_edit(shield(short_path(each.uri)), shield(each.diff)) for each in recent],
         snippets=sorted(request.snippets, key=lambda snippet: -snippet.score),
     )
@@ -56,31 +57,28 @@ def _shown_edit(path: str, diff: str) -> ShownEdit:
 
 
 def fit(candidates: Candidates, template: EditTemplate, num_characters: int) -> View:
-    """Return what fits into a number of characters."""
+    """Return what fits into a number of characters. Once something does not, nothing of less use is shown."""
     parts = template.render(candidates.least)
     left = num_characters - sum(len(part.text if isinstance(part, Marker) else part) for part in parts)
-    above, left = _take(candidates.above, [len(line) for line in candidates.above], left)
-    below, left = _take(candidates.below, [len(line) for line in candidates.below], left)
+    lines, left = _take(candidates.lines, [len(line) for _is_above, line in candidates.lines], left)
     sizes = [2 * (len(each.path) + _FRAME_CHARACTERS) + len(each.diff) for each in candidates.edits]
     edits, left = _take(candidates.edits, sizes, left)
     return replace(
         candidates.least,
-        above="".join(above[::-1]),
-        below="".join(below),
+        above="".join(line for is_above, line in lines[::-1] if is_above),
+        below="".join(line for is_above, line in lines if not is_above),
         edits=edits[::-1],
         snippets=_take_snippets(candidates.snippets, template, left)[::-1],
     )
 
 
 def _take(items: Sequence[T], sizes: Sequence[int], left: int) -> tuple[Sequence[T], int]:
-    """Return the first items that fit, and the characters that are left then."""
-    num = 0
-    for size in sizes:
+    """Return the first items that fit, and the characters that are left then: none if some item did not fit."""
+    for num, size in enumerate(sizes):
         if size > left:
-            break
+            return items[:num], 0
         left -= size
-        num += 1
-    return items[:num], left
+    return items, left
 
 
 def _take_snippets(snippets: Sequence[Snippet], template: EditTemplate, left: int) -> list[ShownSnippet]:

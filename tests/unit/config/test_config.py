@@ -294,3 +294,23 @@ def test_a_port_has_sixteen_bits() -> None:
 def test_an_ipv6_address_needs_brackets() -> None:
     with pytest.raises(ValueError, match="needs brackets"):
         split_address("::1:50051")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("engine.model=zed-industries/zeta-2",), "ngram"),
+        (("engine.model=org/model", "prompt.next_edit_template=sweep"), "ngram"),
+        (("engine.model=org/model",), ""),
+        (("engine.model=zed-industries/zeta-2", 'engine.draft_model=""'), ""),
+        (("engine.model=zed-industries/zeta-2", "engine.draft_model=org/draft"), "org/draft"),
+        (("engine.model=zed-industries/zeta-2", "engine.vllm.speculative_config={}"), ""),
+    ],
+)
+def test_a_model_of_next_edits_drafts_from_its_prompt(overrides: tuple[str, ...], expected: str) -> None:
+    assert load(None, *overrides).engine.draft_model == expected
+
+
+def test_an_unknown_form_of_next_edits_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"prompt\.next_edit_template 'sweeep': unknown; did you mean 'sweep'\?"):
+        load(None, "engine.model=org/model", "prompt.next_edit_template=sweeep")

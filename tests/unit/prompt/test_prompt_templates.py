@@ -32,6 +32,7 @@ VOCABULARIES = {
     "embedded": PIPES | {"<|endoftext|>", "<|file_sep|>"},
     "starcoder2": ANGLES | {"<|endoftext|>", "<repo_name>", "<file_sep>", "<issue_start>"},
     "mellum": ANGLES | {"<|endoftext|>", "<filename>", "<reponame>"},
+    "seedcoder": {"<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", "<filename>", "<[end▁of▁sentence]>"},
     "granite": STARCODER,
     "fim": PIPES,
 }

@@ -87,12 +87,14 @@ def test_a_default_message_at_every_limit_is_within_the_message_limit() -> None:
     limits = LimitSettings()
     snippet = pb.ContextSnippet(uri="u" * limits.max_uri_bytes, text="t" * limits.max_snippet_bytes, score=0.5)
     name = "n" * limits.max_session_id_bytes
+    recent = pb.RecentEdit(document_uri="u" * limits.max_uri_bytes, diff="d" * limits.max_recent_edit_bytes)
+    asked = pb.NextEdit(document_version=-1, recent_edits=[recent] * limits.max_recent_edits, lines_before=9)
     whole = pb.CompleteRequest(
         session_id=name, sequence=2**63, document_uri="u" * limits.max_uri_bytes, language_id=name,
         prefix="p" * limits.max_prefix_bytes, suffix="s" * limits.max_suffix_bytes,
         snippets=[snippet] * limits.max_snippets, max_tokens=-1, temperature=0.5, seed=2**63,
         stop=["s" * limits.max_stop_bytes] * limits.max_stop, trigger=1, mode=1, without_speculation=True,
-        without_completion_cache=True,
+        without_completion_cache=True, timeout_ms=1, next_edit=asked,
     )  # fmt: skip
     size = len(pb.SessionRequest(complete=whole).SerializeToString())
     assert size <= limits.max_message_bytes <= size + 16 * 1024
@@ -112,7 +114,7 @@ def test_a_default_message_at_every_limit_is_within_the_message_limit() -> None:
 def test_a_million_small_fields_are_refused_at_the_first_excess(one: bytes) -> None:
     found = refusal(one * MANY)
     assert found in {
-        "message: must have at most 87 fields, got more",
+        "message: must have at most 88 fields, got more",
         "snippets: must have at most 3 entries, got more",
     }
 

@@ -10,7 +10,19 @@ from loadtest.traffic.scenario import Scenario, ScenarioError, packaged_scenario
 from loadtest.traffic.typist import TypingModel
 
 PACKAGED = {
-    *("abuse", "day", "editors-10k", "ramp", "reconnect", "recorded", "region-loss", "slow-readers", "spike", "steady"),
+    *(
+        "abuse",
+        "day",
+        "editors-10k",
+        "next-edits",
+        "ramp",
+        "reconnect",
+        "recorded",
+        "region-loss",
+        "slow-readers",
+        "spike",
+        "steady",
+    ),
 }
 REGIONS = [{"name": "east", "share": 0.5}, {"name": "west", "share": 0.5}]
 
