@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ import pytest
 import pytest_asyncio
 
 from completion_server.engine.interface import GenerationRequest
-from completion_server.engine.scripted.edit_model import edit_script
 from completion_server.engine.scripted.engine import ScriptedEngine
-from completion_server.engine.scripted.model import Token
+from tests.support.next_edits import edit_model
 from tests.support.redis_servers import free_port
 from tests.support.server import RunningServer, eventually, make_config, run_server
 from tests.support.vocabularies import embedded
@@ -33,12 +32,8 @@ CONTINUATIONS = {
 MEAN = "import math\n\n\ndef mean(values):\n    total = sum(values)\n    return total / len(values)"
 
 
-def decoded(token_ids: Sequence[int]) -> str:
-    return embedded().decode(list(token_ids), skip_special_tokens=False)
-
-
 def prompt_of(request: GenerationRequest) -> str:
-    return decoded(request.prompt_token_ids)
+    return embedded().decode(list(request.prompt_token_ids), skip_special_tokens=False)
 
 
 def continuation(prompt: str) -> tuple[str, ...]:
@@ -59,10 +54,8 @@ class Servers:
 
     async def start(self, *overrides: str) -> None:
         config = make_config("engine.warm_up=false", f"server.listen={self.address}", *overrides)
-        self.server = await self._stack.enter_async_context(run_server(config, lambda: ScriptedEngine(self._script)))
-
-    def _script(self, request: GenerationRequest) -> Iterable[str | Token]:
-        return edit_script(decoded, self._answer)(request)
+        context = run_server(config, lambda: ScriptedEngine(edit_model(self._answer)))
+        self.server = await self._stack.enter_async_context(context)
 
     def _answer(self, request: GenerationRequest) -> tuple[str, ...]:
         self.prompts.append(prompt_of(request))

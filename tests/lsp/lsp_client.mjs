@@ -130,6 +130,18 @@ const scenarios = {
     return { edit, next: await askEdit(uri, version, at(3, 0)) };
   },
 
+  async together() {
+    await initialize(inline);
+    const uri = "file:///project/a.py";
+    open(uri, "height = \nprint(height)\n");
+    await untilShown(uri, at(0, 9), INVOKED);
+    change(uri, at(0, 0), at(0, 6), "high");
+    const completion = ask(uri, at(0, 7), INVOKED);
+    await pause(100);
+    const edit = askEdit(uri, version, at(0, 7));
+    return { completion: await completion, edit: await edit };
+  },
+
   async refused() {
     await initialize(inline);
     const uri = "file:///project/a.py";

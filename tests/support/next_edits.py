@@ -7,13 +7,21 @@ from typing import Any
 from completion_server.core.diffs import parse_hunks
 from completion_server.core.next_edit import Edit, NextEdit, RecentEdit
 from completion_server.core.request import Caller, Mode, Request, Snippet
+from completion_server.engine.scripted.edit_model import edit_script
+from completion_server.engine.scripted.engine import Script
 from completion_server.prompt.edits.region import Region
 from completion_server.prompt.edits.template import EditTemplate
 from completion_server.prompt.edits.zeta import Zeta21, block_starts
+from tests.support.vocabularies import embedded
 
 CURSOR = "‸"
 URI = "file:///home/ada/project/src/app/a.py"
 _BREAK = re.compile(r"\r\n|\r|\n")
+
+
+def edit_model(otherwise: Script) -> Script:
+    """Return a script that writes next edits, and what another one writes for any other prompt."""
+    return edit_script(lambda token_ids: embedded().decode(list(token_ids), skip_special_tokens=False), otherwise)
 
 
 def diff_of(old: str, new: str) -> str:

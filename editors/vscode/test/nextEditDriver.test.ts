@@ -130,22 +130,35 @@ test("lines are sent whole or not at all", () => {
 });
 
 test("a new line stands beside the line that it replaces, further ones beside the last of these", () => {
-  const beside = (edit: [number, number, string]) => {
-    const [first, numLines, text] = edit;
-    const { removed, added } = previewOf({ first, numLines, text });
-    return { removed, added: added.map(({ line, text, isBefore }) => [line, text, isBefore]) };
+  const beside = (first: number, old: string[], text: string) => {
+    const { removed, added } = previewOf(old, { first, numLines: old.length, text });
+    return [removed, added.map(({ line, text, isBefore }) => [line, isBefore ? `${text}|` : `|${text}`])];
   };
-  assert.deepEqual(beside([3, 2, "  a\n  b\n"]), {
-    removed: [3, 4],
-    added: [
-      [3, "a", false],
-      [4, "b", false],
+  assert.deepEqual(beside(3, ["x", "y"], "  a\n  b\n"), [
+    [3, 4],
+    [
+      [3, "|a"],
+      [4, "|b"],
     ],
-  });
-  assert.deepEqual(beside([3, 1, "a\n  b\n"]), { removed: [3], added: [[3, "a ⏎   b", false]] });
-  assert.deepEqual(beside([3, 2, "a\n"]), { removed: [3, 4], added: [[3, "a", false]] });
-  assert.deepEqual(beside([3, 1, ""]), { removed: [3], added: [] });
-  assert.deepEqual(beside([3, 0, "a\n"]), { removed: [], added: [[2, " ⏎ a", false]] });
-  assert.deepEqual(beside([0, 0, "a\n"]), { removed: [], added: [[0, "a ⏎ ", true]] });
+  ]);
+  assert.deepEqual(beside(3, ["x", "y", "z"], "a\ny\nb"), [
+    [3, 5],
+    [
+      [3, "|a"],
+      [5, "|b"],
+    ],
+  ]);
+  assert.deepEqual(beside(3, ["x"], "a\n  b\n"), [[3], [[3, "|a ⏎   b"]]]);
+  assert.deepEqual(beside(3, ["x", "y"], "a\ny\nb\n"), [
+    [3],
+    [
+      [3, "|a"],
+      [4, "| ⏎ b"],
+    ],
+  ]);
+  assert.deepEqual(beside(3, ["x", "y"], "a\n"), [[3, 4], [[3, "|a"]]]);
+  assert.deepEqual(beside(3, ["x"], ""), [[3], []]);
+  assert.deepEqual(beside(3, [], "a\n"), [[], [[2, "| ⏎ a"]]]);
+  assert.deepEqual(beside(0, [], "a\n"), [[], [[0, "a ⏎ |"]]]);
   assert.equal(diffOf(["x", "y"], { first: 0, numLines: 2, text: "z\n" }), "-x\n-y\n+z");
 });

@@ -121,6 +121,18 @@ async def test_a_request_waits_after_a_key_and_changes_alone_ask_nothing(delay_m
 
 
 @in_virtual_time
+async def test_next_edits_hear_whether_a_completion_is_asked() -> None:
+    user = User()
+    heard: list[bool] = []
+    user.completer.on_busy = heard.append
+    asking = asyncio.create_task(user.ask(is_explicit=True))
+    await asyncio.sleep(0.01)
+    assert heard[-1]
+    await asking
+    assert not heard[-1]
+
+
+@in_virtual_time
 async def test_a_newer_request_and_a_change_end_the_one_before() -> None:
     user = User()
     first = asyncio.create_task(user.ask(is_explicit=True))

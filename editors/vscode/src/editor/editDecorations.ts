@@ -17,8 +17,8 @@ export class EditDecorations implements vscode.Disposable {
     this.hide();
     this.#editor = editor;
     const { document } = editor;
-    const { removed, added } = previewOf(edit);
-    const old = removed.map((line) => document.lineAt(line).text);
+    const old = Array.from({ length: edit.numLines }, (_, index) => document.lineAt(edit.first + index).text);
+    const { removed, added } = previewOf(old, edit);
     const hoverMessage = new vscode.MarkdownString().appendCodeblock(diffOf(old, edit), "diff");
     hoverMessage.appendMarkdown("Tab accepts, Esc dismisses.");
     editor.setDecorations(

@@ -18,22 +18,25 @@ export interface Preview {
   added: Beside[];
 }
 
-/** Each new line stands beside the line that it replaces, further ones beside the last of these. */
-export function previewOf({ first, numLines, text }: LineEdit): Preview {
-  const added = linesOf(text).map((line) => line.trimEnd());
-  const removed = Array.from({ length: numLines }, (_, index) => first + index);
-  if (numLines === 0) {
+/** Each new line stands beside the one of the old lines that it replaces, further ones beside the last of these. */
+export function previewOf(old: readonly string[], { first, text }: LineEdit): Preview {
+  const added = linesOf(text).map((line) => line.replace(/\n$/, ""));
+  if (old.length === 0) {
     const joined = added.join(BREAK);
-    const beside =
-      first === 0
-        ? { line: 0, text: joined + BREAK, isBefore: true }
-        : { line: first - 1, text: BREAK + joined, isBefore: false };
-    return { removed, added: [beside] };
+    const isBefore = first === 0;
+    const beside = { line: isBefore ? 0 : first - 1, text: isBefore ? joined + BREAK : BREAK + joined, isBefore };
+    return { removed: [], added: [beside] };
   }
-  const own = added.slice(0, numLines - 1);
-  const rest = added.slice(numLines - 1).map((line, index) => (index ? line : line.trimStart()));
-  const beside = [...own.map((line) => line.trimStart()), ...(rest.length ? [rest.join(BREAK)] : [])];
-  return { removed, added: beside.map((line, index) => ({ line: first + index, text: line, isBefore: false })) };
+  const further = added.slice(old.length).map((line) => BREAK + line);
+  const preview: Preview = { removed: [], added: [] };
+  for (const [index, line] of old.entries()) {
+    const isSame = added[index] === line;
+    const own = isSame ? "" : (added[index] ?? "").trim();
+    const beside = index === old.length - 1 ? own + further.join("") : own;
+    if (!isSame) preview.removed.push(first + index);
+    if (beside) preview.added.push({ line: first + index, text: beside, isBefore: false });
+  }
+  return preview;
 }
 
 /** An edit as a diff, for a person. */
