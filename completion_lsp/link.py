@@ -87,9 +87,10 @@ class Link:
                 self._session = None
 
     def on_lost(self, error: ServiceError) -> None:
-        """See completion_client's StreamListener."""
+        """See completion_client's StreamListener. There may be another server to which the next request can go."""
         _log.warning("the connection was lost: %s", error)
-        self.listener.on_away()
+        if self.session() is None:
+            self.listener.on_away()
 
     def on_reconnected(self, away_s: float) -> None:
         """See completion_client's StreamListener."""
