@@ -11,7 +11,7 @@ the best of several), `regions` and `endpoint` (the servers and the connections 
 
 from completion_client.client import CompletionClient, ReplicaSet
 from completion_client.completion import Completion
-from completion_client.endpoint import Endpoint, EndpointError
+from completion_client.endpoint import ChannelOptions, Endpoint, EndpointError, Metadata
 from completion_client.errors import (
     ConnectionLostError,
     DeadlineExceededError,
@@ -26,41 +26,52 @@ from completion_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from completion_client.regions.choice import RoutingSettings, parse_endpoints, rendezvous_order
+from completion_client.regions.availability import Health
+from completion_client.regions.choice import EndpointOrder, RoutingSettings, parse_endpoints, rendezvous_order
 from completion_client.regions.regions import EndpointState, Regions
 from completion_client.regions.settings import RegionSettings
-from completion_client.replicas.stream import ReplicaStream
-from completion_client.replicas.view import Move
+from completion_client.replicas.attempts import Attempts
+from completion_client.replicas.stream import ReplicaStream, Route
+from completion_client.replicas.view import Move, OnMove
 from completion_client.request_fields import make_traceparent
 from completion_client.session import PendingCompletion, Session
-from completion_client.session_settings import SessionSettings
+from completion_client.session_settings import RequestListener, SessionSettings, StreamListener
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attempts",
+    "ChannelOptions",
     "Completion",
     "CompletionClient",
     "ConnectionLostError",
     "DeadlineExceededError",
     "Endpoint",
     "EndpointError",
+    "EndpointOrder",
     "EndpointState",
     "FailedPreconditionError",
     "FieldViolation",
+    "Health",
     "InvalidArgumentError",
     "Limit",
+    "Metadata",
     "Move",
+    "OnMove",
     "PendingCompletion",
     "PermissionDeniedError",
     "RegionSettings",
     "Regions",
     "ReplicaSet",
     "ReplicaStream",
+    "RequestListener",
     "ResourceExhaustedError",
+    "Route",
     "RoutingSettings",
     "ServiceError",
     "Session",
     "SessionSettings",
+    "StreamListener",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",

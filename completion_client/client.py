@@ -19,9 +19,9 @@ from completion_client.request_fields import Numbering
 from completion_client.session import Session
 from completion_client.session_settings import SessionSettings, StreamListener
 
-CONNECT_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 10.0
 """To the only server."""
-CONNECT_TIMEOUT_OF_SEVERAL_S = 2.0
+_CONNECT_TIMEOUT_OF_SEVERAL_S = 2.0
 """To one of several: another can be asked."""
 
 
@@ -65,7 +65,7 @@ class CompletionClient:
         name = user or self._numbering.session_id
         choice = UserChoice(self.regions.distances, self.regions.availability, name, tenant or "", settings, order)
         if connect_timeout_s is None:
-            connect_timeout_s = CONNECT_TIMEOUT_S if len(choice.order) == 1 else CONNECT_TIMEOUT_OF_SEVERAL_S
+            connect_timeout_s = _CONNECT_TIMEOUT_S if len(choice.order) == 1 else _CONNECT_TIMEOUT_OF_SEVERAL_S
         self._replicas = Replicas(self.regions, choice, self.regions.lease(connection), connect_timeout_s)
 
     @property

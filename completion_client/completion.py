@@ -30,7 +30,7 @@ class Completion:
     @property
     def finish_reason(self) -> str | None:
         """The finish reason's short name, such as "stop"; None without an End."""
-        return None if self.end is None else finish_reason_of(self.end)
+        return None if self.end is None else _finish_reason_of(self.end)
 
     @property
     def shed_reason(self) -> str | None:
@@ -132,6 +132,6 @@ class CompletionBuilder:
         )
 
 
-def finish_reason_of(end: pb.End) -> str:
+def _finish_reason_of(end: pb.End) -> str:
     """Return the finish reason's short name, such as "stop"."""
     return pb.FinishReason.Name(end.finish_reason).removeprefix("FINISH_REASON_").lower()

@@ -24,7 +24,7 @@ def make_traceparent(*, is_sampled: bool = True) -> str:
     return f"00-{random.getrandbits(128) or 1:032x}-{random.getrandbits(64) or 1:016x}-{int(is_sampled):02x}"
 
 
-def add_current_trace(message: pb.CompleteRequest) -> None:
+def _add_current_trace(message: pb.CompleteRequest) -> None:
     """Set a request's trace to OpenTelemetry's current span, if there is one and the request has none."""
     api = sys.modules.get(_API)
     if api is None or message.traceparent:
@@ -74,5 +74,5 @@ class Numbering:
         if not message.sequence:
             self._last_sequence += 1
             message.sequence = self._last_sequence
-        add_current_trace(message)
+        _add_current_trace(message)
         return message

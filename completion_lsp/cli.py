@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from completion_client import Endpoint, EndpointError, parse_endpoints
-from completion_client.endpoint import DEFAULT_PORT, with_port
+from completion_client.endpoint import DEFAULT_PORT, caller_metadata, with_port
 from completion_lsp import __version__
 from completion_lsp.link import Servers
 
@@ -33,19 +33,29 @@ settings of the editor, as initializationOptions or as the section "completion" 
 
 Settings for Neovim, Helix, Emacs, JetBrains, Sublime, Kate and Zed are in docs/lsp.md.
 """
-_FLAGS = {"address": "--server", "ca": "--tls-ca", "certificate": "--tls-cert", "key": "--tls-key"}
+_FLAGS = {
+    "address": "--server",
+    "ca": "--tls-ca",
+    "certificate": "--tls-cert",
+    "key": "--tls-key",
+    "user": "--user",
+    "tenant": "--tenant",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; exits with status 0, 1 if `--check` finds no server that answers, or 2 for wrong arguments."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    _log_to(options.log_file)
     try:
+        _log_to(options.log_file)
         addresses = [with_port(each.address) for each in parse_endpoints(options.server)]
         endpoints = [Endpoint(each, options.tls_ca, options.tls_cert, options.tls_key) for each in addresses]
+        caller_metadata(options.user, options.tenant)
     except EndpointError as error:
         parser.error(f"{_FLAGS.get(error.field, error.field)}: {error.problem}")
+    except OSError as error:
+        parser.error(f"--log-file: {options.log_file} can't be written: {error.strerror}")
     servers = Servers(endpoints, options.user, options.tenant)
     if options.check:
         from completion_lsp.check import check

@@ -86,9 +86,10 @@ class Link:
                 self._session = None
 
     def on_lost(self, error: ServiceError) -> None:
-        """See completion_client's StreamListener."""
+        """See completion_client's StreamListener. There may be another server to which the next request can go."""
         _log.warning("the connection was lost: %s", error)
-        self._tell(connected=False)
+        if self.session() is None:
+            self._tell(connected=False)
 
     def on_reconnected(self, away_s: float) -> None:
         """See completion_client's StreamListener."""

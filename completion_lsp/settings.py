@@ -62,8 +62,8 @@ def section_of(given: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
 def updated(settings: Settings, given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     """Return settings changed by those of an editor that can be used, and what is wrong with the others.
 
-    Keys are in camel case; null is the default. If `exclude` or `enabled` is wrong, nothing is completed: what the user
-    wants to keep back is not known then.
+    Keys are in camel case; null is the default. If `enabled`, `languagesOff` or `exclude` is wrong, nothing is
+    completed: what the user wants to keep back is not known then.
     """
     names = {_camel(each.name): each.name for each in fields(Settings)}
     changes: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def updated(settings: Settings, given: Mapping[str, Any]) -> tuple[Settings, lis
         close = [key] if key in names else get_close_matches(key, names, 1)
         problem = _problem(key, value) if key in names else _unknown(key, close, names)
         if problem:
-            is_unsure |= close in (["enabled"], ["exclude"])
+            is_unsure |= close in (["enabled"], ["exclude"], ["languagesOff"])
             problems.append(problem)
         elif value is None:
             changes[names[key]] = _DEFAULTS[key]

@@ -12,6 +12,9 @@ AFTER_S = (30, 90, 180, 360)
 Report = Callable[[int, float], None]
 """Takes one of these times and the share that is still there, 0 to 1."""
 
+_MOST_COMPARED = 4_000_000
+"""Product of the lengths of two texts that are compared, which takes a second at most."""
+
 
 class AcceptedText:
     """The place of an accepted text in its document. Pure."""
@@ -40,9 +43,16 @@ class AcceptedText:
             # What replaces an edge may be a changed form of the text, so it counts as part of it.
             self._start, self._end = min(self._start, edit.start), max(self._end, edit.end) + grown
 
-    def share(self, document: str) -> float:
-        """Return how much of it is in the document still, 0 to 1: its longest blocks that are there in order."""
+    def share(self, document: str) -> float | None:
+        """Return how much of it is in the document still, 0 to 1: its longest blocks that are there in order.
+
+        None if so much text has come in its place that a comparison would take too long.
+        """
         now = document[self._start : self._end]
+        if now == self._accepted:
+            return 1.0
+        if len(self._accepted) * len(now) > _MOST_COMPARED:
+            return None
         blocks = SequenceMatcher(None, self._accepted, now, autojunk=False).get_matching_blocks()
         return sum(block.size for block in blocks) / len(self._accepted)
 
@@ -81,7 +91,8 @@ class Survival:
             timer.cancel()
 
     def _measure(self, document: Document, accepted: AcceptedText, after_s: int, report: Report) -> None:
-        report(after_s, accepted.share(document.source))
+        if (share := accepted.share(document.source)) is not None:
+            report(after_s, share)
         if after_s == AFTER_S[-1]:
             self._watched[document.uri].remove(accepted)
             now = asyncio.get_running_loop().time()

@@ -16,7 +16,7 @@ from operator import itemgetter
 from completion_client.endpoint import Endpoint
 from completion_client.regions.settings import RegionSettings
 
-Tiers = tuple[tuple[Endpoint, ...], ...]
+_Tiers = tuple[tuple[Endpoint, ...], ...]
 
 _FIRST_SAMPLES = 3
 """As many samples settle at once."""
@@ -64,7 +64,7 @@ class Distances:
     settings: RegionSettings
     version: int = 0
     """Counts the changes of `tiers`."""
-    tiers: Tiers = ()
+    tiers: _Tiers = ()
     """Endpoints by distance, the nearest tier first. Those without a sample are the last tier."""
     _distances: dict[Endpoint, _Distance] = field(default_factory=dict)
 
@@ -109,7 +109,7 @@ class Distances:
             distance.left_margin_at_s, distance.is_longer = now_s, is_longer
         return now_s - distance.left_margin_at_s >= settings.change_after_s
 
-    def _make_tiers(self) -> Tiers:
+    def _make_tiers(self) -> _Tiers:
         settled = {each: distance.settled_s for each, distance in self._distances.items()}
         known = sorted(((value, each) for each, value in settled.items() if value is not None), key=itemgetter(0))
         tiers: list[list[Endpoint]] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from completion_client.errors import ConnectionLostError
 
-AliveAt = Callable[[float, float], Awaitable[float | None]]
+_AliveAt = Callable[[float, float], Awaitable[float | None]]
 """Takes the loop's time since when nothing came and a limit in seconds.
 
 Returns the time of the server's last message on any call of the connection; None if it has sent none since, not even
@@ -48,7 +48,7 @@ class SilenceGuard:
 
     def __init__(
         self,
-        alive_at_s: AliveAt,
+        alive_at_s: _AliveAt,
         on_silent: Callable[[float], float | None],
         on_given_up: Callable[[float], object],
     ) -> None:

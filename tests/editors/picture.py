@@ -9,10 +9,11 @@ from PIL import Image
 
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine
+from tests.support.browser import Page
 from tests.support.models import ROOT
 from tests.support.server import make_config, run_server
 from tests.support.vocabularies import embedded
-from tests.support.vscode import VSCode, vscode
+from tests.support.vscode import vscode
 
 IMAGES = ROOT / "docs" / "images"
 WIDTH, HEIGHT = 1280, 640
@@ -62,7 +63,7 @@ def continuation(request: GenerationRequest) -> tuple[str, ...]:
 class Film:
     """Frames of a page, each with the time that it is shown, in milliseconds."""
 
-    def __init__(self, page: VSCode, folder: Path) -> None:
+    def __init__(self, page: Page, folder: Path) -> None:
         self._page = page
         self._folder = folder
         self._frames: list[Path] = []
@@ -107,27 +108,27 @@ async def draw(folder: Path) -> None:
             await page.do("trust")
             await page.do("openFile", name="cart.py")
             await page.do("status", contains="Completions", without="off")
-            await page.do("press", key="Control+b")
+            await page.do("press", keys="Control+b")
             film = Film(page, folder)
             await film.type("    def dearest(self) -> Item | None:\n")
             await page.do("ghost", text=DEAREST)
             await page.do("screenshot", path=str(IMAGES / "vscode.png"))
             await film.take(PAUSE_MS)
-            await page.do("press", key="Tab")
+            await page.do("press", keys="Tab")
             await page.do("noGhost")
             await film.take(PAUSE_MS)
             await page.do("type", text="\n\n")
-            await page.do("press", key="Shift+Tab")
+            await page.do("press", keys="Shift+Tab")
             await film.type("def cheapest(self)")
             await page.do("ghost", text=" -> Item | None:")
             await film.take(PAUSE_MS)
             await film.type(" -> It")
             await film.take(PAUSE_MS)
-            await page.do("press", key="Tab")
+            await page.do("press", keys="Tab")
             await page.do("type", text="\n")
             await page.do("ghost", text=CHEAPEST)
             await film.take(PAUSE_MS)
-            await page.do("press", key="Tab")
+            await page.do("press", keys="Tab")
             await page.do("noGhost")
             await film.take(2 * PAUSE_MS)
             await asyncio.to_thread(film.save, IMAGES / "vscode.gif")

@@ -14,7 +14,7 @@ import pytest_asyncio
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.http_clients import HTTP, PAGE_ADMIN
-from tests.support.playground import Browser, browser
+from tests.support.playground import Playground, playground
 from tests.support.server import RunningServer, eventually, make_config, run_server
 from tests.support.vocabularies import embedded
 
@@ -58,21 +58,21 @@ async def server() -> AsyncIterator[RunningServer]:
 
 
 @pytest_asyncio.fixture
-async def tab(tmp_path: Path) -> AsyncIterator[Browser]:
+async def tab(tmp_path: Path) -> AsyncIterator[Playground]:
     """Yield a tab, which must have no warning in its console in the end: none of the page's policy, no exception."""
-    async with browser(tmp_path) as found:
+    async with playground(tmp_path) as found:
         yield found
         warnings = await found.do("warnings")
         assert not [each for each in warnings if not each.startswith(SERVER_AWAY)]
 
 
-async def new_line(tab: Browser, text: str) -> None:
+async def new_line(tab: Playground, text: str) -> None:
     """Go to the end of the document's text and type on a new line."""
     await tab.press("Control+End", "Enter")
-    await tab.do("type", text=text)
+    await tab.type(text)
 
 
-async def test_a_user_types_sees_accepts_and_dismisses(server: RunningServer, tab: Browser) -> None:
+async def test_a_user_types_sees_accepts_and_dismisses(server: RunningServer, tab: Playground) -> None:
     await tab.open(server.ready.http_address)
     await tab.press("Alt+\\")
     await tab.ghost(MEAN)
@@ -87,7 +87,7 @@ async def test_a_user_types_sees_accepts_and_dismisses(server: RunningServer, ta
 
     await new_line(tab, "first = ")
     await tab.ghost("mean(values[:3])")
-    await tab.do("type", text="me")  # typed along: the rest stays, without a request
+    await tab.type("me")  # typed along: the rest stays, without a request
     await tab.ghost("an(values[:3])")
     await tab.press("Control+ArrowRight")
     await tab.line("first = mean")
@@ -103,7 +103,7 @@ async def test_a_user_types_sees_accepts_and_dismisses(server: RunningServer, ta
     await tab.ghost("")
     await tab.line("again = ")
     await tab.press("Backspace")
-    await tab.do("type", text=" ")  # rejected here, so nothing comes back
+    await tab.type(" ")  # rejected here, so nothing comes back
     await new_line(tab, "other")
     await tab.ghost("wise = sorted(values)")
     for kind in ("shown", "accepted", "accepted_word", "rejected"):
@@ -112,7 +112,7 @@ async def test_a_user_types_sees_accepts_and_dismisses(server: RunningServer, ta
     assert server.count("completion_accepted_characters_total") == len(MEAN) + len("an(values[:3])")
 
 
-async def test_the_languages_have_texts_of_their_own(server: RunningServer, tab: Browser) -> None:
+async def test_the_languages_have_texts_of_their_own(server: RunningServer, tab: Playground) -> None:
     await tab.open(server.ready.http_address)
     await tab.press("Escape", "Shift+Tab", "Shift+Tab")  # after Escape, Tab leaves the editor
     assert await tab.evaluate("document.activeElement.id") == "language"
@@ -124,7 +124,7 @@ async def test_the_languages_have_texts_of_their_own(server: RunningServer, tab:
         await tab.press("Escape", "Escape", "Shift+Tab", "Shift+Tab")
 
 
-async def test_the_keyboard_alone_reaches_everything(server: RunningServer, tab: Browser) -> None:
+async def test_the_keyboard_alone_reaches_everything(server: RunningServer, tab: Playground) -> None:
     await tab.open(server.ready.http_address)
     seen = []
     await tab.press("Escape")  # after it, Tab leaves the editor
@@ -140,7 +140,7 @@ async def test_the_keyboard_alone_reaches_everything(server: RunningServer, tab:
     await tab.until("document.querySelector('#k-mode').textContent === 'auto'")
 
 
-async def test_without_the_scope_the_slider_is_locked_with_the_reason(tab: Browser) -> None:
+async def test_without_the_scope_the_slider_is_locked_with_the_reason(tab: Playground) -> None:
     async with run_server(make_config(HTTP), make_engine) as server:
         await tab.open(server.ready.http_address)
         await tab.until("document.querySelector('#k-why').textContent.includes('server.http_admin')")
@@ -150,7 +150,7 @@ async def test_without_the_scope_the_slider_is_locked_with_the_reason(tab: Brows
         assert "server.http_admin" in await tab.evaluate("document.querySelector('#simulate-why').textContent")
 
 
-async def test_dark_and_light_follow_the_system_and_the_switch(server: RunningServer, tab: Browser) -> None:
+async def test_dark_and_light_follow_the_system_and_the_switch(server: RunningServer, tab: Playground) -> None:
     await tab.open(server.ready.http_address)
     dark = await tab.evaluate(COLOUR)
     await tab.do("colours", scheme="light")
@@ -164,7 +164,7 @@ async def test_dark_and_light_follow_the_system_and_the_switch(server: RunningSe
     await tab.until(f"{COLOUR} === '{light}'")
 
 
-async def test_the_page_reconnects_when_the_server_is_back(tab: Browser) -> None:
+async def test_the_page_reconnects_when_the_server_is_back(tab: Playground) -> None:
     async with run_server(make_config(HTTP), make_engine) as server:
         address = server.ready.http_address
         await tab.open(address)
@@ -175,7 +175,7 @@ async def test_the_page_reconnects_when_the_server_is_back(tab: Browser) -> None
         await tab.ghost(MEAN)
 
 
-async def test_simulated_editors_are_seen_live(server: RunningServer, tab: Browser, tmp_path: Path) -> None:
+async def test_simulated_editors_are_seen_live(server: RunningServer, tab: Playground, tmp_path: Path) -> None:
     await tab.open(server.ready.http_address)
     await tab.press("Escape", "Tab", "Tab", "Tab", "Enter")
     await tab.until("Number(document.querySelector('#sessions').textContent) > 50")

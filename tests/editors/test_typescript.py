@@ -10,7 +10,7 @@ import pytest
 from completion_server.engine.scripted.engine import ScriptedEngine
 from tests.support.certificates import MakeIdentity
 from tests.support.models import ROOT
-from tests.support.node_modules import EDITORS, install_packed_stubs, require_node, run
+from tests.support.node_modules import EDITORS, MODULES, install_packed_stubs, require_node, run
 from tests.support.server import make_config, run_server
 
 CLIENT = ROOT / "tests" / "editors" / "stubs_client.cjs"
@@ -36,8 +36,41 @@ async def test_stubs_are_what_the_contract_generates() -> None:
     assert "fresh" in await run("sh", "stubs/check_fresh.sh", cwd=EDITORS)
 
 
+def test_a_workspace_can_have_nothing_more_sent() -> None:
+    """VS Code takes settings of the scopes "machine" and "application" from the user alone."""
+    manifest = json.loads((EDITORS / "vscode" / "package.json").read_text())
+    settings = manifest["contributes"]["configuration"]["properties"]
+    of_workspaces = {name for name, each in settings.items() if each.get("scope") not in {"machine", "application"}}
+    assert of_workspaces == {f"completionServer.{name}" for name in ("multiLine", "delay", "exclude")}
+
+
+async def notices_of(*files: Path) -> str:
+    """Return what the extension's build writes into NOTICES.txt for bundled files."""
+    script = f"import {{ noticesOf }} from {json.dumps(str(EDITORS / 'vscode' / 'notices.mjs'))};"
+    script += "console.log(noticesOf(process.argv.slice(1), 'APACHE-2.0 TEXT'));"
+    return await run("node", "--input-type=module", "--eval", script, *map(str, files), cwd=EDITORS)
+
+
+async def test_notices_have_the_licence_of_a_package_that_has_no_file_of_it() -> None:
+    notices = await notices_of(MODULES / "@bufbuild/protobuf/dist/esm/wire/varint.js", MODULES / "long/index.js")
+    for text in ("Copyright 2008 Google Inc.", "Redistributions in binary form must", "APACHE-2.0 TEXT"):
+        assert notices.count(text) == 1
+
+
+async def test_no_notices_are_written_without_a_licence(tmp_path: Path) -> None:
+    package = tmp_path / "node_modules" / "bare"
+    package.mkdir(parents=True)
+    (package / "package.json").write_text('{"name": "bare", "version": "1.0.0", "license": "Apache-2.0"}')
+    (package / "index.js").write_text("module.exports = 1;\n")
+    with pytest.raises(AssertionError, match=r"bare 1\.0\.0, Apache-2\.0: no text of its licence was found"):
+        await notices_of(package / "index.js")
+
+
 async def test_a_plugin_uses_the_packed_stubs(tmp_path: Path) -> None:
     await install_packed_stubs(tmp_path)
+    package = tmp_path / "node_modules" / "completion-server-stubs"
+    assert (package / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert json.loads((package / "package.json").read_text())["peerDependencies"] == {"@grpc/grpc-js": "^1.14"}
     shutil.copy(CLIENT, tmp_path)
     async with run_server(make_config(), lambda: ScriptedEngine(lambda _request: ("a", " + b", "\n"))) as server:
         output = await run("node", CLIENT.name, server.ready.address, cwd=tmp_path)

@@ -1,6 +1,7 @@
 """The VS Code extension in a real VS Code, against a real server: what a user types, sees, accepts and undoes."""
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import AsyncIterator
@@ -13,11 +14,12 @@ import pytest_asyncio
 
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine
+from tests.support.browser import Page
 from tests.support.next_edits import edit_model
 from tests.support.redis_servers import free_port
 from tests.support.server import RunningServer, eventually, make_config, run_server
 from tests.support.vocabularies import embedded
-from tests.support.vscode import VSCode, vscode
+from tests.support.vscode import vscode
 
 SAVED_WITHIN_S = 30.0
 pytestmark = pytest.mark.timeout(300)
@@ -85,6 +87,9 @@ async def workspace(tmp_path: Path) -> Path:
     (folder / "app.py").write_text("import math\n\n\n")
     (folder / "names.py").write_text("height = 1\n\nprint(height)\n")
     (folder / ".env").write_text("PASSWORD=x\n")
+    (folder / "notes.md").write_text("Notes\n")
+    (folder / ".vscode").mkdir()
+    (folder / ".vscode" / "settings.json").write_text(json.dumps({"completionServer.languages": {"markdown": True}}))
     return folder
 
 
@@ -100,7 +105,7 @@ def settings_for(servers: Servers) -> dict[str, Any]:
 class User:
     """What a user does in VS Code, one method for each thing, in the order in which the test calls them."""
 
-    def __init__(self, page: VSCode, servers: Servers, workspace: Path) -> None:
+    def __init__(self, page: Page, servers: Servers, workspace: Path) -> None:
         self.page = page
         self.servers = servers
         self.file = workspace / "app.py"
@@ -111,7 +116,7 @@ class User:
         ends_s = time.monotonic() + SAVED_WITHIN_S
         while (found := await asyncio.to_thread(self.file.read_text)) != text:
             assert time.monotonic() < ends_s, f"after {SAVED_WITHIN_S} s the document was {found!r}, not {text!r}"
-            await self.page.do("press", key="Control+s")
+            await self.page.do("press", keys="Control+s")
             await asyncio.sleep(0.2)
 
     async def has_fed_back(self, kind: str) -> None:
@@ -132,7 +137,7 @@ class User:
     async def accepts_many_lines(self) -> None:
         await self.page.do("type", text="def mean(values):\n")
         await self.page.do("ghost", text="total = sum(values)\n    return total / len(values)")
-        await self.page.do("press", key="Tab")
+        await self.page.do("press", keys="Tab")
         await self.saves(self.document)
         await self.has_fed_back("shown")
         await self.has_fed_back("accepted")
@@ -140,23 +145,23 @@ class User:
     async def types_along(self) -> None:
         """The rest of the shown text stays, without a request."""
         await self.page.do("type", text="\n\n")
-        await self.page.do("press", key="Shift+Tab")
+        await self.page.do("press", keys="Shift+Tab")
         await self.page.do("type", text="middle = ")
         await self.page.do("ghost", text="mean([1, 2, 3])")
         await self.page.do("type", text="mea")
         await self.page.do("ghost", text="n([1, 2, 3])")
-        await self.page.do("press", key="Tab")
+        await self.page.do("press", keys="Tab")
         await self.now_has("\nmiddle = mean([1, 2, 3])")
         typed = ("middle = m", "middle = me", "middle = mea")
         assert not [prompt for prompt in self.servers.prompts if prompt.endswith(typed)]
 
     async def undoes(self) -> None:
         """And types on; the text is still known."""
-        await self.page.do("press", key="Control+z")
+        await self.page.do("press", keys="Control+z")
         await self.saves(self.document.removesuffix("n([1, 2, 3])"))
         await self.page.do("type", text="n")
         await self.page.do("ghost", text="([1, 2, 3])")
-        await self.page.do("press", key="Tab")
+        await self.page.do("press", keys="Tab")
         await self.saves(self.document)
 
     async def goes_on_after_a_restart(self) -> None:
@@ -168,9 +173,9 @@ class User:
     async def accepts_a_word_and_the_rest(self) -> None:
         await self.page.do("type", text="\nlater = ")
         await self.page.do("ghost", text="mean([4, 5, 6])")
-        await self.page.do("press", key="Control+ArrowRight")
+        await self.page.do("press", keys="Control+ArrowRight")
         await self.saves(f"{self.document}\nlater = mean")
-        await self.page.do("press", key="Tab")
+        await self.page.do("press", keys="Tab")
         await self.now_has("later = mean([4, 5, 6])")
         await self.has_fed_back("accepted_word")
         await eventually(lambda: self.servers.count("completion_accepted_characters_total") == len("mean([4, 5, 6])"))
@@ -181,13 +186,13 @@ class User:
         await self.page.do("ghost", text="(middle)")
         await self.page.do("type", text="(")
         await self.page.do("ghost", text="middle")
-        await self.page.do("press", key="Tab")
+        await self.page.do("press", keys="Tab")
         await self.now_has("print(middle)")
 
     async def dismisses(self) -> None:
         await self.page.do("type", text="\nnever = ")
         await self.page.do("ghost", text="mean([7, 8, 9])")
-        await self.page.do("press", key="Escape")
+        await self.page.do("press", keys="Escape")
         await self.page.do("noGhost")
         await self.has_fed_back("rejected")
 
@@ -196,6 +201,11 @@ class User:
         stages = await self.page.do("list", title="Stages of the Last Request")
         assert re.search(r"request \d+: stop\n.*on the server: queue .* prefill .* total ", stages, re.DOTALL), stages
         assert "mean" not in stages, "the stages have code"
+
+    async def opens_a_file_of_a_language_that_is_off(self) -> None:
+        """The settings of a workspace, also of a trusted one, do not turn it on."""
+        await self.page.do("openFile", name="notes.md")
+        await self.page.do("status", contains="Completions off")
 
     async def edits_a_secret_file(self) -> None:
         """Nothing of it is sent, also not as context of another file."""
@@ -214,11 +224,11 @@ class User:
         await self.servers.start("prompt.next_edit_template=sweep", "engine.max_model_len=4096")
         await self.page.do("openFile", name="names.py")
         await self.page.do("status", contains="Completions", without="away")
-        await self.page.do("press", key="Control+Home")
-        await self.page.do("press", key="Control+Delete")
+        await self.page.do("press", keys="Control+Home")
+        await self.page.do("press", keys="Control+Delete")
         await self.page.do("type", text="high")
         await self.page.do("nextEdit", text="print(high)")
-        await self.page.do("press", key="Tab")
+        await self.page.do("press", keys="Tab")
         self.file = self.file.with_name("names.py")
         await self.saves("high = 1\n\nprint(high)\n")
         await self.has_fed_back("accepted")
@@ -238,5 +248,6 @@ async def test_a_user_types_accepts_undoes_and_goes_on_after_a_restart(
         await user.types_a_bracket_along()
         await user.dismisses()
         await user.reads_the_stages()
+        await user.opens_a_file_of_a_language_that_is_off()
         await user.edits_a_secret_file()
         await user.accepts_a_next_edit()

@@ -62,6 +62,17 @@ async def test_wrong_arguments_name_the_flag() -> None:
     status, output = await run("--server", "a", "--tls-key", "x.pem")
     assert status == 2
     assert "error: --tls-cert: certificate and key must be given together" in output
+    for flag in ("--user", "--tenant"):
+        status, output = await run("--server", "a", flag, "José")
+        assert (status, output.splitlines()[-1]) == (
+            2,
+            f"completion-lsp: error: {flag}: only printable ASCII can be sent",
+        )
+    status, output = await run("--server", "a", "--log-file", "/nowhere/lsp.log")
+    assert (status, output.splitlines()[-1]) == (
+        2,
+        "completion-lsp: error: --log-file: /nowhere/lsp.log can't be written: No such file or directory",
+    )
 
 
 async def test_the_command_ends_when_its_editor_does() -> None:

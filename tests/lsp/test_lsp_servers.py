@@ -4,10 +4,15 @@ import asyncio
 import sys
 from contextlib import AsyncExitStack
 
+import pytest
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
+from completion.v1 import completion_pb2 as pb
+from completion_client import Endpoint
+from completion_lsp.link import Link, Servers
 from tests.support.oracle_server import LINE, run_oracle
+from tests.support.server import eventually
 
 URI = "file:///project/a.py"
 TIMEOUT_S = 60.0
@@ -52,3 +57,40 @@ async def test_an_editor_goes_on_at_another_server() -> None:
         await client.shutdown_async(None)
         client.exit(None)
         await client.stop()
+
+
+class Events:
+    """Records what a link tells its listener."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def on_connected(self) -> None:
+        self.names.append("connected")
+
+    def on_away(self) -> None:
+        self.names.append("away")
+
+
+async def test_the_loss_of_one_of_several_servers_is_no_pause(caplog: pytest.LogCaptureFixture) -> None:
+    """The session opens another stream within ten seconds by itself, but for a request at once."""
+    request = pb.CompleteRequest(prefix=LINE[:2])
+    async with AsyncExitStack() as first, AsyncExitStack() as second:
+        servers = {}
+        for stack in (first, second):
+            oracle, address = await stack.enter_async_context(run_oracle())
+            servers[address] = oracle, stack
+        link, events = Link(Servers([Endpoint(each) for each in servers], "ada")), Events()
+        link.listener = events
+        link.start_nowait()
+        await eventually(lambda: bool(events.names))
+        session = link.session()
+        assert session is not None
+        await session.complete(request)
+        ((_, own),) = [each for each in servers.values() if each[0].num_requests]
+        await own.aclose()
+        await eventually(lambda: "the connection was lost" in caplog.text)
+        assert link.session() is session
+        assert (await session.complete(request)).text == LINE[2:]
+        assert "away" not in events.names
+        await link.aclose()

@@ -1,7 +1,9 @@
 """What a wait that was given up says."""
 
+import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 
 class GaveUpError(AssertionError):
@@ -17,3 +19,13 @@ def source_of(condition: Callable[..., object]) -> str:
         return " ".join(inspect.getsource(condition).split())
     except (OSError, TypeError):
         return repr(condition)
+
+
+@asynccontextmanager
+async def named_limit(limit_s: float, name: str) -> AsyncIterator[None]:
+    """Fail with what was waited for if the block takes longer than a limit."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise AssertionError(f"{name} did not come within {limit_s} s") from None

@@ -40,7 +40,8 @@ export class SurvivalFeedback {
 
   #look(accepted: AcceptedText, sequence: number, afterS: number): void {
     const document = this.hooks.textOf(accepted.uri);
-    if (document !== undefined) this.hooks.report(sequence, afterS, accepted.shareIn(document));
+    const share = document === undefined ? undefined : accepted.shareIn(document);
+    if (share !== undefined) this.hooks.report(sequence, afterS, share);
     if (afterS === SURVIVAL_AFTER_S.at(-1)) this.#accepted = this.#accepted.filter((each) => each !== accepted);
   }
 

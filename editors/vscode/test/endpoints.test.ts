@@ -25,7 +25,14 @@ test("what can't be used is named at the start, without the token", () => {
   assert.throws(() => start({ user: "zo\u00eb" }), /^Error: user: /);
   assert.throws(() => start({ token: "s\u00e9same" }), /^Error: token: (?!.*same)/);
   const der = Buffer.from("30820122300d0609", "hex");
-  assert.throws(() => start({}, { certificate: der, key: der }), /^Error: tls: /);
+  for (const name of ["ca", "certificate", "key"]) {
+    assert.throws(() => start({}, { [name]: der }), new RegExp(`^Error: tls\\.${name}: expected a PEM file`));
+  }
+  const broken = Buffer.from("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+  assert.throws(
+    () => start({}, { certificate: broken, key: Buffer.from("-----BEGIN PRIVATE KEY-----\n") }),
+    /^Error: tls: /,
+  );
 });
 
 test("users are spread over replicas, each always to the same one", () => {

@@ -121,6 +121,14 @@ test("an undone acceptance has not survived", () => {
   assert.equal(accepted.shareIn("x = abc"), 0, "the same text elsewhere does not count");
 });
 
+test("nothing is known of a text that very much text replaced, unless that is the same", () => {
+  const long = "text".repeat(1_000);
+  const accepted = new AcceptedText(1, "u", 0, long);
+  assert.equal(accepted.shareIn(long), 1);
+  accepted.apply({ offset: 0, numDeleted: long.length, inserted: "x".repeat(1_000_000) });
+  assert.equal(accepted.shareIn("x".repeat(1_000_000)), undefined);
+});
+
 test("survival is reported after 30, 90, 180 and 360 s, once for words of one answer", () => {
   mock.timers.enable({ apis: ["setTimeout"] });
   try {

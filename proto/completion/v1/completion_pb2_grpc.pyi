@@ -44,6 +44,8 @@ class CompletionServiceStub:
       traceparent, tracestate
                    The trace that a Complete call is a part of (W3C Trace Context). Not read on a Session, whose
                    stream outlives many traces; CompleteRequest has fields for it.
+      authorization
+                   A token for an authenticating proxy; the server does not read it.
 
     A call that is refused or fails ends with a gRPC status, whose trailer grpc-status-details-bin is a google.rpc.Status
     (third_party/google/rpc) with up to three details:
@@ -103,6 +105,8 @@ class CompletionServiceAsyncStub(CompletionServiceStub):
       traceparent, tracestate
                    The trace that a Complete call is a part of (W3C Trace Context). Not read on a Session, whose
                    stream outlives many traces; CompleteRequest has fields for it.
+      authorization
+                   A token for an authenticating proxy; the server does not read it.
 
     A call that is refused or fails ends with a gRPC status, whose trailer grpc-status-details-bin is a google.rpc.Status
     (third_party/google/rpc) with up to three details:
@@ -158,6 +162,8 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
       traceparent, tracestate
                    The trace that a Complete call is a part of (W3C Trace Context). Not read on a Session, whose
                    stream outlives many traces; CompleteRequest has fields for it.
+      authorization
+                   A token for an authenticating proxy; the server does not read it.
 
     A call that is refused or fails ends with a gRPC status, whose trailer grpc-status-details-bin is a google.rpc.Status
     (third_party/google/rpc) with up to three details:

@@ -206,6 +206,18 @@ async def test_how_much_of_an_accepted_text_is_still_there_is_reported() -> None
 
 
 @in_virtual_time
+async def test_nothing_is_reported_of_a_text_that_very_much_text_replaced() -> None:
+    user = User()
+    (offer,) = await user.ask() or ()
+    user.type(ANSWER)
+    user.completer.accepted(offer.token)
+    user.session.feedback.clear()
+    user.edit(0, len(user.document.source), "new text\n" * 100_000)
+    await asyncio.sleep(400)
+    assert user.session.feedback == []
+
+
+@in_virtual_time
 async def test_nothing_is_reported_of_a_closed_document() -> None:
     user = User()
     (offer,) = await user.ask() or ()

@@ -31,7 +31,17 @@ def test_a_setting_that_cannot_be_used_is_named_and_the_others_apply(given: dict
     assert settings.languages_off == ("go",)
 
 
-@pytest.mark.parametrize("given", [{"exclude": "*.x"}, {"excludes": ["*.x"]}, {"enabled": 0}, {"enable": False}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"exclude": "*.x"},
+        {"excludes": ["*.x"]},
+        {"enabled": 0},
+        {"enable": False},
+        {"languagesOff": "go"},
+        {"languageOff": []},
+    ],
+)
 def test_nothing_is_completed_while_it_is_not_known_what_may_be(given: dict[str, Any]) -> None:
     settings, problems = updated(Settings(), {"enabled": True} | given)
     assert not settings.allows("file:///project/a.py", "python")

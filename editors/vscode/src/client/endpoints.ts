@@ -33,9 +33,18 @@ export function parseAddresses(text: string): string[] {
 
 export const isLocal = (address: string) => /^(127\.|localhost:|\[::1\]|unix:)/.test(address);
 
-/** Throws an Error if a text is not PEM. */
+/** What the file of each setting has. Without this check gRPC would take another file for one without authorities. */
+const PEM_LABELS: Record<keyof Tls, string> = { ca: "CERTIFICATE", certificate: "CERTIFICATE", key: "PRIVATE KEY" };
+
+/** Throws an Error that names the setting whose file is not PEM. */
 export function channelCredentials(tls?: Tls): ChannelCredentials {
   if (!tls) return credentials.createInsecure();
+  for (const name of ["ca", "certificate", "key"] as const) {
+    const label = new RegExp(`-----BEGIN [A-Z\\d ]*${PEM_LABELS[name]}-----`);
+    const text = tls[name]?.toString("latin1");
+    if (text !== undefined && !label.test(text))
+      throw new Error(`tls.${name}: expected a PEM file with a ${PEM_LABELS[name]}`);
+  }
   try {
     return credentials.createSsl(tls.ca ?? null, tls.key ?? null, tls.certificate ?? null);
   } catch (error) {

@@ -3,6 +3,9 @@
 /** When it is looked at, in seconds since the acceptance. */
 export const SURVIVAL_AFTER_S = [30, 90, 180, 360] as const;
 
+/** Product of the lengths of two texts that are compared, which takes milliseconds. */
+const MOST_COMPARED = 4_000_000;
+
 /** A change of a document: so many characters from `offset` on were replaced. */
 export interface Edit {
   offset: number;
@@ -47,13 +50,18 @@ export class AcceptedText {
     }
   }
 
-  /** Share of the accepted text that the document still has in its region, 0 to 1. */
-  shareIn(document: string): number {
-    return commonLength(this.text, document.slice(this.#start, this.#end)) / this.text.length;
+  /**
+   * Share of the accepted text that the document still has in its region, 0 to 1. Undefined if so much text has come in
+   * its place that a comparison would take too long.
+   */
+  shareIn(document: string): number | undefined {
+    const now = document.slice(this.#start, this.#end);
+    if (now !== this.text && this.text.length * now.length > MOST_COMPARED) return undefined;
+    return commonLength(this.text, now) / this.text.length;
   }
 }
 
-/** Length of the longest common subsequence. A text of thousands of characters takes milliseconds. */
+/** Length of the longest common subsequence. */
 function commonLength(one: string, other: string): number {
   if (one === other) return one.length;
   let lengths = new Array<number>(other.length + 1).fill(0);
