@@ -372,10 +372,11 @@ class NextEdit(_message.Message):
     document_version: _builtins.int
     """The document's version in the editor, returned with the edit: one for another version must not be shown."""
     lines_before: _builtins.int
-    """How many lines before and after the cursor's line may change, at most 100 by default. Not set: what suits the model.
-    The server may take fewer.
+    """How many lines before the cursor's line may change, at most 100 by default. Not set: what suits the model. The server
+    may take fewer.
     """
     lines_after: _builtins.int
+    """How many lines after the cursor's line may change, in the same way."""
     @_builtins.property
     def recent_edits(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecentEdit]:
         """What the user changed last, in this document and in others, the oldest first."""

@@ -196,10 +196,13 @@ export interface NextEdit {
   /** What the user changed last, in this document and in others, the oldest first. */
   recentEdits: RecentEdit[];
   /**
-   * How many lines before and after the cursor's line may change, at most 100 by default. Not set: what suits the model.
-   * The server may take fewer.
+   * How many lines before the cursor's line may change, at most 100 by default. Not set: what suits the model. The server
+   * may take fewer.
    */
-  linesBefore?: number | undefined;
+  linesBefore?:
+    | number
+    | undefined;
+  /** How many lines after the cursor's line may change, in the same way. */
   linesAfter?: number | undefined;
 }
 
