@@ -227,7 +227,7 @@ const scenarios = {
 
   async settings() {
     configuration = { languagesOff: ["python"] };
-    await initialize(inline, { initializationOptions: { languagesOf: [], exclude: ["kept.*"] } });
+    await initialize(inline, { initializationOptions: { multiLin: true, exclude: ["kept.*"] } });
     const uri = "file:///project/a.py";
     open(uri, "x = ");
     open("file:///project/a.go", "x = ", "go");

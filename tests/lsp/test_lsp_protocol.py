@@ -67,7 +67,7 @@ async def test_cells_of_notebooks_are_completed() -> None:
 async def test_settings_of_the_editor_apply_and_a_wrong_one_is_said() -> None:
     async with run_server(make_config(), engine) as server:
         seen = await play(server.ready.address, "settings")
-    assert seen["messages"] == ['completion-lsp: unknown setting "languagesOf"; did you mean "languagesOff"?']
+    assert seen["messages"] == ['completion-lsp: unknown setting "multiLin"; did you mean "multiLine"?']
     assert seen["off"] == {"items": []}
     assert seen["kept"] == {"items": []}, "an answer about the configuration leaves the initial settings"
     assert seen["on"]["insertText"] == "😋ab(c)"

@@ -81,7 +81,7 @@ async def test_the_loss_of_one_of_several_servers_is_no_pause(caplog: pytest.Log
             oracle, address = await stack.enter_async_context(run_oracle())
             servers[address] = oracle, stack
         link, events = Link(Servers([Endpoint(each) for each in servers], "ada")), Events()
-        link.listener = events
+        link.listeners.append(events)
         link.start_nowait()
         await eventually(lambda: bool(events.names))
         session = link.session()
