@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import InvalidArgumentError, Session
+from completion_client import InvalidArgumentError, ServiceError, Session
 from completion_client.editing import (
     NO_NEXT_EDITS,
     AskEdit,
@@ -118,9 +118,7 @@ class EditRunner:
         if ended.end is not None and ended.end.HasField("edit"):
             found = ended.end.edit
             edit, version = LineEdit(found.first_line, found.line_count, found.text), found.document_version
-        error, reason = ended.error, ended.reason
-        if error is not None and (error.reason == _NO_NEXT_EDITS or isinstance(error, InvalidArgumentError)):
-            reason = NO_NEXT_EDITS
+        reason = NO_NEXT_EDITS if ended.error is not None and _writes_none(ended.error) else ended.reason
         self._carry_out(self._policy.ended(request, reason, _now_ms(), edit, version, ended.retry_after_ms))
 
     def _carry_out(self, decisions: Iterable[EditDecision]) -> None:
@@ -158,6 +156,11 @@ class EditRunner:
     def _tick(self) -> None:
         self._timer = None
         self._carry_out(self._policy.tick(_now_ms()))
+
+
+def _writes_none(error: ServiceError) -> bool:
+    is_mode_unknown = isinstance(error, InvalidArgumentError) and any(each.field == "mode" for each in error.violations)
+    return error.reason == _NO_NEXT_EDITS or is_mode_unknown
 
 
 def _now_ms() -> float:

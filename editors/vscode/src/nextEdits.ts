@@ -158,7 +158,8 @@ export class NextEdits {
 
 /** How an answer ended, as the policy reads it. A server that is older than next edits does not know the mode. */
 function endOf({ end, error }: Answer): EditEnd {
-  if (error?.reason === "NO_NEXT_EDITS" || error?.code === Code.INVALID_ARGUMENT) return { reason: NO_NEXT_EDITS };
+  const isModeUnknown = error?.code === Code.INVALID_ARGUMENT && error.fields.includes("mode");
+  if (error?.reason === "NO_NEXT_EDITS" || isModeUnknown) return { reason: NO_NEXT_EDITS };
   const retryAfterMs = error?.retryAfterMs ?? end?.retryAfterMs;
   if (end) {
     const { edit, finishReason } = end;

@@ -101,7 +101,7 @@ test("nothing is asked while a completion is shown or asked, and at once after a
 test("a server that writes no edits, or does not know of them, is asked once for each connection", async () => {
   for (const error of [
     new ServiceError("no", Code.FAILED_PRECONDITION, "NO_NEXT_EDITS"),
-    new ServiceError("what mode?", Code.INVALID_ARGUMENT),
+    new ServiceError("what mode?", Code.INVALID_ARGUMENT, "", undefined, ["mode"]),
   ]) {
     const { fail } = await ask(`a${error.code}|\n`, error.code);
     fail(error);
@@ -115,6 +115,15 @@ test("a server that writes no edits, or does not know of them, is asked once for
     edits.completionAccepted();
     assert.equal(asked.length, before + 1);
   }
+});
+
+test("a request with another field that is refused is an error of its own", async () => {
+  const { fail } = await ask("a|\n", 2);
+  fail(new ServiceError("too large", Code.INVALID_ARGUMENT, "", 0, ["prefix"]));
+  await new Promise(setImmediate);
+  edits.changed(textOf("ab|\n"), 3, "other");
+  edits.completionAccepted();
+  assert.equal(asked.length, 2);
 });
 
 test("lines are sent whole or not at all", () => {

@@ -71,10 +71,16 @@ test("text before another end is not shown, and superseded and shed are no error
   }
   server.onMessage = answering("half", "", {
     finishReason: FinishReason.ERROR,
-    error: { code: 9, message: "no", fieldViolations: [], reason: ErrorReason.PROMPT_SUSPECTED },
+    error: {
+      code: 9,
+      message: "no",
+      fieldViolations: [{ field: "mode", description: "unknown" }],
+      reason: ErrorReason.PROMPT_SUSPECTED,
+    },
   });
   const { error } = await session.complete({}, TIMEOUT_MS);
   assert.deepEqual([error?.code, error?.reason, error?.message], [9, "PROMPT_SUSPECTED", "no"]);
+  assert.deepEqual(error?.fields, ["mode"]);
 });
 
 test("an abort cancels the request on the server", async () => {

@@ -8,7 +8,13 @@ from lsprotocol import types
 from pygls.workspace import TextDocument
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Completion, FailedPreconditionError, InvalidArgumentError, ServiceError
+from completion_client import (
+    Completion,
+    FailedPreconditionError,
+    FieldViolation,
+    InvalidArgumentError,
+    ServiceError,
+)
 from completion_lsp.cursor import Cursor
 from completion_lsp.documents import Document
 from completion_lsp.next_edits import NextEdits, OfferedEdit
@@ -18,7 +24,7 @@ from tests.support.scripted import in_virtual_time
 ANSWERS_AFTER_S = 0.2
 REFUSALS = [
     FailedPreconditionError("no edits", reason="NO_NEXT_EDITS"),
-    InvalidArgumentError("an older server does not know the mode"),
+    InvalidArgumentError("an older server", violations=(FieldViolation("mode", "unknown"),)),
 ]
 
 
@@ -157,6 +163,16 @@ async def test_a_server_that_writes_no_edits_is_asked_once_for_each_connection(e
     user.edits.on_away()
     user.edits.on_connected()
     user.session.error = None
+    assert await user.ask() is not None
+
+
+@in_virtual_time
+async def test_a_request_with_another_field_that_is_refused_is_an_error_of_its_own() -> None:
+    user = User()
+    user.session.error = InvalidArgumentError("too large", violations=(FieldViolation("prefix", "too large"),))
+    assert await user.ask() is None
+    user.session.error = None
+    user.edit(0, 1, "A")
     assert await user.ask() is not None
 
 

@@ -12,6 +12,8 @@ export class ServiceError extends Error {
     /** The contract's ErrorReason without its prefix, "" if there is none. */
     readonly reason = "",
     readonly retryAfterMs?: number,
+    /** The fields of a request that the server refuses. Those of a call's status are not read. */
+    readonly fields: readonly string[] = [],
   ) {
     super(message);
   }
@@ -47,6 +49,7 @@ export function errorOfEnd(end: End): ServiceError | undefined {
   }
   if (end.finishReason !== FinishReason.ERROR) return undefined;
   const { code = Code.UNKNOWN, message = "no reason given", reason = ErrorReason.UNSPECIFIED } = end.error ?? {};
+  const fields = end.error?.fieldViolations.map(({ field }) => field);
   const name = reason === ErrorReason.UNSPECIFIED ? "" : (ErrorReason[reason] ?? "");
-  return new ServiceError(message, code, name, end.retryAfterMs);
+  return new ServiceError(message, code, name, end.retryAfterMs, fields);
 }
