@@ -27,7 +27,7 @@ class LinkListener(Protocol):
     """Hears whether there is a connection."""
 
     def on_connected(self) -> None:
-        """Take the first connection, or the one after a loss."""
+        """Take the first connection, the one after a loss, or one to another server."""
         ...
 
     def on_away(self) -> None:
@@ -107,3 +107,9 @@ class Link:
         _log.info(
             "goes on at %s instead of %s: %s", move.after.address, move.before.address, move.why or "it is nearer"
         )
+        asyncio.get_running_loop().call_soon(self._moved)  # later: a listener may be sending the request that moves
+
+    def _moved(self) -> None:
+        """Tell of the other server, which may have another model. After a loss `on_reconnected` tells."""
+        if self.session() is not None:
+            self._tell(connected=True)
