@@ -117,7 +117,8 @@ class NextEditPolicy:
         if self._open is not None and self._open.request == request:
             asked, self._open = self._open, None
             if reason == "stop":
-                self._answered = asked.place
+                if edit is None or not self._is_busy:  # an edit that can't be shown now may be asked for again
+                    self._answered = asked.place
                 self._take(asked, edit, version)
             elif reason == NO_NEXT_EDITS:
                 self._is_refused = True

@@ -114,7 +114,7 @@ export class NextEditPolicy {
     if (asked?.request !== request) return this.#settle(atMs);
     this.#open = undefined;
     if (reason === "stop") {
-      this.#answered = asked.place;
+      if (!edit || !this.#isBusy) this.#answered = asked.place; // an edit that can't be shown now may be asked for again
       if (edit && version === asked.place.version) this.#take(asked, edit);
     } else if (reason === NO_NEXT_EDITS) this.#isRefused = true;
     else if (reason === "shed" || reason === "error") {
