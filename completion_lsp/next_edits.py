@@ -76,7 +76,8 @@ class NextEdits:
         try:
             await waiting
         except asyncio.CancelledError:
-            self._runner.left()
+            if self._waiting is waiting:  # else a newer request has joined
+                self._runner.left()
             raise
         finally:
             if self._waiting is waiting:

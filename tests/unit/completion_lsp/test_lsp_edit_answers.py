@@ -150,6 +150,19 @@ async def test_a_cancelled_request_ends_on_the_server() -> None:
     assert user.session.pending[0].is_cancelled
 
 
+@in_virtual_time
+async def test_a_cancelled_request_leaves_the_one_that_joined_it() -> None:
+    user = User()
+    first = asyncio.create_task(user.ask())
+    await asyncio.sleep(0.01)
+    second = asyncio.create_task(user.ask())
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second is not None
+    assert first.cancelled()
+    assert len(user.session.requests) == 1
+
+
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda each: each.status.name)
 @in_virtual_time
 async def test_a_server_that_writes_no_edits_is_asked_once_for_each_connection(error: ServiceError) -> None:
