@@ -228,6 +228,31 @@ test("Esc hides an edit, and so does a change", async () => {
   assert.equal(editor.text, "x\nxy  two = y\nend\n", "a hidden edit was applied");
 });
 
+test("what another program changes in the background is not sent as the user's edit", async () => {
+  const other = new FakeEditor("/w/b.py");
+  vscode.window.activeTextEditor = other;
+  handlers.active?.(other);
+  editor.replace(new Range(2, 0, 2, 3), "formatted");
+  vscode.window.activeTextEditor = editor;
+  handlers.active?.(editor);
+  await show();
+  const [{ nextEdit }] = questions as [Question];
+  assert.deepEqual(
+    nextEdit?.recentEdits.map(({ diff }) => diff),
+    ["@@ -1,3 +1,3 @@\n-\n+x\n   two = y\n formatted\n"],
+  );
+});
+
+test("a move of the cursor reads the text of a known version once, for the policy", () => {
+  let numReads = 0;
+  editor.document.getText = () => {
+    numReads += 1;
+    return editor.text;
+  };
+  handlers.selection?.({ textEditor: editor });
+  assert.equal(numReads, 1);
+});
+
 test("an edit is not drawn in another document", async () => {
   editor.type("x");
   vscode.window.activeTextEditor = new FakeEditor("/w/b.py");

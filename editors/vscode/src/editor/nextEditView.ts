@@ -14,6 +14,8 @@ const SHOWN_KEY = "completionServer.nextEditShown";
 
 export class NextEditView {
   #shown?: ShownEdit;
+  /** What was last taken of a document in front. */
+  #seen?: { document: vscode.TextDocument; version: number };
   /** Whether the change that is made now is a shown edit. */
   isApplying = false;
 
@@ -31,7 +33,7 @@ export class NextEditView {
     if (editor) this.#moved(editor);
     return vscode.Disposable.from(
       vscode.workspace.onDidChangeTextDocument((event) => this.#changed(event)),
-      vscode.workspace.onDidCloseTextDocument((document) => this.recent.forget(document.uri.toString())),
+      vscode.workspace.onDidCloseTextDocument((document) => this.#forget(document)),
       vscode.window.onDidChangeTextEditorSelection(({ textEditor }) => {
         if (textEditor === vscode.window.activeTextEditor) this.#moved(textEditor);
       }),
@@ -83,7 +85,9 @@ export class NextEditView {
     const { document, reason, contentChanges } = event;
     this.survival.edited(document.uri.toString(), editsOf(event));
     const editor = vscode.window.activeTextEditor;
-    if (document !== editor?.document || contentChanges.length === 0 || !this.#follow(document)) return;
+    if (contentChanges.length === 0) return;
+    if (document !== editor?.document) return this.#forget(document); // changed by git or a formatter, not by the user
+    if (!this.#follow(document)) return;
     const change = this.isApplying ? "other" : changeOf(replacementsOf(event), reason !== undefined);
     this.edits.changed(textAt(document, editor.selection.active), document.version, change);
   }
@@ -95,11 +99,19 @@ export class NextEditView {
 
   /** Take what was changed in a document since it was last seen, if it may be sent; return whether it may. */
   #follow(document: vscode.TextDocument): boolean {
-    const uri = document.uri.toString();
     const isAllowed = reasonNotToSend(infoOf(document), this.settings.rules) === undefined;
-    if (isAllowed) this.recent.update(uri, withLf(document.getText()), performance.now());
-    else this.recent.forget(uri);
+    if (!isAllowed) this.#forget(document);
+    else if (this.#seen?.document !== document || this.#seen.version !== document.version) {
+      this.recent.update(document.uri.toString(), withLf(document.getText()), performance.now());
+      this.#seen = { document, version: document.version };
+    }
     return isAllowed;
+  }
+
+  /** Forget a document that was closed, may not be sent, or whose next text is not the user's change. */
+  #forget(document: vscode.TextDocument): void {
+    this.recent.forget(document.uri.toString());
+    if (this.#seen?.document === document) this.#seen = undefined;
   }
 }
 
