@@ -1,7 +1,7 @@
 /** The view of next edits with the events of VS Code in VS Code's order: what is drawn, applied and asked. */
 import assert from "node:assert/strict";
 import Module from "node:module";
-import { afterEach, beforeEach, test } from "node:test";
+import { afterEach, beforeEach, type TestContext, test } from "node:test";
 import { type Edit, End, FeedbackKind, FinishReason, type ReportFeedbackRequest } from "completion-server-stubs";
 import type { Answer, Question } from "../src/client/session";
 import { linesOf } from "../src/policy/lineEdits";
@@ -189,6 +189,18 @@ async function show(): Promise<void> {
   await until("the edit", () => context[SHOWN_KEY] === true);
 }
 
+/** Let time pass only where the test says so. */
+function withTime({ mock }: TestContext): (ms: number) => Promise<void> {
+  let nowMs = performance.now();
+  mock.method(performance, "now", () => nowMs);
+  mock.timers.enable({ apis: ["setTimeout"] });
+  return async (ms) => {
+    nowMs += ms;
+    mock.timers.tick(ms);
+    await new Promise(setImmediate);
+  };
+}
+
 test("an edit is drawn in a pause, and Tab applies it and asks for the next one", async () => {
   await show();
   assert.deepEqual([editor.removed, editor.added], [[1], [[1, "two = x ⏎   three = x"]]]);
@@ -255,23 +267,31 @@ test("a move of the cursor reads the text of a known version once, for the polic
 
 test("an edit is not drawn in another document", async () => {
   editor.type("x");
-  vscode.window.activeTextEditor = new FakeEditor("/w/b.py");
-  handlers.active?.(vscode.window.activeTextEditor);
-  await new Promise((resolve) => setTimeout(resolve, 400));
+  const other = new FakeEditor("/w/b.py");
+  vscode.window.activeTextEditor = other;
+  handlers.active?.(other);
+  await until("the question", () => questions.length > 0);
+  await new Promise(setImmediate); // its edit is outside that document, which is empty
   assert.notEqual(context[SHOWN_KEY], true);
-  assert.ok(questions.every(({ documentUri }) => documentUri === "file:///w/b.py"));
+  assert.deepEqual(
+    questions.map(({ documentUri }) => documentUri),
+    ["file:///w/b.py"],
+  );
 });
 
-test("nothing is asked in a document that may not be sent, and its edits are sent nowhere", async () => {
+test("nothing is asked in a document that may not be sent, and its edits are sent nowhere", async (t) => {
+  const wait = withTime(t);
+
   const secret = new FakeEditor("/w/a.sql");
   vscode.window.activeTextEditor = secret;
   handlers.active?.(secret);
   secret.type("select");
-  await new Promise((resolve) => setTimeout(resolve, 400));
+  await wait(1_000);
   assert.equal(questions.length, 0);
   vscode.window.activeTextEditor = editor;
   handlers.active?.(editor);
-  await show();
+  editor.type("x");
+  await wait(1_000);
   assert.deepEqual(
     questions[0]?.nextEdit?.recentEdits.map(({ documentUri }) => documentUri),
     ["file:///w/a.py"],

@@ -1,7 +1,7 @@
 /** The session on a real gRPC server in this process: answers, cancels, losses, reconnects. */
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
-import { ErrorReason, FeedbackKind, FinishReason, ShedReason } from "completion-server-stubs";
+import { CompletionServiceClient, ErrorReason, FeedbackKind, FinishReason, ShedReason } from "completion-server-stubs";
 import { Session, shownText } from "../src/client/session";
 import { stagesOf } from "../src/client/stages";
 import { answering, endWith, FakeServer, Recorder, until } from "./support";
@@ -115,12 +115,17 @@ test("a restart of the server fails the open request, and the session goes on by
   assert.equal(shownText(await session.complete({}, TIMEOUT_MS)), "again");
 });
 
-test("a session that ended in good order is opened with the next request, without a loss", async () => {
+test("a session that ended in good order is opened with the next request, without a loss", async (t) => {
+  const { mock } = t.mock.method(CompletionServiceClient.prototype, "session");
   server.onMessage = answering("a");
   await connected();
   await session.complete({}, TIMEOUT_MS);
+  let hasEnded = false;
+  mock.calls[0]?.result?.on("status", () => {
+    hasEnded = true;
+  });
   for (const call of server.calls) endWith(call, "SESSION_ENDED");
-  await new Promise((resolve) => setTimeout(resolve, 50));
+  await until("the end of the stream", () => hasEnded);
   assert.equal(session.isConnected, true);
   assert.equal(shownText(await session.complete({}, TIMEOUT_MS)), "a");
   assert.equal(server.calls.length, 2);
