@@ -71,7 +71,7 @@ class EditAnswer:
     def edit(self) -> Edit | None:
         """The edit that the text so far means; None if there is nothing to change."""
         text = self._template.read(self._text, self._region, is_stopped=self.is_done)
-        if text is None or any(word in text for word in self._template.words):
+        if text is None or any(word in text for word in self._template.reserved):
             return None
         return find_edit(self._region, text, self._version)
 

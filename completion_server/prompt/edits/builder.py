@@ -88,7 +88,7 @@ class EditPrompts:
 
     def _region(self, request: Request) -> Region | None:
         num_tokens = min(request.max_tokens, int(self._budget * _REGION_SHARE))
-        return find_region(request, self.template.reach, self.template.words, num_tokens)
+        return find_region(request, self.template.reach, self.template.reserved, num_tokens)
 
     def _encode(self, view: View) -> list[int]:
         ids: list[int] = []

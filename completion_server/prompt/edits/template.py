@@ -81,6 +81,11 @@ class EditTemplate(ABC):
     max_edits: ClassVar[int]
     """Recent edits that a prompt shows."""
 
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """Words that no line of the region may hold, nor an edit: an answer would end there, or be misread."""
+        return (*self.words, *self.stops)
+
     @abstractmethod
     def render(self, view: View) -> list[Part]:
         """Return the prompt."""

@@ -18,7 +18,7 @@ TEMPLATES: tuple[EditTemplate, ...] = (Zeta2(), Zeta21(), Sweep(), Instinct())
 
 
 def region_of(document: str, reach: Reach, template: EditTemplate | None = None) -> Region:
-    region = find_region(request_at(document), reach, template.words if template else (), 512)
+    region = find_region(request_at(document), reach, template.reserved if template else (), 512)
     assert region is not None
     return region
 
@@ -193,6 +193,12 @@ def test_a_region_ends_before_a_marker_of_the_form() -> None:
     assert region_of(document, Reach(9, 9), Zeta2()).text == "b\nc\nd"
     assert region_of(document, Reach(9, 9), Sweep()).text.count("\n") == 6
     assert find_region(request_at("a <|user_‸cursor|>\n"), Reach(1, 1), Zeta2().words, 512) is None
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
+def test_a_region_ends_before_a_word_that_ends_answers(template: EditTemplate) -> None:
+    for stop in template.stops:
+        assert region_of(f"x = '{stop}'\na\n‸b\nc\ny = '{stop}'\n", Reach(9, 9), template).text == "a\nb\nc"
 
 
 def test_a_region_has_the_lines_asked_for_that_the_model_can_repeat() -> None:
