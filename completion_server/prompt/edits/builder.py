@@ -101,6 +101,3 @@ class EditPrompts:
             text = ""
             ids += [self._ids[part.text]] if part.text else []
         return ids
-
-    def _count(self, text: str) -> int:
-        return len(self._plain.encode(text).ids)
