@@ -20,6 +20,11 @@ Part = Marker | str
 """A prompt is a sequence of markers and texts."""
 
 
+def num_characters_of(parts: Sequence[Part]) -> int:
+    """Return the length of a prompt, with that of its markers."""
+    return sum(len(part.text if isinstance(part, Marker) else part) for part in parts)
+
+
 @dataclass(frozen=True, slots=True)
 class ShownEdit:
     """A recent edit in a prompt."""
