@@ -99,7 +99,7 @@ class EditTemplate(ABC):
     def read(self, answer: str, region: Region, *, is_stopped: bool) -> str | None:
         """Return the region's new text from an answer; None if it says that nothing changes, or has another form.
 
-        `is_stopped` says that a stop word followed the text of the answer.
+        `is_stopped` says that a stop word or token followed the text of the answer.
         """
 
     def shield(self, text: str) -> str:

@@ -188,6 +188,16 @@ def test_an_edit_is_the_fewest_whole_lines(document: str, text: str, expected: t
     assert read(Instinct(), region, f"{text}\n<|editable_region_end|>") == expected
 
 
+def test_a_token_ends_an_answer_like_a_stop_word() -> None:
+    region = region_of("a‸\nb\n\nc\n", Reach(0, 2))
+    assert region.text == "a\nb\n"
+    answer = EditAnswer(Sweep(), region, 7)
+    answer.feed("\na\nB\n\n")
+    answer.finish(is_cut=False)
+    assert answer.edit is not None
+    assert (answer.edit.first_line, answer.edit.line_count, answer.edit.text) == (1, 1, "B\n")
+
+
 def test_a_region_ends_before_a_marker_of_the_form() -> None:
     document = "a\n<|user_cursor|>\nb\n‸c\nd\n>>>>>>> UPDATED\ne\n"
     assert region_of(document, Reach(9, 9), Zeta2()).text == "b\nc\nd"
