@@ -6,7 +6,7 @@ from dataclasses import dataclass
 _HEADER = re.compile(r"@@ -\d+(,\d+)? \+\d+(,\d+)? @@")
 _SIGNS = frozenset({"", " ", "-", "+", "\\"})
 """Begin the lines of a hunk; a backslash the one that says that a file does not end with a line break."""
-MAX_LINES = 1000
+MAX_LINES = 4000
 """Of one diff."""
 
 
