@@ -3,7 +3,7 @@
 import itertools
 
 from completion_server.admission.settings import LimitSettings
-from completion_server.core.diffs import parse_hunks
+from completion_server.core.diffs import check_hunks
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.next_edit import RecentEdit
 from completion_server.core.request import Mode, Sampling
@@ -79,10 +79,11 @@ def recent_edit_of(field: str, uri: str, diff: str) -> RecentEdit:
     """Return a recent edit from its diff.
 
     Raises:
-        InvalidRequestError: the diff has a line that belongs to no hunk.
+        InvalidRequestError: the diff has a line that belongs to no hunk, or too many lines.
 
     """
     try:
-        return RecentEdit(uri, diff, parse_hunks(diff))
+        check_hunks(diff)
     except ValueError as error:
         raise InvalidRequestError(f"{field}.diff", f"must be the hunks of a unified diff: {error}") from None
+    return RecentEdit(uri, diff)

@@ -4,8 +4,10 @@ import re
 from dataclasses import dataclass
 
 _HEADER = re.compile(r"@@ -\d+(,\d+)? \+\d+(,\d+)? @@")
-_NO_NEWLINE = "\\"
-"""Begins the line that says that a file does not end with a line break."""
+_SIGNS = frozenset({"", " ", "-", "+", "\\"})
+"""Begin the lines of a hunk; a backslash the one that says that a file does not end with a line break."""
+MAX_LINES = 4000
+"""Of one diff."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,26 +23,39 @@ def plain_breaks(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def parse_hunks(diff: str) -> tuple[Hunk, ...]:
-    """Return the hunks of a diff.
+def check_hunks(diff: str) -> None:
+    """Check that every line of a diff belongs to a hunk.
 
     Raises:
-        ValueError: a line is none of a hunk; the message names its number.
+        ValueError: a line is none of a hunk, and the message names its number; or there are too many.
 
     """
-    sides: list[tuple[list[str], list[str]]] = []
-    for number, line in enumerate(plain_breaks(diff).removesuffix("\n").split("\n"), 1):
-        sign, text = line[:1], line[1:]
-        if _HEADER.match(line):
-            sides.append(([], []))
-        elif not sides or sign not in {"", " ", "-", "+", _NO_NEWLINE}:
-            wanted = '"@@ -1,2 +1,2 @@"' if not sides else 'one that begins with " ", "-", "+" or "@@"'
+    lines = _lines_of(diff)
+    if len(lines) > MAX_LINES:
+        msg = f"there may be {MAX_LINES} lines, and are {len(lines)}"
+        raise ValueError(msg)
+    for number, line in enumerate(lines, 1):
+        if not (line[:1] in _SIGNS and number > 1) and not (line.startswith("@@") and _HEADER.match(line)):
+            wanted = '"@@ -1,2 +1,2 @@"' if number == 1 else 'one that begins with " ", "-", "+" or "@@"'
             msg = f"line {number} must be {wanted}"
             raise ValueError(msg)
-        else:
-            old, new = sides[-1]
-            if sign in {"", " ", "-"}:
-                old.append(text)
-            if sign in {"", " ", "+"}:
-                new.append(text)
+
+
+def parse_hunks(diff: str) -> tuple[Hunk, ...]:
+    """Return the hunks of a diff in which every line belongs to one, see `check_hunks`."""
+    sides: list[tuple[list[str], list[str]]] = []
+    for line in _lines_of(diff):
+        sign, text = line[:1], line[1:]
+        if sign == "@":
+            sides.append(([], []))
+            continue
+        old, new = sides[-1]
+        if sign in {"", " ", "-"}:
+            old.append(text)
+        if sign in {"", " ", "+"}:
+            new.append(text)
     return tuple(Hunk(tuple(old), tuple(new)) for old, new in sides)
+
+
+def _lines_of(diff: str) -> list[str]:
+    return plain_breaks(diff).removesuffix("\n").split("\n")

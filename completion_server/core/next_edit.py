@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from completion_server.core.diffs import Hunk
-
 
 @dataclass(frozen=True, slots=True)
 class RecentEdit:
@@ -12,8 +10,7 @@ class RecentEdit:
     uri: str
     """Of the document that was changed."""
     diff: str
-    hunks: tuple[Hunk, ...]
-    """Those of `diff`."""
+    """Hunks of a unified diff, each line of which belongs to one."""
 
 
 @dataclass(frozen=True, slots=True)

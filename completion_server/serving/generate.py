@@ -114,6 +114,8 @@ class Generator:
         assert prompts is not None
         build = prompts.build
         num_characters = len(request.prefix) + len(request.suffix) + sum(len(s.text) for s in request.snippets)
+        if request.next_edit is not None:
+            num_characters += sum(len(each.diff) for each in request.next_edit.recent_edits)
         if num_characters <= _INLINE_CHARACTERS:
             return build(request)
         return await asyncio.to_thread(build, request)

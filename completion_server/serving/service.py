@@ -155,7 +155,9 @@ class Service:
         if excess is not None and excess.peer and self._has_room_to_spare(request, now):
             excess = None
         lookup = None
-        edit_rules = None if self._edits is None or request.next_edit is None else self._edits.answer(request)
+        edit_rules = None
+        if self._edits is not None and excess is None and request.next_edit is not None:
+            edit_rules = self._edits.answer(request)
         if self._cache is not None and excess is None and request.next_edit is None and request.use_completion_cache:
             lookup = self._cache.look_up_nowait(request)
         answer = lookup.answer if lookup is not None else None

@@ -18,7 +18,22 @@ from tests.support.next_edits import CURSOR, answer_of, applied, request_at
 
 TEMPLATES = {each.name: each for each in (Zeta2(), Zeta21(), Sweep(), Instinct())}
 _BREAK = re.compile(r"\r\n|\r|\n")
-LINES = st.sampled_from(["", "a", "b", "    return x", "}", "é日本😀", "=======", "\tdef f():", "# <|fim|>", "NO"])
+STOPS = sorted({stop for template in TEMPLATES.values() for stop in template.stops})
+LINES = st.sampled_from(
+    [
+        "",
+        "a",
+        "b",
+        "    return x",
+        "}",
+        "é日本😀",
+        "=======",
+        "\tdef f():",
+        "# <|fim|>",
+        "NO",
+        *(f"x {each}" for each in STOPS),
+    ]
+)
 DOCUMENTS = (
     st.sampled_from([("\n", "\r\n"), ("\r",)])
     .flatmap(lambda breaks: st.lists(st.tuples(LINES, st.sampled_from(breaks)), max_size=24))
@@ -43,21 +58,26 @@ def region_at(document: str, place: float, template: EditTemplate) -> tuple[str,
     at = int(place * len(document))
     at += document[at - 1 : at + 1] == "\r\n"  # no editor has a cursor there
     prefix, suffix = document[:at], document[at:]
-    region = find_region(request_at(f"{prefix}{CURSOR}{suffix}"), Reach(6, 8), template.words, 512)
+    region = find_region(request_at(f"{prefix}{CURSOR}{suffix}"), Reach(6, 8), template.reserved, 512)
+    assume(region is not None)
     assert region is not None
     return prefix, suffix, region
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=examples(1.0))
-@given(document=DOCUMENTS, last=LINES, place=st.floats(0, 1), new=NEW, size=st.integers(1, 9))
-@example(document="a\r\nb\r\n", last="", place=1.0, new=["a", "", "", "b"], size=3)
+@given(document=DOCUMENTS, last=LINES, place=st.floats(0, 1), new=NEW, size=st.integers(1, 9), adds=st.booleans())
+@example(document="a\r\nb\r\n", last="", place=1.0, new=["a", "", "", "b"], size=3, adds=False)
+@example(document="a\nx </s>\nb\n", last="", place=0.0, new=["c"], size=3, adds=True)
 def test_an_applied_edit_gives_what_the_model_meant(
-    name: str, document: str, last: str, place: float, new: list[str], size: int
+    name: str, document: str, last: str, place: float, new: list[str], size: int, adds: bool
 ) -> None:
     template = TEMPLATES[name]
     prefix, suffix, region = region_at(document + last, place, template)
     meant = "\n".join(new)
+    assume(not any(word in meant for word in template.reserved))
+    if adds:
+        meant = f"{region.text}\n{meant}"
     assume(meant.strip() or not region.text.strip())
     assume(meant.rstrip("\n") != region.text.rstrip("\n"))
     assume(meant.strip() != "NO_EDITS")
@@ -86,7 +106,7 @@ def test_no_answer_brings_a_marker_or_leaves_the_region(name: str, document: str
     edit = reader.edit
     if edit is None:
         return
-    assert not any(word in edit.text for word in template.words)
+    assert not any(word in edit.text for word in template.reserved)
     assert region.first - region.cursor <= edit.first_line
     assert edit.first_line + edit.line_count <= region.end - region.cursor
     changed = applied(prefix, suffix, edit)

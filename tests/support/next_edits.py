@@ -4,7 +4,6 @@ import difflib
 import re
 from typing import Any
 
-from completion_server.core.diffs import parse_hunks
 from completion_server.core.next_edit import Edit, NextEdit, RecentEdit
 from completion_server.core.request import Caller, Mode, Request, Snippet
 from completion_server.engine.scripted.edit_model import edit_script
@@ -31,8 +30,7 @@ def diff_of(old: str, new: str) -> str:
 
 
 def recent_edit(old: str, new: str, uri: str = URI) -> RecentEdit:
-    diff = diff_of(old, new)
-    return RecentEdit(uri, diff, parse_hunks(diff))
+    return RecentEdit(uri, diff_of(old, new))
 
 
 def request_at(

@@ -24,6 +24,7 @@ from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.serving.completion import Completion
+from completion_server.serving.rules import EditPrompts, EditRules
 from completion_server.serving.service import CompletionCache, Service
 from completion_server.serving.settings import ServingSettings
 from loadtest.simulation import virtual_time
@@ -74,6 +75,18 @@ class Prompts:
 
     def expected_new_tokens(self, _request: Request) -> int:
         return 3
+
+
+@dataclass
+class RecordedEdits(Prompts):
+    """Prompts of next edits that find nothing to change; records the requests whose region was looked for."""
+
+    asked: list[str] = field(default_factory=list)
+    rules: EditRules | None = None
+
+    def answer(self, request: Request) -> EditRules | None:
+        self.asked.append(request.id)
+        return self.rules
 
 
 @dataclass
@@ -140,6 +153,7 @@ async def running_service(
     shed: ShedSettings = NO_SHEDDING,
     loop_lag: LoopLagMonitor | None = None,
     cache: CompletionCache | None = None,
+    edits: EditPrompts | None = None,
     recorder: EventRecorder | None = None,
     cache_scope: CacheScope = "user",
 ) -> AsyncIterator[RunningService]:
@@ -147,7 +161,7 @@ async def running_service(
     recorder, prompts = recorder or EventRecorder(), prompts or Prompts()
     engine = SupervisedEngine(make_engine, EngineSettings(warm_up=False), clock)
     settings = ServingSettings(admission, scheduling, shed, cache_scope=cache_scope)
-    service = Service(settings, engine, prompts, clock, recorder.handle, loop_lag=loop_lag, cache=cache)
+    service = Service(settings, engine, prompts, clock, recorder.handle, loop_lag=loop_lag, edits=edits, cache=cache)
     await engine.start()
     tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]
     await asyncio.sleep(0)

@@ -64,14 +64,15 @@ class EditAnswer:
         self._version = version
         self._longest_stop = max(len(stop) for stop in template.stops)
         self._text = ""
+        self._is_stopped = False
         self.is_done = False
         """Whether a stop word was read, which ends the answer."""
 
     @property
     def edit(self) -> Edit | None:
         """The edit that the text so far means; None if there is nothing to change."""
-        text = self._template.read(self._text, self._region, is_stopped=self.is_done)
-        if text is None or any(word in text for word in self._template.words):
+        text = self._template.read(self._text, self._region, is_stopped=self._is_stopped)
+        if text is None or any(word in text for word in self._template.reserved):
             return None
         return find_edit(self._region, text, self._version)
 
@@ -82,8 +83,10 @@ class EditAnswer:
         found = [at for stop in self._template.stops if (at := self._text.find(stop, begin)) >= 0]
         if found:
             self._text, self.is_done = self._text[: min(found)], True
+            self._is_stopped = True
         return ""
 
     def finish(self, *, is_cut: bool) -> str:
-        """Read nothing more. Returns ""."""
+        """Read nothing more: the token that ended the answer, if it is not cut, is like a stop word. Returns ""."""
+        self._is_stopped = self._is_stopped or not is_cut
         return ""

@@ -1,5 +1,6 @@
 """Builds prompts for next edits, and reads what the model answers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -9,7 +10,7 @@ from completion_server.core.request import Request
 from completion_server.prompt.builder import Prompt, begin_ids, tokenizer_backend
 from completion_server.prompt.edits.answers import EditAnswer
 from completion_server.prompt.edits.region import Region, find_region
-from completion_server.prompt.edits.template import EditTemplate, Marker, View
+from completion_server.prompt.edits.template import EditTemplate, Marker, Part, num_characters_of
 from completion_server.prompt.edits.view import candidates_of, fit
 from completion_server.prompt.layout import CHARACTERS_A_TOKEN
 from completion_server.prompt.tokens.plaintext import make_plain
@@ -19,6 +20,8 @@ _REGION_SHARE = 1 / 3
 """Largest share of the budget for the lines that may change; some prompts show them twice."""
 _CHARACTERS_A_TOKEN = 3
 """Estimate for the texts of a prompt. Where there are fewer, the prompt is built again with less."""
+_MAX_TURNS = 6
+"""Times that a prompt is built; the last one has the region alone."""
 
 
 class EditPrompts:
@@ -68,16 +71,15 @@ class EditPrompts:
         assert region is not None, "a request without a region needs no prompt"
         candidates = candidates_of(request, region, self.template)
         num_characters = self._budget * _CHARACTERS_A_TOKEN
-        while True:
-            view = fit(candidates, self.template, num_characters)
-            ids = self._encode(view)
-            excess = len(ids) - self._budget
-            if excess <= 0:
+        for turn in range(1, _MAX_TURNS + 1):
+            parts = self.template.render(fit(candidates, self.template, num_characters))
+            ids = self._encode(parts)
+            if len(ids) <= self._budget:
                 return Prompt(self._begin + ids, self._ends, len(ids), len(ids))
-            if not (view.above or view.below or view.edits or view.snippets):
-                limit = f"the lines around the cursor may have {self._budget} tokens with the marks around them"
-                raise InvalidRequestError("prefix", f"{limit}, and have {len(ids)}")
-            num_characters -= excess * _CHARACTERS_A_TOKEN
+            shown = min(num_characters, num_characters_of(parts))
+            num_characters = shown * self._budget // len(ids) if turn < _MAX_TURNS - 1 else 0
+        limit = f"the lines around the cursor may have {self._budget} tokens with the marks around them"
+        raise InvalidRequestError("prefix", f"{limit}, and have {len(ids)}")
 
     def expected_new_tokens(self, request: Request) -> int:
         """Estimate how many prompt tokens of a request the engine's prefix cache lacks, without tokenising."""
@@ -88,12 +90,12 @@ class EditPrompts:
 
     def _region(self, request: Request) -> Region | None:
         num_tokens = min(request.max_tokens, int(self._budget * _REGION_SHARE))
-        return find_region(request, self.template.reach, self.template.words, num_tokens)
+        return find_region(request, self.template.reach, self.template.reserved, num_tokens)
 
-    def _encode(self, view: View) -> list[int]:
+    def _encode(self, parts: Sequence[Part]) -> list[int]:
         ids: list[int] = []
         text = ""
-        for part in (*self.template.render(view), Marker("")):
+        for part in (*parts, Marker("")):
             if isinstance(part, str):
                 text += part
                 continue
@@ -101,6 +103,3 @@ class EditPrompts:
             text = ""
             ids += [self._ids[part.text]] if part.text else []
         return ids
-
-    def _count(self, text: str) -> int:
-        return len(self._plain.encode(text).ids)

@@ -78,7 +78,7 @@ def find_region(request: Request, reach: Reach, words: Sequence[str], num_tokens
     """Return the lines around the cursor that may change; None if not even the cursor's line can be shown.
 
     They are at most those that the request allows, or `reach`, and so few that the model can repeat them in
-    `num_tokens`. Lines with one of `words`, the markers of a prompt that are text, are left out.
+    `num_tokens`. Lines with one of `words`, which mean something in a prompt or an answer, are left out.
     """
     left, right = split_lines(_end_of(request.prefix)), split_lines(request.suffix[:NEAR_CHARACTERS])
     if len(request.suffix) > NEAR_CHARACTERS:

@@ -20,6 +20,11 @@ Part = Marker | str
 """A prompt is a sequence of markers and texts."""
 
 
+def num_characters_of(parts: Sequence[Part]) -> int:
+    """Return the length of a prompt, with that of its markers."""
+    return sum(len(part.text if isinstance(part, Marker) else part) for part in parts)
+
+
 @dataclass(frozen=True, slots=True)
 class ShownEdit:
     """A recent edit in a prompt."""
@@ -81,6 +86,11 @@ class EditTemplate(ABC):
     max_edits: ClassVar[int]
     """Recent edits that a prompt shows."""
 
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """Words that no line of the region may hold, nor an edit: an answer would end there, or be misread."""
+        return (*self.words, *self.stops)
+
     @abstractmethod
     def render(self, view: View) -> list[Part]:
         """Return the prompt."""
@@ -89,7 +99,7 @@ class EditTemplate(ABC):
     def read(self, answer: str, region: Region, *, is_stopped: bool) -> str | None:
         """Return the region's new text from an answer; None if it says that nothing changes, or has another form.
 
-        `is_stopped` says that a stop word followed the text of the answer.
+        `is_stopped` says that a stop word or token followed the text of the answer.
         """
 
     def shield(self, text: str) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from completion_server.core.diffs import parse_hunks, plain_breaks
 from completion_server.core.request import Request, Snippet
 from completion_server.prompt.edits.region import Region
-from completion_server.prompt.edits.template import EditTemplate, Marker, ShownEdit, ShownSnippet, View
+from completion_server.prompt.edits.template import EditTemplate, ShownEdit, ShownSnippet, View, num_characters_of
 from completion_server.prompt.snippets import short_path
 from completion_server.prompt.window import first_lines
 
@@ -58,8 +58,7 @@ def _shown_edit(path: str, diff: str) -> ShownEdit:
 
 def fit(candidates: Candidates, template: EditTemplate, num_characters: int) -> View:
     """Return what fits into a number of characters. Once something does not, nothing of less use is shown."""
-    parts = template.render(candidates.least)
-    left = num_characters - sum(len(part.text if isinstance(part, Marker) else part) for part in parts)
+    left = num_characters - num_characters_of(template.render(candidates.least))
     lines, left = _take(candidates.lines, [len(line) for _is_above, line in candidates.lines], left)
     sizes = [2 * (len(each.path) + _FRAME_CHARACTERS) + len(each.diff) for each in candidates.edits]
     edits, left = _take(candidates.edits, sizes, left)

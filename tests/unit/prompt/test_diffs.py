@@ -2,7 +2,7 @@
 
 import pytest
 
-from completion_server.core.diffs import Hunk, parse_hunks
+from completion_server.core.diffs import Hunk, check_hunks, parse_hunks
 from tests.support.next_edits import diff_of
 
 
@@ -26,6 +26,7 @@ def test_hunks_have_both_sides() -> None:
     ],
 )
 def test_a_hunk_is_read_in_any_form(diff: str, hunk: Hunk) -> None:
+    check_hunks(diff)
     assert parse_hunks(diff) == (hunk,)
 
 
@@ -35,9 +36,10 @@ def test_a_hunk_is_read_in_any_form(diff: str, hunk: Hunk) -> None:
         ("", 'line 1 must be "@@ -1,2 \\+1,2 @@"'),
         ("--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n", "line 1 must be"),
         ("@@ -1 +1 @@\n-a\nb\n", 'line 3 must be one that begins with " ", "-", "\\+" or "@@"'),
+        ("@@ -1 +1 @@\n" + "+a\n" * 4000, "there may be 4000 lines, and are 4001"),
         ("@@ -x +1 @@\n-a\n", "line 1 must be"),
     ],
 )
 def test_other_text_is_no_hunk(diff: str, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
-        parse_hunks(diff)
+        check_hunks(diff)

@@ -11,7 +11,7 @@ from completion_server.core.request import Snippet
 from completion_server.prompt.edits.builder import EditPrompts
 from completion_server.prompt.edits.choice import choose_edit_template
 from completion_server.prompt.edits.sweep import Sweep
-from completion_server.prompt.edits.template import EditTemplate
+from completion_server.prompt.edits.template import EditTemplate, Part, View
 from completion_server.prompt.edits.zeta import Zeta2, Zeta21
 from completion_server.prompt.loading import load_edit_prompts
 from completion_server.prompt.settings import PromptSettings
@@ -95,6 +95,24 @@ def test_long_tokens_of_a_text_are_counted(seed_coder: Tokenizer) -> None:
     request = request_at("日本語" * 20 + "‸\n" + "語日本\n" * 300, *EDITS, snippets=SNIPPETS)
     prompt = EditPrompts(seed_coder, Zeta2(), max_prompt_tokens=600).build(request)
     assert len(prompt.token_ids) <= 600
+
+
+def test_a_dense_text_is_encoded_a_few_times(seed_coder: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = EditPrompts(seed_coder, Zeta2(), max_prompt_tokens=2048)
+    views: list[View] = []
+    render = Zeta2.render
+
+    def counted(template: Zeta2, view: View) -> list[Part]:
+        views.append(view)
+        return render(template, view)
+
+    monkeypatch.setattr(Zeta2, "render", counted)
+    for num in range(600, 2400, 40):  # some are a little too long
+        views.clear()
+        snippet = Snippet("file:///x/b.py", "~\n" * num)
+        prompt = prompts.build(request_at("x = ‸1\n", snippets=(snippet,)))
+        assert len(prompt.token_ids) <= 2048
+        assert len([view for view in views if view.snippets]) <= 4, num
 
 
 def test_a_region_that_does_not_fit_is_refused() -> None:

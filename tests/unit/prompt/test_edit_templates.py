@@ -18,7 +18,7 @@ TEMPLATES: tuple[EditTemplate, ...] = (Zeta2(), Zeta21(), Sweep(), Instinct())
 
 
 def region_of(document: str, reach: Reach, template: EditTemplate | None = None) -> Region:
-    region = find_region(request_at(document), reach, template.words if template else (), 512)
+    region = find_region(request_at(document), reach, template.reserved if template else (), 512)
     assert region is not None
     return region
 
@@ -188,11 +188,27 @@ def test_an_edit_is_the_fewest_whole_lines(document: str, text: str, expected: t
     assert read(Instinct(), region, f"{text}\n<|editable_region_end|>") == expected
 
 
+def test_a_token_ends_an_answer_like_a_stop_word() -> None:
+    region = region_of("a‸\nb\n\nc\n", Reach(0, 2))
+    assert region.text == "a\nb\n"
+    answer = EditAnswer(Sweep(), region, 7)
+    answer.feed("\na\nB\n\n")
+    answer.finish(is_cut=False)
+    assert answer.edit is not None
+    assert (answer.edit.first_line, answer.edit.line_count, answer.edit.text) == (1, 1, "B\n")
+
+
 def test_a_region_ends_before_a_marker_of_the_form() -> None:
     document = "a\n<|user_cursor|>\nb\n‸c\nd\n>>>>>>> UPDATED\ne\n"
     assert region_of(document, Reach(9, 9), Zeta2()).text == "b\nc\nd"
     assert region_of(document, Reach(9, 9), Sweep()).text.count("\n") == 6
     assert find_region(request_at("a <|user_‸cursor|>\n"), Reach(1, 1), Zeta2().words, 512) is None
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
+def test_a_region_ends_before_a_word_that_ends_answers(template: EditTemplate) -> None:
+    for stop in template.stops:
+        assert region_of(f"x = '{stop}'\na\n‸b\nc\ny = '{stop}'\n", Reach(9, 9), template).text == "a\nb\nc"
 
 
 def test_a_region_has_the_lines_asked_for_that_the_model_can_repeat() -> None:

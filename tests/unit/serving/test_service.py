@@ -14,16 +14,21 @@ from completion_server.config import load_config
 from completion_server.core.clock import Deadline, MonotonicClock
 from completion_server.core.errors import ShedError
 from completion_server.core.events import Event
+from completion_server.core.next_edit import NextEdit, RecentEdit
 from completion_server.core.outcome import FinishReason, ShedReason
-from completion_server.core.request import Caller, Trigger
+from completion_server.core.request import Caller, Mode, Trigger
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.scheduling.queue import newest_first
 from completion_server.scheduling.shedding import Shedding
+from completion_server.serving.generate import Generator
 from completion_server.serving.settings import ServingSettings, make_book
 from tests.support.services import (
     FOUR_SLOTS,
+    REQUEST,
     EventRecorder,
+    Prompts,
+    RecordedEdits,
     RunningService,
     in_virtual_time,
     read,
@@ -59,6 +64,32 @@ async def test_a_short_prompt_is_built_on_the_event_loop_and_a_long_one_in_a_thr
     assert running.prompts.threads[0] == here
     assert running.prompts.threads[1] != here
     assert running.recorder.ended == [("short", FinishReason.STOP), ("long", FinishReason.STOP)]
+
+
+@pytest.mark.parametrize(
+    ("diff", "is_here"), [("@@ -1 +1 @@\n-a\n+b\n", True), ("@@ -1 +1 @@\n+" + "a" * 50_000, False)]
+)
+async def test_large_edits_are_built_into_a_prompt_in_a_thread(diff: str, is_here: bool) -> None:
+    edits = RecordedEdits()
+    generator = Generator(Prompts(), quick_engine(), CLOCK, edits=edits)
+    asked = dataclasses.replace(REQUEST, mode=Mode.NEXT_EDIT, next_edit=NextEdit(0, (RecentEdit("a.py", diff),)))
+    await generator._build_prompt(asked)
+    assert (edits.threads == [threading.get_ident()]) is is_here
+
+
+def test_a_request_over_a_limit_is_not_read() -> None:
+    edits = RecordedEdits()
+    admission = AdmissionSettings(user_requests_per_s=1, user_burst=1)
+
+    async def scenario(running: RunningService) -> None:
+        for request_id in ("within", "over"):
+            answer = running.open(request_id, "x = ", mode=Mode.NEXT_EDIT, next_edit=NextEdit())
+            reasons.append((await read(answer)).reason)
+
+    reasons: list[FinishReason] = []
+    in_virtual_time(scenario, quick_engine, edits=edits, admission=admission)
+    assert reasons == [FinishReason.STOP, FinishReason.SHED]
+    assert edits.asked == ["within"]
 
 
 def test_under_loop_lag_only_explicit_requests_are_served() -> None:
