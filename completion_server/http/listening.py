@@ -17,7 +17,7 @@ from completion_server.http.protocol import LimitedProtocol
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = 0.1
+_RETRY_S = 1.0
 
 
 class PlainServer(uvicorn.Server):

@@ -13,7 +13,7 @@ _NUM_EDITS = 4
 def ask_next_edit(message: pb.CompleteRequest, session: TypedSession, request: TypedRequest) -> None:
     """Make the message of a request one for a next edit: whole lines, and what was typed before."""
     message.prefix = message.prefix.partition("\n")[2] or message.prefix
-    message.suffix = message.suffix[: message.suffix.rfind("\n") + 1]
+    message.suffix = message.suffix[: message.suffix.rfind("\n") + 1] or message.suffix
     message.next_edit.document_version = request.sequence
     place = request.sequence - OPENING_SEQUENCE
     before = (session.opening, *session.requests[:place])[max(0, place - _NUM_EDITS) : place]

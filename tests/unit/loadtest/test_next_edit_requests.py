@@ -13,6 +13,7 @@ from loadtest.report.figures import figures
 from loadtest.stats import RunStats
 from loadtest.targets import ClientSettings, parse_target
 from loadtest.targets.editor import RequestFactory, take_end
+from loadtest.targets.next_edits import ask_next_edit
 from loadtest.targets.record import Record, RunClock
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.sections import CriteriaSettings
@@ -51,6 +52,13 @@ async def test_a_request_has_whole_lines_and_what_was_typed() -> None:
         (Hunk(("      # end",), ("    return os.name  # end",)),),
     ]
     assert found.next_edit.recent_edits[2].diff.startswith("@@ -5,1 +5,1 @@\n")
+
+
+async def test_the_last_line_keeps_its_rest() -> None:
+    message = pb.CompleteRequest(prefix="cut\nreturn os.", suffix="name  # end")
+    made = session()
+    ask_next_edit(message, made, made.requests[0])
+    assert (message.prefix, message.suffix) == ("return os.", "name  # end")
 
 
 async def test_the_opening_has_no_edits() -> None:
