@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import ConnectionLostError, DeadlineExceededError, PendingCompletion, ServiceError, Session
+from completion_client.editing import Report
+from completion_lsp.requests import feedback_of, survival_of
 
 _log = logging.getLogger(__name__)
 
@@ -76,14 +78,24 @@ class Calls:
         """Hand on nothing more of the open requests, whose connection was lost."""
         self._pending.clear()
 
-    def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
-        """Report feedback, if there is a connection."""
+    def report_nowait(self, report: Report) -> None:
+        """Send the policy's feedback on a request, if there is a connection."""
+        if sequence := self._sequences.get(report.request):
+            self._report_nowait(feedback_of(report, sequence))
+
+    def survival_report(self, number: int) -> Callable[[int, float], None]:
+        """Return a function that reports how much of a request's text is there after so many seconds."""
+        sequence = self._sequences.get(number)
+
+        def report(after_s: int, share: float) -> None:
+            if sequence is not None:
+                self._report_nowait(survival_of(sequence, after_s, share))
+
+        return report
+
+    def _report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
         if (session := self._session()) is not None:
             session.report_nowait(feedback)
-
-    def sequence_of(self, number: int) -> int | None:
-        """Return the session's number of a request."""
-        return self._sequences.get(number)
 
     async def _read(self, number: int, pending: PendingCompletion) -> None:
         try:

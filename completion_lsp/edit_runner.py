@@ -1,6 +1,5 @@
 """Runs the policy of next edits: tells it what happens and carries its decisions out."""
 
-import asyncio
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -21,9 +20,8 @@ from completion_client.editing import (
     Wait,
 )
 from completion_lsp.calls import Calls, Ended
-from completion_lsp.requests import feedback_of, survival_of
+from completion_lsp.timer import Timer, now_ms
 
-_MS_PER_S = 1000
 _NO_NEXT_EDITS = "NO_NEXT_EDITS"
 """The contract's ErrorReason of a server whose model writes no edits. An older server does not know the mode."""
 
@@ -51,7 +49,7 @@ class EditRunner:
         self._timeout_s = timeout_s
         self._editor = editor
         self._calls = Calls(session, lambda _number, _text: None, self._on_end)
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer(self._tick)
         self._shown: ShowEdit | None = None
 
     @property
@@ -66,52 +64,45 @@ class EditRunner:
 
     def wanted(self, text: Text, version: int) -> None:
         """Tell the policy that the editor asks."""
-        self._carry_out(self._policy.wanted(text, version, _now_ms()))
+        self._carry_out(self._policy.wanted(text, version, now_ms()))
 
     def changed(self, text: Text, version: int) -> None:
         """Tell the policy of a change, but not of a kind that asks: the editor decides when to ask."""
-        self._carry_out(self._policy.changed(text, version, Change.OTHER, _now_ms()))
+        self._carry_out(self._policy.changed(text, version, Change.OTHER, now_ms()))
 
     def accepted(self, request: int, text: Text, version: int) -> None:
         """Tell the policy of an acceptance. It asks for the next edit, which the editor then finds ready."""
-        self._carry_out(self._policy.accepted(request, text, version, _now_ms()))
+        self._carry_out(self._policy.accepted(request, text, version, now_ms()))
 
     def drawn(self, request: int) -> None:
         """Tell the policy that the editor shows a request's edit."""
-        self._carry_out(self._policy.shown(request, _now_ms()))
+        self._carry_out(self._policy.shown(request, now_ms()))
 
     def busy(self, is_busy: bool) -> None:
         """Tell the policy whether a completion is asked."""
-        self._carry_out(self._policy.busy(is_busy, _now_ms()))
+        self._carry_out(self._policy.busy(is_busy, now_ms()))
 
     def left(self) -> None:
         """Tell the policy that the user looks elsewhere."""
-        self._carry_out(self._policy.left(_now_ms()))
+        self._carry_out(self._policy.left(now_ms()))
 
     def on_connected(self) -> None:
         """See LinkListener."""
-        self._carry_out(self._policy.back(_now_ms()))
+        self._carry_out(self._policy.back(now_ms()))
 
     def on_away(self) -> None:
         """See LinkListener."""
         self._calls.abandon_nowait()
-        self._carry_out(self._policy.away(_now_ms()))
+        self._carry_out(self._policy.away(now_ms()))
 
     def stop(self) -> None:
         """Cancel what is open, for another runner to take over."""
         self.left()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.stop()
 
     def survival_report(self, request: int) -> Callable[[int, float], None]:
         """Return a function that reports how much of a request's text is there after so many seconds."""
-        sequence = self._calls.sequence_of(request)
-
-        def report(after_s: int, share: float) -> None:
-            if sequence is not None:
-                self._calls.report_nowait(survival_of(sequence, after_s, share))
-
-        return report
+        return self._calls.survival_report(request)
 
     def _on_end(self, request: int, ended: Ended) -> None:
         edit, version = None, None
@@ -119,7 +110,7 @@ class EditRunner:
             found = ended.end.edit
             edit, version = LineEdit(found.first_line, found.line_count, found.text), found.document_version
         reason = NO_NEXT_EDITS if ended.error is not None and _writes_none(ended.error) else ended.reason
-        self._carry_out(self._policy.ended(request, reason, _now_ms(), edit, version, ended.retry_after_ms))
+        self._carry_out(self._policy.ended(request, reason, now_ms(), edit, version, ended.retry_after_ms))
 
     def _carry_out(self, decisions: Iterable[EditDecision]) -> None:
         for decision in decisions:
@@ -131,37 +122,22 @@ class EditRunner:
                 case ShowEdit() | Hide():
                     self._shown = decision if isinstance(decision, ShowEdit) else None
                 case Report():
-                    self._report(decision)
+                    self._calls.report_nowait(decision)
                 case Wait(until_ms):
-                    self._wait(until_ms)
+                    self._timer.set(until_ms)
         self._editor.on_edits_settled()
 
     def _send(self, request: int) -> None:
         message = self._editor.make_edit_request()
         if message is None:
-            self._carry_out(self._policy.ended(request, "stop", _now_ms()))
+            self._carry_out(self._policy.ended(request, "stop", now_ms()))
         elif not self._calls.send_nowait(request, message, self._timeout_s):
-            self._carry_out(self._policy.ended(request, "error", _now_ms()))
-
-    def _report(self, report: Report) -> None:
-        if sequence := self._calls.sequence_of(report.request):
-            self._calls.report_nowait(feedback_of(report, sequence))
-
-    def _wait(self, until_ms: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        delay_s = max(0.0, until_ms - _now_ms()) / _MS_PER_S
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+            self._carry_out(self._policy.ended(request, "error", now_ms()))
 
     def _tick(self) -> None:
-        self._timer = None
-        self._carry_out(self._policy.tick(_now_ms()))
+        self._carry_out(self._policy.tick(now_ms()))
 
 
 def _writes_none(error: ServiceError) -> bool:
     is_mode_unknown = isinstance(error, InvalidArgumentError) and any(each.field == "mode" for each in error.violations)
     return error.reason == _NO_NEXT_EDITS or is_mode_unknown
-
-
-def _now_ms() -> float:
-    return asyncio.get_running_loop().time() * _MS_PER_S

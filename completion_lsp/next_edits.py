@@ -17,6 +17,7 @@ from completion_lsp.positions import raw_length, unix_lines
 from completion_lsp.requests import edit_request_of
 from completion_lsp.settings import Settings
 from completion_lsp.survival import Survival
+from completion_lsp.timer import now_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,7 @@ class NextEdits:
     def opened(self, document: Document) -> None:
         """Take a document whose edits are sent from now on."""
         if self._allows(document):
-            at_ms = asyncio.get_running_loop().time() * 1000
-            self._recent.update(document.uri, unix_lines(document.source), at_ms)
+            self._recent.update(document.uri, unix_lines(document.source), now_ms())
 
     def changed(self, document: Document, edits: Sequence[Edit]) -> None:
         """Take the edits that were made to a document."""

@@ -1,6 +1,5 @@
 """Runs the policy of `completion_client.editing`: tells it what happens and carries its decisions out."""
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -23,8 +22,8 @@ from completion_client.editing import (
     Wait,
 )
 from completion_lsp.calls import Calls, Ended
-from completion_lsp.requests import feedback_of, survival_of
 from completion_lsp.settings import Settings
+from completion_lsp.timer import Timer, now_ms
 
 _MS_PER_S = 1000
 _LEAST_DELAY_MS = 1
@@ -68,7 +67,7 @@ class PolicyRunner:
         self._timeout_ms = settings.timeout_ms
         self._calls = Calls(session, self._on_text, self._on_end)
         self._open: set[int] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer(self._tick)
         self._shown: Show | None = None
 
     @property
@@ -93,62 +92,55 @@ class PolicyRunner:
 
     def changed(self, text: Text, change: Change) -> None:
         """Tell the policy of a change."""
-        self._carry_out(self._policy.changed(text, change, _now_ms()))
+        self._carry_out(self._policy.changed(text, change, now_ms()))
 
     def moved(self, text: Text) -> None:
         """Tell the policy where the cursor is."""
-        self._carry_out(self._policy.moved(text, _now_ms()))
+        self._carry_out(self._policy.moved(text, now_ms()))
 
     def explicit(self, text: Text) -> None:
         """Tell the policy that the user asked."""
-        self._carry_out(self._policy.explicit(text, _now_ms()))
+        self._carry_out(self._policy.explicit(text, now_ms()))
 
     def accepted(self, request: int, text: Text, extent: Extent, inserted: str) -> None:
         """Tell the policy of an acceptance."""
-        self._carry_out(self._policy.accepted(request, text, extent, inserted, _now_ms()))
+        self._carry_out(self._policy.accepted(request, text, extent, inserted, now_ms()))
 
     def drawn(self, request: int) -> None:
         """Tell the policy that the editor shows a request's text."""
-        self._carry_out(self._policy.shown(request, _now_ms()))
+        self._carry_out(self._policy.shown(request, now_ms()))
 
     def left(self) -> None:
         """Tell the policy that the user looks elsewhere."""
-        self._carry_out(self._policy.left(_now_ms()))
+        self._carry_out(self._policy.left(now_ms()))
 
     def on_connected(self) -> None:
         """See LinkListener."""
-        self._carry_out(self._policy.back(_now_ms()))
+        self._carry_out(self._policy.back(now_ms()))
 
     def on_away(self) -> None:
         """See LinkListener."""
         self._calls.abandon_nowait()
         self._open.clear()
-        self._carry_out(self._policy.away(_now_ms()))
+        self._carry_out(self._policy.away(now_ms()))
 
     def stop(self) -> None:
         """Cancel what is open, for another runner to take over."""
         self.left()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.stop()
 
     def survival_report(self, request: int) -> Callable[[int, float], None]:
         """Return a function that reports how much of a request's text is there after so many seconds."""
-        sequence = self._calls.sequence_of(request)
-
-        def report(after_s: int, share: float) -> None:
-            if sequence is not None:
-                self._calls.report_nowait(survival_of(sequence, after_s, share))
-
-        return report
+        return self._calls.survival_report(request)
 
     def _on_text(self, number: int, text: str) -> None:
-        self._carry_out(self._policy.received(number, text, _now_ms()))
+        self._carry_out(self._policy.received(number, text, now_ms()))
 
     def _on_end(self, number: int, ended: Ended) -> None:
         self._open.discard(number)
         if ended.reason not in _WHOLE:
             self._editor.on_failed()
-        decisions = self._policy.ended(number, ended.reason, _now_ms(), retry_after_ms=ended.retry_after_ms)
+        decisions = self._policy.ended(number, ended.reason, now_ms(), retry_after_ms=ended.retry_after_ms)
         self._carry_out(decisions)
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
@@ -163,9 +155,9 @@ class PolicyRunner:
                 case Show() | Hide() as shown:
                     self._shown = shown if isinstance(shown, Show) else None
                 case Report() as report:
-                    self._report(report)
+                    self._calls.report_nowait(report)
                 case Wait(until_ms):
-                    self._wait(until_ms)
+                    self._timer.set(until_ms)
         self._editor.on_settled()
 
     def _send(self, ask: Ask) -> Iterable[Decision]:
@@ -175,23 +167,8 @@ class PolicyRunner:
             self._open.add(ask.request)
             return ()
         self._editor.on_failed()
-        return self._policy.ended(ask.request, "error", _now_ms())
-
-    def _report(self, report: Report) -> None:
-        if sequence := self._calls.sequence_of(report.request):
-            self._calls.report_nowait(feedback_of(report, sequence))
-
-    def _wait(self, until_ms: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        delay_s = max(0.0, until_ms - _now_ms()) / _MS_PER_S
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+        return self._policy.ended(ask.request, "error", now_ms())
 
     def _tick(self) -> None:
-        self._timer = None
         if self._editor.is_waiting():
-            self._carry_out(self._policy.tick(_now_ms()))
-
-
-def _now_ms() -> float:
-    return asyncio.get_running_loop().time() * _MS_PER_S
+            self._carry_out(self._policy.tick(now_ms()))
