@@ -8,8 +8,9 @@ from completion_server.core.request import Request
 
 NEAR_CHARACTERS = 32_768
 """Characters read left and right of the cursor; text further away is ignored."""
-_CHARACTERS_A_TOKEN = 2.5
-"""Characters of the region for each token that may be generated. Code has more, which leaves room for longer lines."""
+_BYTES_A_TOKEN = 2.5
+"""Bytes of the region for each token that may be generated. Code has more, which leaves room for longer lines; of other
+scripts than Latin, where a character is about a token, bytes count more than characters."""
 _BREAK = re.compile(r"(\r\n|\r|\n)")
 
 
@@ -87,7 +88,7 @@ def find_region(request: Request, reach: Reach, words: Sequence[str], num_tokens
     if not right or (own == 0 and len(request.prefix) > NEAR_CHARACTERS):
         return None  # the cursor's line alone is longer than what is read
     near = [*left[:-1], Line(left[-1].text + right[0].text, right[0].end), *right[1:]]
-    room = int(num_tokens * _CHARACTERS_A_TOKEN)
+    room = int(num_tokens * _BYTES_A_TOKEN)
     if not _is_usable(near[own], room, words):
         return None
     first, end = _grow(near, own, _asked_reach(request, reach), room, words)
@@ -108,15 +109,15 @@ def _grow(near: Sequence[Line], own: int, reach: Reach, room: int, words: Sequen
     lowest, highest = max(0, own - reach.above), min(len(near), end + reach.below)
     if not near[-1].text:
         highest = max(end, min(highest, len(near) - 1))  # there is no line behind the last line break
-    room -= len(near[own].text) + 1
+    room -= _size(near[own])
     while first > lowest or end < highest:
         if end < highest and _is_usable(near[end], room, words):
-            room -= len(near[end].text) + 1
+            room -= _size(near[end])
             end += 1
         else:
             highest = end
         if first > lowest and _is_usable(near[first - 1], room, words):
-            room -= len(near[first - 1].text) + 1
+            room -= _size(near[first - 1])
             first -= 1
         else:
             lowest = first
@@ -124,7 +125,11 @@ def _grow(near: Sequence[Line], own: int, reach: Reach, room: int, words: Sequen
 
 
 def _is_usable(line: Line, room: int, words: Sequence[str]) -> bool:
-    return len(line.text) < room and not any(word in line.text for word in words)
+    return _size(line) <= room and not any(word in line.text for word in words)
+
+
+def _size(line: Line) -> int:
+    return len(line.text.encode("utf-8", "surrogatepass")) + 1
 
 
 def _end_of(prefix: str) -> str:
