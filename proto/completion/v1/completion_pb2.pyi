@@ -337,7 +337,7 @@ class RecentEdit(_message.Message):
     """URI of the document that was changed."""
     diff: _builtins.str
     """The hunks of the change as a unified diff, each with its header "@@ -1,3 +1,3 @@", without the two lines of file
-    names.
+    names; at most 4,000 lines.
     """
     def __init__(
         self,

@@ -177,7 +177,7 @@ export interface RecentEdit {
   documentUri: string;
   /**
    * The hunks of the change as a unified diff, each with its header "@@ -1,3 +1,3 @@", without the two lines of file
-   * names.
+   * names; at most 4,000 lines.
    */
   diff: string;
 }
