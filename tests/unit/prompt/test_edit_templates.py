@@ -227,6 +227,16 @@ def test_a_region_has_the_lines_asked_for_that_the_model_can_repeat() -> None:
     assert find_region(request_at("x" * 100 + "‸"), Reach(3, 4), (), 30) is None
 
 
+def test_a_region_has_fewer_lines_of_a_script_with_a_token_a_character() -> None:
+    def num_lines(line: str) -> int:
+        region = find_region(request_at(f"{line}\n" * 20 + f"‸{line}\n" + f"{line}\n" * 20), Reach(20, 20), (), 60)
+        assert region is not None
+        return len(region.lines)
+
+    assert num_lines("abcde") == 25
+    assert num_lines("日本語の行") == 9
+
+
 def test_only_the_text_near_the_cursor_is_read() -> None:
     far = "far\n" * 20_000
     region = region_of(f"{far}a\n‸b\nc\n{far}", Reach(1, 1))
