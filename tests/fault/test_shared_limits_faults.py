@@ -41,7 +41,7 @@ async def running_replicas(redis_server: RedisServer, prefix: str) -> AsyncItera
         replicas = []
         for number in range(3):
             proxy = await stack.enter_async_context(FaultProxy(redis_server.address))
-            store = await stack.enter_async_context(running_store(proxy.address))
+            store = await stack.enter_async_context(running_store(proxy.address, timeout_ms=2_000))
             reports = LimitReports(store, lambda *names: ":".join((prefix, *names)))
             replicas.append(Replica(proxy, SharedLimits(reports, CLOCK, f"r{number}", 3)))
             task = asyncio.create_task(replicas[-1].shared.run())

@@ -17,7 +17,7 @@ ALICE = (("x-user-id", "alice"), ("x-tenant-id", "acme"))
 BOB = (("x-user-id", "bob"), ("x-tenant-id", "acme"))
 OTHER = (("x-user-id", "alice"), ("x-tenant-id", "other"))
 CACHED = ("cache.enabled=true", "cache.lookup_ms=1000", "engine.warm_up=false", "engine.heartbeat_s=0")
-"""Tests share their processors with others, so a lookup may take long."""
+"""Tests share their processors with others, so a lookup may take long, as any call of Redis."""
 _sequences = itertools.count()
 
 
@@ -33,7 +33,7 @@ def make_engine() -> Engine:
 
 def cached_config(redis: RedisServer | None = None, *overrides: str) -> Config:
     if redis is not None:
-        overrides = (f'redis.addresses=["{redis.address}"]', *overrides)
+        overrides = (f'redis.addresses=["{redis.address}"]', "redis.timeout_ms=10000", *overrides)
     return make_config(*CACHED, *overrides)
 
 

@@ -25,7 +25,7 @@ def new_prefix() -> str:
 async def running_store(address: str, **settings: Any) -> AsyncIterator[RedisStore]:
     """Run a store, and yield it when it is connected."""
     # A busy machine is no fault of Redis, so it gets more time than in service.
-    defaults = {"addresses": (address,), "key_prefix": new_prefix(), "retry_s": 0.05, "timeout_ms": 2_000}
+    defaults = {"addresses": (address,), "key_prefix": new_prefix(), "retry_s": 0.05, "timeout_ms": 10_000}
     settings = defaults | settings
     store = RedisStore(RedisSettings(**settings), MonotonicClock())
     task = asyncio.create_task(store.run())
