@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
+from completion_server.auth.principal import Principal
 from completion_server.core.request import Caller, tenant_key_of
 
 _IPV6_NETWORK_BITS = 64
@@ -23,10 +24,12 @@ class Identity:
     peer: str
     """Key of the peer's address: the IPv4 address, or the /64 network of an IPv6 address, since a host has many."""
     is_verified: bool = False
-    """Whether a trusted source, such as an authenticating proxy, gave the user's name."""
+    """Whether a verified credential or a trusted proxy gave the user's name."""
     traceparent: str = ""
     """The trace context of the call, not validated; "" for none."""
     tracestate: str = ""
+    principal: Principal | None = None
+    """The verified caller if authentication is on."""
 
     @property
     def named_owner(self) -> str | None:
