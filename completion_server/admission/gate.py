@@ -49,7 +49,7 @@ class AdmissionSettings:
     """Session streams of one tenant; 0 sets no limit."""
     max_sessions_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
     """Session streams from one address. 0 sets no limit. Unset: 256, or no limit with `trust_user_names`. Each open
-    editor needs one. Does not apply to a Unix socket."""
+    editor needs one. Does not apply to verified callers and Unix sockets."""
     first_request_s: Annotated[float, Above(0, DAY_S)] = 60.0
     """Time in which a new Session stream must send its first request; otherwise the server ends it."""
     session_idle_s: Annotated[float, Above(0, DAY_S)] = 300.0
@@ -88,7 +88,7 @@ class AdmissionSettings:
     users_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
     """The callers of one address together are guaranteed the limits of this many users. What exceeds them is shed only
     while the engine has no capacity to spare. 0 sets no limit. Unset: 2, or no limit with `trust_user_names`. Does not
-    apply to a Unix socket."""
+    apply to verified callers and Unix sockets."""
     require_user: bool = False
     """Whether every call must name its user in the metadata `x-user-id`."""
     trust_user_names: bool = False

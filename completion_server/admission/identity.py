@@ -42,6 +42,11 @@ class Identity:
         return tenant_key_of(self.tenant, self.peer, is_verified=self.is_verified)
 
     @property
+    def limited_peer(self) -> str:
+        """As `Caller.limited_peer`."""
+        return "" if self.is_verified else self.peer
+
+    @property
     def source(self) -> tuple[str, ...] | str:
         """Key of the sender in limits of refused bytes: the verified user, since users share a proxy's connection, else
         the connection.

@@ -96,8 +96,8 @@ class Quotas:
         excess = self._users.excess(caller.owner, now)
         if excess is None and self._tenants is not None:
             excess = self._tenants.excess(caller.tenant_key, now)
-        if excess is None and caller.peer:
-            excess = self._peers.excess(caller.peer, now, caller.peer)
+        if excess is None and (peer := caller.limited_peer):
+            excess = self._peers.excess(peer, now, peer)
         return excess
 
     def charge_request(self, caller: Caller, now: float, *, charges_peer: bool = True) -> None:
@@ -105,8 +105,8 @@ class Quotas:
         self._users.requests.charge(caller.owner, now)
         if self._tenants is not None:
             self._tenants.requests.charge(caller.tenant_key, now)
-        if caller.peer and charges_peer:
-            self._peers.requests.charge(caller.peer, now)
+        if charges_peer and (peer := caller.limited_peer):
+            self._peers.requests.charge(peer, now)
 
     def reserve(self, caller: Caller, num_tokens: int, now: float, *, charges_peer: bool = True) -> "Reservation":
         """Charge the expected tokens of a request; not to its address if it exceeds the limits of that."""
@@ -118,8 +118,8 @@ class Quotas:
         self._users.tokens.charge(caller.owner, now, num_tokens)
         if self._tenants is not None:
             self._tenants.tokens.charge(caller.tenant_key, now, num_tokens)
-        if caller.peer and charges_peer:
-            self._peers.tokens.charge(caller.peer, now, num_tokens)
+        if charges_peer and (peer := caller.limited_peer):
+            self._peers.tokens.charge(peer, now, num_tokens)
 
 
 class Reservation:

@@ -19,9 +19,10 @@ class ReceiveTurns:
 
     def of(self, identity: Identity) -> AbstractAsyncContextManager[None]:
         """Return the context in which a message may be received. Verified users and Unix sockets need no turn."""
-        if not identity.peer or identity.is_verified:
+        peer = identity.limited_peer
+        if not peer:
             return nullcontext()
-        turns = self._turns.get(identity.peer)
+        turns = self._turns.get(peer)
         if turns is None:
-            turns = self._turns[identity.peer] = asyncio.Semaphore(_MAX_RECEIVING)
+            turns = self._turns[peer] = asyncio.Semaphore(_MAX_RECEIVING)
         return turns

@@ -92,6 +92,11 @@ class Caller:
         return tenant_key_of(self.tenant, self.peer, is_verified=self.is_verified)
 
     @property
+    def limited_peer(self) -> str:
+        """Key of the address whose limits count: "" for a verified caller, who may share it with a whole company."""
+        return "" if self.is_verified else self.peer
+
+    @property
     def is_known_everywhere(self) -> bool:
         """Whether `owner` means the same caller on every replica.
 

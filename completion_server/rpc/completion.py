@@ -118,7 +118,7 @@ class CompletionServicer:
         try:
             identity = await self._intake.enter(context)
             self._service.gate.check_user(identity.user)
-            permit = self._service.gate.enter_session(identity.named_owner, identity.peer, identity.tenant_key)
+            permit = self._service.gate.enter_session(identity.named_owner, identity.limited_peer, identity.tenant_key)
         except CompletionError as error:
             self._service.emit(RequestRefused(error))
             await abort(context, error)

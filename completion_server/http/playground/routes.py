@@ -46,7 +46,7 @@ def playground_routes(parts: PlaygroundParts, server: ServerSettings, *, trusts_
         try:
             identity = identity_of(headers, client, parts.limits, trusts_names=trusts_names)
             service.gate.check_user(identity.user)
-            permit = service.gate.enter_session(identity.named_owner, identity.peer, identity.tenant_key)
+            permit = service.gate.enter_session(identity.named_owner, identity.limited_peer, identity.tenant_key)
         except CompletionError as error:
             service.emit(RequestRefused(error))
             await socket.close(_TRY_LATER, error.message[:100])

@@ -182,6 +182,14 @@ def test_an_address_has_no_limit_if_names_are_trusted() -> None:
     assert num_allowed(quotas, [caller(f"user-{number}") for number in range(1000)]) == 1000
 
 
+def test_verified_callers_share_an_address_without_its_limits() -> None:
+    quotas = Quotas(LIMITS)
+    callers = [Caller(f"user {number}", "s", "acme", "10.0.0.7:1", "10.0.0.7", is_verified=True) for number in range(9)]
+
+    assert num_allowed(quotas, callers) == 9 * LIMITS.user_burst
+    assert take(quotas, caller("unverified"), 0.0) is None
+
+
 def test_the_wait_is_bounded_however_many_tokens_were_computed() -> None:
     quotas = Quotas(SETTINGS)
     quotas.charge_tokens(caller("alice"), 10**9, 0.0)
