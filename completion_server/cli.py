@@ -71,6 +71,7 @@ for _name, _target, _short_help in (
         "completion_server.client.operator_commands:drain",
         "Let a server finish its accepted requests, then stop it.",
     ),
+    ("keys", "completion_server.key_commands:keys", "Give out, list and revoke API keys."),
     ("playground", "completion_server.client.playground_command:playground", "Open a server's page in the browser."),
     (
         "profile",

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.settings import LimitSettings, ServerSettings
+from completion_server.auth.settings import AuthSettings
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import NGRAM
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
@@ -48,6 +49,7 @@ class Config:
     server: ServerSettings = ServerSettings()
     limits: LimitSettings = LimitSettings()
     admission: AdmissionSettings = AdmissionSettings()
+    auth: AuthSettings = AuthSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     shed: ShedSettings = ShedSettings()
     prompt: PromptSettings = PromptSettings()
@@ -105,6 +107,8 @@ def _check_across(config: Config) -> None:
     slots, seqs = config.scheduling.max_slots, config.engine.max_num_seqs
     if config.traces.endpoint and "otlp_traces_endpoint" in config.engine.vllm:
         raise ConfigError("engine.vllm.otlp_traces_endpoint: must not be set beside traces.endpoint, which sets it")
+    if config.auth.takes_certificates and not config.server.tls.client_ca:
+        raise ConfigError("auth.certificate_user: needs server.tls.client_ca, which verifies the certificates")
     if slots > seqs:
         msg = f"scheduling.max_slots: must be at most engine.max_num_seqs ({seqs}), got {slots}"
         raise ConfigError(msg)
@@ -171,10 +175,13 @@ def _validate(tree: Mapping[str, Any]) -> Config:
         raise ConfigError("\n".join(lines)) from error
 
 
-_FILES = frozenset(
-    ("certificate", "key", "client_ca", "ca", "password_file", "sentinel_password_file", "secret_file", "headers_file")
-)
+_FILES = frozenset((
+    "certificate", "key", "client_ca", "ca", "password_file", "sentinel_password_file", "secret_file", "headers_file",
+    "jwks_file", "crl_file",
+))  # fmt: skip
 """Keys whose values are paths of files, in any section."""
+_FILES_TO_COME = frozenset(("keys_file",))
+"""Keys whose values are paths of files that may not exist yet."""
 
 
 def _resolve_paths(config: Config, base: Path) -> Config:
@@ -198,6 +205,8 @@ def _resolve_files(section: Section, base: Path, prefix: str) -> Section:
             changes[field.name] = _resolve_files(value, base, f"{prefix}{field.name}.")
         elif field.name in _FILES:
             changes[field.name] = _file(f"{prefix}{field.name}", value, base)
+        elif field.name in _FILES_TO_COME and value:
+            changes[field.name] = str((base / Path(value).expanduser()).resolve())
     return dataclasses.replace(section, **changes) if changes else section
 
 

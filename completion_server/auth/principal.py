@@ -38,9 +38,13 @@ class Principal:
     kind: str
     """How it was verified: "key", "token" or "certificate"."""
     credential: str
-    """Names the credential in logs and the audit log: the id of a key, a token's or a certificate's serial. No secret."""
+    """Names the credential in logs and the audit log: the id of a key or of a token, or a certificate's serial
+    number in hexadecimal digits. No secret."""
     expires_at: float = math.inf
     """Unix time in seconds at which it ends; infinite for none."""
+    fingerprint: str = ""
+    """Hash of what `credential` leaves open: of a key's secret, of the issuer's key that signed a token, or of the name
+    of a certificate's authority. No secret."""
 
 
 class Authenticator(Protocol):

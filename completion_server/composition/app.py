@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from completion_server import __version__
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.composition.authentication import make_authenticator
 from completion_server.composition.checks import warn_of_exposure
 from completion_server.composition.http_listener import build_http
 from completion_server.composition.models import check_fits, load_edits, load_prompts
@@ -88,6 +89,10 @@ class App:
         """Build the parts that need no engine. vLLM's own metrics are in the process's one REGISTRY.
 
         `start_times` keeps how long the engine's last start took; `shutdown` limits the time of the stop.
+
+        Raises:
+            ConfigError: a file that callers are verified against can't be used.
+
         """
         self._config = config
         self._clock = clock or MonotonicClock()
@@ -105,6 +110,7 @@ class App:
         self._playground = Playground(config, self._engine, self._speculation, self._clock)
         heard = self._playground.heard_by(self._metrics.handle)
         self._emit: Emit = self._tracing.heard_by(heard)  # the one place that decides who hears events
+        self._authenticator = make_authenticator(config.auth, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
         self._http: HttpListener | None = None
@@ -217,13 +223,15 @@ class App:
                 shared = group.create_task(self._shared.run(), name="shared state")
                 await self._shared.wait_connected()
                 watch = group.create_task(self._engine.run(), name="engine supervisor")
-                loop_lag = group.create_task(self._loop_lag.run(), name="loop lag")
+                tasks = [runner, shared, watch, group.create_task(self._loop_lag.run(), name="loop lag")]
+                if self._authenticator is not None:
+                    tasks.append(group.create_task(self._authenticator.run(), name="authentication"))
                 await asyncio.sleep(0)
                 on_ready()
                 await self._drain_requested.wait()
                 await self._drain(service, public, servicer)
                 self._shutdown.begin("ending the server's tasks")
-                for task in (watch, loop_lag, shared, runner):
+                for task in reversed(tasks):
                     task.cancel()
 
     async def _drain(self, service: Service, public: Listener, servicer: CompletionServicer) -> None:

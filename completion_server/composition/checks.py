@@ -9,6 +9,7 @@ from collections.abc import MutableMapping
 from importlib.util import find_spec
 from typing import Any
 
+from completion_server.composition.authentication import make_authenticator
 from completion_server.composition.models import check_hub, prompt_budget, require_model
 from completion_server.config import Config
 from completion_server.core import descriptors
@@ -42,6 +43,7 @@ def check(config: Config, environ: MutableMapping[str, str]) -> dict[str, Any]:
     }
     descriptors.check_limits(limits)
     check_tls(config.server)
+    make_authenticator(config.auth)
     check_usable(config.traces, environ)
     check_hub(config.engine, environ)
     prompt_budget(config)

@@ -47,7 +47,11 @@ class Monitoring:
         self._registry = registry
         model, draft_model = (model_name(name) for name in (config.engine.model, config.engine.draft_model))
         self.metrics = Metrics(
-            registry, budget_s=config.shed.budget_ms / 1000, model=model, tenants=config.metrics.tenants
+            registry,
+            budget_s=config.shed.budget_ms / 1000,
+            model=model,
+            tenants=config.metrics.tenants,
+            is_authenticating=config.auth.is_on,
         )
         self._page = LabelledRegistry(registry, {"region": config.server.region})
         expiry = "When the listener's certificate in use expires, in Unix time."

@@ -196,6 +196,24 @@ class CacheReplied:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class CredentialsChecked:
+    """The credentials of a call were checked."""
+
+    kind: str
+    """"key", "token" or "certificate"; "none" if nothing was presented."""
+    result: str
+    """"accepted", or why they were refused: see `auth.refusal.Result`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialSourceFailed:
+    """What credentials are checked against could not be read or fetched again; the last good content stays in use."""
+
+    source: str
+    """Its configuration key."""
+
+
 Event = (
     RequestEnded
     | RequestRefused
@@ -212,6 +230,8 @@ Event = (
     | CacheHit
     | CacheMiss
     | CacheReplied
+    | CredentialsChecked
+    | CredentialSourceFailed
 )
 Emit = Callable[[Event], None]
 """Receives an event. Must neither wait nor raise."""

@@ -14,6 +14,7 @@ from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason,
 from completion_server.core.request import Request, Trigger
 from completion_server.core.trace_context import TraceContext
 from completion_server.speculation.figures import SpeculationTotals
+from completion_server.telemetry.authentication import AuthenticationMetrics
 from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics
 from completion_server.telemetry.tenants import TenantMetrics
 
@@ -47,7 +48,13 @@ class Metrics:
     """Counts and times requests from events."""
 
     def __init__(
-        self, registry: CollectorRegistry, *, budget_s: float = 0.2, model: str = "", tenants: Sequence[str] = ()
+        self,
+        registry: CollectorRegistry,
+        *,
+        budget_s: float = 0.2,
+        model: str = "",
+        tenants: Sequence[str] = (),
+        is_authenticating: bool = False,
     ) -> None:
         """Register the metrics; those by tenant for `tenants`.
 
@@ -78,6 +85,7 @@ class Metrics:
         self._stalls = make.counter("engine_stalls", "Pauses of the engine that are no samples of its latency.")
         self.cache = CacheMetrics(make)
         self._by_tenant = TenantMetrics(tenants, registry)
+        self._authentication = AuthenticationMetrics(registry, is_on=is_authenticating)
         # Looking up a series by its labels costs more than counting, and happens twenty times for each request.
         self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
         self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
@@ -112,6 +120,8 @@ class Metrics:
             events.CacheHit: self.cache.hit,
             events.CacheMiss: self.cache.missed,
             events.CacheReplied: self.cache.replied,
+            events.CredentialsChecked: self._authentication.checked,
+            events.CredentialSourceFailed: self._authentication.failed,
             events.FeedbackReported: self._feedback_reported,
             events.FeedbackRefused: lambda _event: self._feedback.labels("refused").inc(),
         }
