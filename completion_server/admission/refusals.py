@@ -43,9 +43,14 @@ class Refusals:
             self._peer_budget.charge(identity.peer, num_bytes, now)
 
     def over_budget(self, identity: Identity) -> TooManyRefusalsError | None:
-        """Return the error to refuse a caller with if it is over its budget, else None."""
+        """Return the error to refuse a caller with if it is over its budget, else None.
+
+        What strangers at its address have sent does not count against a verified user.
+        """
         now = self._now()
-        wait_s = max(self._budget.wait_s(identity.source, now), self._peer_budget.wait_s(identity.peer, now))
+        wait_s = self._budget.wait_s(identity.source, now)
+        if not identity.is_verified:
+            wait_s = max(wait_s, self._peer_budget.wait_s(identity.peer, now))
         if not wait_s:
             return None
         msg = "too many bytes of this connection or address were refused (admission.refused_bytes_per_s)"

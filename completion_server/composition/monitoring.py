@@ -13,6 +13,7 @@ from completion_server.admission.gate import Readiness
 from completion_server.composition.shared_state import SharedState, replica_id
 from completion_server.config import Config
 from completion_server.core.addresses import split_address
+from completion_server.core.certificates import CertificateFiles
 from completion_server.core.clock import Clock
 from completion_server.core.errors import ConfigError
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
@@ -52,17 +53,21 @@ class Monitoring:
         self._page = LabelledRegistry(registry, {"region": config.server.region})
         expiry = "When the listener's certificate in use expires, in Unix time."
         name = "completion_tls_certificate_not_after_timestamp_seconds"
-        self._certificates = Gauge(name, expiry, ["listener"], registry=registry)
+        self._expiries = Gauge(name, expiry, ["listener"], registry=registry)
+        failed = "1 while the listener's files have changed to what can't be used, and the certificate before stays."
+        name = "completion_tls_certificate_reload_failed"
+        self._failed_reloads = Gauge(name, failed, ["listener"], registry=registry)
         add_build_info(registry, __version__, model, draft_model)
 
     def render(self, names: Sequence[str] = ()) -> str:
         """Return the metrics with these names as their page shows them, all without names. Safe in any thread."""
         return render(self._page, names)
 
-    def add_certificate(self, listener: str, expires_s: float | None) -> None:
-        """Show when the certificate of a listener expires, in Unix seconds; None for a listener without TLS."""
-        if expires_s is not None:
-            self._certificates.labels(listener).set(expires_s)
+    def add_certificate(self, listener: str, certificate: CertificateFiles | None) -> None:
+        """Show when the certificate of a listener expires, and whether it could be renewed; None without TLS."""
+        if certificate is not None:
+            self._expiries.labels(listener).set_function(lambda: certificate.current.expires_at)
+            self._failed_reloads.labels(listener).set_function(lambda: certificate.has_failed)
 
     def start(self, parts: WatchedParts, stack: contextlib.AsyncExitStack) -> str:
         """Serve until `stack` is closed; return the HTTP server's address, "" if it is switched off.
