@@ -153,11 +153,10 @@ class App:
             admin = self._build_admin(service, prompts)
             await self._health.set(is_serving=False)
             stack.push_async_callback(self._stop_engine)
-            for name, listener in (("public", public), ("admin", admin)):
-                if listener is not None:
-                    await listener.server.start()
-                    stack.push_async_callback(listener.server.stop, _CLOSE_S)
-                    self._monitoring.add_certificate(name, listener.certificate)
+            self._monitoring.add_certificates(certificates)
+            for listener in filter(None, (public, admin)):
+                await listener.server.start()
+                stack.push_async_callback(listener.server.stop, _CLOSE_S)
             page = self._playground.routes(service, public.address)
             self._http = build_http(
                 config, service, self._engine, self._tracing.begin_trace, certificates.get("public"), page

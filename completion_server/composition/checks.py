@@ -1,7 +1,8 @@
 """The checks of a configuration that need this machine, the model's files or vLLM: those of `serve` and `check-config`.
 
 They come in the order of their cost, and import what is heavy only when they need it. Listeners that other machines can
-reach need TLS and authentication, or `server.insecure` and a warning; other connections without protection are warned of.
+reach need TLS and authentication, or `server.insecure` and a warning. Other connections without protection are warned
+of.
 """
 
 import logging

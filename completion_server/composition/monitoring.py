@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -63,11 +64,11 @@ class Monitoring:
         """Return the metrics with these names as their page shows them, all without names. Safe in any thread."""
         return render(self._page, names)
 
-    def add_certificate(self, listener: str, certificate: CertificateFiles | None) -> None:
-        """Show when the certificate of a listener expires, and whether it could be renewed; None without TLS."""
-        if certificate is not None:
-            self._expiries.labels(listener).set_function(lambda: certificate.current.expires_at)
-            self._failed_reloads.labels(listener).set_function(lambda: certificate.has_failed)
+    def add_certificates(self, certificates: Mapping[str, CertificateFiles]) -> None:
+        """Show when the certificates of listeners expire, by listener, and whether they could be read again."""
+        for listener, files in certificates.items():
+            self._expiries.labels(listener).set_function(partial(_expiry_of, files))
+            self._failed_reloads.labels(listener).set_function(partial(_failure_of, files))
 
     def start(self, parts: WatchedParts, stack: contextlib.AsyncExitStack) -> str:
         """Serve until `stack` is closed; return the HTTP server's address, "" if it is switched off.
@@ -95,6 +96,14 @@ class Monitoring:
             raise ConfigError(msg) from error
         stack.callback(server.stop)
         return f"{address.rpartition(':')[0]}:{server.port}"
+
+
+def _expiry_of(files: CertificateFiles) -> float:
+    return files.current.expires_at
+
+
+def _failure_of(files: CertificateFiles) -> float:
+    return float(files.has_failed)
 
 
 def _snapshot(parts: WatchedParts) -> Snapshot:

@@ -97,8 +97,8 @@ class CertificateFiles:
 
 
 async def watch(files: Sequence[CertificateFiles]) -> None:
-    """Look at the files again and again, beside the event loop."""
-    while True:
+    """Look at the files again and again, beside the event loop. Ends at once if there are none."""
+    while files:
         await asyncio.sleep(LOOK_EVERY_S)
         for each in files:
             await asyncio.to_thread(each.look)

@@ -55,8 +55,6 @@ class Listener:
 
     server: grpc.aio.Server
     address: str
-    certificate: CertificateFiles | None
-    """None without TLS."""
 
 
 def build_public_server(
@@ -107,13 +105,12 @@ def _finish(
 ) -> Listener:
     reflected = service if settings.reflection else None
     add_standard_services(server, health.servicer, settings.receive_timeout_s, reflected)
-    used = None if is_unix_socket(address) else certificate
-    return Listener(server, _bind(server, address, key, used), used)
+    return Listener(server, _bind(server, address, key, certificate))
 
 
 def _bind(server: grpc.aio.Server, address: str, key: str, certificate: CertificateFiles | None) -> str:
     try:
-        if certificate is None:
+        if certificate is None or is_unix_socket(address):
             port = server.add_insecure_port(address)
         else:
             port = server.add_secure_port(address, credentials(certificate))

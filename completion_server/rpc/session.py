@@ -156,11 +156,7 @@ class SessionCall:
         began_at = self._service.now()
         message = self._intake.decode_session(data)
         if isinstance(message, Malformed):
-            await self._outbox.reserve()
-            if self._is_new(message.sequence):
-                self._end_refused(message.sequence, _inside_complete(message.error), len(data))
-            else:
-                self._refuse(message.sequence, message.error, len(data))
+            await self._refuse_malformed(message, len(data))
             return
         if self._verified is not None and not await self._may_go_on(self._verified, message.authorization):
             return
@@ -243,6 +239,13 @@ class SessionCall:
             self._charge(num_bytes)
             refused = _around(error, "feedback") if isinstance(error, InvalidRequestError) else error
             self._outbox.write_nowait(convert.refusal_of(message.sequence, refused))
+
+    async def _refuse_malformed(self, message: Malformed, num_bytes: int) -> None:
+        await self._outbox.reserve()
+        if self._is_new(message.sequence):
+            self._end_refused(message.sequence, _inside_complete(message.error), num_bytes)
+        else:
+            self._refuse(message.sequence, message.error, num_bytes)
 
     def _refuse(self, sequence: int, error: InvalidRequestError, num_bytes: int) -> None:
         """Refuse a message that begins no request. Needs a reserved place."""
