@@ -43,7 +43,7 @@ class StreamTimes:
 
 
 class VerifiedCaller:
-    """The caller of one stream while authentication is on. Its token may expire or be revoked before the stream ends."""
+    """The caller of one stream while authentication is on; its token may expire or be revoked meanwhile."""
 
     def __init__(
         self, callers: Callers, identity: Identity, principal: Principal, wall_s: Callable[[], float] = time.time
