@@ -113,10 +113,10 @@ OPEN = "0.0.0.0:50051"
         ((), "127.0.0.1:50051", ""),
         (
             (), OPEN,
-            r"server\.insecure: server\.listen: other machines can reach 0\.0\.0\.0:50051, and it lacks TLS \(server\.tls\) "
-            r"and authentication \(\[auth\]\): others can read what is typed or claim to be any user",
+            r"server\.insecure: server\.listen: other machines can reach 0\.0\.0\.0:50051, and it lacks TLS "
+            r"\(server\.tls\) and authentication \(\[auth\]\): others can read what is typed or claim to be any user",
         ),
-        (("server.http_listen=0.0.0.0:1",), "127.0.0.1:50051", "server.http_listen: other machines can reach 0.0.0.0:1"),
+        (("server.http_listen=0.0.0.0:1",), "127.0.0.1:50051", "server.http_listen: other machines can reach 0"),
         (("server.metrics_listen=0.0.0.0:1",), "127.0.0.1:50051", "server.metrics_listen: listening on 0.0.0.0:1"),
         (('redis.addresses=["127.0.0.1:6379"]',), "127.0.0.1:50051", ""),
         (REMOTE, "127.0.0.1:50051", "redis.tls: off"),
