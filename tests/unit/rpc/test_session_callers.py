@@ -45,8 +45,9 @@ def test_a_silent_stream_whose_key_is_revoked_ends_soon_and_its_request_with_it(
     async def scenario(running: RunningService) -> None:
         loop, known, caller = asyncio.get_running_loop(), KnownCallers(), Connected()
         stream = open_stream(running, caller, known, AGAIN)
-        caller.ask(1, max_tokens=100_000)
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(9.5)
+        caller.ask(1, max_tokens=100)  # a second's worth
+        await asyncio.sleep(0.1)
         known.ended.add(AGAIN.credential)
         revoked_at = loop.time()
         failure = await stream.end()
