@@ -57,13 +57,15 @@ def _config_options(command: Callable[..., None]) -> Callable[..., None]:
     command = click.option(
         "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key; may be repeated."
     )(command)
+    insecure = "Let other machines reach listeners without TLS or authentication (server.insecure)."
+    command = click.option("--insecure", is_flag=True, help=insecure)(command)
     return click.option("--config", "-c", type=path, help="TOML file; environment and --set go over it.")(command)
 
 
 @click.command()
 @_config_options
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as JSON.")
-def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
+def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_json: bool) -> None:
     """Run a server until SIGTERM or Ctrl-C, which lets accepted requests finish; a second one ends it at once.
 
     \b
@@ -73,7 +75,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
         COMPLETION_SERVER__ENGINE__NUM_SPECULATIVE_TOKENS=0 completion-server serve --config server.toml
     """
     began_at = time.monotonic()
-    loaded = _load(config, overrides)
+    loaded = _load(config, overrides, insecure=insecure)
     logs.configure(loaded.log)
     safe_logging.install()
     start_times = StartTimes(_start_times_path(os.environ))
@@ -111,7 +113,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
 @click.command("check-config")
 @_config_options
 @click.option("--json", "as_json", is_flag=True, help="Print the whole configuration as JSON.")
-def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
+def check_config(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_json: bool) -> None:
     """Check whether a configuration can be used, without loading a model. Exit status 0 if so, 2 if not.
 
     `serve` makes the same checks in the same order at its start, and logs the same warnings. The output names what only
@@ -121,7 +123,7 @@ def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool)
     Example:
         completion-server check-config --config deploy/local/server.toml
     """
-    loaded = _load(config, overrides)
+    loaded = _load(config, overrides, insecure=insecure)
     with _printed_warnings():
         try:
             args = check(loaded, os.environ)
@@ -226,9 +228,9 @@ def _end_at_once(status: int) -> None:
     os._exit(status)
 
 
-def _load(path: Path | None, overrides: tuple[str, ...]) -> Config:
+def _load(path: Path | None, overrides: tuple[str, ...], *, insecure: bool) -> Config:
     try:
-        return load_config(path, overrides, os.environ)
+        return load_config(path, (*overrides, *(("server.insecure=true",) if insecure else ())), os.environ)
     except ConfigError as error:
         _fail(str(error))
         raise AssertionError from error

@@ -43,7 +43,10 @@ class Refusals:
             self._peer_budget.charge(peer, num_bytes, now)
 
     def over_budget(self, identity: Identity) -> TooManyRefusalsError | None:
-        """Return the error to refuse a caller with if it is over its budget, else None."""
+        """Return the error to refuse a caller with if it is over its budget, else None.
+
+        What strangers at its address have sent does not count against a verified user.
+        """
         now = self._now()
         wait_s = self._budget.wait_s(identity.source, now)
         if peer := identity.limited_peer:

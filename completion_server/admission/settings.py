@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from completion_server.core.addresses import is_loopback, is_unix_socket, split_address
+from completion_server.core.addresses import is_unix_socket, split_address
 from completion_server.core.checks import DAY_S, Above, Between, require_bounds
 
 MIB = 1024 * 1024
@@ -46,7 +46,8 @@ class ServerSettings:
     listen: str = "127.0.0.1:50051"
     """HOST:PORT, or unix:PATH; port 0 takes a free one."""
     admin_listen: str = "127.0.0.1:50052"
-    """AdminService's own listener; keep it on loopback or behind mutual TLS. "" switches it off."""
+    """AdminService's own listener; keep it on loopback. Elsewhere it needs `server.admin_tls`, and authentication or
+    client certificates. "" switches it off."""
     metrics_listen: str = "127.0.0.1:9464"
     """HTTP: Prometheus metrics at /metrics, health at /healthz (the process runs) and /readyz (the server accepts
     requests). "" switches it off."""
@@ -64,6 +65,10 @@ class ServerSettings:
     and needs no client certificate. A proxy on this machine may pass that right on to all its callers."""
     tls: TlsSettings = TlsSettings()
     admin_tls: TlsSettings = TlsSettings()
+    insecure: bool = False
+    """Whether other machines may reach `listen`, `http_listen` and `admin_listen` although they lack TLS or
+    authentication; else the server refuses to start then. For a network in which only a proxy that authenticates
+    callers reaches this server. `serve --insecure` sets it."""
     region: str = ""
     """Name of the region that this server is in, such as us-east: lower-case letters, digits and, between them, "-",
     at most 32 characters. Status, metrics and traces show it."""
@@ -108,9 +113,6 @@ class ServerSettings:
         _check_address("listen", self.listen)
         if self.admin_listen:
             _check_address("admin_listen", self.admin_listen)
-            if not is_loopback(self.admin_listen) and not self.admin_tls.client_ca:
-                msg = f"admin_listen: {self.admin_listen} is not loopback; that needs server.admin_tls.client_ca"
-                raise ValueError(msg)
         if self.metrics_listen:
             _check_address("metrics_listen", self.metrics_listen, takes_unix_sockets=False)
         if self.http_listen:

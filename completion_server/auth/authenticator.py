@@ -22,7 +22,7 @@ POLL_S = 0.5
 NO_KIND = "none"
 
 
-class Callers:
+class CredentialVerifier:
     """Verifies callers, as `Authenticator` asks for."""
 
     def __init__(

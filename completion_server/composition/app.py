@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from completion_server import __version__
+from completion_server.admission.callers import Callers
+from completion_server.admission.entrance import Entrance
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.admission.refusals import Refusals, refusal_budgets
+from completion_server.auth.principal import Authenticator
 from completion_server.composition.authentication import make_authenticator
 from completion_server.composition.checks import warn_of_exposure
 from completion_server.composition.http_listener import build_http
@@ -25,6 +29,7 @@ from completion_server.composition.samples import make_samples
 from completion_server.composition.shared_state import SharedState
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config
+from completion_server.core.certificates import CertificateFiles, watch
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import CutShortError
 from completion_server.core.events import Emit
@@ -37,6 +42,7 @@ from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.edits.builder import EditPrompts
 from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
+from completion_server.rpc.listening import load_certificates
 from completion_server.rpc.server import (
     HealthReporter,
     Listener,
@@ -85,10 +91,12 @@ class App:
         registry: CollectorRegistry = REGISTRY,
         start_times: StartTimes | None = None,
         shutdown: Shutdown | None = None,
+        authenticator: Authenticator | None = None,
     ) -> None:
         """Build the parts that need no engine. vLLM's own metrics are in the process's one REGISTRY.
 
         `start_times` keeps how long the engine's last start took; `shutdown` limits the time of the stop.
+        `authenticator` verifies callers instead of the configured one.
 
         Raises:
             ConfigError: a file that callers are verified against can't be used.
@@ -113,6 +121,8 @@ class App:
         self._authenticator = make_authenticator(config.auth, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
+        self._entrance = Entrance(config.admission, config.limits, authenticator or self._authenticator)
+        self._certificates: dict[str, CertificateFiles] = {}
         self._http: HttpListener | None = None
         self._service: Service | None = None
         """None until the prompts are loaded."""
@@ -125,7 +135,7 @@ class App:
         """Start, serve until told to drain, drain and stop.
 
         Raises:
-            ConfigError: an address can't be used, or the prompt does not fit the model.
+            ConfigError: an address or a certificate can't be used, or the prompt does not fit the model.
             EngineDeadError: the engine did not start.
 
         """
@@ -133,6 +143,7 @@ class App:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._tracing.aclose)
             self._tracing.start()
+            certificates = self._certificates = load_certificates(config.server)
             watched = WatchedParts(self._engine, self._speculation, self._shared, lambda: self._service)
             metrics_address = self._monitoring.start(watched, stack)
             prompts = await asyncio.to_thread(load_prompts, config)
@@ -142,17 +153,20 @@ class App:
             service = self._service = self._assemble(prompts, edits)
             self._shared.serve(service)
             servicer = self._make_servicer(service)
-            public = build_public_server(config.server, config.limits, servicer, self._health)
+            public = build_public_server(
+                config.server, config.limits, servicer, self._health, certificates.get("public")
+            )
             admin = self._build_admin(service, prompts)
             await self._health.set(is_serving=False)
             stack.push_async_callback(self._stop_engine)
-            for name, listener in (("public", public), ("admin", admin)):
-                if listener is not None:
-                    await listener.server.start()
-                    stack.push_async_callback(listener.server.stop, _CLOSE_S)
-                    self._monitoring.add_certificate(name, listener.certificate_expires_s)
+            self._monitoring.add_certificates(certificates)
+            for listener in filter(None, (public, admin)):
+                await listener.server.start()
+                stack.push_async_callback(listener.server.stop, _CLOSE_S)
             page = self._playground.routes(service, public.address)
-            self._http = build_http(config, service, self._engine, self._tracing.begin_trace, page)
+            self._http = build_http(
+                config, service, self._engine, self._tracing.begin_trace, certificates.get("public"), page
+            )
             if self._http is not None:
                 stack.push_async_callback(self._playground.aclose)
                 self._http.start()
@@ -222,8 +236,10 @@ class App:
                 runner = group.create_task(service.runner.run(), name="runner")
                 shared = group.create_task(self._shared.run(), name="shared state")
                 await self._shared.wait_connected()
-                watch = group.create_task(self._engine.run(), name="engine supervisor")
-                tasks = [runner, shared, watch, group.create_task(self._loop_lag.run(), name="loop lag")]
+                engine = group.create_task(self._engine.run(), name="engine supervisor")
+                tasks = [runner, shared, engine, group.create_task(self._loop_lag.run(), name="loop lag")]
+                certificates = tuple(self._certificates.values())
+                tasks.append(group.create_task(watch(certificates), name="certificates"))
                 if self._authenticator is not None:
                     tasks.append(group.create_task(self._authenticator.run(), name="authentication"))
                 await asyncio.sleep(0)
@@ -296,6 +312,7 @@ class App:
         config = self._config
         return CompletionServicer(
             service,
+            self._entrance,
             config.server,
             config.limits,
             config.admission,
@@ -319,7 +336,11 @@ class App:
             render_metrics=self._monitoring.render,
         )
         return build_admin_server(
-            self._config.server, AdminServicer(service, self._engine, self._speculation, controls), self._health
+            self._config.server,
+            AdminServicer(service, self._engine, self._speculation, controls),
+            self._health,
+            Callers(self._entrance, Refusals(*refusal_budgets(self._config.admission), self._clock.now)),
+            self._certificates.get("admin"),
         )
 
     def _engine_changed(self, state: EngineState) -> None:

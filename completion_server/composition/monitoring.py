@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -13,6 +14,7 @@ from completion_server.admission.gate import Readiness
 from completion_server.composition.shared_state import SharedState, replica_id
 from completion_server.config import Config
 from completion_server.core.addresses import split_address
+from completion_server.core.certificates import CertificateFiles
 from completion_server.core.clock import Clock
 from completion_server.core.errors import ConfigError
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
@@ -56,17 +58,21 @@ class Monitoring:
         self._page = LabelledRegistry(registry, {"region": config.server.region})
         expiry = "When the listener's certificate in use expires, in Unix time."
         name = "completion_tls_certificate_not_after_timestamp_seconds"
-        self._certificates = Gauge(name, expiry, ["listener"], registry=registry)
+        self._expiries = Gauge(name, expiry, ["listener"], registry=registry)
+        failed = "1 while the listener's files have changed to what can't be used, and the certificate before stays."
+        name = "completion_tls_certificate_reload_failed"
+        self._failed_reloads = Gauge(name, failed, ["listener"], registry=registry)
         add_build_info(registry, __version__, model, draft_model)
 
     def render(self, names: Sequence[str] = ()) -> str:
         """Return the metrics with these names as their page shows them, all without names. Safe in any thread."""
         return render(self._page, names)
 
-    def add_certificate(self, listener: str, expires_s: float | None) -> None:
-        """Show when the certificate of a listener expires, in Unix seconds; None for a listener without TLS."""
-        if expires_s is not None:
-            self._certificates.labels(listener).set(expires_s)
+    def add_certificates(self, certificates: Mapping[str, CertificateFiles]) -> None:
+        """Show when the certificates of listeners expire, by listener, and whether they could be read again."""
+        for listener, files in certificates.items():
+            self._expiries.labels(listener).set_function(partial(_expiry_of, files))
+            self._failed_reloads.labels(listener).set_function(partial(_failure_of, files))
 
     def start(self, parts: WatchedParts, stack: contextlib.AsyncExitStack) -> str:
         """Serve until `stack` is closed; return the HTTP server's address, "" if it is switched off.
@@ -94,6 +100,14 @@ class Monitoring:
             raise ConfigError(msg) from error
         stack.callback(server.stop)
         return f"{address.rpartition(':')[0]}:{server.port}"
+
+
+def _expiry_of(files: CertificateFiles) -> float:
+    return files.current.expires_at
+
+
+def _failure_of(files: CertificateFiles) -> float:
+    return float(files.has_failed)
 
 
 def _snapshot(parts: WatchedParts) -> Snapshot:

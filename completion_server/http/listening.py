@@ -8,11 +8,11 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 from collections.abc import Iterator
 
 import uvicorn
 
+from completion_server.core.certificates import CertificateFiles
 from completion_server.http.protocol import LimitedProtocol
 
 logger = logging.getLogger(__name__)
@@ -32,10 +32,10 @@ class PlainServer(uvicorn.Server):
 class TlsServer(PlainServer):
     """A server that accepts its connections itself, and closes further ones if as many are open as may be."""
 
-    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext, protocol: type[LimitedProtocol]) -> None:
-        """Serve each connection with a `protocol`, which has the limits."""
+    def __init__(self, config: uvicorn.Config, certificate: CertificateFiles, protocol: type[LimitedProtocol]) -> None:
+        """Serve each connection with a `protocol`, which has the limits, and the certificate in use when it begins."""
         super().__init__(config)
-        self._context = context
+        self._certificate = certificate
         self._protocol = protocol
         self._handshakes = set[asyncio.Task[None]]()
         self._accepting: asyncio.Task[None] | None = None
@@ -79,7 +79,7 @@ class TlsServer(PlainServer):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._protocol(self.config, self.server_state, self.lifespan.state),
                 connection,
-                ssl=self._context,
+                ssl=self._certificate.current.context,
                 ssl_handshake_timeout=self._protocol.limits.head_timeout_s,
             )
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import ssl
 from dataclasses import dataclass
 
 import uvicorn
@@ -10,6 +9,7 @@ from starlette.types import ASGIApp
 
 from completion_server.admission.settings import ServerSettings
 from completion_server.core.addresses import is_loopback, split_address
+from completion_server.core.certificates import CertificateFiles
 from completion_server.core.errors import ConfigError
 from completion_server.http.guard import Guard
 from completion_server.http.listening import PlainServer, TlsServer, log_failure
@@ -51,17 +51,16 @@ class HttpListener:
         self._task = None
 
 
-def build_http_server(settings: ServerSettings, app: ASGIApp) -> HttpListener:
-    """Return the listener, bound and not yet started.
+def build_http_server(settings: ServerSettings, app: ASGIApp, certificate: CertificateFiles | None) -> HttpListener:
+    """Return the listener, bound and not yet started. On loopback it has no TLS, elsewhere it has the certificate's.
 
     Raises:
-        ConfigError: the address or the TLS files can't be used.
+        ConfigError: the address can't be used.
 
     """
     host, port = split_address(settings.http_listen)
     limits = ConnectionLimits(settings.http_max_connections, settings.receive_timeout_s, settings.stall_timeout_s)
     protocol = limited(limits)
-    tls = None if is_loopback(settings.http_listen) else settings.tls
     config = uvicorn.Config(
         Guard(app, settings.http_hosts),
         http=protocol,
@@ -79,10 +78,6 @@ def build_http_server(settings: ServerSettings, app: ASGIApp) -> HttpListener:
         date_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         backlog=_BACKLOG,
-        ssl_certfile=tls.certificate or None if tls else None,
-        ssl_keyfile=tls.key or None if tls else None,
-        ssl_ca_certs=tls.client_ca or None if tls else None,
-        ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca else ssl.CERT_NONE,
     )
     try:
         config.load()
@@ -93,5 +88,7 @@ def build_http_server(settings: ServerSettings, app: ASGIApp) -> HttpListener:
         raise ConfigError(msg) from error
     bound.setblocking(False)
     shown = settings.http_listen.rpartition(":")[0]
-    server = PlainServer(config) if config.ssl is None else TlsServer(config, config.ssl, protocol)
+    server = PlainServer(config)
+    if certificate is not None and not is_loopback(settings.http_listen):
+        server = TlsServer(config, certificate, protocol)
     return HttpListener(f"{shown}:{bound.getsockname()[1]}", server, bound)

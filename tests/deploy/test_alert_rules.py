@@ -46,6 +46,7 @@ def cache(hits: str, misses: str) -> dict[str, str]:
 
 REQUESTS = "completion_requests_total"
 EXPIRY = "completion_tls_certificate_not_after_timestamp_seconds"
+RELOAD_FAILED = "completion_tls_certificate_reload_failed"
 STARTED = 'kube_pod_start_time{{namespace="completion",pod="redis-{}"}}'
 DAY_S = 86_400
 
@@ -245,6 +246,14 @@ SCENARIOS = (
             ("CompletionCertificateExpiring", 1, [{**POD, "listener": "public"}]),
             ("CompletionCertificateExpiring", 10, []),
         )
+    ),
+    Scenario(
+        "CompletionCertificateReloadFailed", "a bad pair stays",
+        of_pod(RELOAD_FAILED, "0x5 1x20", listener="public"), "15m", [{**POD, "listener": "public"}],
+    ),
+    Scenario(
+        "CompletionCertificateReloadFailed", "the second file came a minute later",
+        of_pod(RELOAD_FAILED, "0x5 1x1 0x20", listener="public"), "15m",
     ),
     Scenario(
         "CompletionServerDown", "one of two",

@@ -180,7 +180,7 @@ def test_each_reaction_is_counted_with_the_active_k_and_the_model(site: Site) ->
 
 
 def test_the_end_of_the_certificate_in_use_is_shown(site: Site) -> None:
-    (expiry,) = (each for each in site.samples if each.name.startswith("completion_tls_certificate"))
+    (expiry,) = (each for each in site.samples if each.name.startswith("completion_tls_certificate_not"))
     assert expiry.labels == {"listener": "admin", "region": "us-east"}
     assert 0 < expiry.value - time.time() <= 86_400  # the test's certificates are for a day
 
