@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from completion_server import __version__
+from completion_server.admission.entrance import Entrance
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.auth.principal import Authenticator
 from completion_server.composition.checks import warn_of_exposure
 from completion_server.composition.http_listener import build_http
 from completion_server.composition.models import check_fits, load_edits, load_prompts
@@ -84,12 +86,15 @@ class App:
         registry: CollectorRegistry = REGISTRY,
         start_times: StartTimes | None = None,
         shutdown: Shutdown | None = None,
+        authenticator: Authenticator | None = None,
     ) -> None:
         """Build the parts that need no engine. vLLM's own metrics are in the process's one REGISTRY.
 
         `start_times` keeps how long the engine's last start took; `shutdown` limits the time of the stop.
+        `authenticator` verifies callers instead of the configured one.
         """
         self._config = config
+        self._entrance = Entrance(config.admission, config.limits, authenticator)
         self._clock = clock or MonotonicClock()
         self._started_at = self._clock.now()
         self._health = HealthReporter()
@@ -145,8 +150,8 @@ class App:
                     await listener.server.start()
                     stack.push_async_callback(listener.server.stop, _CLOSE_S)
                     self._monitoring.add_certificate(name, listener.certificate_expires_s)
-            page = self._playground.routes(service, public.address)
-            self._http = build_http(config, service, self._engine, self._tracing.begin_trace, page)
+            page = self._playground.routes(service, self._entrance, public.address)
+            self._http = build_http(config, service, self._entrance, self._engine, self._tracing.begin_trace, page)
             if self._http is not None:
                 stack.push_async_callback(self._playground.aclose)
                 self._http.start()

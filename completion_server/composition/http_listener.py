@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from completion_server import __version__
+from completion_server.admission.entrance import Entrance
 from completion_server.config import Config
 from completion_server.core.trace_context import BeginTrace
 from completion_server.engine.supervisor import SupervisedEngine
@@ -13,7 +14,12 @@ from completion_server.serving.service import Service
 
 
 def build_http(
-    config: Config, service: Service, engine: SupervisedEngine, begin_trace: BeginTrace, further: Routes = ()
+    config: Config,
+    service: Service,
+    entrance: Entrance,
+    engine: SupervisedEngine,
+    begin_trace: BeginTrace,
+    further: Routes = (),
 ) -> HttpListener | None:
     """Return the listener with `further` routes, not yet started; None if it is off.
 
@@ -32,6 +38,7 @@ def build_http(
 
     endpoints = Endpoints(
         service,
+        entrance,
         config.server,
         config.limits,
         config.admission,
