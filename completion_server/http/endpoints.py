@@ -14,7 +14,14 @@ from completion_server.admission.refusals import Refusals, refusal_budgets
 from completion_server.admission.settings import LimitSettings, ServerSettings
 from completion_server.admission.turns import ReceiveTurns
 from completion_server.auth.principal import Scope
-from completion_server.core.errors import CompletionError, DeadlineError, InvalidRequestError, ShedError
+from completion_server.core.errors import (
+    CompletionError,
+    DeadlineError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    ShedError,
+    UnauthenticatedError,
+)
 from completion_server.core.events import FeedbackRefused, RequestRefused
 from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.core.request import Caller
@@ -26,6 +33,7 @@ from completion_server.http.receiving import (
     BodyTooLargeError,
     ClientGoneError,
     Receive,
+    discard_body,
     receive_body,
 )
 from completion_server.http.recent import Recent, RecentRequests
@@ -79,7 +87,7 @@ class Endpoints:
             try:
                 headers = headers_of(scope)
                 began_at = self._service.now()
-                identity = await self._callers.identify(arrival_of(headers, scope["client"]))
+                identity = await self._identify(scope, headers, receive)
                 self._service.gate.check()
                 data = await self._body(receive, headers, identity)
                 with self._refusals.charging(identity, len(data)):
@@ -110,7 +118,7 @@ class Endpoints:
         """Take an event of Tabby's clients as feedback."""
         try:
             headers = headers_of(scope)
-            identity = await self._callers.identify(arrival_of(headers, scope["client"]), Scope.FEEDBACK)
+            identity = await self._identify(scope, headers, receive, Scope.FEEDBACK)
             data = await self._body(receive, headers, identity)
             with self._refusals.charging(identity, len(data)):
                 select_kind = QueryParams(scope["query_string"]).get("select_kind", "")
@@ -142,6 +150,16 @@ class Endpoints:
         caller = with_document(caller, recent.document)
         self._charge(caller, identity, num_bytes)
         self._service.report_feedback(caller, event.number, event.feedback(recent.text))
+
+    async def _identify(
+        self, scope: AsgiScope, headers: Mapping[str, str], receive: Receive, needed: Scope = Scope.COMPLETE
+    ) -> Identity:
+        """Return the caller of a request, who may do what `needed` names. Raises CompletionError."""
+        try:
+            return await self._callers.identify(arrival_of(headers, scope["client"]), needed)
+        except (UnauthenticatedError, PermissionDeniedError):
+            await discard_body(receive, self._max_body_bytes, self._receive_timeout_s)
+            raise
 
     async def _body(self, receive: Receive, headers: Mapping[str, str], identity: Identity) -> bytes:
         try:
