@@ -62,7 +62,8 @@ class ServerSettings:
     """HTTP connections that may be open at once; further ones are closed."""
     http_admin: bool = False
     """Whether a browser on this machine may change the server from the page of `http_listen`, if `admin_listen` is on
-    and needs no client certificate. A proxy on this machine may pass that right on to all its callers."""
+    and needs no client certificate. A proxy on this machine may pass that right on to all its callers. With
+    authentication on, a token with the scope admin may, from any machine."""
     tls: TlsSettings = TlsSettings()
     admin_tls: TlsSettings = TlsSettings()
     insecure: bool = False

@@ -163,9 +163,15 @@ class App:
             for listener in filter(None, (public, admin)):
                 await listener.server.start()
                 stack.push_async_callback(listener.server.stop, _CLOSE_S)
-            page = self._playground.routes(service, public.address)
+            page = self._playground.routes(service, self._entrance, public.address)
             self._http = build_http(
-                config, service, self._engine, self._tracing.begin_trace, certificates.get("public"), page
+                config,
+                service,
+                self._entrance,
+                self._engine,
+                self._tracing.begin_trace,
+                certificates.get("public"),
+                page,
             )
             if self._http is not None:
                 stack.push_async_callback(self._playground.aclose)

@@ -1,0 +1,139 @@
+"""The user of an open page. With authentication on, its token comes with the first message: never in an address."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from completion_server.admission.callers import Callers
+from completion_server.admission.entrance import Arrival
+from completion_server.admission.identity import Identity
+from completion_server.auth.principal import Credentials, Scope
+from completion_server.core.errors import Code, CompletionError, UnauthenticatedError
+from completion_server.http.playground.messages import Token, message_of, sign_in_of
+from completion_server.http.writing import dumped
+
+INVALID = 1008
+"""The close code for a message that no page sends."""
+_TRY_LATER = 1013
+_CLOSE_CODES = {Code.INVALID_ARGUMENT: INVALID, Code.UNAUTHENTICATED: 4401, Code.PERMISSION_DENIED: 4403}
+"""After the last two a page connects again only with another token."""
+_MAX_REASON_BYTES = 120
+"""Of the reason in a close frame, which holds 123 bytes."""
+GRACE_S = 30.0
+"""How long a page whose token has expired may take to send another."""
+_REVOKED = "the token is not valid any more"
+_EXPIRED = "the token has expired"
+
+
+class PageUser:
+    """The user of one page, who may bring a newer token."""
+
+    def __init__(
+        self,
+        callers: Callers,
+        arrival: Arrival,
+        identity: Identity,
+        locked: Callable[[Identity], str],
+        now: Callable[[], float],
+        unix_now: Callable[[], float] = time.time,
+    ) -> None:
+        """`identity` came of `arrival`. `locked` returns why a caller may not change the server, "" for an operator.
+
+        Both clocks are in seconds.
+        """
+        self._callers = callers
+        self._arrival = arrival
+        self._identity = identity
+        self._locked = locked
+        self._locked_reason = locked(identity)
+        self._now = now
+        self._unix_now = unix_now
+        self._ends_at: float | None = None
+        """Set once the token has expired."""
+
+    @property
+    def locked_reason(self) -> str:
+        """Why the user may not change the server now; "" for an operator."""
+        return self._locked_reason if self._callers.is_current(self._identity) else _EXPIRED
+
+    @property
+    def may_report(self) -> bool:
+        """Whether the user may send feedback."""
+        principal = self._identity.principal
+        return principal is None or Scope.FEEDBACK in principal.scopes
+
+    async def renew(self, token: str) -> None:
+        """Go on with a newer token of the same user.
+
+        Raises:
+            UnauthenticatedError: it is another user's.
+            CompletionError: as `Callers.identify`.
+
+        """
+        identity = await self._callers.identify(with_token(self._arrival, token))
+        if (identity.tenant, identity.user) != (self._identity.tenant, self._identity.user):
+            raise UnauthenticatedError("the new token is another user's")
+        self._identity, self._locked_reason, self._ends_at = identity, self._locked(identity), None
+
+    def check(self) -> str:
+        """Return why the page must ask for another token; "" if it need not, or was told before.
+
+        Raises:
+            UnauthenticatedError: the token was revoked, or has expired and no other came within `GRACE_S`.
+
+        """
+        if self._callers.is_current(self._identity):
+            return ""
+        now, principal = self._now(), self._identity.principal
+        if self._ends_at is not None:
+            if now >= self._ends_at:
+                raise UnauthenticatedError(_EXPIRED)
+            return ""
+        if principal is None or principal.expires_at > self._unix_now():
+            raise UnauthenticatedError(_REVOKED)
+        self._ends_at = now + GRACE_S
+        return _EXPIRED
+
+
+def with_token(arrival: Arrival, token: str) -> Arrival:
+    """Return what a page brings with this token."""
+    return replace(arrival, credentials=Credentials(token))
+
+
+async def asked_token(socket: WebSocket, timeout_s: float) -> str:
+    """Ask a page for its token and return it.
+
+    Raises:
+        UnauthenticatedError: none came within `timeout_s` seconds.
+        InvalidRequestError: its message is none that a page sends.
+        WebSocketDisconnect: it has left.
+
+    """
+    await socket.send_text(dumped(sign_in_of("")))
+    try:
+        async with asyncio.timeout(timeout_s):
+            message = message_of(await received(socket))
+    except TimeoutError:
+        msg = f"no token came within {timeout_s:g} s"
+        raise UnauthenticatedError(msg) from None
+    if not isinstance(message, Token):
+        raise UnauthenticatedError("a token must come first")
+    return message.token
+
+
+async def received(socket: WebSocket) -> str:
+    """Return the next message, "" for one that is no text. Raises WebSocketDisconnect."""
+    event = await socket.receive()
+    if event["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(event["code"])
+    return event.get("text") or ""
+
+
+async def refuse(socket: WebSocket, error: CompletionError, *, is_open: bool) -> int:
+    """Close a page's connection with the reason; return the close code. `is_open` tells that authentication is off."""
+    code = _TRY_LATER if is_open else _CLOSE_CODES.get(error.code, _TRY_LATER)
+    await socket.close(code, error.message.encode()[:_MAX_REASON_BYTES].decode(errors="ignore"))
+    return code
