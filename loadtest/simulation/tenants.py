@@ -27,7 +27,7 @@ from completion_server.state.secret import Secret
 from completion_server.state.settings import CacheSettings, RedisSettings
 from loadtest.simulation.virtual_time import LoopClock
 
-_MAX_TOKENS, _SECRET, _JITTER = 32, bytes(32), 0.1
+_MAX_TOKENS, _SECRET, _JITTER = 8, bytes(32), 0.1
 
 
 class Seen(NamedTuple):

@@ -40,12 +40,15 @@ def test_nothing_is_shared_beyond_the_scope(
     assert virtual_time.run(ask_after_ada(cache, scope, tenant, user)).is_hit is is_hit
 
 
-@pytest.mark.parametrize("trials", [1000, pytest.param(10_000, marks=pytest.mark.full)])
-def test_a_first_texts_time_tells_nothing_of_another_tenant_and_everything_of_ones_own(trials: int) -> None:
+@pytest.mark.parametrize(("trials", "most"), [(300, 0.6), pytest.param(10_000, 0.55, marks=pytest.mark.full)])
+def test_a_first_texts_time_tells_nothing_of_another_tenant_and_everything_of_ones_own(
+    trials: int, most: float
+) -> None:
+    """With few trials, a classifier that knows nothing has an AUC of up to 0.6."""
     found = virtual_time.run(measure(run_tenants(1), trials, 1))
     for cache in CACHES:
         assert found[f"{cache}_hits"] == 0
-        assert found[f"{cache}_auc"] <= 0.55
+        assert found[f"{cache}_auc"] <= most
         assert found[f"{cache}_hits_within_tenant"] == trials / 20, "half of a tenth"
         assert found[f"{cache}_auc_within_tenant"] > 0.99
 
