@@ -12,7 +12,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
 	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
-	bench-regions bench-gpu bench-trial bench-policy llama-server
+	bench-regions bench-gpu bench-trial bench-policy bench-isolation llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -142,6 +142,9 @@ bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt lay
 
 bench-policy: $(VENV)/installed ## Engine tokens for each seen completion, by what editors' clients ask for; in virtual time.
 	@$(BIN)/python -m loadtest.bench.policy --record benchmarks/policy.json
+
+bench-isolation: $(VENV)/installed ## Whether the time to a first text tells what another tenant has asked.
+	@$(BIN)/python -m loadtest.bench.isolation --record benchmarks/isolation.json
 
 # Speculation gains little on two cores (make bench-speculation) and varies, so this benchmark runs without it.
 BENCH_SCHEDULER := --set engine.num_speculative_tokens=0

@@ -26,7 +26,7 @@ from completion_server.composition.checks import check, not_checked, warn_of_exp
 from completion_server.composition.models import load_edits, load_prompts, prompt_budget
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config, load_config
-from completion_server.core import safe_logging
+from completion_server.core import core_dumps, safe_logging
 from completion_server.core.addresses import is_loopback, is_unix_socket, split_address
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
@@ -78,6 +78,8 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
     loaded = _load(config, overrides, insecure=insecure)
     logs.configure(loaded.log)
     safe_logging.install()
+    if not loaded.server.core_dumps:
+        core_dumps.switch_off()
     start_times = StartTimes(_start_times_path(os.environ))
     _announce(loaded.engine, start_times.last_s(_WHOLE_START + loaded.engine.start_key))
 

@@ -79,6 +79,8 @@ class ServerSettings:
     """How long accepted requests may take to finish after SIGTERM."""
     stop_timeout_s: Annotated[float, Above(0, DAY_S)] = 15.0
     """How long the rest of the stop may take, after which the process ends with status 1 and says what did not end."""
+    core_dumps: bool = False
+    """Whether the system may write a core dump of the server or of its engine's processes, which has users' text."""
     stall_timeout_s: Annotated[float, Above(0, 3600)] = 5.0
     """How long a write may block because the client does not read; then the call is reset."""
     delta_pause_ms: Annotated[float, Between(0, 10_000)] = 20.0

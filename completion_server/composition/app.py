@@ -297,7 +297,6 @@ class App:
             config.scheduling,
             config.shed,
             delta_pause_s=config.server.delta_pause_ms / 1000,
-            cache_scope=config.engine.cache_scope,
         )
         return Service(
             settings,
@@ -305,6 +304,7 @@ class App:
             prompts,
             self._clock,
             self._emit,
+            isolation=self._shared.isolation,
             loop_lag=self._loop_lag,
             edits=edits,
             cache=self._shared.cache,

@@ -7,6 +7,7 @@ These packages don't import each other. The modules of this room connect them: a
 
 import logging
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,13 +22,13 @@ from completion_server.core.errors import NoNextEditsError, ShedError
 from completion_server.core.events import Emit, Feedback, Marks, guarded
 from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason, Outcome, ServedAnswer, ShedReason
 from completion_server.core.request import Caller, Request, Trigger, key_of
-from completion_server.engine.settings import CacheScope
 from completion_server.limits.shared import Limiters
 from completion_server.scheduling.actions import SUPERSEDED
 from completion_server.scheduling.reattach import AnswerKey, Continuation
 from completion_server.scheduling.requests import LiveRequest
 from completion_server.serving.completion import CacheLookup, Completion, Services
-from completion_server.serving.generate import Generates, Generator, Prompts, cache_salt
+from completion_server.serving.generate import Generates, Generator, Prompts
+from completion_server.serving.isolation import Isolation
 from completion_server.serving.rules import EditPrompts
 from completion_server.serving.runner import Runner
 from completion_server.serving.settings import ServingSettings, make_book
@@ -35,6 +36,7 @@ from completion_server.serving.settings import ServingSettings, make_book
 logger = logging.getLogger(__name__)
 
 _NOTE_EVERY_S = 60.0
+_SECRET_BYTES = 32
 _SPARE_SHARE = 0.7
 """An engine has capacity to spare if a newcomer's first token is expected within this share of the budget."""
 
@@ -91,6 +93,7 @@ class Service:
         clock: Clock,
         emit: Emit,
         *,
+        isolation: Isolation | None = None,
         loop_lag: LoopLagMonitor | None = None,
         edits: EditPrompts | None = None,
         cache: CompletionCache | None = None,
@@ -101,10 +104,11 @@ class Service:
     ) -> None:
         """Build a service in front of an engine.
 
-        Without `edits` a request for a next edit is refused. `loop_lag` is run by the caller; without one no request is
-        shed for loop lag. `limiters` make the limits of users and tenants; without them they are this process's own.
-        `remaining_start_s` predicts when the engine will be ready, while it is not. `num_speculative_tokens` returns
-        the active K of a number of generations.
+        Without `isolation` users share no cache, under a secret of this service alone. Without `edits` a request for a
+        next edit is refused. `loop_lag` is run by the caller; without one no request is shed for loop lag. `limiters`
+        make the limits of users and tenants; without them they are this process's own. `remaining_start_s` predicts
+        when the engine will be ready, while it is not. `num_speculative_tokens` returns the active K of a number of
+        generations.
         """
         admission, scheduling, emit = settings.admission, settings.scheduling, guarded(emit)
         self.gate = Gate(admission, remaining_start_s, limiters)
@@ -120,7 +124,7 @@ class Service:
         self._scheduling = scheduling
         self._budget_s = settings.shed.budget_ms / 1000
         self._retry_after_ms = admission.retry_after_ms
-        self._cache_scope: CacheScope = settings.cache_scope
+        self._isolation = isolation or Isolation(os.urandom(_SECRET_BYTES))
         self._cache = cache
         self._replicas = replicas if scheduling.supersede else None
         self._answers = RecentAnswers()
@@ -129,7 +133,7 @@ class Service:
             prompts,
             engine,
             clock,
-            cache_scope=settings.cache_scope,
+            self._isolation,
             edits=edits,
             retry_after_ms=lambda: retry_after_ms(admission, remaining_start_s()),
         )
@@ -311,7 +315,7 @@ class Service:
             num_new_tokens=num_new_tokens,
             continuation=continuation if scheduling.typing_through and may_share else None,
             answer_key=(
-                AnswerKey.of(cache_salt(caller, self._cache_scope), request, continuation)
+                AnswerKey.of(self._isolation.salt(caller), request, continuation)
                 if scheduling.single_flight and may_share
                 else None
             ),

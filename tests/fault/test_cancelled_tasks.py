@@ -168,7 +168,7 @@ async def service() -> AsyncIterator[Running]:
     """Yield a service that gets a request every few milliseconds."""
     engine = SupervisedEngine(lambda: ScriptedEngine(times=TIMES), EngineSettings(warm_up=False), LoopClock())
     await engine.start()
-    settings = ServingSettings(UNLIMITED, FOUR_SLOTS, NO_SHEDDING, cache_scope="user")
+    settings = ServingSettings(UNLIMITED, FOUR_SLOTS, NO_SHEDDING)
     made = Service(settings, engine, Prompts(), LoopClock(), lambda _event: None)
 
     async def ask() -> None:

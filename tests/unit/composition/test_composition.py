@@ -16,7 +16,9 @@ from completion_server.composition.shutdown import Shutdown
 from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
 from completion_server.core.errors import ConfigError
+from completion_server.core.request import Caller
 from completion_server.prompt.builder import PromptBuilder
+from completion_server.serving.isolation import Isolation
 from completion_server.state.secret import Secret
 from tests.support.cancels import cancel_and_wait
 from tests.support.certificates import MakeIdentity
@@ -88,7 +90,8 @@ def prompts() -> PromptBuilder:
 
 
 def identity_of(prompts: PromptBuilder, *overrides: str) -> str:
-    return shared_state._completion_keys(make_config(*overrides), prompts, SECRET).identity_hash
+    keys = shared_state._completion_keys(make_config(*overrides), prompts, SECRET, Isolation(bytes(32)))
+    return keys.identity_hash
 
 
 def test_hosts_may_keep_the_model_in_different_folders(prompts: PromptBuilder) -> None:
@@ -101,6 +104,21 @@ def test_the_identity_is_logged_once(prompts: PromptBuilder, caplog: pytest.LogC
     with caplog.at_level(logging.INFO, "completion_server.composition.shared_state"):
         identity = identity_of(prompts)
     assert [identity in message for message in caplog.messages] == [True]
+
+
+def test_replicas_with_one_secret_have_the_same_salts_and_others_their_own(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 64)
+    caller = Caller("ada", "s", "acme", is_verified=True)
+
+    def salts(*overrides: str) -> set[str]:
+        """Return the salts of a caller on two servers."""
+        config = load_config(None, overrides, {})
+        return {SharedState(config, MonotonicClock()).isolation.salt(caller) for _ in range(2)}
+
+    kept, shared, alone = salts(f"redis.secret_file={secret}"), salts('redis.addresses=["127.0.0.1:6379"]'), salts()
+    assert (len(kept), len(shared), len(alone)) == (1, 1, 2)
+    assert len(kept | shared | alone) == 4
 
 
 REMOTE = ('redis.addresses=["redis.example:6379"]',)

@@ -22,6 +22,7 @@ from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTime
 from completion_server.scheduling.queue import newest_first
 from completion_server.scheduling.shedding import Shedding
 from completion_server.serving.generate import Generator
+from completion_server.serving.isolation import Isolation
 from completion_server.serving.settings import ServingSettings, make_book
 from tests.support.services import (
     FOUR_SLOTS,
@@ -71,7 +72,7 @@ async def test_a_short_prompt_is_built_on_the_event_loop_and_a_long_one_in_a_thr
 )
 async def test_large_edits_are_built_into_a_prompt_in_a_thread(diff: str, is_here: bool) -> None:
     edits = RecordedEdits()
-    generator = Generator(Prompts(), quick_engine(), CLOCK, edits=edits)
+    generator = Generator(Prompts(), quick_engine(), CLOCK, Isolation(bytes(32)), edits=edits)
     asked = dataclasses.replace(REQUEST, mode=Mode.NEXT_EDIT, next_edit=NextEdit(0, (RecentEdit("a.py", diff),)))
     await generator._build_prompt(asked)
     assert (edits.threads == [threading.get_ident()]) is is_here

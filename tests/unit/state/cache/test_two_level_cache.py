@@ -204,15 +204,13 @@ async def test_the_same_answer_is_written_once() -> None:
     assert [command[0] for command in store.commands] == ["SET", "SET"]
 
 
-@pytest.mark.parametrize(
-    ("redis", "encrypt", "is_readable"),
-    [(REMOTE, None, False), (LOCAL, None, True), (LOCAL, True, False), (REMOTE, False, True)],
-)
-async def test_values_are_encrypted_unless_redis_is_on_loopback(
-    redis: RedisSettings, encrypt: bool | None, is_readable: bool
+@pytest.mark.parametrize("redis", [REMOTE, LOCAL])
+@pytest.mark.parametrize(("settings", "is_readable"), [({}, False), ({"encrypt": False}, True)])
+async def test_values_are_encrypted_by_default_wherever_redis_is(
+    redis: RedisSettings, settings: dict[str, Any], is_readable: bool
 ) -> None:
     store = FakeStore()
-    await keep_in(store, text="CANARY", redis=redis, encrypt=encrypt)
+    await keep_in(store, text="CANARY", redis=redis, **settings)
     ((key, value),) = store.values.items()
     assert (b"CANARY" in value) == is_readable
     assert key.startswith("completion:cache:")
