@@ -70,7 +70,7 @@ class FairQueues(TriggerQueues):
         tenant = self._tenants.get(request.tenant)
         over = self._root.over_share(tenant)
         if over is not None and over is not tenant:
-            user = over.users.furthest()
+            user = over.users.last()
             return None if user is None else self._last_of(user)
         if tenant is not None:
             own = tenant.accounts.get(request.owner)
@@ -78,7 +78,7 @@ class FairQueues(TriggerQueues):
             if user is not None and user is not own:
                 return self._last_of(user)
             if user is not None or over is not None:
-                user = user or tenant.users.furthest()
+                user = user or tenant.users.last()
                 last = None if user is None else self._last_of(user)
                 return last if last is not None and self.rank(request) < self.rank(last) else None
         return super().last_behind(request)
@@ -105,6 +105,7 @@ class FairQueues(TriggerQueues):
             if len(self) > 1:
                 self._place_new()
             else:
+                user.tenant.weight = request.weight
                 user.tenant.users.enter(user)
                 self._root.enter(user.tenant)
         user.tenant.users.advance(user)
@@ -141,7 +142,6 @@ class FairQueues(TriggerQueues):
         tenant = self._tenants.get(request.tenant)
         if tenant is None:
             tenant = self._tenants[request.tenant] = Tenant(request.tenant)
-        tenant.weight = request.weight
         user = tenant.accounts.get(request.owner)
         if user is None:
             user = tenant.accounts[request.owner] = User(request.owner, tenant=tenant)
@@ -151,6 +151,7 @@ class FairQueues(TriggerQueues):
         """Put new requests into the queues of their accounts."""
         for request in self._new.values():
             user = self._account(request)
+            user.tenant.weight = request.weight
             user.queue.add(request.id, (request.trigger, self.order(request), next(self._arrivals)))
             self._idle.pop(user, None)
             self._place(user)

@@ -123,23 +123,27 @@ class Level(Generic[AccountT]):
         nearest = self._positions.first()
         self.now = max(self.now, account.served if nearest is None else self._waiting[nearest].served)
 
-    def furthest(self) -> AccountT | None:
-        """Return the waiting account with the largest position; None if none waits."""
-        last = self._positions.last()
-        return None if last is None else self._waiting[last]
-
     def over_share(self, own: AccountT | None) -> AccountT | None:
         """Return the account that is furthest over its share; None if none is over it.
 
         `own` is a newcomer's, which need not wait; None if the newcomer is new here.
         """
-        first, last = self._positions.first(), self.furthest()
+        first, last = self._positions.first(), self._positions.last()
         if first is None or last is None:
             return None
         position = self.now if own is None else max(own.served, self.now) + own.expected / own.weight
-        if max(position, last.position) <= min(position, self._waiting[first].position) + TOLERANCE:
+        least, most = self._waiting[first].position, self._waiting[last].position
+        if max(position, most) <= min(position, least) + TOLERANCE:
             return None
-        return own if own is not None and position >= last.position else last
+        return own if own is not None and position >= most else self._waiting[last]
+
+    def last(self) -> AccountT | None:
+        """Return the account that is furthest over its share, else the one whose first request is last of all."""
+        first, last = self._positions.first(), self._positions.last()
+        if first is None or last is None:
+            return None
+        is_over = self._waiting[last].position > self._waiting[first].position + TOLERANCE
+        return self._waiting[last if is_over else self._within.last() or last]
 
 
 @dataclass(slots=True, eq=False)
