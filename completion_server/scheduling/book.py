@@ -32,12 +32,13 @@ stopped yet. A request that diverged is taken in like a new one.
 
 A lane holds at most one live request: a newer one supersedes it. Prefetches have a lane of their own beside it, so they
 never supersede a typed request. Slots are given by trigger, EXPLICIT before AUTOMATIC before PREFETCH, and within a
-trigger by the `order`.
+trigger by the `order`; but a tenant, or a user of a tenant, that is over its share of the tokens computed goes after
+those that are not.
 
 With shedding on, the book sheds: a request that can't have its first token in time any more; one that is predicted not
 to have it; one with a slot but without a token when its time is up, while another waits; and, when the queue is full,
-the last of the lowest class. An engine with a free slot sheds nothing: its next requests are how the book learns the
-engine's latency.
+the last of the owner furthest over its share, else the last of the lowest class. An engine with a free slot sheds
+nothing: its next requests are how the book learns the engine's latency.
 """
 
 from dataclasses import dataclass, field
@@ -63,11 +64,12 @@ from completion_server.scheduling.actions import (
     Start,
     Text,
 )
+from completion_server.scheduling.fair_queues import FairQueues
 from completion_server.scheduling.generations import Generations
 from completion_server.scheduling.lanes import Lanes
 from completion_server.scheduling.latency import LatencyEstimates
 from completion_server.scheduling.limiter import ConcurrencyLimiter
-from completion_server.scheduling.queue import QueueOrder, TriggerQueues, earliest_deadline
+from completion_server.scheduling.queue import QueueOrder, earliest_deadline
 from completion_server.scheduling.requests import Generation, LiveRequest, State
 from completion_server.scheduling.shedding import DeadlineWatch, Shedder, Shedding
 
@@ -99,14 +101,14 @@ class Book:
     latency: LatencyEstimates = field(default_factory=LatencyEstimates)
     _requests: dict[str, LiveRequest] = field(default_factory=dict, init=False)
     _lanes: Lanes = field(default_factory=Lanes, init=False)
-    _queues: TriggerQueues = field(init=False)
+    _queues: FairQueues = field(init=False)
     _generations: Generations = field(init=False)
     _shedder: Shedder = field(init=False)
     _watch: DeadlineWatch = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin empty."""
-        self._queues = TriggerQueues(self.order)
+        self._queues = FairQueues(self.order)
         self._shedder = Shedder(self.shedding, self.latency, self._queues, self.max_retry_after_ms, self.max_queued)
         self._generations = Generations(self._queues, self.max_queued)
         self._watch = DeadlineWatch(self._shedder, self._requests)
@@ -241,7 +243,9 @@ class Book:
         generation, actions = self._require(generation_id), list[Action]()
         if stalled_s := self.latency.progressed(now):
             actions.append(Report(EngineStalled(stalled_s)))
-        if (step_s := generation.add(output, now)) is not None:
+        step_s = generation.add(output, now)
+        self._queues.computed(generation.id, generation.num_new_tokens + generation.num_tokens)
+        if step_s is not None:
             is_stall = self.latency.stalls.has_delayed(now - step_s)
             actions += self._follow_engine(now, None if is_stall else step_s)
         finish = _FINISH_REASONS[output.finish]
@@ -265,6 +269,7 @@ class Book:
             actions.append(Report(GenerationAborted(now - generation.aborted_at)))
             actions += self._follow_engine(now)
         readers = self._generations.remove(generation)
+        self._settle(generation)
         for request in readers:
             self._lanes.leave(request)
             self._watch.forgive(request)
@@ -364,9 +369,16 @@ class Book:
     def _leave(self, request: LiveRequest) -> None:
         """Have a request read its generation no more. If it led it, one that has joined it leads it now."""
         self._watch.forgive(request)
-        successor = self._generations.leave(request)
+        generation, successor = request.generation, self._generations.leave(request)
         if successor is not None:
             self._watch.add(successor)
+        elif generation.has_slot and generation.leader is None:
+            self._settle(generation)
+
+    def _settle(self, generation: Generation) -> None:
+        """Charge the tokens computed for a generation that no request reads any more."""
+        num_prompt_tokens = generation.num_new_tokens if generation.has_prompt else 0
+        self._queues.settle(generation.id, num_prompt_tokens, generation.num_tokens)
 
     def _fill(self, now: float) -> list[Action]:
         """Give free slots to waiting requests that can still have their first token in time."""
@@ -375,6 +387,7 @@ class Book:
             if request.queued_at < now and self._shedder.is_unreachable(request, now):
                 actions += self._end(request, self._unreachable(request), now)
                 continue
+            self._queues.start(request)
             generation = self._generations.start(request, now)
             self.latency.left_queue(now - request.queued_at, abandoned=False)
             self.latency.took_slot(now)

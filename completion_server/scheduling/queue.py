@@ -36,8 +36,8 @@ ORDERS: Mapping[str, QueueOrder] = {
 }
 """The orders by their names in the configuration."""
 
-Key = tuple[float, int]
-"""The value of the order, and a number that breaks ties."""
+Key = tuple[float, ...]
+"""The smallest goes first. In the queue of a trigger it is the value of the order, and a number that breaks ties."""
 
 _MAX_STALE = 64
 
@@ -62,7 +62,9 @@ class Queue:
         return len(self._first) + len(self._last)
 
     def add(self, request_id: str, key: Key) -> None:
-        """Let an id wait."""
+        """Let an id wait, or change the key of one that waits."""
+        if self._keys.get(request_id) == key:
+            return
         self._keys[request_id] = key
         heapq.heappush(self._first, (key, request_id))
         heapq.heappush(self._last, (_reversed(key), request_id))
@@ -78,6 +80,10 @@ class Queue:
         if not self._keys:
             self._first.clear()
             self._last.clear()
+
+    def key(self, request_id: str) -> Key:
+        """Return the key of an id that waits."""
+        return self._keys[request_id]
 
     def first(self) -> str | None:
         """Return the id with the smallest key."""
@@ -149,4 +155,4 @@ class TriggerQueues:
 
 
 def _reversed(key: Key) -> Key:
-    return -key[0], -key[1]
+    return tuple([-each for each in key])

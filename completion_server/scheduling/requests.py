@@ -55,6 +55,12 @@ class LiveRequest:
     """Requests with equal keys have equal answers, so one generation serves them; None if no other request's serves."""
     stamp: int = 0
     """The request's place in an order that all replicas share; 0 if other replicas don't know of it."""
+    owner: str = ""
+    """Key of the user in its tenant. Users share a tenant's slots and tokens, and tenants share those of the engine."""
+    tenant: str = ""
+    """Key of the tenant."""
+    weight: float = 1.0
+    """Of the tenant, now: twice the weight, twice the tokens."""
     marks: Marks = field(default_factory=lambda: Marks(0.0))
     """The book sets the marks from `started` to `last_output`."""
     queued_at: float = field(default=0.0, init=False)

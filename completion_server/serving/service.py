@@ -101,6 +101,7 @@ class Service:
         replicas: ReplicaGroup | None = None,
         remaining_start_s: Callable[[], float | None] = lambda: None,
         num_speculative_tokens: Callable[[int], int] = lambda _num_seqs: 0,
+        weight_of: Callable[[str], float] | None = None,
     ) -> None:
         """Build a service in front of an engine.
 
@@ -108,7 +109,8 @@ class Service:
         next edit is refused. `loop_lag` is run by the caller; without one no request is shed for loop lag. `limiters`
         make the limits of users and tenants; without them they are this process's own. `remaining_start_s` predicts
         when the engine will be ready, while it is not. `num_speculative_tokens` returns the active K of a number of
-        generations.
+        generations. `weight_of` returns the weight of a tenant by its name, now; without it the weights are those of
+        the settings.
         """
         admission, scheduling, emit = settings.admission, settings.scheduling, guarded(emit)
         self.gate = Gate(admission, remaining_start_s, limiters)
@@ -129,6 +131,7 @@ class Service:
         self._replicas = replicas if scheduling.supersede else None
         self._answers = RecentAnswers()
         self._num_speculative_tokens = num_speculative_tokens
+        self._weight_of = weight_of or scheduling.weight_of
         generator = Generator(
             prompts,
             engine,
@@ -320,5 +323,8 @@ class Service:
                 else None
             ),
             stamp=self._stamp(request),
+            owner=caller.owner,
+            tenant=caller.tenant_key,
+            weight=self._weight_of(caller.tenant) if caller.is_verified else 1.0,
             marks=Marks(request.received_at, trace=request.trace),
         )

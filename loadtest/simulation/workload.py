@@ -3,11 +3,12 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from completion_server.core.outcome import FinishReason
+from completion_server.core.request import Trigger
 from loadtest.simulation.engine import LARGE_MODEL, EngineProfile, measured_engine
 from loadtest.traffic.typist import TypingModel
 
@@ -96,6 +97,13 @@ class SimulatedRequest:
     next_key_at: float
     is_pause: bool
     """Whether the user stopped typing at this key."""
+    tenant: str = ""
+    """The user's tenant, which something trusted vouches for; "" if nothing does."""
+    trigger: Trigger = Trigger.AUTOMATIC
+    num_prompt_tokens: int | None = None
+    """Prompt tokens to compute; None draws them from the engine's profile."""
+    lane: str = ""
+    """Name of a lane beside the user's common one, so that the user's other requests do not supersede this one."""
 
 
 def requests_of(user: int, model: EditorModel, seconds: float, seed: int) -> Iterator[SimulatedRequest]:
@@ -137,6 +145,7 @@ class Policy:
     supersede: bool = True
     user_requests_per_s: float = 0.0
     """Sustained request rate that one user may have; 0 sets no limit."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +220,8 @@ class SimulatedResult:
     started_at: float | None
     first_text_at: float | None
     ended_at: float
+    num_computed: int = 0
+    """Tokens that the engine computed: of the prompt, and generated."""
 
     @property
     def ttft_s(self) -> float | None:
