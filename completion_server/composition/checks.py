@@ -7,8 +7,10 @@ have no protection are warned of.
 import logging
 from collections.abc import MutableMapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from completion_server.admission.quota_file import load_quotas
 from completion_server.composition.models import check_hub, prompt_budget, require_model
 from completion_server.config import Config
 from completion_server.core import descriptors
@@ -42,6 +44,8 @@ def check(config: Config, environ: MutableMapping[str, str]) -> dict[str, Any]:
     }
     descriptors.check_limits(limits)
     check_tls(config.server)
+    if config.admission.quotas_file:
+        load_quotas(Path(config.admission.quotas_file))
     check_usable(config.traces, environ)
     check_hub(config.engine, environ)
     prompt_budget(config)
