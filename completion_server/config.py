@@ -23,6 +23,7 @@ from completion_server.engine.interface import NGRAM
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
 from completion_server.prompt.edits.choice import choose_edit_template
 from completion_server.prompt.settings import PromptSettings
+from completion_server.records.settings import RecordSettings
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.speculation.schedule import ScheduleError, parse_schedule
 from completion_server.state.settings import CacheSettings, RedisSettings
@@ -60,6 +61,7 @@ class Config:
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
+    records: RecordSettings = RecordSettings()
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
@@ -177,11 +179,13 @@ def _validate(tree: Mapping[str, Any]) -> Config:
 
 _FILES = frozenset((
     "certificate", "key", "client_ca", "ca", "password_file", "sentinel_password_file", "secret_file", "headers_file",
-    "jwks_file", "crl_file",
+    "jwks_file", "crl_file", "quotas_file", "pseudonym_secret_file", "audit_secret_file",
 ))  # fmt: skip
 """Keys whose values are paths of files, in any section."""
 _FILES_TO_COME = frozenset(("keys_file",))
 """Keys whose values are paths of files that may not exist yet."""
+_WRITTEN_FILES = frozenset(("usage_file", "audit_file"))
+"""Keys whose values are paths of files that the server writes."""
 
 
 def _resolve_paths(config: Config, base: Path) -> Config:
@@ -207,6 +211,8 @@ def _resolve_files(section: Section, base: Path, prefix: str) -> Section:
             changes[field.name] = _file(f"{prefix}{field.name}", value, base)
         elif field.name in _FILES_TO_COME and value:
             changes[field.name] = str((base / Path(value).expanduser()).resolve())
+        elif field.name in _WRITTEN_FILES:
+            changes[field.name] = _written_file(f"{prefix}{field.name}", value, base)
     return dataclasses.replace(section, **changes) if changes else section
 
 
@@ -235,3 +241,13 @@ def _file(key: str, name: str, base: Path) -> str:
         msg = f"{key}: no file {path}"
         raise ConfigError(msg)
     return str(path.resolve())
+
+
+def _written_file(key: str, name: str, base: Path) -> str:
+    if not name:
+        return name
+    path = (base / Path(name).expanduser()).absolute()
+    if path.is_dir() or not path.parent.is_dir():
+        msg = f"{key}: must name a file in a folder that is there, got {path}"
+        raise ConfigError(msg)
+    return str(path)

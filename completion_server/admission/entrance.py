@@ -7,6 +7,7 @@ from completion_server.admission.identity import Identity
 from completion_server.admission.settings import LimitSettings
 from completion_server.auth.principal import Authenticator, Credentials, Principal, Scope
 from completion_server.core.errors import InvalidRequestError, PermissionDeniedError, UnauthenticatedError
+from completion_server.core.events import Actor, AuthenticationRefused, Emit
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,14 @@ class Entrance:
     """Identifies callers: by verified credentials if authentication is on, else by the names that they give."""
 
     def __init__(
-        self, settings: AdmissionSettings, limits: LimitSettings, authenticator: Authenticator | None = None
+        self,
+        settings: AdmissionSettings,
+        limits: LimitSettings,
+        authenticator: Authenticator | None = None,
+        emit: Emit = lambda _event: None,
     ) -> None:
-        """Verify callers by `authenticator`; None leaves authentication off."""
+        """Verify callers by `authenticator`; None leaves authentication off. `emit` hears of those that it refuses."""
+        self._emit = emit
         self._settings = settings
         self._limits = limits
         self._authenticator = authenticator
@@ -62,10 +68,17 @@ class Entrance:
                 raise UnauthenticatedError(msg)
             is_verified = self._settings.trust_user_names and bool(arrival.user)
             return Identity(arrival.user, arrival.tenant, arrival.connection, arrival.peer, is_verified, *traces)
-        principal = await self._authenticator.authenticate(arrival.credentials)
+        try:
+            principal = await self._authenticator.authenticate(arrival.credentials)
+        except UnauthenticatedError as error:
+            self._emit(AuthenticationRefused(Actor(peer=arrival.peer), error))
+            raise
         if scope not in principal.scopes:
             msg = f"{principal.kind} {principal.credential}: lacks the scope {scope.value}"
-            raise PermissionDeniedError(msg)
+            refusal = PermissionDeniedError(msg)
+            actor = Actor(principal.user, principal.tenant, principal.credential, arrival.peer, is_verified=True)
+            self._emit(AuthenticationRefused(actor, refusal))
+            raise refusal
         place = (arrival.connection, arrival.peer)
         return Identity(principal.user, principal.tenant, *place, True, *traces, principal=principal)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
+from completion_server.admission.keyed_sessions import KeyedSessions, NamedSessions, choose_by
 from completion_server.core import descriptors
 from completion_server.core.checks import DAY_S, Above, Between, require_bounds
 from completion_server.core.errors import (
@@ -18,7 +19,7 @@ from completion_server.core.errors import (
     UnavailableError,
 )
 from completion_server.limits.local import LocalLimiters, LocalSessions
-from completion_server.limits.shared import Limiters, SessionLimiter
+from completion_server.limits.shared import Limiters
 
 _USERS_PER_PEER = 2
 _SESSIONS_PER_PEER = 256
@@ -89,6 +90,9 @@ class AdmissionSettings:
     """The callers of one address together are guaranteed the limits of this many users. What exceeds them is shed only
     while the engine has no capacity to spare. 0 sets no limit. Unset: 2, or no limit with `trust_user_names`. Does not
     apply to verified callers and Unix sockets."""
+    quotas_file: str = ""
+    """A TOML file with the quotas of tenants and users, reread when it changes. What it gives a tenant or a user takes
+    the place of the limits here. Unset: all have the limits here."""
     require_user: bool = False
     """Whether every call must name its user in the metadata `x-user-id`."""
     trust_user_names: bool = False
@@ -129,8 +133,8 @@ def retry_after_ms(settings: AdmissionSettings, remaining_start_s: float | None)
     return max(settings.retry_after_ms, min(_MAX_RETRY_AFTER_MS, remaining_ms))
 
 
-Holder = tuple[SessionLimiter, str]
-"""A limit of sessions, and the key that it counts the session for."""
+Holder = tuple[KeyedSessions, str]
+"""Counted sessions, and the key that a session is counted for."""
 
 
 class Gate:
@@ -141,11 +145,12 @@ class Gate:
         settings: AdmissionSettings,
         remaining_start_s: Callable[[], float | None] = lambda: None,
         limiters: Limiters | None = None,
+        named: NamedSessions | None = None,
     ) -> None:
         """Start closed: no request is served before the engine is warm.
 
         `remaining_start_s` predicts how long that takes, while the engine starts. `limiters` make the limits of users
-        and tenants; an address has its limit on each replica.
+        and tenants, where `named` has no others; an address has its limit on each replica.
         """
         self._settings = settings
         self._remaining_start_s = remaining_start_s
@@ -155,9 +160,20 @@ class Gate:
         self.num_sessions = 0
         self._max_sessions = settings.max_sessions or min(_SESSIONS, descriptors.max_connections())
         limiters = limiters or LocalLimiters()
-        self._users = limiters.sessions("user_sessions", settings.max_sessions_per_user)
-        self._tenants = limiters.sessions("tenant_sessions", settings.max_sessions_per_tenant)
-        self._peers = LocalSessions(settings.num_sessions_per_peer)
+        num_users, num_tenants = settings.max_sessions_per_user, settings.max_sessions_per_tenant
+        users = limiters.sessions("user_sessions", num_users), Limit("admission.max_sessions_per_user", num_users)
+        tenants = (
+            limiters.sessions("tenant_sessions", num_tenants),
+            Limit("admission.max_sessions_per_tenant", num_tenants),
+        )
+        num_peers = settings.num_sessions_per_peer
+        peers = LocalSessions(num_peers), Limit("admission.max_sessions_per_peer", num_peers)
+        self._users = KeyedSessions(choose_by(named.user_sessions if named else None, users))
+        self._tenants = KeyedSessions(choose_by(named.tenant_sessions if named else None, tenants))
+        self._peers = KeyedSessions(choose_by(None, peers))
+        if named is not None:
+            named.on_change(self._users.move)
+            named.on_change(self._tenants.move)
 
     @property
     def readiness(self) -> Readiness:
@@ -226,32 +242,32 @@ class Gate:
             raise self._overloaded(f"{self.num_sessions} sessions are open", full, ServerFullError)
         holders = tuple(self._holders(user, peer, tenant))
         self.num_sessions += 1
-        for limiter, key in holders:
-            limiter.enter(key)
+        for sessions, key in holders:
+            sessions.enter(key)
         permit = ExitStack()
         permit.callback(self._leave_session, holders)
         return permit
 
     def _leave_session(self, holders: tuple[Holder, ...]) -> None:
         self.num_sessions -= 1
-        for limiter, key in holders:
-            limiter.leave(key)
+        for sessions, key in holders:
+            sessions.leave(key)
 
     def _holders(self, user: str | None, peer: str, tenant: str | None) -> Iterator[Holder]:
         """Yield each limit that the session counts for, with its key. Raises OverloadedError if one is reached."""
-        settings = self._settings
-        for limiter, key, scope, name, allowed in (
-            (self._users, user, "of this user", "max_sessions_per_user", settings.max_sessions_per_user),
-            (self._tenants, tenant, "of this tenant", "max_sessions_per_tenant", settings.max_sessions_per_tenant),
-            (self._peers, peer or None, "from this address", "max_sessions_per_peer", settings.num_sessions_per_peer),
+        for sessions, key, scope in (
+            (self._users, user, "of this user"),
+            (self._tenants, tenant, "of this tenant"),
+            (self._peers, peer or None, "from this address"),
         ):
             if key is not None:
-                if limiter.is_full(key):
-                    raise self._full(limiter, key, scope, Limit(f"admission.{name}", allowed))
-                yield limiter, key
+                if sessions.is_full(key):
+                    raise self._full(sessions, key, scope)
+                yield sessions, key
 
-    def _full(self, limiter: SessionLimiter, key: str, scope: str, limit: Limit) -> OverloadedError:
-        open_sessions, wait_s = f"{limiter.num_open(key)} sessions {scope} are open", limiter.more_in_s(key)
+    def _full(self, sessions: KeyedSessions, key: str, scope: str) -> OverloadedError:
+        limit, wait_s = sessions.limit(key), sessions.more_in_s(key)
+        open_sessions = f"{sessions.num_open(key)} sessions {scope} are open"
         if wait_s is None:
             return self._overloaded(open_sessions, limit)
         msg = f"{open_sessions} here, all that this replica may open now of the shared limit ({limit.name})"

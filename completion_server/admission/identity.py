@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from completion_server.auth.principal import Principal
+from completion_server.core.events import Actor
 from completion_server.core.request import Caller, tenant_key_of
 
 _IPV6_NETWORK_BITS = 64
@@ -47,6 +48,16 @@ class Identity:
         return "" if self.is_verified else self.peer
 
     @property
+    def credential(self) -> str:
+        """Names the verified credential; "" if authentication is off."""
+        return "" if self.principal is None else self.principal.credential
+
+    @property
+    def actor(self) -> Actor:
+        """The caller as the audit log names it."""
+        return Actor(self.user, self.tenant, self.credential, self.peer, self.is_verified)
+
+    @property
     def source(self) -> tuple[str, ...] | str:
         """Key of the sender in limits of refused bytes: the verified user, since users share a proxy's connection, else
         the connection.
@@ -55,13 +66,16 @@ class Identity:
 
     def call(self, session: str) -> Caller:
         """Return the caller of a single request that gives this session id."""
-        return Caller(self.user, session, self.tenant, self.connection, self.peer, self.is_verified)
+        return Caller(
+            self.user, session, self.tenant, self.connection, self.peer, self.is_verified, credential=self.credential
+        )
 
     def stream(self, session: str) -> Caller:
         """Return the caller of a session stream that gives this session id."""
         number = next_stream_number()
         connection = self.connection or f"stream {number}"
-        return Caller(self.user, session, self.tenant, connection, self.peer, self.is_verified, number)
+        names = (self.user, session, self.tenant, connection, self.peer, self.is_verified)
+        return Caller(*names, number, self.credential)
 
 
 def next_stream_number() -> int:

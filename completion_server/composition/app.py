@@ -9,14 +9,17 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from completion_server import __version__
 from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
+from completion_server.admission.file_quotas import FileQuotas
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.admission.quota_file import QuotaFile
 from completion_server.admission.refusals import Refusals, refusal_budgets
 from completion_server.auth.principal import Authenticator
 from completion_server.composition.authentication import make_authenticator
@@ -25,6 +28,7 @@ from completion_server.composition.http_listener import build_http
 from completion_server.composition.models import check_fits, load_edits, load_prompts
 from completion_server.composition.monitoring import Monitoring, WatchedParts, make_tracing
 from completion_server.composition.playground import Playground
+from completion_server.composition.records import Records
 from completion_server.composition.samples import make_samples
 from completion_server.composition.shared_state import SharedState
 from completion_server.composition.shutdown import Shutdown
@@ -116,13 +120,17 @@ class App:
         self._metrics = self._monitoring.metrics
         self._tracing = make_tracing(config, self._clock, registry)
         self._playground = Playground(config, self._engine, self._speculation, self._clock)
-        heard = self._playground.heard_by(self._metrics.handle)
+        self._records = Records(config, registry)
+        heard = self._records.heard_by(self._playground.heard_by(self._metrics.handle))
         self._emit: Emit = self._tracing.heard_by(heard)  # the one place that decides who hears events
         self._authenticator = make_authenticator(config.auth, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
         self._entrance = Entrance(config.admission, config.limits, authenticator or self._authenticator)
         self._certificates: dict[str, CertificateFiles] = {}
+        quotas_file = config.admission.quotas_file
+        self._quota_file = QuotaFile(Path(quotas_file)) if quotas_file else None
+        self._file_quotas = FileQuotas(self._quota_file.table, self._shared.limiters) if self._quota_file else None
         self._http: HttpListener | None = None
         self._service: Service | None = None
         """None until the prompts are loaded."""
@@ -144,6 +152,7 @@ class App:
             stack.push_async_callback(self._tracing.aclose)
             self._tracing.start()
             certificates = self._certificates = load_certificates(config.server)
+            self._records.start(self._shared.secret, stack)
             watched = WatchedParts(self._engine, self._speculation, self._shared, lambda: self._service)
             metrics_address = self._monitoring.start(watched, stack)
             prompts = await asyncio.to_thread(load_prompts, config)
@@ -246,6 +255,7 @@ class App:
                 tasks = [runner, shared, engine, group.create_task(self._loop_lag.run(), name="loop lag")]
                 certificates = tuple(self._certificates.values())
                 tasks.append(group.create_task(watch(certificates), name="certificates"))
+                tasks.append(group.create_task(self._reread_quotas(), name="quotas"))
                 if self._authenticator is not None:
                     tasks.append(group.create_task(self._authenticator.run(), name="authentication"))
                 await asyncio.sleep(0)
@@ -273,6 +283,11 @@ class App:
             await self._http.stop(_CLOSE_S)
         await public.server.stop(_CLOSE_S)
         await self._shared.leave()
+
+    async def _reread_quotas(self) -> None:
+        """Apply each version of the file of quotas, if there is one."""
+        if self._quota_file is not None and self._file_quotas is not None:
+            await self._quota_file.run(self._file_quotas.replace)
 
     async def _start_engine(self) -> None:
         usual_s = self._engine.remaining_start_s()
@@ -309,6 +324,8 @@ class App:
             edits=edits,
             cache=self._shared.cache,
             limiters=self._shared.limiters,
+            file_quotas=self._file_quotas,
+            weight_of=self._file_quotas and self._file_quotas.weight_of,
             replicas=self._shared,
             remaining_start_s=self._engine.remaining_start_s,
             num_speculative_tokens=self._speculation.num_speculative_tokens,

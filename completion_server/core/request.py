@@ -67,6 +67,8 @@ class Caller:
     """Whether a trusted source, such as an authenticating proxy, gave the user's name."""
     stream: int = 0
     """Number of the session stream, unique in this process; 0 for a call with a single request."""
+    credential: str = field(default="", compare=False)
+    """Names the verified credential in the audit log, as `Principal.credential`; "" if authentication is off."""
 
     owner: str = field(init=False)
     """Key of limits, lanes and the cache salt; the tenant is its first part.

@@ -11,7 +11,7 @@ from completion_server.admission.refusals import Refusals, refusal_budgets
 from completion_server.admission.settings import LimitSettings, ServerSettings
 from completion_server.auth.principal import Scope
 from completion_server.core.errors import CompletionError, DeadlineError, ShedError
-from completion_server.core.events import RequestRefused
+from completion_server.core.events import RequestRefused, SessionClosed, SessionOpened
 from completion_server.core.outcome import AnswerPart, End, FinishReason, Outcome
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.rpc.intake import Intake, parsed
@@ -128,6 +128,8 @@ class CompletionServicer:
         with permit:
             stream = SessionCall(self._service, self._intake, self._times(), context, identity)
             self._sessions.add(stream)
+            opened_at = self._service.now()
+            self._service.emit(SessionOpened(identity.actor))
             try:
                 await context.send_initial_metadata(())  # tells an editor that its reconnect succeeded
                 failure = await stream.run()
@@ -135,6 +137,7 @@ class CompletionServicer:
                 return
             finally:
                 self._sessions.discard(stream)
+                self._service.emit(SessionClosed(identity.actor, self._service.now() - opened_at))
         if failure is not None:
             await abort_within(context, failure, self._stall_timeout_s)
 

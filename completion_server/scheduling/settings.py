@@ -40,7 +40,7 @@ class SchedulingSettings:
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of tenants by name, from 0.01 to 100; 1 for those that are not named. While tenants want more than the
     engine computes, their tokens are in proportion to their weights; the users of a tenant share its tokens equally.
-    Only a verified name has a weight other than 1."""
+    Only a verified name has a weight other than 1. `admission.quotas_file` takes the place of these weights."""
 
     def __post_init__(self) -> None:
         """Check the bounds, also of the weights, and that `step_tolerance` is 0 or above 1."""

@@ -28,6 +28,8 @@ _AGE_BUCKETS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0
 """Buckets for the ages of completions, which live for seconds or minutes."""
 _STAGES = ("receive", "admission", "queue", "tokenise", "prefill", "decode_token", "stream", "total")
 _TOKEN_KINDS = ("prompt", "cached_prompt", "completion", "drafted", "accepted_draft")
+_AUDITED = (events.AuthenticationRefused, events.SessionOpened, events.SessionClosed, events.AdminChanged)
+"""Events for the audit log alone."""
 _WASTED = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CANCELLED, FinishReason.DEADLINE})
 
 
@@ -124,6 +126,7 @@ class Metrics:
             events.CredentialSourceFailed: self._authentication.failed,
             events.FeedbackReported: self._feedback_reported,
             events.FeedbackRefused: lambda _event: self._feedback.labels("refused").inc(),
+            **dict.fromkeys(_AUDITED, lambda _event: None),
         }
 
     def handle(self, event: events.Event) -> None:
