@@ -24,7 +24,7 @@ _MAX_DURATION_S = 3650 * 86_400
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-class _Duration(click.ParamType):
+class _Duration(click.ParamType[int]):
     """A duration such as 90d; its value is in seconds."""
 
     name = "duration"
