@@ -151,10 +151,10 @@ class FairQueues(TriggerQueues):
         """Return a request's account, a new one if its owner has none."""
         tenant = self._tenants.get(request.tenant)
         if tenant is None:
-            tenant = self._tenants[request.tenant] = Tenant(request.tenant)
+            tenant = self._tenants[request.tenant] = Tenant(request.tenant, served=self._root.now)
         user = tenant.accounts.get(request.owner)
         if user is None:
-            user = tenant.accounts[request.owner] = User(request.owner, tenant=tenant)
+            user = tenant.accounts[request.owner] = User(request.owner, served=tenant.users.now, tenant=tenant)
         return user
 
     def _place_new(self) -> None:

@@ -6,8 +6,8 @@ because a request waits or because the engine has not computed its prompt yet, t
 the most. All that are at most `TOLERANCE` ahead of it count as within their share: among them the order of the queue
 decides, as if there was one owner. The others wait until the rest have caught up or want no more.
 
-An idle owner keeps no credit: when it asks again, it begins where the accounts that wanted tokens meanwhile have come
-to.
+An owner that was idle begins where the accounts that wanted tokens meanwhile have come to. It keeps `TOLERANCE` of the
+credit that it had, at most: most users type and pause, and would else get less than one who always asks.
 """
 
 from dataclasses import dataclass, field
@@ -90,7 +90,7 @@ class Level(Generic[AccountT]):
             if not wants:
                 return
             self._wanting[key] = account
-            account.served = max(account.served, self.now)
+            account.served = max(account.served, self.now - TOLERANCE)
         position = (account.position,)
         self._blocked.discard(key)
         if not rank:
