@@ -75,6 +75,7 @@ from completion_server.scheduling.shedding import DeadlineWatch, Shedder, Sheddi
 
 _ABANDONED = (FinishReason.SUPERSEDED, FinishReason.CANCELLED, FinishReason.STOP, FinishReason.LENGTH)
 """Ends that don't depend on the queue's length. A queued request with STOP or LENGTH was answered from a cache."""
+_SPARE_SHARE = 0.5
 _FINISH_REASONS: dict[str | None, FinishReason | None] = {
     None: None,
     "stop": FinishReason.STOP,
@@ -243,9 +244,7 @@ class Book:
         generation, actions = self._require(generation_id), list[Action]()
         if stalled_s := self.latency.progressed(now):
             actions.append(Report(EngineStalled(stalled_s)))
-        step_s = generation.add(output, now)
-        self._queues.computed(generation.id, generation.num_new_tokens + generation.num_tokens)
-        if step_s is not None:
+        if (step_s := generation.add(output, now)) is not None:
             is_stall = self.latency.stalls.has_delayed(now - step_s)
             actions += self._follow_engine(now, None if is_stall else step_s)
         finish = _FINISH_REASONS[output.finish]
@@ -260,7 +259,7 @@ class Book:
                 actions += self._diverge(request, now)
             elif text or finish is not None:
                 actions.append(Text(request.id, text, finish))
-        return actions
+        return actions + self._computed(generation, now)
 
     def stopped(self, generation_id: str, outcome: Outcome | None, now: float) -> list[Action]:
         """Free the slot of a generation that has stopped. `outcome` ends its readers; None if it did not fail."""
@@ -387,6 +386,8 @@ class Book:
             if request.queued_at < now and self._shedder.is_unreachable(request, now):
                 actions += self._end(request, self._unreachable(request), now)
                 continue
+            if self._queues.is_over_share() and not self._has_room_to_spare(request):
+                break  # until a prompt is computed
             self._queues.start(request)
             generation = self._generations.start(request, now)
             self.latency.left_queue(now - request.queued_at, abandoned=False)
@@ -396,6 +397,12 @@ class Book:
             for joined in list(generation.joined.values()):
                 actions += self._join(joined, now)
         return actions + self._reclaim(now)
+
+    def _has_room_to_spare(self, request: LiveRequest) -> bool:
+        """Return whether the engine could compute one more prompt in a part of the time that first tokens may take."""
+        num_tokens = self._queues.num_prompt_tokens + request.num_new_tokens
+        limiter = self.limiter
+        return limiter is None or self.latency.first_token_after(num_tokens) <= _SPARE_SHARE * limiter.first_token_s
 
     def _reclaim(self, now: float) -> list[Action]:
         """Take slots from requests past their budget for waiting ones, less the slots that are coming free already."""
@@ -407,6 +414,12 @@ class Book:
                 actions += self._end(request, self._unreachable(request), now)
                 num_missing -= generation.leader is None  # else another request has its slot now
         return actions
+
+    def _computed(self, generation: Generation, now: float) -> list[Action]:
+        """Charge the tokens computed for a generation so far. Its prompt may be what requests in the queue wait for."""
+        num_tokens = generation.num_new_tokens + generation.num_tokens
+        is_prompt = self._queues.computed(generation.id, num_tokens)
+        return self._fill(now) if is_prompt and self.num_queued else []
 
     def _follow_engine(self, now: float, step_s: float | None = None) -> list[Action]:
         """Adapt the number of slots to the engine's latest steps and first tokens."""

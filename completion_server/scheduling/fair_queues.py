@@ -31,6 +31,8 @@ class FairQueues(TriggerQueues):
         self._charges: dict[str, Charge] = {}
         self._arrivals = itertools.count()
         self._mean_generated = _FIRST_GUESS
+        self.num_prompt_tokens = 0
+        """Prompt tokens that the engine is expected to compute, of generations that have a slot and no token."""
 
     @property
     def num_accounts(self) -> int:
@@ -55,10 +57,14 @@ class FairQueues(TriggerQueues):
         """Return the request whose turn is next."""
         if len(self) <= 1:
             return super().first()
-        self._place_new()
-        tenant = self._root.first()
-        user = None if tenant is None else tenant.users.first()
+        user = self._first_within()
+        if user is None and (tenant := self._root.least()) is not None:
+            user = tenant.users.first() or tenant.users.least()
         return None if user is None else self._first_of(user)
+
+    def is_over_share(self) -> bool:
+        """Return whether all requests that wait are of owners ahead of one whose prompt the engine computes now."""
+        return bool(self.num_prompt_tokens) and self._first_within() is None
 
     def last_behind(self, request: LiveRequest) -> LiveRequest | None:
         """Return the request that gives way to a newcomer in a full queue; None if the newcomer does.
@@ -100,30 +106,32 @@ class FairQueues(TriggerQueues):
 
     def start(self, request: LiveRequest) -> None:
         """Charge the account of a waiting request, which is about to get a slot, with the tokens that it may cost."""
+        self._place_new()
         user = self._account(request)
-        if request.id in self._new:
-            if len(self) > 1:
-                self._place_new()
-            else:
-                user.tenant.weight = request.weight
-                user.tenant.users.enter(user)
-                self._root.enter(user.tenant)
-        user.tenant.users.advance(user)
-        self._root.advance(user.tenant)
+        user.tenant.users.advance()
+        self._root.advance()
         num_tokens = max(SLOT_TOKENS, request.num_new_tokens + self._mean_generated)
         user.begin(num_tokens)
         user.tenant.begin(num_tokens)
-        self._charges[request.id] = Charge(user, num_tokens)
-        self._idle.pop(user, None)
+        self._charges[request.id] = Charge(user, num_tokens, request.num_new_tokens)
+        self.num_prompt_tokens += request.num_new_tokens
 
-    def computed(self, generation_id: str, num_tokens: int) -> None:
-        """Note the tokens computed for a running generation so far, which may be more than expected."""
+    def computed(self, generation_id: str, num_tokens: int) -> bool:
+        """Note the tokens computed for a running generation so far; return whether its prompt was among the latest."""
         charge = self._charges.get(generation_id)
-        if charge is not None and num_tokens > charge.num_tokens:
-            num_more, charge.num_tokens = num_tokens - charge.num_tokens, num_tokens
-            charge.user.expected += num_more
-            charge.user.tenant.expected += num_more
-            self._place(charge.user)
+        if charge is None or (charge.has_prompt and num_tokens <= charge.num_tokens):
+            return False
+        is_first = not charge.has_prompt
+        num_more = max(0.0, num_tokens - charge.num_tokens)
+        charge.num_tokens += num_more
+        for account in (charge.user, charge.user.tenant):
+            account.expected += num_more
+            account.num_prompts -= is_first
+        if is_first:
+            charge.has_prompt = True
+            self.num_prompt_tokens -= charge.num_prompt_tokens
+        self._place(charge.user)
+        return is_first
 
     def settle(self, generation_id: str, num_prompt_tokens: int, num_generated: int) -> None:
         """Charge the tokens that were computed for a generation that no request reads any more, the first time."""
@@ -134,6 +142,8 @@ class FairQueues(TriggerQueues):
         user = charge.user
         for account in (user, user.tenant):
             account.end(charge.num_tokens, num_prompt_tokens + num_generated)
+            account.num_prompts -= not charge.has_prompt
+        self.num_prompt_tokens -= 0 if charge.has_prompt else charge.num_prompt_tokens
         self._place(user)
         self._rest(user)
 
@@ -141,10 +151,10 @@ class FairQueues(TriggerQueues):
         """Return a request's account, a new one if its owner has none."""
         tenant = self._tenants.get(request.tenant)
         if tenant is None:
-            tenant = self._tenants[request.tenant] = Tenant(request.tenant)
+            tenant = self._tenants[request.tenant] = Tenant(request.tenant, served=self._root.now)
         user = tenant.accounts.get(request.owner)
         if user is None:
-            user = tenant.accounts[request.owner] = User(request.owner, tenant=tenant)
+            user = tenant.accounts[request.owner] = User(request.owner, served=tenant.users.now, tenant=tenant)
         return user
 
     def _place_new(self) -> None:
@@ -160,15 +170,18 @@ class FairQueues(TriggerQueues):
     def _place(self, user: User) -> None:
         """Note that an account's position or its first request has changed."""
         tenant, first = user.tenant, user.queue.first()
-        if first is None:
-            tenant.users.remove(user)
-        else:
-            tenant.users.place(user, user.queue.key(first))
-        head = tenant.users.first()
-        if head is None:
-            self._root.remove(tenant)
-        else:
-            self._root.place(tenant, head.rank)
+        tenant.users.place(user, () if first is None else user.queue.key(first))
+        head = tenant.users.first() or tenant.users.least()
+        self._root.place(tenant, () if head is None else head.rank)
+
+    def _first_within(self) -> User | None:
+        """Return the account whose request is next, of those within their share in a tenant within its share."""
+        self._place_new()
+        while (tenant := self._root.first()) is not None:
+            if (user := tenant.users.first()) is not None:
+                return user
+            self._root.block(tenant)
+        return None
 
     def _rest(self, user: User) -> None:
         """Keep the account of an owner without a request for a while."""

@@ -56,6 +56,10 @@ class Queue:
         """Return how many wait."""
         return len(self._keys)
 
+    def __contains__(self, request_id: str) -> bool:
+        """Return whether an id waits."""
+        return request_id in self._keys
+
     @property
     def num_kept(self) -> int:
         """Entries in memory, those of removed ids included."""
@@ -80,6 +84,11 @@ class Queue:
         if not self._keys:
             self._first.clear()
             self._last.clear()
+
+    def discard(self, request_id: str) -> None:
+        """Let an id wait no longer, if it does."""
+        if request_id in self._keys:
+            self.remove(request_id)
 
     def key(self, request_id: str) -> Key:
         """Return the key of an id that waits."""

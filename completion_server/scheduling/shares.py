@@ -1,12 +1,13 @@
 """Weighted fair sharing of the engine's time, in tokens computed: between tenants, and between a tenant's users. Pure.
 
 This is start-time fair queueing in two levels. An account's position is the number of tokens computed for its owner,
-and of those that its running generations are expected to cost, divided by its weight. Of the accounts that wait, the
-one with the least position is owed the most. All that are at most `TOLERANCE` ahead of it count as within their share:
-among them the order of the queue decides, as if there was one owner. The others wait until the rest have caught up or
-want no more. So no slot stays empty for the sake of fairness.
+and of those that its running generations are expected to cost, divided by its weight. Of the accounts that want tokens,
+because a request waits or because the engine has not computed its prompt yet, the one with the least position is owed
+the most. All that are at most `TOLERANCE` ahead of it count as within their share: among them the order of the queue
+decides, as if there was one owner. The others wait until the rest have caught up or want no more.
 
-An idle owner keeps no credit: when it asks again, it begins where the accounts that waited meanwhile have come to.
+An owner that was idle begins where the accounts that wanted tokens meanwhile have come to. It keeps `TOLERANCE` of the
+credit that it had, at most: most users type and pause, and would else get less than one who always asks.
 """
 
 from dataclasses import dataclass, field
@@ -34,10 +35,10 @@ class Account:
     """Tokens that the running generations are expected to cost."""
     num_running: int = 0
     """Generations that are charged to it and run."""
+    num_prompts: int = 0
+    """Those of them whose prompt the engine has not computed yet."""
     rank: Key = ()
-    """Of its first waiting request, in the order of the queue."""
-    is_ahead: bool = False
-    """Whether it was over its share when it was last looked at."""
+    """Of its first waiting request, in the order of the queue; empty if none waits."""
 
     @property
     def position(self) -> float:
@@ -47,6 +48,7 @@ class Account:
     def begin(self, num_tokens: float) -> None:
         """Charge a generation that begins with the tokens that it is expected to cost."""
         self.num_running += 1
+        self.num_prompts += 1
         self.expected += num_tokens
 
     def end(self, num_expected: float, num_tokens: float) -> None:
@@ -60,90 +62,103 @@ AccountT = TypeVar("AccountT", bound=Account)
 
 
 class Level(Generic[AccountT]):
-    """The accounts that share with each other: those that wait, and whose turn is next."""
+    """The accounts that share with each other: those that want tokens, and whose turn is next."""
 
     def __init__(self) -> None:
         """Begin with none."""
         self.now = 0.0
-        """Virtual time in tokens: what those that waited had been served at least when one of them got a slot."""
-        self._waiting: dict[str, AccountT] = {}
+        """Virtual time in tokens: what the account that was owed the most had been served when one got a slot."""
+        self._wanting: dict[str, AccountT] = {}
         self._positions = Queue()
-        # Each account that waits is in one of these.
+        """Of all that want tokens."""
+        self._waiting = Queue()
+        """The positions of those with a request that waits. Each of them is in one of the next three."""
         self._within = Queue()
-        self._ahead = Queue()
+        """Those within their share, by the ranks of their requests; some that are over it until their turn comes."""
+        self._over = Queue()
+        self._blocked: set[str] = set()
 
     def __len__(self) -> int:
-        """Return how many accounts wait."""
+        """Return how many accounts have requests that wait."""
         return len(self._waiting)
 
-    def enter(self, account: AccountT) -> None:
-        """Take from an account that was idle the credit that it had."""
-        account.served = max(account.served, self.now)
-
     def place(self, account: AccountT, rank: Key) -> None:
-        """Let an account wait with its first request, or note that its position or first request has changed."""
-        if account.key not in self._waiting:
-            self._waiting[account.key] = account
-            self.enter(account)
+        """Note an account's new position and the rank of its first waiting request, which is empty if none waits."""
+        key, wants = account.key, bool(rank) or account.num_prompts > 0
         account.rank = rank
-        self._positions.add(account.key, (account.position,))
-        if account.is_ahead:
-            self._ahead.add(account.key, (account.position,))
+        if key not in self._wanting:
+            if not wants:
+                return
+            self._wanting[key] = account
+            account.served = max(account.served, self.now - TOLERANCE)
+        position = (account.position,)
+        self._blocked.discard(key)
+        if not rank:
+            for queue in (self._waiting, self._within, self._over):
+                queue.discard(key)
         else:
-            self._within.add(account.key, rank)
-
-    def remove(self, account: AccountT) -> None:
-        """Let an account wait no more; does nothing if it does not wait."""
-        if self._waiting.pop(account.key, None) is None:
-            return
-        self._positions.remove(account.key)
-        (self._ahead if account.is_ahead else self._within).remove(account.key)
-        account.is_ahead = False
+            self._waiting.add(key, position)
+            if key in self._over:
+                self._over.add(key, position)
+            else:
+                self._within.add(key, rank)
+        if wants:
+            self._positions.add(key, position)
+        else:
+            self._positions.remove(key)
+            del self._wanting[key]
 
     def first(self) -> AccountT | None:
-        """Return the account whose request is first, of those within their share; None if none waits."""
+        """Return the account whose request is first, of those within their share; None if none of them waits."""
         nearest = self._positions.first()
         if nearest is None:
             return None
-        limit = self._waiting[nearest].position + TOLERANCE
-        while (key := self._ahead.first()) is not None and self._waiting[key].position <= limit:
-            account = self._waiting[key]
-            self._ahead.remove(key)
-            self._within.add(key, account.rank)
-            account.is_ahead = False
-        while (key := self._within.first()) is not None and self._waiting[key].position > limit:
-            account = self._waiting[key]
+        limit = self._wanting[nearest].position + TOLERANCE
+        while (key := self._over.first()) is not None and self._wanting[key].position <= limit:
+            self._over.remove(key)
+            self._within.add(key, self._wanting[key].rank)
+        while (key := self._within.first()) is not None and self._wanting[key].position > limit:
             self._within.remove(key)
-            self._ahead.add(key, (account.position,))
-            account.is_ahead = True
-        return None if key is None else self._waiting[key]
+            self._over.add(key, (self._wanting[key].position,))
+        return None if key is None else self._wanting[key]
 
-    def advance(self, account: AccountT) -> None:
-        """Move the time on, as an account gets a slot. It may be the only one that wants one, and not wait at all."""
+    def block(self, account: AccountT) -> None:
+        """Pass over an account within its share, until it is placed again: the accounts in it are over theirs."""
+        self._within.remove(account.key)
+        self._blocked.add(account.key)
+
+    def least(self) -> AccountT | None:
+        """Return the account with the least position of those with a request that waits."""
+        key = self._waiting.first()
+        return None if key is None else self._wanting[key]
+
+    def advance(self) -> None:
+        """Move the time on, as an account that wants tokens gets a slot."""
         nearest = self._positions.first()
-        self.now = max(self.now, account.served if nearest is None else self._waiting[nearest].served)
+        if nearest is not None:
+            self.now = max(self.now, self._wanting[nearest].served)
 
     def over_share(self, own: AccountT | None) -> AccountT | None:
-        """Return the account that is furthest over its share; None if none is over it.
+        """Return the account that is furthest over its share, a waiting one or `own`; None if none is over it.
 
         `own` is a newcomer's, which need not wait; None if the newcomer is new here.
         """
-        first, last = self._positions.first(), self._positions.last()
+        first, last = self._waiting.first(), self._waiting.last()
         if first is None or last is None:
             return None
         position = self.now if own is None else max(own.served, self.now) + own.expected / own.weight
-        least, most = self._waiting[first].position, self._waiting[last].position
+        least, most = self._wanting[first].position, self._wanting[last].position
         if max(position, most) <= min(position, least) + TOLERANCE:
             return None
-        return own if own is not None and position >= most else self._waiting[last]
+        return own if own is not None and position >= most else self._wanting[last]
 
     def last(self) -> AccountT | None:
-        """Return the account that is furthest over its share, else the one whose first request is last of all."""
-        first, last = self._positions.first(), self._positions.last()
+        """Return the waiting account that is furthest over its share, else the one whose first request is last."""
+        first, last = self._waiting.first(), self._waiting.last()
         if first is None or last is None:
             return None
-        is_over = self._waiting[last].position > self._waiting[first].position + TOLERANCE
-        return self._waiting[last if is_over else self._within.last() or last]
+        is_over = self._wanting[last].position > self._wanting[first].position + TOLERANCE
+        return self._wanting[last if is_over else self._within.last() or last]
 
 
 @dataclass(slots=True, eq=False)
@@ -169,3 +184,7 @@ class Charge:
 
     user: User
     num_tokens: float
+    num_prompt_tokens: int
+    """Expected prompt tokens that the engine has not computed yet."""
+    has_prompt: bool = False
+    """Whether the engine has computed its prompt."""

@@ -1,10 +1,13 @@
-"""Workloads that show whether users and tenants get their shares of a simulated engine, and their figures. Pure."""
+"""Runs that show whether users and tenants get their shares of a simulated engine that is asked for too much."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from completion_server.core.request import Trigger
-from loadtest.simulation.workload import SimulatedRequest, SimulatedResult, Workload
+from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
+from loadtest.simulation.workload import EditorModel, Policy, SimulatedRequest, SimulatedResult, Workload
+from loadtest.simulation.world import simulate
+from loadtest.traffic.typist import TypingModel
 
 _ABUSER = 1_000_000
 _NEVER_S = 1e9
@@ -12,7 +15,7 @@ _NEVER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class AbuseModel:
-    """One user beside the others, who asks as often as many of them. The sizes are assumptions."""
+    """One user beside the others. The sizes are assumptions."""
 
     rate: float = 20.0
     """Requests, as a multiple of another user's."""
@@ -24,24 +27,59 @@ class AbuseModel:
         per_s = self.rate * workload.editors.requests_per_s
         return [
             SimulatedRequest(
-                _ABUSER, number / per_s, _NEVER_S, is_pause=False, tenant="", trigger=Trigger.EXPLICIT,
+                _ABUSER, number / per_s, _NEVER_S, is_pause=False, trigger=Trigger.EXPLICIT,
                 num_prompt_tokens=self.document_tokens, lane=str(number),
             )
             for number in range(int(until_s * per_s))
         ]  # fmt: skip
 
 
-def with_abuser(requests: Sequence[SimulatedRequest], workload: Workload, model: AbuseModel) -> list[SimulatedRequest]:
-    """Return the requests of the others and of an abuser beside them."""
-    abuses = model.requests(workload, max(request.at for request in requests))
-    return sorted([*requests, *abuses], key=lambda request: request.at)
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How users were served."""
+
+    ttft_s: Sequence[float]
+    """Of the answered requests, in order."""
+    answered_share: float
+    num_tokens: int
+    """Computed for them."""
 
 
-def of_tenants(requests: Sequence[SimulatedRequest], tenants: Sequence[str]) -> list[SimulatedRequest]:
-    """Return the same requests of users who belong to tenants in turn."""
-    return [replace(request, tenant=tenants[request.user % len(tenants)]) for request in requests]
+def overload(load: float, seconds: float, seed: int) -> Workload:
+    """Return a workload on a measured engine with processors of its own; its users hang up at their next key."""
+    return Workload(
+        load=load, seconds=seconds, seed=seed, engine="measured", num_slots=SchedulingSettings().max_slots,
+        shed_budget_s=ShedSettings().budget_ms / 1000, hangs_up=True, shares_processors=False,
+        editors=EditorModel(TypingModel()),
+    )  # fmt: skip
 
 
-def others(results: Sequence[SimulatedResult], workload: Workload) -> list[SimulatedResult]:
-    """Return the results that count of everybody but the abuser."""
-    return [each for each in results if each.request.user != _ABUSER and workload.counts(each.request)]
+def beside_an_abuser(workload: Workload, model: AbuseModel | None) -> tuple[Service, Service]:
+    """Return how the users of a workload and an abuser beside them were served; without a model there is none."""
+    requests = workload.requests()
+    if model is not None:
+        requests = sorted([*requests, *model.requests(workload, requests[-1].at)], key=lambda request: request.at)
+    results = [each for each in simulate(workload, Policy(), requests) if workload.counts(each.request)]
+    users = [each for each in results if each.request.user != _ABUSER]
+    return _service(users), _service([each for each in results if each.request.user == _ABUSER])
+
+
+def of_tenants(workload: Workload, weights: Mapping[str, float]) -> dict[str, Service]:
+    """Return how tenants with these weights were served, if the users of a workload belong to them in turn."""
+    names = list(weights)
+    requests = [replace(each, tenant=names[each.user % len(names)]) for each in workload.requests()]
+    results = simulate(workload, Policy(tenant_weights=weights), requests)
+    counted = [each for each in results if workload.counts(each.request)]
+    return {name: _service([each for each in counted if each.request.tenant == name]) for name in names}
+
+
+def pooled(runs: Sequence[Service]) -> Service:
+    """Return several runs of equal length as one."""
+    ttft_s = sorted(each for run in runs for each in run.ttft_s)
+    answered_share = sum(run.answered_share for run in runs) / len(runs)
+    return Service(ttft_s, answered_share, sum(run.num_tokens for run in runs))
+
+
+def _service(results: Sequence[SimulatedResult]) -> Service:
+    ttft_s = sorted(each.ttft_s for each in results if each.ttft_s is not None)
+    return Service(ttft_s, len(ttft_s) / max(1, len(results)), sum(each.num_computed for each in results))

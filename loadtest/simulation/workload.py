@@ -169,6 +169,8 @@ class Workload:
     engine: EngineName = "slots"
     """With "steps", the work of one step delays its whole batch, as in a real engine. "measured" is a real engine's
     step times, with an adaptive number of slots."""
+    shares_processors: bool = True
+    """Whether front end and editors use the processors of a measured engine, too."""
     prefill_sigma: float = 0.0
     """Standard deviation of the logarithm of prefill times, with "slots"."""
     hangs_up: bool = False
@@ -179,7 +181,9 @@ class Workload:
     @property
     def profile(self) -> EngineProfile:
         """The engine's times and the size of its requests."""
-        return measured_engine() if self.engine == "measured" else LARGE_MODEL
+        if self.engine != "measured":
+            return LARGE_MODEL
+        return measured_engine() if self.shares_processors else replace(measured_engine(), request_cpu_s=0.0)
 
     @property
     def capacity_per_s(self) -> float:
