@@ -1,0 +1,94 @@
+"""Mutated bytes: protobuf messages, HTTP/2 frames and HTTP bodies."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+
+from completion.v1 import completion_pb2 as pb
+from loadtest.bench.attacks.attack import ANSWER_S, Counts, Target, count_end
+from loadtest.bench.attacks.http2 import ATTACKER, SERVICE, Http2Connection, framed
+
+PREFACE_BYTES = 24
+_PAUSE_S = 0.002
+_READ_BYTES = 1 << 16
+_REQUEST = pb.CompleteRequest(
+    session_id="mutated", sequence=1, prefix="x = 1\n" * 20, snippets=[pb.ContextSnippet(text="y")] * 3,
+    stop=["\n\n"], max_tokens=3, temperature=0.5,
+)  # fmt: skip
+_BODY = json.dumps({"prompt": "x = ", "suffix": "\n", "stop": ["a"], "n_predict": 5, "temperature": 0.5}).encode()
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Return bytes with some of them changed, dropped, doubled or cut off."""
+    found = bytearray(data)
+    for _ in range(chance.randint(1, 5)):
+        place = chance.randrange(len(found) or 1)
+        match chance.randrange(4):
+            case 0:
+                found[place : place + 1] = [chance.randrange(256)]
+            case 1:
+                del found[place : place + 1]
+            case 2:
+                found[place:place] = found[place : place + chance.randint(1, 30)]
+            case _:
+                del found[place + 1 :]
+    return bytes(found)
+
+
+def frames_of_a_call() -> bytes:
+    """Return all that a client sends on a new connection for one call, the preface first."""
+    h2 = H2Connection(H2Configuration(header_encoding="utf-8", validate_outbound_headers=False))
+    h2.initiate_connection()
+    pseudo = ((":method", "POST"), (":scheme", "http"), (":path", f"{SERVICE}/Complete"), (":authority", "server"))
+    h2.send_headers(1, [*pseudo, ("content-type", "application/grpc"), ("te", "trailers")])
+    h2.send_data(1, framed(_REQUEST.SerializeToString()), end_stream=True)
+    return h2.data_to_send()
+
+
+def http_request(body: bytes) -> bytes:
+    """Return a whole HTTP/1.1 request with this body."""
+    head = f"POST /infill HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def exchange(address: str, data: bytes, source: str = ATTACKER, within_s: float = ANSWER_S) -> bytes:
+    """Send bytes on a new connection, end it, and return what comes back until the server closes it, or the time ends.
+
+    Raises:
+        OSError: no server listens.
+
+    """
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+    found = bytearray()
+    with contextlib.suppress(OSError, TimeoutError):
+        writer.write(data)
+        writer.write_eof()
+        async with asyncio.timeout(within_s):
+            while part := await reader.read(_READ_BYTES):
+                found += part
+    writer.close()
+    return bytes(found)
+
+
+async def mutations(target: Target, counts: Counts) -> None:
+    """Send a mutated message, mutated frames and a mutated body in turn."""
+    chance, whole = random.Random(7), frames_of_a_call()
+    async with await Http2Connection.open(target.address) as connection:
+        for _ in itertools.count():
+            stream = connection.call("Complete")
+            await stream.send(framed(mutated(_REQUEST.SerializeToString(), chance)), ends=True)
+            await stream.ended(ANSWER_S)
+            count_end(counts, stream)
+            frames = whole[:PREFACE_BYTES] + mutated(whole[PREFACE_BYTES:], chance)
+            counts["answered_frames"] += bool(await exchange(target.address, frames))
+            answer = await exchange(target.http_address, http_request(mutated(_BODY, chance)))
+            counts[f"http_{answer[9:12].decode('ascii', 'replace') or 'none'}"] += 1
+            if not connection.is_open:
+                return
+            await asyncio.sleep(_PAUSE_S)
