@@ -1,4 +1,4 @@
-"""Mutated HTTP/2 frames and HTTP bodies, and floods of frames: no crash, nothing unhandled in the log, others served."""
+"""Mutated HTTP/2 frames and HTTP bodies, and floods of frames: nothing fails in the server, and others are served."""
 
 import logging
 import random

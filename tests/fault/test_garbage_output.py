@@ -19,7 +19,6 @@ GARBAGE = {
     "one endless token": ("x" * 100_000,),
     "combining marks": ("e" + "\u0301" * 10_000,),
     "line breaks alone": ("\r\r\n\n\x85\u2028",),
-    "no character": ("ab\ud800", "\udfff"),
 }
 
 
@@ -40,3 +39,11 @@ async def test_garbage_is_passed_on_or_ends_its_request_alone(name: str, caplog:
         assert server.count("completion_running_requests") == 0
         assert server.count("completion_engine_restarts_total") == 0
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+async def test_text_that_cannot_be_encoded_ends_its_request_alone() -> None:
+    engine = ScriptedEngine(lambda each: ("ab\ud800", "\udfff") if each.max_tokens == 2 else ("alpha", " beta"))
+    async with run_server(make_config(), lambda: engine) as server:
+        assert (await ask(server.stub, request(max_tokens=2))).code is grpc.StatusCode.INTERNAL
+        assert (await ask(server.stub, request(max_tokens=9))).text == "alpha beta"
+        assert server.count("completion_running_requests") == 0

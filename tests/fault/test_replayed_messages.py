@@ -1,4 +1,4 @@
-"""Messages of a session that come twice, late or from another stream: each request is answered once, to its own stream."""
+"""Messages of a session that come twice, late or on another stream: each request is answered once, on its own."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

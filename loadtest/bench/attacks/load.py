@@ -14,6 +14,8 @@ _LINES = "".join(f"def area_{number}(width, height):\n    return width * height\
 UNLIMITED = ("admission.user_requests_per_s=0", "admission.user_tokens_per_s=0", "admission.users_per_peer=0")
 """Settings of a server that serves every request of one attacker."""
 _CANCELLED_USERS = 100
+_TYPES_ON_S = 0.05
+"""How long a request lives before it is cancelled."""
 
 
 def typed(user: int, sequence: int) -> bytes:
@@ -50,18 +52,22 @@ async def overload(target: Target, counts: Counts, times: float = 3.0) -> None:
 
 
 async def cancels(target: Target, counts: Counts) -> None:
-    """Ask without end as 100 users of one connection, and cancel every second request at once."""
-    async with await Http2Connection.open(target.address) as connection:
-        for number in itertools.count(1):
-            user = number % _CANCELLED_USERS
-            stream = connection.call("Complete", (("x-user-id", f"user-{user}"),))
-            await stream.send(typed(user, number), ends=True)
-            if number % 2:
-                await asyncio.sleep(0)
-                stream.reset()
-                counts["cancelled"] += 1
-            else:
-                await stream.ended(ANSWER_S)
-                count_end(counts, stream)
-            if not connection.is_open:
-                return
+    """Ask without end as 100 users of one connection, each of which cancels every second request at once."""
+    numbers = itertools.count(1)
+    async with await Http2Connection.open(target.address) as connection, asyncio.TaskGroup() as group:
+
+        async def ask_on(user: int) -> None:
+            while connection.is_open:
+                number = next(numbers)
+                stream = connection.call("Complete", (("x-user-id", f"user-{user}"),))
+                await stream.send(typed(user, number), ends=True)
+                if number % 2:
+                    await asyncio.sleep(_TYPES_ON_S)
+                    stream.reset()
+                    counts["cancelled"] += 1
+                else:
+                    await stream.ended(ANSWER_S)
+                    count_end(counts, stream)
+
+        for user in range(_CANCELLED_USERS):
+            group.create_task(ask_on(user))

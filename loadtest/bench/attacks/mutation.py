@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import json
 import random
 
@@ -14,7 +13,9 @@ from loadtest.bench.attacks.attack import ANSWER_S, Counts, Target, count_end
 from loadtest.bench.attacks.http2 import ATTACKER, SERVICE, Http2Connection, framed
 
 PREFACE_BYTES = 24
-_PAUSE_S = 0.002
+_CONNECTIONS = 16
+_OPEN_S = 0.1
+"""How long to wait for the end of a connection: some mutations leave a frame that is not whole."""
 _READ_BYTES = 1 << 16
 _REQUEST = pb.CompleteRequest(
     session_id="mutated", sequence=1, prefix="x = 1\n" * 20, snippets=[pb.ContextSnippet(text="y")] * 3,
@@ -77,18 +78,25 @@ async def exchange(address: str, data: bytes, source: str = ATTACKER, within_s: 
 
 
 async def mutations(target: Target, counts: Counts) -> None:
-    """Send a mutated message, mutated frames and a mutated body in turn."""
-    chance, whole = random.Random(7), frames_of_a_call()
-    async with await Http2Connection.open(target.address) as connection:
-        for _ in itertools.count():
+    """Send mutated messages on one connection, and mutated frames and bodies on connections of their own."""
+
+    async def messages(connection: Http2Connection, chance: random.Random) -> None:
+        while connection.is_open:
             stream = connection.call("Complete")
             await stream.send(framed(mutated(_REQUEST.SerializeToString(), chance)), ends=True)
             await stream.ended(ANSWER_S)
             count_end(counts, stream)
+
+    async def connections(chance: random.Random) -> None:
+        whole = frames_of_a_call()
+        while True:
             frames = whole[:PREFACE_BYTES] + mutated(whole[PREFACE_BYTES:], chance)
-            counts["answered_frames"] += bool(await exchange(target.address, frames))
+            await exchange(target.address, frames, within_s=_OPEN_S)
             answer = await exchange(target.http_address, http_request(mutated(_BODY, chance)))
+            counts["frames"] += 1
             counts[f"http_{answer[9:12].decode('ascii', 'replace') or 'none'}"] += 1
-            if not connection.is_open:
-                return
-            await asyncio.sleep(_PAUSE_S)
+
+    async with await Http2Connection.open(target.address) as connection, asyncio.TaskGroup() as group:
+        group.create_task(messages(connection, random.Random(0)))
+        for number in range(1, 1 + _CONNECTIONS):
+            group.create_task(connections(random.Random(number)))
