@@ -58,7 +58,7 @@ def http_request(body: bytes) -> bytes:
 
 
 async def exchange(address: str, data: bytes, source: str = ATTACKER, within_s: float = ANSWER_S) -> bytes:
-    """Send bytes on a new connection, end it, and return what comes back until the server closes it, or the time ends.
+    """Send bytes on a new connection, and return what comes back until the server closes it, or the time ends.
 
     Raises:
         OSError: no server listens.
@@ -69,7 +69,6 @@ async def exchange(address: str, data: bytes, source: str = ATTACKER, within_s: 
     found = bytearray()
     with contextlib.suppress(OSError, TimeoutError):
         writer.write(data)
-        writer.write_eof()
         async with asyncio.timeout(within_s):
             while part := await reader.read(_READ_BYTES):
                 found += part

