@@ -20,6 +20,7 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.serving.service import Service
 from completion_server.speculation.live import LiveSpeculation
+from completion_server.telemetry.logs import num_lost_records
 from completion_server.telemetry.metrics import Metrics, Snapshot, SpeculationCollector
 from completion_server.telemetry.metrics_server import LabelledRegistry, MetricsServer, Probe, render
 from completion_server.telemetry.quality import add_build_info, model_name
@@ -135,6 +136,7 @@ def _snapshot(parts: WatchedParts) -> Snapshot:
             "engine_restarts": lambda: engine.num_restarts,
             "engine_generated_tokens": lambda: engine.stats().num_generated_tokens,
             "engine_aborted_tokens": lambda: engine.stats().num_aborted_tokens,
+            "lost_log_records": num_lost_records,
             **shared.counters(),
         },
     )

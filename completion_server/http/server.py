@@ -19,6 +19,9 @@ from completion_server.http.web_sockets import limited_sockets
 
 _KEEP_ALIVE_S = 75
 """How long a connection may be idle after an answer: longer than a user thinks."""
+_PING_AFTER_S = 18.0
+_PING_TIMEOUT_S = 9.0
+"""A page whose browser vanished without closing its connection is so found within 30 s."""
 _BACKLOG = 512
 
 
@@ -67,6 +70,8 @@ def build_http_server(settings: ServerSettings, app: ASGIApp, certificate: Certi
         ws=limited_sockets(limits),
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
+        ws_ping_interval=_PING_AFTER_S,
+        ws_ping_timeout=_PING_TIMEOUT_S,
         workers=1,
         lifespan="off",
         interface="asgi3",

@@ -79,19 +79,24 @@ class Intake:
             InvalidRequestError: the call has no message, or the transport refused it.
 
         """
-        async with self._turns.of(identity):
-            return await self._receive(context, identity)
+        try:
+            async with self._turns.of(identity):
+                return await self._receive(context)
+        except DeadlineError:
+            self.refusals.charge(identity, self.limits.max_message_bytes)  # as much memory may have been held
+            raise
+        except InvalidRequestError:
+            self.refusals.charge(identity, 0)
+            raise
 
-    async def _receive(self, context: Any, identity: Identity) -> bytes:
+    async def _receive(self, context: Any) -> bytes:
         try:
             async with asyncio.timeout(self._receive_timeout_s):
                 data = await context.read()
         except TimeoutError:
-            self.refusals.charge(identity, self.limits.max_message_bytes)  # as much memory may have been held
             msg = f"the request was not received within {self._receive_timeout_s:g} s (server.receive_timeout_s)"
             raise DeadlineError(msg) from None
         if data is grpc.aio.EOF:
-            self.refusals.charge(identity, 0)
             raise InvalidRequestError("message", "must be sent, but the call ended without one")
         received: bytes = data
         return received

@@ -26,15 +26,17 @@ async def tls_server(identity: Identity, *settings: str) -> AsyncIterator[Runnin
         yield running
 
 
-async def test_connections_in_a_handshake_count_and_end_with_the_server(identity: Identity) -> None:
+async def test_connections_in_a_handshake_count_make_room_and_end_with_the_server(identity: Identity) -> None:
     limits = (f"server.http_max_connections={MAX_CONNECTIONS}", "server.receive_timeout_s=600")
     async with AsyncExitStack() as stack, tls_server(identity, *limits) as server:
         silent = [await stack.enter_async_context(raw_connection(server)) for _ in range(MAX_CONNECTIONS)]
-        async with raw_connection(server) as further:
-            assert await further.rest() == b""
-        assert not await serves_tls(server.ready.http_address, identity)
-        silent[0].writer.close()
-        await eventually(lambda: serves_tls(server.ready.http_address, identity))
+        assert await serves_tls(server.ready.http_address, identity)
+        assert await silent[0].rest() == b""
+        further = [await stack.enter_async_context(raw_connection(server)) for _ in range(MAX_CONNECTIONS)]
+        for each in silent[1:]:
+            assert await each.rest() == b""
+        assert await serves_tls(server.ready.http_address, identity)
+        assert await further[0].rest() == b""
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,10 @@ class Http2Connection(AsyncClosing):
         """Give the socket what is to be sent."""
         self._writer.write(self.h2.data_to_send())
 
+    def write_raw(self, data: bytes) -> None:
+        """Give the socket bytes of which the state of the protocol knows nothing."""
+        self._writer.write(data)
+
     async def drain(self) -> None:
         """Wait until the socket takes more."""
         if self.is_open:
