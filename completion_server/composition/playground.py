@@ -1,6 +1,7 @@
 """Joins the page at `/` with the parts of the server that it shows."""
 
 from completion_server import __version__
+from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
 from completion_server.admission.refusals import Refusals, refusal_budgets
 from completion_server.composition.simulated_editors import SimulatedEditorsProcess
@@ -9,7 +10,6 @@ from completion_server.core.clock import Clock
 from completion_server.core.events import Emit, Event
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.http.app import Routes
-from completion_server.http.identity import Callers
 from completion_server.http.playground.figures import LiveFigures
 from completion_server.http.playground.parts import PlaygroundParts
 from completion_server.http.playground.routes import playground_routes

@@ -5,18 +5,16 @@ it does over gRPC. Plugins often send a token that their documents suggest, so p
 names no user then, it only tells sessions apart, by a digest, so that no secret gets into logs and metrics.
 """
 
-import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from completion_server.admission.entrance import Arrival, Entrance
+from completion_server.admission.entrance import Arrival
 from completion_server.admission.identity import Identity, peer_key
-from completion_server.admission.refusals import MAX_HOLD_S, Refusals
 from completion_server.admission.settings import LimitSettings
-from completion_server.auth.principal import Credentials, Scope
-from completion_server.core.errors import CompletionError, Fault, InvalidRequestError
+from completion_server.auth.principal import Credentials
+from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Caller
 from completion_server.core.trace_context import TRACEPARENT, TRACESTATE
 
@@ -45,49 +43,6 @@ def arrival_of(headers: Mapping[str, str], client: tuple[str, int] | None) -> Ar
         headers.get(TRACEPARENT, ""),
         headers.get(TRACESTATE, ""),
     )
-
-
-class Callers:
-    """Identifies the callers of one listener, and turns those away that are refused too often."""
-
-    def __init__(self, entrance: Entrance, refusals: Refusals) -> None:
-        """Let callers in by `entrance`; their refused calls are charged to `refusals`."""
-        self._entrance = entrance
-        self._refusals = refusals
-
-    @property
-    def is_open(self) -> bool:
-        """Whether authentication is off."""
-        return self._entrance.is_open
-
-    async def identify(self, arrival: Arrival, scope: Scope = Scope.COMPLETE) -> Identity:
-        """Return the caller of a request, who may do what `scope` names.
-
-        Raises:
-            TooManyRefusalsError: it is over its budget of refused bytes; the wait before it slows the caller down.
-            CompletionError: as `Entrance.identify`.
-
-        """
-        try:
-            identity = await self._entrance.identify(arrival, scope)
-        except CompletionError as error:
-            if error.fault is Fault.CALLER:
-                stranger = Identity("", "", arrival.connection, arrival.peer)
-                await self._turn_away(stranger)
-                self._refusals.charge(stranger, 0)
-            raise
-        await self._turn_away(identity)
-        return identity
-
-    def is_current(self, identity: Identity) -> bool:
-        """Return whether a caller is still who it was."""
-        return self._entrance.is_current(identity)
-
-    async def _turn_away(self, identity: Identity) -> None:
-        error = self._refusals.over_budget(identity)
-        if error is not None:
-            await asyncio.sleep(min(MAX_HOLD_S, (error.retry_after_ms or 0) / 1000))
-            raise error
 
 
 def caller_of(

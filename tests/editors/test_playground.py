@@ -13,10 +13,10 @@ import pytest_asyncio
 
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.authentication import Tokens, principal
 from tests.support.http_clients import HTTP, PAGE_ADMIN
 from tests.support.playground import Playground, playground
 from tests.support.server import RunningServer, eventually, make_config, run_server
+from tests.support.tokens import Tokens, principal
 from tests.support.vocabularies import embedded
 
 MAX_K = 4

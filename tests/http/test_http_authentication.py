@@ -9,9 +9,9 @@ import pytest_asyncio
 from completion_server.auth.principal import Credentials, Principal, Scope
 from completion_server.core.errors import UnavailableError
 from completion_server.engine.scripted.engine import ScriptedEngine
-from tests.support.authentication import Tokens, principal
 from tests.support.http_clients import HTTP, HttpAnswer, get, head, http_session, post, raw_connection
 from tests.support.server import RunningServer, make_config, run_server
+from tests.support.tokens import Tokens, principal
 
 WORDS = ("alpha", "\n")
 BODY = {"prompt": "x"}

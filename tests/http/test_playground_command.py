@@ -12,10 +12,10 @@ from completion_server.client.playground_command import playground
 from completion_server.config import load_config
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.server_commands import page_url
-from tests.support.authentication import Tokens, principal
 from tests.support.certificates import MakeIdentity
 from tests.support.http_clients import HTTP
 from tests.support.server import make_config, run_server
+from tests.support.tokens import Tokens, principal
 
 
 async def run(url: str, *options: str, **variables: str) -> Result:

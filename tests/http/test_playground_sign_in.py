@@ -7,10 +7,10 @@ import pytest_asyncio
 
 from completion_server.auth.principal import Scope
 from completion_server.engine.scripted.engine import ScriptedEngine
-from tests.support.authentication import Tokens, principal
 from tests.support.http_clients import HTTP, PAGE_ADMIN
 from tests.support.page_sockets import Page, opened
 from tests.support.server import RunningServer, eventually, make_config, run_server
+from tests.support.tokens import Tokens, principal
 
 MAX_K = 4
 EXPIRES_AT = 1000.0

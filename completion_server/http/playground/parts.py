@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from completion_server.admission.callers import Callers
 from completion_server.admission.settings import LimitSettings
-from completion_server.http.identity import Callers
 from completion_server.http.playground.figures import LiveFigures
 from completion_server.http.playground.messages import SetK, Simulate
 from completion_server.serving.service import Service

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Arrival
 from completion_server.admission.identity import Identity
 from completion_server.auth.principal import Credentials, Scope
 from completion_server.core.errors import Code, CompletionError, UnauthenticatedError
-from completion_server.http.identity import Callers
 from completion_server.http.playground.messages import Token, message_of, sign_in_of
 from completion_server.http.writing import dumped
 

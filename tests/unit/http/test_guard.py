@@ -2,6 +2,7 @@
 
 import pytest
 
+from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.identity import Identity
@@ -10,8 +11,8 @@ from completion_server.admission.settings import LimitSettings
 from completion_server.auth.principal import Scope
 from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError, UnauthenticatedError
 from completion_server.http.guard import Guard
-from completion_server.http.identity import Callers, arrival_of, caller_of, with_document
-from tests.support.authentication import Tokens, principal
+from completion_server.http.identity import arrival_of, caller_of, with_document
+from tests.support.tokens import Tokens, principal
 
 
 async def nothing(*_arguments: object) -> None: ...

@@ -2,6 +2,7 @@
 
 import pytest
 
+from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Arrival, Entrance
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.identity import Identity
@@ -9,11 +10,10 @@ from completion_server.admission.refusals import Refusals, refusal_budgets
 from completion_server.admission.settings import LimitSettings
 from completion_server.auth.principal import Credentials, Principal, Scope
 from completion_server.core.errors import UnauthenticatedError
-from completion_server.http.identity import Callers
 from completion_server.http.playground.access import scope_reason
 from completion_server.http.playground.messages import Token, message_of
 from completion_server.http.playground.sign_in import GRACE_S, PageUser
-from tests.support.authentication import Tokens, principal
+from tests.support.tokens import Tokens, principal
 
 EXPIRES_AT = 1000.0
 
