@@ -72,8 +72,7 @@ class Endpoints:
         self._receive_timeout_s = server.receive_timeout_s
         self._max_body_bytes = server.max_message_bytes or limits.max_message_bytes
         self._caller_of = partial(caller_of, limits=limits, trusts_names=admission.trust_user_names)
-        self._refusals = Refusals(*refusal_budgets(admission), service.now)
-        self._callers = Callers(entrance, self._refusals)
+        self._callers = Callers(entrance, Refusals(*refusal_budgets(admission), service.now))
         self._turns = ReceiveTurns()
         self._recent = RecentRequests()
         self._model = model
@@ -91,7 +90,7 @@ class Endpoints:
                 identity = await self._identify(scope, headers, receive)
                 self._service.gate.check()
                 data = await self._body(receive, headers, identity)
-                with self._refusals.charging(identity, len(data)):
+                with self._callers.refusals.charging(identity, len(data)):
                     body = parse(data)
                     dialect = choose(body)
                     asked, reply = dialect.translate(body)
@@ -121,7 +120,7 @@ class Endpoints:
             headers = headers_of(scope)
             identity = await self._identify(scope, headers, receive, Scope.FEEDBACK)
             data = await self._body(receive, headers, identity)
-            with self._refusals.charging(identity, len(data)):
+            with self._callers.refusals.charging(identity, len(data)):
                 select_kind = QueryParams(scope["query_string"]).get("select_kind", "")
                 event = tabby.event_of(parse(data), select_kind)
                 if event is not None:
@@ -167,10 +166,10 @@ class Endpoints:
             async with self._turns.of(identity):
                 return await receive_body(receive, headers, self._max_body_bytes, self._receive_timeout_s)
         except BodyTooLargeError as error:
-            self._refusals.charge(identity, error.num_received)
+            self._callers.refusals.charge(identity, error.num_received)
             raise
         except DeadlineError:
-            self._refusals.charge(identity, self._max_body_bytes)  # as much memory may have been held
+            self._callers.refusals.charge(identity, self._max_body_bytes)  # as much memory may have been held
             raise
 
     def _open(
@@ -187,7 +186,7 @@ class Endpoints:
             return None, recent
         completion = self._service.open(request)
         if completion.is_rate_limited:
-            self._refusals.charge(identity, num_bytes)
+            self._callers.refusals.charge(identity, num_bytes)
             return completion, recent
         for other in self._recent.add(recent, completion, now):
             other.cancel(SUPERSEDED)
@@ -198,7 +197,7 @@ class Endpoints:
         try:
             self._service.charge(caller)
         except ShedError:
-            self._refusals.charge(identity, num_bytes)
+            self._callers.refusals.charge(identity, num_bytes)
             raise
 
     async def _write(self, completion: Completion, recent: Recent, writer: AnswerWriter, receive: Receive) -> None:

@@ -13,10 +13,10 @@ import pytest_asyncio
 
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.authentication import Tokens, token_holder
 from tests.support.http_clients import HTTP, PAGE_ADMIN
 from tests.support.playground import Playground, playground
 from tests.support.server import RunningServer, eventually, make_config, run_server
+from tests.support.tokens import Tokens, principal
 from tests.support.vocabularies import embedded
 
 MAX_K = 4
@@ -154,7 +154,7 @@ async def test_without_the_scope_the_slider_is_locked_with_the_reason(tab: Playg
 
 
 async def test_a_user_signs_in_by_the_keyboard_and_the_tab_keeps_the_token(tab: Playground) -> None:
-    tokens = Tokens({"ann": token_holder("ann"), "brief": token_holder("ann", expires_at=EXPIRES_AT)})
+    tokens = Tokens({"ann": principal("ann"), "brief": principal("ann", expires_at=EXPIRES_AT)})
     async with run_server(make_config(HTTP, PAGE_ADMIN), make_engine, tokens) as server:
         address = server.ready.http_address
         await tab.do("open", url=f"http://{address}/")

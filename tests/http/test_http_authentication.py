@@ -9,9 +9,9 @@ import pytest_asyncio
 from completion_server.auth.principal import Credentials, Principal, Scope
 from completion_server.core.errors import UnavailableError
 from completion_server.engine.scripted.engine import ScriptedEngine
-from tests.support.authentication import Tokens, token_holder
 from tests.support.http_clients import HTTP, HttpAnswer, get, head, http_session, post, raw_connection
 from tests.support.server import RunningServer, make_config, run_server
+from tests.support.tokens import Tokens, principal
 
 WORDS = ("alpha", "\n")
 BODY = {"prompt": "x"}
@@ -32,11 +32,11 @@ def make_engine() -> ScriptedEngine:
 def tokens() -> Tokens:
     return Tokens(
         {
-            "ann": token_holder("ann", tenant="acme"),
-            "ann-2": token_holder("ann", tenant="acme"),
-            "bob": token_holder("bob", tenant="acme"),
-            "complete": token_holder("carl", Scope.COMPLETE),
-            "admin": token_holder("dora", Scope.ADMIN),
+            "ann": principal("ann", tenant="acme"),
+            "ann-2": principal("ann", tenant="acme"),
+            "bob": principal("bob", tenant="acme"),
+            "complete": principal("carl", Scope.COMPLETE),
+            "admin": principal("dora", Scope.ADMIN),
         }
     )
 

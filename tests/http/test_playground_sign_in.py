@@ -7,10 +7,10 @@ import pytest_asyncio
 
 from completion_server.auth.principal import Scope
 from completion_server.engine.scripted.engine import ScriptedEngine
-from tests.support.authentication import Tokens, token_holder
 from tests.support.http_clients import HTTP, PAGE_ADMIN
 from tests.support.page_sockets import Page, opened
 from tests.support.server import RunningServer, eventually, make_config, run_server
+from tests.support.tokens import Tokens, principal
 
 MAX_K = 4
 EXPIRES_AT = 1000.0
@@ -25,12 +25,12 @@ def make_engine() -> ScriptedEngine:
 def tokens() -> Tokens:
     return Tokens(
         {
-            "ann": token_holder("ann"),
-            "brief": token_holder("ann", expires_at=EXPIRES_AT),
-            "bob": token_holder("bob"),
-            "complete": token_holder("carl", Scope.COMPLETE),
-            "feedback": token_holder("dora", Scope.FEEDBACK),
-            "admin": token_holder("emma", Scope.COMPLETE, Scope.ADMIN),
+            "ann": principal("ann"),
+            "brief": principal("ann", expires_at=EXPIRES_AT),
+            "bob": principal("bob"),
+            "complete": principal("carl", Scope.COMPLETE),
+            "feedback": principal("dora", Scope.FEEDBACK),
+            "admin": principal("emma", Scope.COMPLETE, Scope.ADMIN),
         }
     )
 

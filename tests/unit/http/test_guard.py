@@ -12,7 +12,7 @@ from completion_server.auth.principal import Scope
 from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError, UnauthenticatedError
 from completion_server.http.guard import Guard
 from completion_server.http.identity import arrival_of, caller_of, with_document
-from tests.support.authentication import Tokens, token_holder
+from tests.support.tokens import Tokens, principal
 
 
 async def nothing(*_arguments: object) -> None: ...
@@ -122,13 +122,13 @@ async def test_long_names_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match=r"x-user-id: must be at most 128 bytes, got 129"):
         await identified({"x-user-id": "u" * 129})
     for headers in ({}, {"x-api-key": "t"}):
-        identity = await identified(headers, tokens=Tokens({"t": token_holder("ann")}) if headers else None)
+        identity = await identified(headers, tokens=Tokens({"t": principal("ann")}) if headers else None)
         with pytest.raises(InvalidRequestError, match=r"user: must be at most 128 bytes, got 129"):
             caller_of(identity, headers, "u" * 129, LIMITS)
 
 
 async def test_with_authentication_the_token_alone_names_the_user() -> None:
-    tokens = Tokens({"a": token_holder("ann", tenant="acme"), "a2": token_holder("ann", tenant="acme")})
+    tokens = Tokens({"a": principal("ann", tenant="acme"), "a2": principal("ann", tenant="acme")})
     claims = {"x-user-id": "bob", "x-tenant-id": "other"}
     callers = [
         caller_of(await identified({"x-api-key": token} | claims, tokens=tokens), claims, body_user, LIMITS)
@@ -144,7 +144,7 @@ async def test_with_authentication_the_token_alone_names_the_user() -> None:
 
 async def test_refused_tokens_are_charged_and_do_not_hold_up_the_users_of_their_address() -> None:
     settings = AdmissionSettings(refused_bytes_per_s=1e6, refused_burst_bytes=16 * 1024)
-    tokens = Tokens({"a": token_holder("ann")})
+    tokens = Tokens({"a": principal("ann")})
     callers = Callers(Entrance(settings, LIMITS, tokens), Refusals(*refusal_budgets(settings), lambda: 0.0))
     forged, own = (arrival_of({"x-api-key": token}, HERE) for token in ("forged", "a"))
     for expected in (UnauthenticatedError, UnauthenticatedError, TooManyRefusalsError):

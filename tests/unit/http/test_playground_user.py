@@ -13,7 +13,7 @@ from completion_server.core.errors import UnauthenticatedError
 from completion_server.http.playground.access import scope_reason
 from completion_server.http.playground.messages import Token, message_of
 from completion_server.http.playground.sign_in import GRACE_S, PageUser
-from tests.support.authentication import Tokens, token_holder
+from tests.support.tokens import Tokens, principal
 
 EXPIRES_AT = 1000.0
 
@@ -40,7 +40,7 @@ def locked(identity: Identity) -> str:
 
 
 def admin(user: str = "ann", expires_at: float = EXPIRES_AT) -> Principal:
-    return token_holder(user, *Scope, expires_at=expires_at)
+    return principal(user, *Scope, expires_at=expires_at)
 
 
 async def test_an_expired_token_is_asked_for_once_and_may_be_replaced_in_time() -> None:
@@ -71,7 +71,7 @@ async def test_a_revoked_token_ends_the_page_at_once() -> None:
 
 
 async def test_a_newer_token_is_that_of_the_same_user_and_has_its_own_scopes() -> None:
-    page = Page(Tokens({"old": admin(), "bob": admin("bob"), "less": token_holder("ann", Scope.COMPLETE)}))
+    page = Page(Tokens({"old": admin(), "bob": admin("bob"), "less": principal("ann", Scope.COMPLETE)}))
     user = await page.user("old")
     assert user.may_report
     for token in ("bob", "forged"):

@@ -59,7 +59,7 @@ def callers(
     return Callers(entrance, Refusals(budget, NO_LIMIT, now))
 
 
-def token_holder(user: str, *scopes: Scope, tenant: str = "", expires_at: float = math.inf) -> Principal:
+def principal(user: str, *scopes: Scope, tenant: str = "", expires_at: float = math.inf) -> Principal:
     """Return a caller with these scopes; without any it may complete and give feedback."""
     granted = frozenset(scopes or (Scope.COMPLETE, Scope.FEEDBACK))
     return Principal(user, tenant, granted, "key", f"id-of-{user}", expires_at)
