@@ -35,6 +35,7 @@ from completion_client.errors import (
     SESSION_ENDED,
     ConnectionLostError,
     FailedWriteError,
+    PermissionDeniedError,
     ServiceError,
     UnauthenticatedError,
     error_of_call,
@@ -217,7 +218,7 @@ class SessionStream(ABC):
             error = await self._read_until_end()
             if error.reason == SESSION_ENDED:
                 failure = await self._rest(self._connect_timeout_s)
-            elif isinstance(error, UnauthenticatedError):
+            elif isinstance(error, UnauthenticatedError | PermissionDeniedError):
                 failure = await self._present_again(error)
             elif isinstance(error, FailedWriteError) and self._may_send_again():
                 failure = await self._rest(_SEND_AGAIN_WITHIN_S)
@@ -225,7 +226,7 @@ class SessionStream(ABC):
                 failure = error
         self.drop_nowait(failure)
 
-    async def _present_again(self, error: UnauthenticatedError) -> ServiceError | None:
+    async def _present_again(self, error: ServiceError) -> ServiceError | None:
         """Open the stream with a token that is fetched anew; return why that is not possible."""
         if asyncio.get_running_loop().time() - self._opened_at_s > _ACCEPTED_AFTER_S:
             self._token.accepted(self._presented)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 VARIABLE = "COMPLETION_TOKEN"
 """The environment variable with a token."""
+_ENDS_WITHIN_S = 1.0
+"""How long the pipe of a command that was killed may stay open."""
 MAX_TOKEN_BYTES = 16 * 1024
 """Of a file's content or of what a command prints."""
 
@@ -180,19 +182,23 @@ def _output(process: "subprocess.Popen[bytes]", limit_s: float) -> tuple[bytes, 
             raise SourceError(f"it printed no token within {limit_s:g} s")
         if len(chunks[0]) > MAX_TOKEN_BYTES:
             raise SourceError(f"it printed more than {MAX_TOKEN_BYTES // 1024} KiB")
-        return chunks[0], process.wait(max(0.0, ends_at_s - time.monotonic()))
-    except subprocess.TimeoutExpired:
+        status = process.wait(max(0.0, ends_at_s - time.monotonic()))
+    except (SourceError, subprocess.TimeoutExpired) as error:
+        _kill(process)
+        reader.join(_ENDS_WITHIN_S)
+        if isinstance(error, SourceError):
+            raise
         raise SourceError(f"it did not end within {limit_s:g} s") from None
     finally:
-        if process.poll() is None:
-            _kill(process)
         if not reader.is_alive():
             stdout.close()
+    return chunks[0], status
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End a process with its children, which may outlive it."""
     if sys.platform == "win32":
         process.kill()
     else:
-        os.killpg(process.pid, signal.SIGKILL)  # its session has its number, and it has not been waited for
+        os.killpg(process.pid, signal.SIGKILL)  # its number is no other's: it has not been waited for
     process.wait()

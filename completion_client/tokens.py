@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from completion_client.errors import TokenError, TokenRefusedError, UnauthenticatedError
+from completion_client.errors import ServiceError, TokenError, TokenRefusedError, UnauthenticatedError
 from completion_client.token_sources import (
     NO_TOKEN,
     VARIABLE,
@@ -62,8 +62,8 @@ class Token:
         self._fetching: Future[None] | None = None
         self._refused = ""
         self._num_refusals = 0
-        self._refusal: UnauthenticatedError | None = None
-        self._error: UnauthenticatedError | None = None
+        self._refusal: ServiceError | None = None
+        self._error: ServiceError | None = None
         """Why nothing is sent, until `_retry_at_s` or until the source's state is another."""
         self._retry_at_s = 0.0
         self._failed_state: object = None
@@ -121,7 +121,7 @@ class Token:
             if self._wait_left_s():
                 return None
             fetched, source = self._fetched, self._source
-            if not isinstance(source, TokenCommand):
+            if not isinstance(source, TokenCommand):  # read at once
                 if fetched is None or fetched.state != source.state():
                     self._fetch()
                 return None if self._fetched is None else self._fetched.value
@@ -165,20 +165,21 @@ class Token:
             if not is_first and (self._fetched is None or self._fetched.value == value):
                 self._num_refusals, self._wait_s, self._error = 0, _FIRST_WAIT_S, None
 
-    def refused(self, value: str, error: UnauthenticatedError) -> None:
-        """Note that a server refused the token. After a first refusal it is fetched again at once."""
+    def refused(self, value: str, error: ServiceError) -> None:
+        """Note that a server refused the token, or that it lacks a scope. After a first refusal it is fetched again."""
         with self._lock:
-            if self._fetched is None or self._fetched.value != value:
+            refused = self._fetched
+            if refused is None or refused.value != value:
                 return  # calls at the same time get the same refusal
             self._fetched, self._refused = None, value
             self._num_refusals += 1
             self._refusal = self.refusal(error)
             if self._num_refusals > 1:
-                self._begin_wait(self._refusal)
+                self._begin_wait(self._refusal, refused.state)
 
-    def refusal(self, error: UnauthenticatedError) -> UnauthenticatedError:
-        """Return a server's refusal with the source in words; unchanged if no token was sent."""
-        if not self.is_given or isinstance(error, TokenError):
+    def refusal(self, error: ServiceError) -> ServiceError:
+        """Return a server's refusal of the token with the source in words; another error unchanged."""
+        if not self.is_given or not isinstance(error, UnauthenticatedError) or isinstance(error, TokenError):
             return error
         return TokenRefusedError(f"the server refused the token of {self.where}: {error.message}", reason=error.reason)
 
@@ -222,13 +223,13 @@ class Token:
         if isinstance(found, SourceError):
             if before is None or now_s >= before.expires_at_s:
                 self._fetched = None
-                self._begin_wait(TokenError(f"there is no token to send: {self.where}: {found}"))
+                self._begin_wait(TokenError(f"there is no token to send: {self.where}: {found}"), state)
             else:  # the last good one is used on
                 self._fetched = _Fetched(before.value, state, now_s + _FIRST_WAIT_S, before.expires_at_s)
             return
         if self._num_refusals == 1 and found == self._refused and self._refusal is not None:
             self._num_refusals = 2  # it is sent once the wait is over
-            self._begin_wait(self._refusal)
+            self._begin_wait(self._refusal, state)
             return
         expires_at_s = expiry_of(found)
         if expires_at_s is None or expires_at_s <= now_s:  # a token that seems expired is sent: a clock may be wrong
@@ -238,9 +239,8 @@ class Token:
         margin_s = min(_MARGIN_S, _MARGIN_SHARE * (expires_at_s - now_s))
         self._fetched = _Fetched(found, state, expires_at_s - margin_s, expires_at_s)
 
-    def _begin_wait(self, error: UnauthenticatedError) -> None:
-        self._error = error
-        self._failed_state = self._source.state()
+    def _begin_wait(self, error: ServiceError, state: object) -> None:
+        self._error, self._failed_state = error, state
         self._retry_at_s = self._now() + self._wait_s
         self._wait_s = min(_LAST_WAIT_S, 2 * self._wait_s)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from completion_client.endpoint import Endpoint, Metadata
-from completion_client.errors import ConnectionLostError, ServiceError, UnauthenticatedError
+from completion_client.errors import ConnectionLostError, PermissionDeniedError, ServiceError, UnauthenticatedError
 from completion_client.replicas.leg import Leg
 from completion_client.replicas.view import Move, OnMove, Replicas
 from completion_client.session_settings import Backoff, SessionSettings, StreamListener
@@ -190,7 +190,7 @@ class Legs:
         retry_after_s = (error.retry_after_ms or 0) / _MS_PER_S
         if self._replicas.has_choice and self._replicas.best() != lost:
             retry_after_s = self._random.uniform(0, self._replicas.regions.settings.move_spread_s)
-        if isinstance(error, UnauthenticatedError):
+        if isinstance(error, UnauthenticatedError | PermissionDeniedError):
             retry_after_s = 0.0
             await self._replicas.token(lost).until_usable()
         while self._leg is None:
