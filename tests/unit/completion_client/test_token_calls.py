@@ -2,11 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -26,62 +22,12 @@ from completion_client import (
     blocking,
 )
 from completion_client.token_sources import TokenFile
-from tests.support.replica_fakes import Clock, FakeReplica, Losses, fake_replicas
+from tests.support.guarded_replica import Guarded, run_guarded
+from tests.support.replica_fakes import Clock, Losses, fake_replicas
 from tests.support.server import eventually
 
 REQUEST = pb.CompleteRequest(prefix="x = ")
 QUICK = SessionSettings(backoff_min_s=0.01, backoff_max_s=0.02, backoff_seed="0")
-
-
-@dataclass
-class Guarded(FakeReplica):
-    """Wants one of its tokens, and ends the streams of those that are revoked."""
-
-    tokens: set[str] = field(default_factory=lambda: {"good"})
-    status: grpc.StatusCode = grpc.StatusCode.UNAUTHENTICATED
-    presented: list[str | None] = field(default_factory=list)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def revoke(self, *others: str) -> None:
-        """Take these tokens only."""
-        self.tokens = set(others)
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-    async def check(self, context: Any) -> str | None:
-        token = dict(context.invocation_metadata()).get("authorization", "").removeprefix("Bearer ") or None
-        self.presented.append(token)
-        if token not in self.tokens:
-            await context.abort(self.status, "it is unknown" if token else "there is none")
-        return token
-
-    async def Complete(self, request, context):  # noqa: ANN001, ANN201
-        await self.check(context)
-        async for event in super().Complete(request, context):
-            yield event
-
-    async def Session(self, request_iterator, context):  # noqa: ANN001, ANN201
-        token = await self.check(context)
-        await context.send_initial_metadata(())
-        serving = asyncio.create_task(super().Session(request_iterator, context))
-        while not serving.done():
-            revoking = asyncio.create_task(self.changed.wait())
-            await asyncio.wait({serving, revoking}, return_when=asyncio.FIRST_COMPLETED)
-            revoking.cancel()
-            if token not in self.tokens:
-                serving.cancel()
-                await context.abort(self.status, "it is revoked")
-
-    async def ReportFeedback(self, request, context):  # noqa: ANN001, ANN201
-        await self.check(context)
-        return await super().ReportFeedback(request, context)
-
-
-@asynccontextmanager
-async def guarded() -> AsyncIterator[Guarded]:
-    server = Guarded()
-    async with fake_replicas(server):
-        yield server
 
 
 def put(path: Path, text: str | None) -> None:
@@ -101,7 +47,7 @@ def path(tmp_path: Path) -> Path:
 
 async def test_calls_sessions_and_feedback_carry_the_token(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with guarded() as server:
+    async with run_guarded() as (server, _):
         async with CompletionClient(server.address, token=Token.of_file(path)) as client:
             assert (await client.complete(REQUEST)).text == "text"
             async with client.session() as session:
@@ -122,7 +68,7 @@ async def test_a_blocking_call_carries_the_token_of_its_endpoint(path: Path) -> 
             completion = blocking.complete(channel, REQUEST, timeout_s=10)
         return completion.text or str(completion.error)
 
-    async with guarded() as server:
+    async with run_guarded() as (server, _):
         assert await asyncio.to_thread(ask, Endpoint(server.address, token=Token.of_file(path))) == "text"
         assert await asyncio.to_thread(ask, Endpoint(server.address, token=Token())) == "there is none"
         put(path, None)
@@ -133,7 +79,7 @@ async def test_a_blocking_call_carries_the_token_of_its_endpoint(path: Path) -> 
 
 
 async def test_a_refused_call_is_sent_again_once_with_another_token(path: Path) -> None:
-    async with guarded() as server, CompletionClient(server.address, token=Token.of_file(path)) as client:
+    async with run_guarded() as (server, _), CompletionClient(server.address, token=Token.of_file(path)) as client:
         await client.complete(REQUEST)
         server.tokens = {"new"}
         with pytest.raises(TokenRefusedError, match=r"refused the token of the file .*token: it is unknown") as caught:
@@ -153,7 +99,7 @@ async def test_a_session_that_is_refused_waits_until_the_token_is_another(path: 
     put(path, "bad")
     kind = PermissionDeniedError if code is grpc.StatusCode.PERMISSION_DENIED else TokenRefusedError
     async with (
-        guarded() as server,
+        run_guarded() as (server, _),
         CompletionClient(server.address, token=Token(TokenFile(path), now=clock)) as client,
     ):
         server.status = code
@@ -195,7 +141,7 @@ async def test_several_servers_that_refuse_are_not_asked_at_each_key(path: Path)
 async def test_a_session_without_a_token_is_not_retried_in_a_loop() -> None:
     losses = Losses()
     async with (
-        guarded() as server,
+        run_guarded() as (server, _),
         CompletionClient(server.address, user="ada") as client,
         client.session(settings=QUICK, listener=losses),
     ):
@@ -209,7 +155,7 @@ async def test_a_session_without_a_token_is_not_retried_in_a_loop() -> None:
 async def test_an_idle_session_whose_token_ends_is_no_loss(path: Path) -> None:
     losses = Losses()
     async with (
-        guarded() as server,
+        run_guarded() as (server, _),
         CompletionClient(server.address, token=Token.of_file(path)) as client,
         client.session(settings=QUICK, listener=losses) as session,
     ):
@@ -224,7 +170,7 @@ async def test_an_idle_session_whose_token_ends_is_no_loss(path: Path) -> None:
 async def test_a_request_without_text_goes_on_with_the_next_token(path: Path) -> None:
     losses = Losses()
     async with (
-        guarded() as server,
+        run_guarded() as (server, _),
         CompletionClient(server.address, token=Token.of_file(path)) as client,
         client.session(settings=QUICK, listener=losses) as session,
     ):
@@ -244,7 +190,7 @@ async def test_a_session_moves_to_the_next_token_before_the_server_ends_it(path:
     """Open requests end on the stream that they began on."""
     losses = Losses()
     async with (
-        guarded() as server,
+        run_guarded() as (server, _),
         CompletionClient(server.address, token=Token.of_file(path)) as client,
         client.session(settings=QUICK, listener=losses) as session,
     ):
@@ -266,7 +212,7 @@ async def test_requests_wait_for_a_command_that_runs(tmp_path: Path) -> None:
     go = tmp_path / "go"
     command = f"sh -c 'while [ ! -e {go} ]; do sleep 0.05; done; echo good'"
     async with (
-        guarded() as server,
+        run_guarded() as (server, _),
         CompletionClient(server.address, token=Token.of_command(command)) as client,
         client.session(settings=QUICK) as session,
     ):
@@ -280,7 +226,7 @@ async def test_requests_wait_for_a_command_that_runs(tmp_path: Path) -> None:
 
 
 async def test_users_of_one_process_have_their_own_tokens() -> None:
-    async with guarded() as server, Regions(server.address) as regions:
+    async with run_guarded() as (server, _), Regions(server.address) as regions:
         server.tokens = {"ada", "bob"}
         for name in ("ada", "bob", "eve"):
             async with CompletionClient(regions, user=name, token=Token.of_text(name)) as client:
