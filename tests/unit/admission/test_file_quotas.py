@@ -245,7 +245,7 @@ async def test_a_changed_file_is_reread_and_a_bad_version_is_named_once(
         await eventually(lambda: bool(caplog.records))
         replace("[default]\nsessions = 3\n")
         await eventually(lambda: bool(tables))
-        file.unlink()
+        await asyncio.to_thread(file.unlink)
         await eventually(lambda: len(caplog.records) > 1)
     await cancel_and_wait(task)
     assert [allowed(each) for each in tables] == [3]
@@ -265,6 +265,6 @@ async def test_a_changed_file_is_reread_and_a_bad_version_is_named_once(
 )
 def test_a_server_does_not_start_with_a_bad_file(file: Path, spoil: Callable[[Path], object], fault: str) -> None:
     spoil(file)
-    with pytest.raises(ConfigError, match="admission.quotas_file: ") as caught:
+    with pytest.raises(ConfigError, match=r"admission\.quotas_file: ") as caught:
         load_quotas(file)
     assert fault in str(caught.value)
