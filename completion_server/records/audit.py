@@ -53,24 +53,25 @@ class AuditRecord:
 
 def record_of(event: Event, at_s: float) -> AuditRecord | None:
     """Return the record of an event that happened at a Unix time; None for an event that is not audited."""
+    found: tuple[str, Actor, dict[str, Any]] | None = None
     match event:
         case RequestEnded(request=request, end=end):
             outcome, reason = end.outcome.reason.value, end.outcome.shed_reason
             details = {"request": request.id, "outcome": outcome, "bytes": _num_bytes(request)}
             if reason is not None:
                 details["shed_reason"] = reason.value
-            return AuditRecord(at_s, "complete", _actor_of(request.caller), details)
+            found = "complete", _actor_of(request.caller), details
         case FeedbackReported(feedback=feedback, caller=Caller() as caller):
-            return AuditRecord(at_s, "feedback", _actor_of(caller), {"outcome": feedback.kind})
+            found = "feedback", _actor_of(caller), {"outcome": feedback.kind}
         case SessionOpened(actor=actor):
-            return AuditRecord(at_s, "session_open", actor)
+            found = "session_open", actor, {}
         case SessionClosed(actor=actor, seconds=seconds):
-            return AuditRecord(at_s, "session_close", actor, {"seconds": round(seconds, 3)})
+            found = "session_close", actor, {"seconds": round(seconds, 3)}
         case AdminChanged(actor=actor, setting=setting, old=old, new=new):
-            return AuditRecord(at_s, "admin_change", actor, {"setting": setting, "old": old, "new": new})
+            found = "admin_change", actor, {"setting": setting, "old": old, "new": new}
         case AuthenticationRefused(actor=actor, error=error):
-            return AuditRecord(at_s, REFUSED, actor, {"outcome": error.code.name.lower()})
-    return None
+            found = REFUSED, actor, {"outcome": error.code.name.lower()}
+    return None if found is None else AuditRecord(at_s, *found)
 
 
 class RefusalFlood:

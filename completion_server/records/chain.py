@@ -97,7 +97,7 @@ class Verification:
 
 
 def verify(sealer: Sealer, lines: Iterable[Line]) -> Verification:
-    """Check lines, in their order, up to the first broken one. The first may have any number: older files may be gone."""
+    """Check lines, in their order, up to the first broken one. The first has any number: older ones may be gone."""
     found = Verification()
     for line in lines:
         try:

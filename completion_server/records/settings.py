@@ -21,8 +21,8 @@ class RecordSettings:
     audit_secret_file: str = ""
     """A file with a secret of at least 32 bytes, with which the audit log is sealed: without it nobody can make a chain
     that is valid. Unset: a plain hash chain, which shows changes only to those who have kept a later hash."""
-    max_file_mb: Annotated[float, Between(0.001, 1_000_000)] = 64.0
-    """A file of this many megabytes (10**6 bytes) is closed; its name gets a number, which rises."""
+    max_file_mb: Annotated[float, Between(1, 1_000_000)] = 64.0
+    """A file of about this many megabytes (10**6 bytes) is closed; its name gets a number, which rises."""
     max_files: Annotated[int, Between(0, 1_000_000)] = 100
     """Closed files that are kept, the oldest go first; collect usage records before. 0 keeps all."""
 

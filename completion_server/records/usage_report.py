@@ -53,7 +53,8 @@ class UsageReport:
             msg = f"unknown kind {str(kind)[:40]!r}"
             raise ValueError(msg)
         values = {"tenant": _text(record, "tenant"), "user": _text(record, "user"), "day": day}
-        used = Sums(num_requests, *(_count(record, name) for name in _COUNTS), outcomes)
+        tokens = {name: _count(record, name) for name in _COUNTS}
+        used = Sums(num_requests, **tokens, outcomes=outcomes)
         self.sums.setdefault(tuple(values[name] for name in self.by), Sums()).add(used)
 
 

@@ -1,7 +1,9 @@
 """Writes records in a thread of its own. The event loop only puts them into a bounded queue, and never waits."""
 
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
@@ -13,6 +15,7 @@ MAX_QUEUED = 50_000
 _MAX_BATCH = 1000
 _INTERVAL_S = 0.25
 _CLOSE_S = 5.0
+_LOG_EVERY_S = 600.0
 
 Record = TypeVar("Record")
 Taken = TypeVar("Taken", contravariant=True)
@@ -28,21 +31,26 @@ class WriteStatus:
         """Records without a line of their own; they are counted in a line for many."""
         self.is_failing = False
         self._path = path
+        self._next_log_at = -math.inf
+        self._is_logged = False
 
     def failed(self, error: OSError) -> None:
-        """Note that a write has failed; says so once."""
-        if not self.is_failing:
-            self.is_failing = True
+        """Note that a write has failed; says so once. On a disk that is nearly full, short lines go on for a while."""
+        now = time.monotonic()
+        if not self.is_failing and now >= self._next_log_at:
+            self._next_log_at, self._is_logged = now + _LOG_EVERY_S, True
             logger.error(
                 "records.%s_file: %s can't be written: %s; the server goes on, and counts what it can't write",
                 self.kind, self._path, error.strerror or "failed",
             )  # fmt: skip
+        self.is_failing = True
 
     def worked(self) -> None:
         """Note that a write has succeeded; says so once after a failure."""
-        if self.is_failing:
-            self.is_failing = False
+        if self.is_failing and self._is_logged:
+            self._is_logged = False
             logger.warning("records.%s_file: %s can be written again", self.kind, self._path)
+        self.is_failing = False
 
 
 class Sink(Protocol[Taken]):

@@ -116,7 +116,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             "admission.user_requests_per_s=1000", "admission.user_tokens_per_s=1000000",
             "admission.user_burst=1000", "admission.user_token_burst=1000000",
             f"server.admin_tls.certificate={admin.certificate}", f"server.admin_tls.key={admin.key}",
-            f"redis.addresses=['127.0.0.1:{free_port()}']",
+            f"redis.addresses=['127.0.0.1:{free_port()}']", f"records.usage_file={folder}/usage.jsonl",
             f"traces.endpoint={receiver.address}", "traces.sample_ratio=0", "traces.export_interval_s=0.1",
         )  # fmt: skip
         servers = AsyncExitStack()
