@@ -28,16 +28,19 @@ CHECKS = {
     "scheduling.lanes": (*BOOK_TESTS, MACHINE),
     "scheduling.generations": (*BOOK_TESTS, MACHINE),
     "scheduling.queue": (*BOOK_TESTS, MACHINE),
+    "scheduling.shares": ("unit.scheduling.test_shares",),
+    "scheduling.fair_queues": ("unit.scheduling.test_shares",),
     "scheduling.shedding": (*BOOK_TESTS, MACHINE),
     "scheduling.requests": (*BOOK_TESTS, *RUNNER_TESTS, MACHINE),
-    "scheduling.book": (*BOOK_TESTS, MACHINE),
+    "scheduling.book": (*BOOK_TESTS, "unit.scheduling.test_shares", MACHINE),
     "serving.runner": RUNNER_TESTS,
     "scheduling.reattach": ("unit.scheduling.test_reattach",),
 }
 """The tests that must notice a mistake in a module."""
 LOADED = (
-    "scheduling.reattach", "scheduling.requests", "scheduling.queue", "scheduling.lanes", "scheduling.shedding",
-    "scheduling.generations", "scheduling.actions", "scheduling.book", "serving.runner",
+    "scheduling.reattach", "scheduling.requests", "scheduling.queue", "scheduling.shares",
+    "scheduling.fair_queues", "scheduling.lanes", "scheduling.shedding", "scheduling.generations", "scheduling.actions",
+    "scheduling.book", "serving.runner",
 )  # fmt: skip
 """The modules under test, each after those that it imports; all are reloaded around a mutant."""
 HELPERS = ("unit.scheduling.live_requests", "unit.serving.readers", "property.book_driver")
@@ -78,6 +81,49 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "self._queues[: request.trigger + 1]",
         ),
         ("the first of a class is given up", "(last := queue.last())", "(last := queue.first())"),
+    ),
+    "scheduling.shares": (
+        ("weights are ignored", "self.served += num_tokens / self.weight", "self.served += num_tokens"),
+        ("running generations cost nothing yet", "self.served + self.expected / self.weight", "self.served"),
+        ("expected tokens are never corrected", "self.served += num_tokens /", "self.served += num_expected /"),
+        (
+            "an owner who was idle keeps its credit",
+            "            account.served = max(account.served, self.now - TOLERANCE)\n",
+            "",
+        ),
+        ("nobody is over its share", "position <= limit:\n", "position <= 1e9:\n"),
+        ("an owner over its share never comes back", "position > limit:\n", "position > 0:\n"),
+        ("time stands still", "self.now = max(self.now, self._wanting", "self.now = min(self.now, self._wanting"),
+        ("prompts in the engine want nothing", "bool(rank) or account.num_prompts > 0", "bool(rank)"),
+        (
+            "the owner with the least is given up",
+            "return own if own is not None and position >= most else self._wanting[last]",
+            "return own if own is not None and position >= most else self._wanting[first]",
+        ),
+        ("a newcomer over its share is not seen", "if own is not None and position >= most", "if False"),
+        ("the first of a tenant is given up", "self._within.last() or last", "self._within.first() or last"),
+    ),
+    "scheduling.fair_queues": (
+        ("one owner's long queue delays all", "min(super().num_ahead(request), ", "max(super().num_ahead(request), "),
+        ("a slot counts as its tokens alone", "max(SLOT_TOKENS, request", "max(0.0, request"),
+        ("generated tokens count at the end only", "num_more = max(0.0,", "num_more = 0.0 * max(0.0,"),
+        ("a long prompt counts at the end only", "request.num_new_tokens + self._mean", "self._mean"),
+        ("new weights are ignored", "            user.tenant.weight = request.weight\n", ""),
+        ("accounts are kept for ever", "while len(self._idle) > _MAX_IDLE", "while False and self._idle"),
+        ("tenants are kept for ever", "if not oldest.tenant.accounts:", "if False:"),
+        ("the account of one who waits is dropped", "            self._idle.pop(user, None)\n", ""),
+        ("a tenant over its share gives nothing up", "if over is not None and over is not tenant:", "if False:"),
+        ("a user over its share gives nothing up", "if user is not None and user is not own:", "if False:"),
+        (
+            "tenants do not share",
+            "tenant.users.first() or tenant.users.least()\n        self._root",
+            "None\n        self._root",
+        ),
+        (
+            "a tenant whose users wait for each other stops all",
+            "            self._root.block(tenant)\n",
+            "            return None\n",
+        ),
     ),
     "scheduling.shedding": (
         (
@@ -219,6 +265,12 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "",
         ),
         ("the text so far is missing", "if generation.num_tokens else", "if False else"),
+        (
+            "what is computed costs nothing",
+            "        self._queues.settle(generation.id,",
+            '        self._queues.settle("",',
+        ),
+        ("a busy engine is filled", "if self._queues.is_over_share() and not", "if False and not"),
         ("a diverged reader reads on", "        self._leave(request)\n        num_wasted", "        num_wasted"),
         (
             "tokens that others read are wasted",

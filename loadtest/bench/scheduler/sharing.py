@@ -2,8 +2,7 @@
 
 - An abuser comes beside the users: 20 times the rate of one of them, explicit requests, a new document each time, all
   of them live at once. The baseline is the same users with the same requests, without the abuser, on the whole engine,
-  of which they are entitled to all but one user's share. Latencies are of answered requests, so the share of the
-  answered stands beside them.
+  of which they are entitled to all but one user's share. Latencies are of answered requests.
 - Two tenants of equally many users want twice what the engine can serve each; one has twice the weight.
 
 Without --config this runs the server's service and scheduler in virtual time, in front of an engine with the step times
@@ -56,26 +55,25 @@ def main(options: _Options, console: Console) -> Result:
 
     \b
     Example:
-        python -m loadtest.bench.scheduler.sharing
         python -m loadtest.bench.scheduler.sharing --config deploy/local/server.toml
     """
     with console.status("serving"):
         found = _simulate(options) if options.config is None else asyncio.run(_serve(options, options.config))
     p99_ms = {name: percentile(each.ttft_s, 99) * 1000 for name, each in found.items()}
-    figures: dict[str, Any] = {
-        "others_p99_ratio": p99_ms[_BESIDE] / p99_ms[_CALM],
-        "others_answered_ratio": found[_BESIDE].answered_share / found[_CALM].answered_share,
-        "heavy_to_light_tokens": found["heavy"].num_tokens / max(1, found["light"].num_tokens),
-    }
     parts = {
         name: {"ttft_ms_p99": p99_ms[name], "answered_share": each.answered_share, "tokens": each.num_tokens}
         for name, each in found.items()
     }
-    rows = [
-        tuple([name, *(shown(value, 3 if value < 1 else 0) for value in each.values())]) for name, each in parts.items()
-    ]
+    rows = [(name, *(shown(each, 3 if each < 1 else 0) for each in part.values())) for name, part in parts.items()]
     table = text_table("Shares of the engine", ("", "TTFT p99 ms", "answered", "tokens computed"), rows)
-    return Result(figures | {"parts": parts}, [table])
+    calm, beside = found[_CALM], found[_BESIDE]
+    figures: dict[str, Any] = {
+        "others_p99_ratio": p99_ms[_BESIDE] / p99_ms[_CALM],
+        "others_answered_ratio": beside.answered_share / calm.answered_share,
+        "heavy_to_light_tokens": found["heavy"].num_tokens / max(1, found["light"].num_tokens),
+        "parts": parts,
+    }
+    return Result(figures, [table])
 
 
 def _simulate(options: _Options) -> dict[str, Service]:
@@ -108,7 +106,7 @@ async def _serve(options: _Options, config: Path) -> dict[str, Service]:
 
 
 class _Users:
-    """Users with constant request rates, open loop; each has a document of its own, in which it types."""
+    """Users with constant request rates, open loop; each types in a document of its own."""
 
     def __init__(self, address: str, options: _Options, texts: list[CursorText]) -> None:
         self._address, self._options, self._texts = address, options, texts
@@ -120,7 +118,7 @@ class _Users:
         return {tenant: task.result() for tenant, task in tasks.items()}
 
     async def _ask(self, run: str, tenant: str, rate: float) -> Service:
-        is_abuser, seconds, loop = tenant == _ABUSER, self._options.seconds, asyncio.get_running_loop()
+        is_abuser, loop = tenant == _ABUSER, asyncio.get_running_loop()
         num_users = 1 if is_abuser else self._options.users
         names, group = [f"{tenant} {number}" for number in range(num_users)], "" if is_abuser else tenant
         clients = [CompletionClient(self._address, user=name, tenant=group) for name in names]
@@ -143,11 +141,9 @@ class _Users:
             num_tokens = usage.prompt_tokens - usage.cached_prompt_tokens + usage.completion_tokens
             return (times[0] if times else None), num_tokens
 
-        try:
-            answers = await open_loop(rate, seconds, one)
-        finally:
-            for client in clients:
-                await client.aclose()
+        answers = await open_loop(rate, self._options.seconds, one)
+        for client in clients:
+            await client.aclose()
         ttft_s = sorted(ttft for ttft, _ in answers if ttft is not None)
         return Service(ttft_s, len(ttft_s) / len(answers), sum(num for _, num in answers))
 

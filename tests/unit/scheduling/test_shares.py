@@ -12,6 +12,7 @@ from completion_server.engine.interface import Output
 from completion_server.scheduling.actions import CANCELLED, Action, Finish, Start
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.fair_queues import FairQueues
+from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.queue import first_come
 from completion_server.scheduling.requests import LiveRequest
 from completion_server.scheduling.shedding import Shedding
@@ -106,7 +107,7 @@ def test_a_new_weight_counts_from_the_next_request_on() -> None:
     assert Counter(each[0] for each in last)["a"] == pytest.approx(27, abs=2)
 
 
-def test_an_owner_who_was_idle_has_no_credit() -> None:
+def test_an_owner_who_was_idle_has_the_credit_of_the_tolerance_at_most() -> None:
     book = blocked_book()
     ask(book, "b0", 600)
     for number in range(20):
@@ -117,7 +118,7 @@ def test_an_owner_who_was_idle_has_no_credit() -> None:
     last = [first[-1]]
     for _ in range(6):
         last += serve(book, last[-1], 600)
-    assert [each[0] for each in last[1:]] == ["b", "b", "a", "b", "a", "b"]
+    assert [each[0] for each in last[1:]] == ["b", "b", "b", "a", "b", "a"], "and not five times"
 
 
 def test_an_owner_who_asks_alone_owes_nothing_for_it() -> None:
@@ -176,6 +177,41 @@ def test_an_aborted_generation_costs_its_prompt_and_holds_its_owner_back_no_long
     ask(book, "b0", 100)
     book.end("a0", CANCELLED, 0.0)
     assert serve(book, "z1", 1) == [then], "while it is stopping"
+
+
+def busy_engine(first_token_s: float) -> Book:
+    """Return a book with free slots, of an engine that computes the prompts of "a", who has had much, and of "b"."""
+    book = Book(8, 10, limiter=ConcurrencyLimiter(8, 8, first_token_s=0.15, tolerance=8.0))
+    book.latency.first_token.add(first_token_s)
+    assert started(ask(book, "a0", 2000)) == ["a0"]
+    assert started(ask(book, "b0", 100)) == ["b0"]
+    return book
+
+
+def test_an_owner_over_its_share_leaves_a_busy_engine_to_the_others() -> None:
+    book = busy_engine(first_token_s=0.1)
+    assert started(ask(book, "a1", 100, trigger=EXPLICIT)) == []
+    assert started(ask(book, "b1", 100)) == ["b1"]
+    book.prompt_ready("b0", 100, 100, 0.0)
+    assert started(book.output("b0", Output("a", 1), 0.0)) == []
+    assert started(book.output("b1", Output("a", 1), 0.0)) == ["a1"], "when their prompts are computed"
+
+
+def test_an_owner_over_its_share_is_served_while_the_engine_has_time_to_spare() -> None:
+    assert started(ask(busy_engine(first_token_s=0.01), "a1", 100, trigger=EXPLICIT)) == ["a1"]
+
+
+def test_a_tenant_is_passed_over_whose_users_wait_for_each_other() -> None:
+    book = blocked_book(num_slots=3)
+    ask(book, "c0", 300, tenant="u")
+    assert serve(book, "z0", 1) == ["c0"]
+    assert serve(book, "c0", 300) == []
+    assert started(ask(book, "a0", 2000, weight=100.0)) == ["a0"]
+    ask(book, "b0", 100, weight=100.0)
+    assert serve(book, "z1", 1) == ["b0"]
+    ask(book, "a1", 100, weight=100.0, trigger=EXPLICIT)
+    ask(book, "c1", 100, tenant="u")
+    assert serve(book, "z2", 1) == ["c1"]
 
 
 def test_what_was_not_computed_is_not_charged() -> None:
