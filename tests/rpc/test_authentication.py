@@ -7,7 +7,6 @@ import grpc
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.support.authentication import LONG_PAST_S, KnownCallers, principal
 
 from completion.v1 import admin_pb2
 from completion.v1 import completion_pb2 as pb
@@ -16,6 +15,7 @@ from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.auth.principal import Scope
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from tests.support.authentication import LONG_PAST_S, KnownCallers, principal
 from tests.support.certificates import MakeIdentity
 from tests.support.server import RunningServer, ask, endless_config, endless_engine, make_config, request, run_server
 from tests.support.waits import named_limit
