@@ -117,8 +117,11 @@ def credentials(files: CertificateFiles) -> grpc.ServerCredentials:
         used = files.current
         return _configuration(used)
 
-    is_mutual = used.client_ca is not None
-    return grpc.dynamic_ssl_server_credentials(_configuration(used), changed, require_client_authentication=is_mutual)
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(used),
+        changed,  # type: ignore[arg-type]  # gRPC takes None, its types do not say so
+        require_client_authentication=used.client_ca is not None,
+    )
 
 
 def _configuration(certificate: ServerCertificate) -> grpc.ServerCertificateConfiguration:
