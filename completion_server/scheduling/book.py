@@ -386,7 +386,7 @@ class Book:
             if request.queued_at < now and self._shedder.is_unreachable(request, now):
                 actions += self._end(request, self._unreachable(request), now)
                 continue
-            if self._queues.is_over_share() and not self._has_room_to_spare(request):
+            if not self._has_room_to_spare(request) and self._queues.is_over_share():
                 break  # until a prompt is computed
             self._queues.start(request)
             generation = self._generations.start(request, now)

@@ -108,10 +108,18 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("a slot counts as its tokens alone", "max(SLOT_TOKENS, request", "max(0.0, request"),
         ("generated tokens count at the end only", "num_more = max(0.0,", "num_more = 0.0 * max(0.0,"),
         ("a long prompt counts at the end only", "request.num_new_tokens + self._mean", "self._mean"),
-        ("new weights are ignored", "            user.tenant.weight = request.weight\n", ""),
+        (
+            "new weights are ignored",
+            "            user.tenant.weight = request.weight\n            user.queue",
+            "            user.queue",
+        ),
         ("accounts are kept for ever", "while len(self._idle) > _MAX_IDLE", "while False and self._idle"),
         ("tenants are kept for ever", "if not oldest.tenant.accounts:", "if False:"),
-        ("the account of one who waits is dropped", "            self._idle.pop(user, None)\n", ""),
+        (
+            "the account of one who waits is dropped",
+            "            self._idle.pop(user, None)\n            self._place",
+            "            self._place",
+        ),
         ("a tenant over its share gives nothing up", "if over is not None and over is not tenant:", "if False:"),
         ("a user over its share gives nothing up", "if user is not None and user is not own:", "if False:"),
         (
@@ -270,7 +278,7 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "        self._queues.settle(generation.id,",
             '        self._queues.settle("",',
         ),
-        ("a busy engine is filled", "if self._queues.is_over_share() and not", "if False and not"),
+        ("a busy engine is filled", " and self._queues.is_over_share():", " and False:"),
         ("a diverged reader reads on", "        self._leave(request)\n        num_wasted", "        num_wasted"),
         (
             "tokens that others read are wasted",
