@@ -88,10 +88,10 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("expected tokens are never corrected", "self.served += num_tokens /", "self.served += num_expected /"),
         (
             "an owner who was idle keeps its credit",
-            "            account.served = max(account.served, self.now - TOLERANCE)\n",
-            "",
+            "        account.served = max(account.served, self.now - TOLERANCE)\n",
+            "        pass\n",
         ),
-        ("nobody is over its share", "position <= limit:\n", "position <= 1e9:\n"),
+        ("nobody is over its share", "TOLERANCE\n        while", "1e9\n        while"),
         ("an owner over its share never comes back", "position > limit:\n", "position > 0:\n"),
         ("time stands still", "self.now = max(self.now, self._wanting", "self.now = min(self.now, self._wanting"),
         ("prompts in the engine want nothing", "bool(rank) or account.num_prompts > 0", "bool(rank)"),
@@ -100,7 +100,6 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "return own if own is not None and position >= most else self._wanting[last]",
             "return own if own is not None and position >= most else self._wanting[first]",
         ),
-        ("a newcomer over its share is not seen", "if own is not None and position >= most", "if False"),
         ("the first of a tenant is given up", "self._within.last() or last", "self._within.first() or last"),
     ),
     "scheduling.fair_queues": (
