@@ -71,6 +71,7 @@ from completion_server.scheduling.latency import LatencyEstimates
 from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.queue import QueueOrder, earliest_deadline
 from completion_server.scheduling.requests import Generation, LiveRequest, State
+from completion_server.scheduling.shares import SLOT_TOKENS
 from completion_server.scheduling.shedding import DeadlineWatch, Shedder, Shedding
 
 _ABANDONED = (FinishReason.SUPERSEDED, FinishReason.CANCELLED, FinishReason.STOP, FinishReason.LENGTH)
@@ -259,7 +260,7 @@ class Book:
                 actions += self._diverge(request, now)
             elif text or finish is not None:
                 actions.append(Text(request.id, text, finish))
-        return actions + self._computed(generation, now)
+        return actions + self._computed(generation, output.num_tokens, now)
 
     def stopped(self, generation_id: str, outcome: Outcome | None, now: float) -> list[Action]:
         """Free the slot of a generation that has stopped. `outcome` ends its readers; None if it did not fail."""
@@ -386,7 +387,7 @@ class Book:
             if request.queued_at < now and self._shedder.is_unreachable(request, now):
                 actions += self._end(request, self._unreachable(request), now)
                 continue
-            if self._queues.is_over_share() and not self._has_room_to_spare(request):
+            if not self._has_room_to_spare(request) and self._queues.is_over_share():
                 break  # until a prompt is computed
             self._queues.start(request)
             generation = self._generations.start(request, now)
@@ -415,8 +416,10 @@ class Book:
                 num_missing -= generation.leader is None  # else another request has its slot now
         return actions
 
-    def _computed(self, generation: Generation, now: float) -> list[Action]:
+    def _computed(self, generation: Generation, num_latest: int, now: float) -> list[Action]:
         """Charge the tokens computed for a generation so far. Its prompt may be what requests in the queue wait for."""
+        if generation.num_tokens != num_latest and generation.num_tokens <= SLOT_TOKENS:
+            return []  # a slot counts as much at least
         num_tokens = generation.num_new_tokens + generation.num_tokens
         is_prompt = self._queues.computed(generation.id, num_tokens)
         return self._fill(now) if is_prompt and self.num_queued else []

@@ -106,15 +106,24 @@ class FairQueues(TriggerQueues):
 
     def start(self, request: LiveRequest) -> None:
         """Charge the account of a waiting request, which is about to get a slot, with the tokens that it may cost."""
-        self._place_new()
         user = self._account(request)
-        user.tenant.users.advance()
-        self._root.advance()
+        is_alone = len(self) == 1 and request.id in self._new
+        if is_alone:
+            user.tenant.weight = request.weight
+            user.tenant.users.enter(user)
+            self._root.enter(user.tenant)
+            self._idle.pop(user, None)
+        else:
+            self._place_new()
+        user.tenant.users.advance(user)
+        self._root.advance(user.tenant)
         num_tokens = max(SLOT_TOKENS, request.num_new_tokens + self._mean_generated)
         user.begin(num_tokens)
         user.tenant.begin(num_tokens)
         self._charges[request.id] = Charge(user, num_tokens, request.num_new_tokens)
         self.num_prompt_tokens += request.num_new_tokens
+        if is_alone:
+            self._place(user)
 
     def computed(self, generation_id: str, num_tokens: int) -> bool:
         """Note the tokens computed for a running generation so far; return whether its prompt was among the latest."""

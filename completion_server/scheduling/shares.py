@@ -82,19 +82,24 @@ class Level(Generic[AccountT]):
         """Return how many accounts have requests that wait."""
         return len(self._waiting)
 
+    def enter(self, account: AccountT) -> None:
+        """Take from an account that was idle the credit beyond the tolerance."""
+        account.served = max(account.served, self.now - TOLERANCE)
+
     def place(self, account: AccountT, rank: Key) -> None:
         """Note an account's new position and the rank of its first waiting request, which is empty if none waits."""
-        key, wants = account.key, bool(rank) or account.num_prompts > 0
+        key, wants, waited = account.key, bool(rank) or account.num_prompts > 0, bool(account.rank)
         account.rank = rank
         if key not in self._wanting:
             if not wants:
                 return
             self._wanting[key] = account
-            account.served = max(account.served, self.now - TOLERANCE)
+            self.enter(account)
         position = (account.position,)
-        self._blocked.discard(key)
+        if waited:
+            self._blocked.discard(key)
         if not rank:
-            for queue in (self._waiting, self._within, self._over):
+            for queue in (self._waiting, self._within, self._over) if waited else ():
                 queue.discard(key)
         else:
             self._waiting.add(key, position)
@@ -111,7 +116,7 @@ class Level(Generic[AccountT]):
     def first(self) -> AccountT | None:
         """Return the account whose request is first, of those within their share; None if none of them waits."""
         nearest = self._positions.first()
-        if nearest is None:
+        if nearest is None or not len(self._waiting):
             return None
         limit = self._wanting[nearest].position + TOLERANCE
         while (key := self._over.first()) is not None and self._wanting[key].position <= limit:
@@ -132,11 +137,12 @@ class Level(Generic[AccountT]):
         key = self._waiting.first()
         return None if key is None else self._wanting[key]
 
-    def advance(self) -> None:
-        """Move the time on, as an account that wants tokens gets a slot."""
+    def advance(self, account: AccountT) -> None:
+        """Move the time on, as an account gets a slot."""
         nearest = self._positions.first()
-        if nearest is not None:
-            self.now = max(self.now, self._wanting[nearest].served)
+        if nearest is not None and self._wanting[nearest].position < account.position:
+            account = self._wanting[nearest]
+        self.now = max(self.now, account.served)
 
     def over_share(self, own: AccountT | None) -> AccountT | None:
         """Return the account that is furthest over its share, a waiting one or `own`; None if none is over it.

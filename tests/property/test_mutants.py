@@ -88,10 +88,10 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("expected tokens are never corrected", "self.served += num_tokens /", "self.served += num_expected /"),
         (
             "an owner who was idle keeps its credit",
-            "            account.served = max(account.served, self.now - TOLERANCE)\n",
-            "",
+            "        account.served = max(account.served, self.now - TOLERANCE)\n",
+            "        pass\n",
         ),
-        ("nobody is over its share", "position <= limit:\n", "position <= 1e9:\n"),
+        ("nobody is over its share", "TOLERANCE\n        while", "1e9\n        while"),
         ("an owner over its share never comes back", "position > limit:\n", "position > 0:\n"),
         ("time stands still", "self.now = max(self.now, self._wanting", "self.now = min(self.now, self._wanting"),
         ("prompts in the engine want nothing", "bool(rank) or account.num_prompts > 0", "bool(rank)"),
@@ -100,7 +100,6 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "return own if own is not None and position >= most else self._wanting[last]",
             "return own if own is not None and position >= most else self._wanting[first]",
         ),
-        ("a newcomer over its share is not seen", "if own is not None and position >= most", "if False"),
         ("the first of a tenant is given up", "self._within.last() or last", "self._within.first() or last"),
     ),
     "scheduling.fair_queues": (
@@ -108,10 +107,18 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("a slot counts as its tokens alone", "max(SLOT_TOKENS, request", "max(0.0, request"),
         ("generated tokens count at the end only", "num_more = max(0.0,", "num_more = 0.0 * max(0.0,"),
         ("a long prompt counts at the end only", "request.num_new_tokens + self._mean", "self._mean"),
-        ("new weights are ignored", "            user.tenant.weight = request.weight\n", ""),
+        (
+            "new weights are ignored",
+            "            user.tenant.weight = request.weight\n            user.queue",
+            "            user.queue",
+        ),
         ("accounts are kept for ever", "while len(self._idle) > _MAX_IDLE", "while False and self._idle"),
         ("tenants are kept for ever", "if not oldest.tenant.accounts:", "if False:"),
-        ("the account of one who waits is dropped", "            self._idle.pop(user, None)\n", ""),
+        (
+            "the account of one who waits is dropped",
+            "            self._idle.pop(user, None)\n            self._place",
+            "            self._place",
+        ),
         ("a tenant over its share gives nothing up", "if over is not None and over is not tenant:", "if False:"),
         ("a user over its share gives nothing up", "if user is not None and user is not own:", "if False:"),
         (
@@ -270,7 +277,7 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "        self._queues.settle(generation.id,",
             '        self._queues.settle("",',
         ),
-        ("a busy engine is filled", "if self._queues.is_over_share() and not", "if False and not"),
+        ("a busy engine is filled", " and self._queues.is_over_share():", " and False:"),
         ("a diverged reader reads on", "        self._leave(request)\n        num_wasted", "        num_wasted"),
         (
             "tokens that others read are wasted",

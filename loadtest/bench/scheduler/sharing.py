@@ -51,12 +51,7 @@ class _Options(Options):
 
 @benchmark(_Options)
 def main(options: _Options, console: Console) -> Result:
-    """Measure the shares of an abuser, of the users beside it and of two tenants. The last line is a JSON object.
-
-    \b
-    Example:
-        python -m loadtest.bench.scheduler.sharing --config deploy/local/server.toml
-    """
+    """Measure the shares of an abuser, of the users beside it and of two tenants. The last line is a JSON object."""
     with console.status("serving"):
         found = _simulate(options) if options.config is None else asyncio.run(_serve(options, options.config))
     p99_ms = {name: percentile(each.ttft_s, 99) * 1000 for name, each in found.items()}
