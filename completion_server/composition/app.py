@@ -126,7 +126,7 @@ class App:
         self._authenticator = make_authenticator(config.auth, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
-        self._entrance = Entrance(config.admission, config.limits, authenticator or self._authenticator)
+        self._entrance = Entrance(config.admission, config.limits, authenticator or self._authenticator, self._emit)
         self._certificates: dict[str, CertificateFiles] = {}
         quotas_file = config.admission.quotas_file
         self._quota_file = QuotaFile(Path(quotas_file)) if quotas_file else None

@@ -14,6 +14,7 @@ from completion_server.admission.gate import Readiness
 from completion_server.core.errors import CompletionError, InvalidRequestError, NotPossibleError
 from completion_server.core.events import Actor, AdminChanged
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
+from completion_server.rpc.admin_access import operator
 from completion_server.rpc.identity import split_peer
 from completion_server.rpc.status import abort
 from completion_server.serving.service import Service
@@ -216,8 +217,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return pb.GetMetricsResponse(text=text, uptime_s=self._controls.uptime_s())
 
     def _changed(self, context: Any, setting: str, old: str, new: str, by: str = "") -> None:
-        """Report a change for the audit log. `by` is the operator's name as the request claims it."""
-        actor = Actor(by, peer=split_peer(context.peer())[1])
+        """Report a change for the audit log. `by` is the operator's name as the request claims it, if none is verified."""
+        identity = operator.get()
+        actor = identity.actor if identity else Actor(by, peer=split_peer(context.peer())[1])
         self._service.emit(AdminChanged(actor, setting, old, new))
 
 
