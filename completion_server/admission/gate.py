@@ -15,7 +15,6 @@ from completion_server.core.errors import (
     Limit,
     OverloadedError,
     ServerFullError,
-    UnauthenticatedError,
     UnavailableError,
 )
 from completion_server.limits.local import LocalLimiters, LocalSessions
@@ -213,17 +212,6 @@ class Gate:
         if readiness is Readiness.DRAINING:
             raise DrainingError(text, retry_after_ms=self._settings.retry_after_ms)
         raise UnavailableError(text, retry_after_ms=retry_after_ms(self._settings, self._remaining_start_s()))
-
-    def check_user(self, user: str) -> None:
-        """Check that a caller names its user, if the server requires it.
-
-        Raises:
-            UnauthenticatedError: the name is missing.
-
-        """
-        if self._settings.require_user and not user:
-            msg = "metadata x-user-id: must name the user; admission.require_user is set on this server"
-            raise UnauthenticatedError(msg)
 
     def enter_session(self, user: str | None = None, peer: str = "", tenant: str | None = None) -> ExitStack:
         """Admit a session stream, which is counted until what this returns is closed.
