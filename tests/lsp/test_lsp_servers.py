@@ -99,7 +99,8 @@ async def test_the_loss_of_one_of_several_servers_is_no_pause(caplog: pytest.Log
 
 
 async def test_a_refused_token_is_told_once_and_another_is_used(tmp_path: Path) -> None:
-    file, told = tmp_path / "token", []
+    file = tmp_path / "token"
+    told: list[str] = []
     await asyncio.to_thread(file.write_text, "bad")
     async with run_guarded() as (server, address):
         link = Link(Servers([Endpoint(address, token=Token.of_file(file))]))
