@@ -217,7 +217,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return pb.GetMetricsResponse(text=text, uptime_s=self._controls.uptime_s())
 
     def _changed(self, context: Any, setting: str, old: str, new: str, by: str = "") -> None:
-        """Report a change for the audit log. `by` is the operator's name as the request claims it, if none is verified."""
+        """Report a change for the audit log. `by` is the name that the request claims, if none is verified."""
         identity = operator.get()
         actor = identity.actor if identity else Actor(by, peer=split_peer(context.peer())[1])
         self._service.emit(AdminChanged(actor, setting, old, new))
