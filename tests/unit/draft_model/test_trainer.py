@@ -22,7 +22,7 @@ from tests.support.disk import files_up_to
 from tests.support.models import ROOT
 from tests.support.redis_servers import wait_until
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 
 class Recorder:
