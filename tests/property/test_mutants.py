@@ -294,7 +294,7 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "serving.runner": (
         ("a failure of one reader is everybody's", "            outcome = INTERNAL_ERROR\n", "            raise\n"),
-        ("an aborted generation goes on", "            self._tasks[generation_id].cancel()\n", "            pass\n"),
+        ("an aborted generation goes on", "            task.cancel()\n", "            pass\n"),
         (
             "the clock is not set after an action",
             "            self._is_carrying_out = False\n            self._alarm.set_nowait(self.book.next_tick)\n",
