@@ -162,7 +162,8 @@ def killed_at_the_end(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 def test_a_terminated_run_leaves_nothing_half_written(data: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(command(data, tmp_path / "run", "--steps", "100000"), cwd=ROOT)
     with killed_at_the_end(process):
-        wait_until(lambda: len(read_metrics(tmp_path / "run")) >= 2, WAIT_S)
+        wait_until(lambda: process.poll() is not None or len(read_metrics(tmp_path / "run")) >= 2, WAIT_S)
+        assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 128 + signal.SIGTERM
 
@@ -177,7 +178,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     subprocess.run(command(data, tmp_path / "whole", *arguments), cwd=ROOT, check=True, capture_output=True)
     process = subprocess.Popen(command(data, tmp_path / "cut", *arguments), cwd=ROOT, stderr=subprocess.DEVNULL)
     with killed_at_the_end(process):
-        wait_until(lambda: len(read_metrics(tmp_path / "cut")) >= 8, WAIT_S)
+        wait_until(lambda: process.poll() is not None or len(read_metrics(tmp_path / "cut")) >= 8, WAIT_S)
+        assert process.poll() is None
         process.send_signal(signal.SIGKILL)
         assert process.wait(WAIT_S) == -signal.SIGKILL
     before = read_metrics(tmp_path / "cut")
