@@ -325,7 +325,7 @@ class App:
             cache=self._shared.cache,
             limiters=self._shared.limiters,
             file_quotas=self._file_quotas,
-            weight_of=self._file_quotas and self._file_quotas.weight_of,
+            weight_of=self._file_quotas.weight_of if self._file_quotas else None,
             replicas=self._shared,
             remaining_start_s=self._engine.remaining_start_s,
             num_speculative_tokens=self._speculation.num_speculative_tokens,

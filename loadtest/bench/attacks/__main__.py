@@ -85,7 +85,7 @@ async def _measure(name: str, options: _Options) -> Mapping[str, Any]:
             process, seconds = psutil.Process(server.pid), options.attack_s or attack.seconds
             async with HonestUsers(server.ready["address"], prepared.honest_metadata) as users:
                 await users.ask(options.calm_s / 2)  # allocates the memory that is allocated once
-                found = await _phase("calm", process, users, options.calm_s)
+                found: dict[str, float | None] = {**await _phase("calm", process, users, options.calm_s)}
                 async with _attacking(name, server.ready, folder) as counts:
                     found |= await _phase("attack", process, users, seconds)
                 found |= await _phase("after", process, users, options.after_s)

@@ -50,7 +50,7 @@ def forged(kind: str, folder: Path) -> str:
     if kind in ("expired", "audience"):
         return (folder / kind).read_text(encoding="utf-8")
     if kind == "none":
-        return jwt.encode(_claims(), None, "none")
+        return jwt.encode(_claims(), "", "none")
     if kind == "garbage":
         return secrets.token_urlsafe(200)
     forger = serialization.load_pem_private_key((folder / _FILE).read_bytes(), None)

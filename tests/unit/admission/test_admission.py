@@ -186,7 +186,7 @@ def test_verified_callers_share_an_address_without_its_limits() -> None:
     quotas = Quotas(SETTINGS)
     callers = [Caller(f"user {number}", "s", "acme", "10.0.0.7:1", "10.0.0.7", is_verified=True) for number in range(9)]
 
-    assert num_allowed(quotas, callers) == 9 * SETTINGS.user_burst
+    assert num_allowed(quotas, callers * SETTINGS.user_burst) == 9 * SETTINGS.user_burst
     assert take(quotas, caller("unverified"), 0.0) is None
 
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
-from completion_server.auth.authenticator import Callers
+from completion_server.auth.authenticator import CredentialVerifier
 from completion_server.auth.principal import Credentials, Principal
 from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
@@ -106,17 +106,17 @@ def by_hand(header: Mapping[str, Any], claims: Mapping[str, Any], secret: bytes 
     return b".".join([*parts, base64url_encode(signature)]).decode()
 
 
-def make_callers(issuer: Issuer, emit: Recorder | None = None, **settings: Any) -> Callers:
+def make_callers(issuer: Issuer, emit: Recorder | None = None, **settings: Any) -> CredentialVerifier:
     """Return callers that are verified by the issuer's tokens."""
     auth = AuthSettings(**{"issuer": URL, "audience": AUDIENCE} | settings)
-    return Callers(auth, issuer.wall, emit=emit or Recorder(), fetch=issuer.fetch)
+    return CredentialVerifier(auth, issuer.wall, emit=emit or Recorder(), fetch=issuer.fetch)
 
 
-async def accepted(callers: Callers, token: str = "", certificate: bytes = b"") -> Principal:
+async def accepted(callers: CredentialVerifier, token: str = "", certificate: bytes = b"") -> Principal:
     return await callers.authenticate(Credentials(token, certificate))
 
 
-async def refusal(callers: Callers, token: str = "", certificate: bytes = b"") -> Result:
+async def refusal(callers: CredentialVerifier, token: str = "", certificate: bytes = b"") -> Result:
     with pytest.raises(RefusedCredentialError) as caught:
         await callers.authenticate(Credentials(token, certificate))
     return caught.value.result

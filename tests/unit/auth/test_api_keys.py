@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from completion_server.auth.authenticator import Callers
+from completion_server.auth.authenticator import CredentialVerifier
 from completion_server.auth.key_file import ApiKey, editing, new_key, parse_keys, read_keys, rotated
 from completion_server.auth.principal import Scope
 from completion_server.auth.refusal import Result
@@ -34,8 +34,8 @@ def put(path: Path, key: ApiKey) -> None:
         keys[key.id] = key
 
 
-def make(path: Path, wall: Wall, recorder: Recorder | None = None) -> Callers:
-    return Callers(AuthSettings(keys_file=str(path)), wall, emit=recorder or Recorder())
+def make(path: Path, wall: Wall, recorder: Recorder | None = None) -> CredentialVerifier:
+    return CredentialVerifier(AuthSettings(keys_file=str(path)), wall, emit=recorder or Recorder())
 
 
 def replace_with(path: Path, content: bytes | None) -> None:

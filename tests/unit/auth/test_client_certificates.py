@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from completion_server.auth.authenticator import Callers
+from completion_server.auth.authenticator import CredentialVerifier
 from completion_server.auth.key_file import editing, new_key
 from completion_server.auth.principal import Scope
 from completion_server.auth.refusal import Result
@@ -80,8 +80,8 @@ def authority(signers: list[EllipticCurvePrivateKey], wall: Wall) -> Authority:
     return Authority(signers[0], wall)
 
 
-def make(wall: Wall, recorder: Recorder | None = None, **settings: Any) -> Callers:
-    return Callers(AuthSettings(**{"certificate_user": "san_uri"} | settings), wall, emit=recorder or Recorder())
+def make(wall: Wall, recorder: Recorder | None = None, **settings: Any) -> CredentialVerifier:
+    return CredentialVerifier(AuthSettings(**{"certificate_user": "san_uri"} | settings), wall, emit=recorder or Recorder())
 
 
 @pytest.mark.parametrize(
