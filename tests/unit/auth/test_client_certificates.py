@@ -81,7 +81,9 @@ def authority(signers: list[EllipticCurvePrivateKey], wall: Wall) -> Authority:
 
 
 def make(wall: Wall, recorder: Recorder | None = None, **settings: Any) -> CredentialVerifier:
-    return CredentialVerifier(AuthSettings(**{"certificate_user": "san_uri"} | settings), wall, emit=recorder or Recorder())
+    return CredentialVerifier(
+        AuthSettings(**{"certificate_user": "san_uri"} | settings), wall, emit=recorder or Recorder()
+    )
 
 
 @pytest.mark.parametrize(
