@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -221,7 +220,7 @@ async def test_a_stalled_reader_is_cut_off_and_frees_the_engine() -> None:
     async with run_server(config, lambda: engine) as server:
         body = json.dumps({"prompt": "x", "stream": True, "n_predict": ENDLESS}).encode()
         async with raw_connection(server) as connection:
-            connection.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.read_little()
             await connection.send(head("/infill", f"content-length: {len(body)}") + body)
             await eventually(lambda: engine.stats().num_generated_tokens > 0)
             await eventually(lambda: engine.stats().num_running == 0)

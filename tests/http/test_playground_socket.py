@@ -168,6 +168,7 @@ async def test_a_page_that_does_not_read_is_cut_off_and_frees_the_engine() -> No
     ask = json.dumps({"type": "ask", "number": 1, "trigger": "explicit", "mode": "multi_line", "prefix": "x"}).encode()
     masked = bytes([0x81, 0x80 | len(ask), 0, 0, 0, 0]) + ask  # one whole text frame, masked with zeros
     async with run_server(config, lambda: engine) as server, raw_connection(server) as connection:
+        connection.read_little()
         await connection.send(HANDSHAKE)
         assert await connection.status() == 101
         await connection.send(masked)
