@@ -29,7 +29,7 @@ from completion_server.core.request import Caller
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.http import tabby
 from completion_server.http.dialect import Answer, Asked, Dialect, parse
-from completion_server.http.identity import arrival_of, caller_of, headers_of, with_document
+from completion_server.http.identity import arrival_of, caller_of, certificate_of, headers_of, with_document
 from completion_server.http.receiving import (
     BodyTooLargeError,
     ClientGoneError,
@@ -140,7 +140,7 @@ class Endpoints:
 
         """
         if not self._callers.is_open:
-            await self._callers.identify(arrival_of(headers_of(scope), scope["client"]))
+            await self._callers.identify(arrival_of(headers_of(scope), scope["client"], certificate_of(scope)))
 
     def _report(self, event: tabby.Event, identity: Identity, headers: Mapping[str, str], num_bytes: int) -> None:
         recent = self._recent.find(event.number)
@@ -156,7 +156,7 @@ class Endpoints:
     ) -> Identity:
         """Return the caller of a request, who may do what `needed` names. Raises CompletionError."""
         try:
-            return await self._callers.identify(arrival_of(headers, scope["client"]), needed)
+            return await self._callers.identify(arrival_of(headers, scope["client"], certificate_of(scope)), needed)
         except (UnauthenticatedError, PermissionDeniedError):
             await discard_body(receive, self._max_body_bytes, self._receive_timeout_s)
             raise

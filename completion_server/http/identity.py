@@ -1,8 +1,9 @@
 """Identifies the caller of an HTTP request.
 
-With authentication on, a bearer token or `x-api-key` says who it is. While it is off, a name in `x-user-id` counts as
-it does over gRPC. Plugins often send a token that their documents suggest, so people at one address may share it: it
-names no user then, it only tells sessions apart, by a digest, so that no secret gets into logs and metrics.
+With authentication on, a bearer token, `x-api-key` or the client's certificate says who it is. While it is off, a name
+in `x-user-id` counts as it does over gRPC. Plugins often send a token that their documents suggest, so people at one
+address may share it: it names no user then, it only tells sessions apart, by a digest, so that no secret gets into logs
+and metrics.
 """
 
 import hashlib
@@ -31,7 +32,13 @@ def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def arrival_of(headers: Mapping[str, str], client: tuple[str, int] | None) -> Arrival:
+def certificate_of(scope: Mapping[str, Any]) -> bytes:
+    """Return the client's certificate in PEM, b"" without one."""
+    chain = scope.get("extensions", {}).get("tls", {}).get("client_cert_chain", ())
+    return "".join(chain[:1]).encode()
+
+
+def arrival_of(headers: Mapping[str, str], client: tuple[str, int] | None, certificate: bytes = b"") -> Arrival:
     """Return what a request from an address and port brings."""
     host, port = client or ("", 0)
     return Arrival(
@@ -39,7 +46,7 @@ def arrival_of(headers: Mapping[str, str], client: tuple[str, int] | None) -> Ar
         headers.get(_TENANT, ""),
         f"{host}:{port}" if host else "",
         peer_key(host) if host else "",
-        Credentials(_token_of(headers)),
+        Credentials(_token_of(headers), certificate),
         headers.get(TRACEPARENT, ""),
         headers.get(TRACESTATE, ""),
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import ssl
 from collections.abc import MutableSet
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -53,6 +54,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._num_framing_bytes = 0
         self._keeps_alive = True
+        self._certificates: list[str] = []
         self.waits_since = self.loop.time()
         """When the connection was opened, or its last request was received whole."""
 
@@ -68,6 +70,7 @@ class LimitedProtocol(HttpToolsProtocol):
             transport.abort()
             return
         super().connection_made(transport)
+        self._certificates = _client_certificates(transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -95,6 +98,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin the head of a request."""
         super().on_message_begin()
+        if self._certificates:  # as ASGI's extension for TLS has it
+            self.scope["extensions"] = {"tls": {"client_cert_chain": self._certificates}}
         self._is_in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -149,6 +154,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.limits.head_timeout_s, self.transport.abort)
+
+
+def _client_certificates(transport: asyncio.Transport) -> list[str]:
+    """Return the client's certificate in PEM, which TLS has verified, alone in a list; no element without one."""
+    secured = transport.get_extra_info("ssl_object")
+    certificate = None if secured is None else secured.getpeercert(binary_form=True)
+    return [ssl.DER_cert_to_PEM_cert(certificate)] if certificate else []
 
 
 def close_oldest(connections: MutableSet[Any]) -> bool:
