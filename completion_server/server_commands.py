@@ -22,7 +22,7 @@ import uvloop
 from cryptography import x509
 
 from completion_server.client.options import DEFAULT_SERVER
-from completion_server.composition.checks import check, not_checked, warn_of_exposure
+from completion_server.composition.checks import check, left_open, not_checked, warn_of_exposure
 from completion_server.composition.models import load_edits, load_prompts, prompt_budget
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config, load_config
@@ -118,8 +118,8 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
 def check_config(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_json: bool) -> None:
     """Check whether a configuration can be used, without loading a model. Exit status 0 if so, 2 if not.
 
-    `serve` makes the same checks in the same order at its start, and logs the same warnings. The output names what only
-    `serve` checks.
+    `serve` makes the same checks in the same order at its start, and logs the same warnings. The output says what
+    callers without a credential may use, and names what only `serve` checks.
 
     \b
     Example:
@@ -137,9 +137,10 @@ def check_config(config: Path | None, overrides: tuple[str, ...], insecure: bool
         warn_of_exposure(loaded, loaded.server.listen)
     if as_json:
         effective = {**asdict(loaded), "prompt_budget_tokens": budget, "engine_args": args}
-        click.echo(json.dumps(effective | {"not_checked": not_checked(loaded)}, indent=2))
+        click.echo(json.dumps(effective | {"open": left_open(loaded), "not_checked": not_checked(loaded)}, indent=2))
     else:
         click.echo(f"ok: {loaded.engine.model}, prompts of up to {budget} tokens, listening on {loaded.server.listen}")
+        click.echo(f"open to callers without a credential: {'; '.join(left_open(loaded)) or 'nothing'}")
         click.echo(f"not checked: {'; '.join(not_checked(loaded))}")
 
 
@@ -290,7 +291,9 @@ def client_options(address: str, config: Config) -> str:
         options += ["--tls-ca", short(tls.certificate)]  # a certificate is an authority for itself
     if tls.client_ca:
         options += ["--tls-cert", "CLIENT_CERTIFICATE", "--tls-key", "ITS_KEY"]
-    if config.admission.require_user:
+    if config.auth.keys_file or config.auth.issuer:
+        options += ["--token-file", "TOKEN_FILE"]
+    elif config.admission.require_user and not config.auth.is_on:
         options += ["--user", "me"]
     return "".join(f" {shlex.quote(option)}" for option in options)
 
