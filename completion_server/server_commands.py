@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import uvloop
-from cryptography import x509
 
 from completion_server.client.options import DEFAULT_SERVER
 from completion_server.composition.checks import check, left_open, not_checked, warn_of_exposure
@@ -28,6 +27,7 @@ from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config, load_config
 from completion_server.core import core_dumps, safe_logging
 from completion_server.core.addresses import is_loopback, is_unix_socket, split_address
+from completion_server.core.certificates import hosts_of
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
@@ -303,21 +303,11 @@ def _named(address: str, certificate: str) -> str:
     if is_unix_socket(address):
         return address
     host, port = split_address(address)
-    names = _names(certificate)
+    names = hosts_of(Path(certificate).read_bytes())
     is_here = is_loopback(address) or host in _ANY_HOST
     candidates = [host, *(_LOCAL_HOSTS if is_here else ()), *(name for name in names if "*" not in name)]
     found = next((name for name in candidates if name in names), host)
     return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
-
-
-def _names(certificate: str) -> list[str]:
-    """Return the hosts that a certificate is for."""
-    first = x509.load_pem_x509_certificates(Path(certificate).read_bytes())[0]
-    try:
-        found = first.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    return [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
 
 
 def _program() -> str:

@@ -65,3 +65,16 @@ async def test_a_client_certificate_names_the_user_of_a_request(make_identity: M
             assert (answer.status, (await answer.json())["choices"][0]["text"]) == (200, "alpha")
         async with session.get(f"{url}/v1/models", ssl=context) as answer:
             assert answer.status == 200
+
+
+@pytest.mark.parametrize(("host", "status"), [("Completions.example:8012", 200), ("evil.example:8012", 403)])
+async def test_a_name_of_the_certificate_is_the_servers_own(
+    make_identity: MakeIdentity, host: str, status: int
+) -> None:
+    identity = make_identity("server", "completions.example")
+    context = ssl.create_default_context(cafile=str(identity.certificate))
+    async with tls_server(identity) as running, http_session() as session:
+        url = f"https://127.0.0.1:{running.ready.http_address.rpartition(':')[2]}/health"
+        names = {"headers": {"host": host}, "server_hostname": "completions.example"}
+        async with session.get(url, ssl=context, **names) as answer:
+            assert answer.status == status
