@@ -76,7 +76,8 @@ class Endpoint:
 
         """
         if token.is_given and not (self.is_encrypted or is_loopback(self.address)):
-            msg = f"the token of {token.where} is not sent to {self.address} without TLS; the server's ca is missing"
+            how = "give the file of the server's authority (ca, or --tls-ca)"
+            msg = f"the token of {token.where} is not sent to {self.address} without TLS: {how}"
             raise EndpointError("token", msg)
 
     def open_channel(self, options: ChannelOptions = ()) -> grpc.Channel:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from completion_server.core.errors import ConfigError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _MAX_DURATION_S = 3650 * 86_400
+_PIPED_COLUMNS = 1000
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -107,11 +109,12 @@ def list_(as_json: bool, file: Path | None, config: Path | None) -> None:
     if as_json:
         click.echo(json.dumps([_as_dict(key, now) for key in found], indent=1))
         return
-    table = Table(*("id", "user", "tenant", "scopes", "created", "expires", "state"), box=None)
+    table = Table(*("id", "user", "tenant", "scopes", "created", "expires", "state"), box=None, pad_edge=False)
     for key in found:
         expires = "never" if key.expires is None else _date(key.expires)
         table.add_row(key.id, key.user, key.tenant, " ".join(key.scopes), _date(key.created), expires, _state(key, now))
-    Console(highlight=False, markup=False).print(table)
+    width = None if sys.stdout.isatty() else _PIPED_COLUMNS  # in a pipe each key is one line
+    Console(highlight=False, markup=False, width=width).print(table)
 
 
 @keys.command()

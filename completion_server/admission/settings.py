@@ -56,8 +56,8 @@ class ServerSettings:
     page to try completions on (docs/editors.md). On loopback it is plain HTTP, elsewhere it has `server.tls`. ""
     switches it off."""
     http_hosts: tuple[str, ...] = ()
-    """Names under which browsers and plugins may address `http_listen`, besides IP addresses and localhost. Others are
-    refused, since a web page could point a name of its own at this server."""
+    """Names under which browsers and plugins may address `http_listen`, besides IP addresses, localhost and,
+    over TLS, those of the certificate. Others are refused: a web page could point a name of its own at this server."""
     http_max_connections: Annotated[int, Between(1, 1_000_000)] = 1024
     """HTTP connections that may be open at once; further ones are closed."""
     http_admin: bool = False

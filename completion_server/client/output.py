@@ -21,6 +21,9 @@ from completion_server.client.cursor import Cursor
 # A model may write escape sequences, which must not control the user's terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
+_ONLY_CERTIFICATE = re.compile(r"^(?!.*(?:API key|token)).*certificate")
+"""A refusal for which no token is a remedy."""
+
 _NO_TEXT = {
     "stop": "the model has nothing to add here",
     "length": "the model wrote nothing that can be shown",
@@ -192,6 +195,8 @@ def _invalid(error: ServiceError, address: str) -> str:
 def _unauthenticated(error: ServiceError, address: str) -> str:
     if isinstance(error, TokenError):
         return f"At {address}: {error.message}."
+    if _ONLY_CERTIFICATE.search(error.message):
+        return f"The server at {address} wants a certificate that it takes (--tls-cert, --tls-key): {error.message}."
     how = f"Give one with --token-file FILE, --token-command COMMAND or the variable {VARIABLE}"
     return f"The server at {address} wants a token: {error.message}. {how}; its operator makes them."
 

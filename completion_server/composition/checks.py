@@ -71,6 +71,28 @@ def not_checked(config: Config) -> list[str]:
     return found
 
 
+def left_open(config: Config) -> list[str]:
+    """Return what the server does for callers without a credential, and at which addresses."""
+    server, has_auth = config.server, config.auth.is_on
+    is_vouched_for = config.admission.trust_user_names and bool(server.tls.client_ca)
+    is_administered = bool(server.admin_listen) and not server.admin_tls.client_ca
+    services = (
+        ("completions", (server.listen, server.http_listen), not has_auth and not is_vouched_for),
+        (
+            "administration",
+            (server.admin_listen, server.http_listen if server.http_admin else ""),
+            not has_auth and is_administered,
+        ),
+        ("metrics", (server.metrics_listen,), True),
+    )
+    found = []
+    for what, addresses, is_open in services:
+        listening = [address for address in addresses if address]
+        if is_open and listening:
+            found.append(f"{what} at {' and '.join(listening)}")
+    return found
+
+
 def refuse_exposure(config: Config) -> None:
     """Check that listeners that other machines can reach have TLS and authentication, unless `server.insecure` is set.
 

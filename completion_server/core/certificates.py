@@ -96,6 +96,16 @@ class CertificateFiles:
         return ServerCertificate(content[0], content[1], content[2] if authorities else None, context, expires_at)
 
 
+def hosts_of(chain: bytes) -> list[str]:
+    """Return the hosts, names and IP addresses, that the first certificate of a PEM file is for."""
+    first = x509.load_pem_x509_certificates(chain)[0]
+    try:
+        found = first.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
+
+
 async def watch(files: Sequence[CertificateFiles]) -> None:
     """Look at the files again and again, beside the event loop. Ends at once if there are none."""
     while files:

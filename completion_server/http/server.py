@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from completion_server.admission.settings import ServerSettings
 from completion_server.core.addresses import is_loopback, split_address
-from completion_server.core.certificates import CertificateFiles
+from completion_server.core.certificates import CertificateFiles, hosts_of
 from completion_server.core.errors import ConfigError
 from completion_server.http.guard import Guard
 from completion_server.http.listening import PlainServer, TlsServer, log_failure
@@ -62,10 +62,14 @@ def build_http_server(settings: ServerSettings, app: ASGIApp, certificate: Certi
 
     """
     host, port = split_address(settings.http_listen)
+    if is_loopback(settings.http_listen):
+        certificate = None
+    # No page gets here by a name of its own that the certificate lacks: its browser refuses the connection.
+    names = (*settings.http_hosts, *(hosts_of(certificate.current.chain) if certificate else ()))
     limits = ConnectionLimits(settings.http_max_connections, settings.receive_timeout_s, settings.stall_timeout_s)
     protocol = limited(limits)
     config = uvicorn.Config(
-        Guard(app, settings.http_hosts),
+        Guard(app, names),
         http=protocol,
         ws=limited_sockets(limits),
         ws_max_size=MAX_MESSAGE_BYTES,
@@ -94,6 +98,6 @@ def build_http_server(settings: ServerSettings, app: ASGIApp, certificate: Certi
     bound.setblocking(False)
     shown = settings.http_listen.rpartition(":")[0]
     server = PlainServer(config)
-    if certificate is not None and not is_loopback(settings.http_listen):
+    if certificate is not None:
         server = TlsServer(config, certificate, protocol)
     return HttpListener(f"{shown}:{bound.getsockname()[1]}", server, bound)

@@ -1,5 +1,6 @@
 """The HTTP listener over TLS: connections in a handshake count, and end in time."""
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -7,7 +8,7 @@ import pytest
 
 from completion_server.engine.scripted.engine import ScriptedEngine
 from tests.support.certificates import Identity, MakeIdentity
-from tests.support.http_clients import raw_connection, serves_tls
+from tests.support.http_clients import http_session, raw_connection, serves_tls
 from tests.support.server import RunningServer, eventually, make_config, run_server
 
 MAX_CONNECTIONS = 20
@@ -49,3 +50,31 @@ async def test_a_handshake_that_does_not_end_ends_the_connection(identity: Ident
             await connection.send(sent)
             await connection.rest()
         await eventually(lambda: serves_tls(server.ready.http_address, identity))
+
+
+async def test_a_client_certificate_names_the_user_of_a_request(make_identity: MakeIdentity) -> None:
+    authority = make_identity("authority")
+    server, ada = make_identity("server", issuer=authority), make_identity("ada", issuer=authority)
+    settings = (f"server.tls.client_ca={authority.certificate}", "auth.certificate_user=cn")
+    asked = {"prompt": "x", "user": "another"}
+    async with tls_server(server, *settings) as running, http_session() as session:
+        url = f"https://127.0.0.1:{running.ready.http_address.rpartition(':')[2]}"
+        context = ssl.create_default_context(cafile=str(authority.certificate))
+        context.load_cert_chain(ada.certificate, ada.key)
+        async with session.post(f"{url}/v1/completions", json=asked, ssl=context) as answer:
+            assert (answer.status, (await answer.json())["choices"][0]["text"]) == (200, "alpha")
+        async with session.get(f"{url}/v1/models", ssl=context) as answer:
+            assert answer.status == 200
+
+
+@pytest.mark.parametrize(("host", "status"), [("Completions.example:8012", 200), ("evil.example:8012", 403)])
+async def test_a_name_of_the_certificate_is_the_servers_own(
+    make_identity: MakeIdentity, host: str, status: int
+) -> None:
+    identity = make_identity("server", "completions.example")
+    context = ssl.create_default_context(cafile=str(identity.certificate))
+    async with tls_server(identity) as running, http_session() as session:
+        url = f"https://127.0.0.1:{running.ready.http_address.rpartition(':')[2]}/health"
+        names = {"headers": {"host": host}, "server_hostname": "completions.example"}
+        async with session.get(url, ssl=context, **names) as answer:
+            assert answer.status == status

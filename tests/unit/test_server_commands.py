@@ -87,7 +87,7 @@ def test_check_config_warns_as_serve_does_and_says_what_it_leaves_out() -> None:
     assert found.exit_code == 0
     assert "completion-server: warning: server.insecure: server.listen: other machines can reach " in found.stderr
     assert "completion-server: warning: server.metrics_listen: listening on 0.0.0.0:" in found.stderr
-    assert found.stdout.splitlines()[1] == "not checked: whether the ports are free; whether Redis answers"
+    assert found.stdout.splitlines()[2] == "not checked: whether the ports are free; whether Redis answers"
 
 
 EXPOSED = "server.listen: other machines can reach 0.0.0.0:0, and it lacks TLS (server.tls) and authentication ([auth])"
@@ -261,6 +261,25 @@ def test_a_certificate_names_the_host_to_ask(make_identity: MakeIdentity) -> Non
         assert client_options(address, config) == (
             f" --server localhost:6000 --tls-ca {server.certificate} --tls-cert CLIENT_CERTIFICATE --tls-key ITS_KEY"
         )
+
+
+def test_the_command_of_a_server_with_keys_has_a_token() -> None:
+    found = client_options("127.0.0.1:50051", load_config(None, ["auth.keys_file=keys.json"], {}))
+    assert found == " --token-file TOKEN_FILE"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("server.http_listen=127.0.0.1:8012", "server.http_admin=true"),
+         "completions at 127.0.0.1:50051 and 127.0.0.1:8012; administration at 127.0.0.1:50052 and 127.0.0.1:8012; "
+         "metrics at 127.0.0.1:9464"),
+        (("auth.keys_file=keys.json", "server.http_listen=127.0.0.1:8012"), "metrics at 127.0.0.1:9464"),
+        (("auth.keys_file=keys.json", "server.metrics_listen="), "nothing"),
+    ],
+)  # fmt: skip
+def test_what_a_configuration_leaves_open_is_said(settings: tuple[str, ...], said: str) -> None:
+    assert f"open to callers without a credential: {said}\n" in check(*settings).stdout
 
 
 def test_fewer_tokens_alone_are_accepted() -> None:

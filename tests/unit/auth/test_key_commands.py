@@ -52,7 +52,8 @@ async def test_a_key_that_was_added_is_listed_and_opens_the_server(path: Path) -
     holder = await accepted(CredentialVerifier(AuthSettings(keys_file=str(path)), emit=Recorder()), token)
     assert (holder.user, holder.tenant) == ("ada", "acme")
     shown = run(path, "list").stdout
-    assert key_id in shown
+    assert len(shown.splitlines()) == 3  # one line for each key, whatever its width
+    assert re.search(rf"{key_id}  ada   acme    complete feedback +\S+ \S+ UTC +\S+ \S+ UTC +usable", shown)
     assert "never" in shown
     assert token[16:] not in shown + run(path, "list", "--json").stdout
 

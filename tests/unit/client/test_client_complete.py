@@ -160,6 +160,16 @@ def retry_after(**time_s: int) -> details.RetryInfo:
         (Failure(grpc.StatusCode.UNAVAILABLE, "why", (retry_after(seconds=41),)),
          "can't answer now: why. Ask again in 41 s.", {"retry_after_ms": 41_000}),
         (Failure(grpc.StatusCode.UNAUTHENTICATED, "why"), "wants a token: why. Give one with --token-file FILE", {}),
+        (
+            Failure(grpc.StatusCode.UNAUTHENTICATED, "the client's certificate was revoked"),
+            "wants a certificate that it takes (--tls-cert, --tls-key): the client's certificate was revoked.",
+            {},
+        ),
+        (
+            Failure(grpc.StatusCode.UNAUTHENTICATED, "an API key or a client certificate; nothing was presented"),
+            "wants a token: an API key or a client certificate; nothing was presented. Give one with --token-file",
+            {},
+        ),
         (Failure(grpc.StatusCode.PERMISSION_DENIED, "why"), "does not allow this to you: why.", {}),
         (Failure(grpc.StatusCode.UNIMPLEMENTED, "why"), "does not serve this: why. Is it the right port?", {}),
         (Failure(grpc.StatusCode.INTERNAL, "why"), "failed: why (INTERNAL).", {"message": "why", "reason": None}),
