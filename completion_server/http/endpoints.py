@@ -104,7 +104,8 @@ class Endpoints:
                 if completion is None:
                     await writer.write_end(_NOTHING)
                 else:
-                    await self._write(completion, recent, writer, receive)
+                    with self._callers.watching(identity, completion.cancel):
+                        await self._write(completion, recent, writer, receive)
             except ClientGoneError:
                 return
             except CompletionError as error:
