@@ -141,7 +141,7 @@ class Endpoints:
 
         """
         if not self._callers.is_open:
-            await self._callers.identify(arrival_of(headers_of(scope), scope["client"]))
+            await self._callers.identify(arrival_of(headers_of(scope), scope))
 
     def _report(self, event: tabby.Event, identity: Identity, headers: Mapping[str, str], num_bytes: int) -> None:
         recent = self._recent.find(event.number)
@@ -157,7 +157,7 @@ class Endpoints:
     ) -> Identity:
         """Return the caller of a request, who may do what `needed` names. Raises CompletionError."""
         try:
-            return await self._callers.identify(arrival_of(headers, scope["client"]), needed)
+            return await self._callers.identify(arrival_of(headers, scope), needed)
         except (UnauthenticatedError, PermissionDeniedError):
             await discard_body(receive, self._max_body_bytes, self._receive_timeout_s)
             raise

@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from completion_server.admission.callers import Callers, VerifiedCaller
 from completion_server.admission.entrance import Arrival
 from completion_server.admission.identity import Identity
-from completion_server.auth.principal import Credentials, Scope
+from completion_server.auth.principal import Scope
 from completion_server.core.errors import Code, CompletionError, UnauthenticatedError
 from completion_server.http.playground.messages import Token, message_of, sign_in_of
 from completion_server.http.writing import dumped
@@ -84,7 +84,7 @@ class PageUser:
 
 def with_token(arrival: Arrival, token: str) -> Arrival:
     """Return what a page brings with this token."""
-    return replace(arrival, credentials=Credentials(token))
+    return replace(arrival, credentials=replace(arrival.credentials, token=token))
 
 
 async def asked_token(socket: WebSocket, timeout_s: float) -> str:
