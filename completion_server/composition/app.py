@@ -123,7 +123,7 @@ class App:
         self._records = Records(config, registry)
         heard = self._records.heard_by(self._playground.heard_by(self._metrics.handle))
         self._emit: Emit = self._tracing.heard_by(heard)  # the one place that decides who hears events
-        self._authenticator = make_authenticator(config.auth, self._emit)
+        self._authenticator = make_authenticator(config, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
         self._entrance = Entrance(config.admission, config.limits, authenticator or self._authenticator, self._emit)
