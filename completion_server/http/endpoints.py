@@ -9,10 +9,9 @@ from starlette.datastructures import QueryParams
 
 from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.identity import Identity
 from completion_server.admission.refusals import Refusals, refusal_budgets
-from completion_server.admission.settings import LimitSettings, ServerSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings, ServerSettings
 from completion_server.admission.turns import ReceiveTurns
 from completion_server.auth.principal import Scope
 from completion_server.core.errors import (

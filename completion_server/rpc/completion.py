@@ -6,10 +6,9 @@ from typing import Any
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.identity import Identity
 from completion_server.admission.refusals import Refusals, refusal_budgets
-from completion_server.admission.settings import LimitSettings, ServerSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings, ServerSettings
 from completion_server.auth.principal import Scope
 from completion_server.core.errors import CompletionError, DeadlineError, ShedError
 from completion_server.core.events import RequestRefused, SessionClosed, SessionOpened

@@ -4,10 +4,9 @@ import pytest
 
 from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.identity import Identity
 from completion_server.admission.refusals import Refusals, refusal_budgets
-from completion_server.admission.settings import LimitSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings
 from completion_server.auth.principal import Scope
 from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError, UnauthenticatedError
 from completion_server.http.guard import Guard

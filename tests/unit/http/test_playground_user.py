@@ -4,10 +4,9 @@ import pytest
 
 from completion_server.admission.callers import GRACE_S, Callers
 from completion_server.admission.entrance import Arrival, Entrance
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.identity import Identity
 from completion_server.admission.refusals import Refusals, refusal_budgets
-from completion_server.admission.settings import LimitSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings
 from completion_server.auth.principal import Credentials, Principal, Scope
 from completion_server.core.errors import CompletionError, PermissionDeniedError, UnauthenticatedError
 from completion_server.http.playground.access import scope_reason
