@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from completion_server.admission.gate import AdmissionSettings
-from completion_server.admission.settings import LimitSettings, ServerSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings, ServerSettings
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import NGRAM

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.identity import Identity
-from completion_server.admission.settings import LimitSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings
 from completion_server.auth.principal import Authenticator, Credentials, Principal, Scope
 from completion_server.core.errors import InvalidRequestError, PermissionDeniedError, UnauthenticatedError
 from completion_server.core.events import Actor, AuthenticationRefused, Emit

@@ -3,13 +3,11 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated
 
 from completion_server.admission.keyed_sessions import KeyedSessions, NamedSessions, choose_by
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core import descriptors
-from completion_server.core.checks import DAY_S, Above, Between, require_bounds
 from completion_server.core.errors import (
     DrainingError,
     Limit,
@@ -20,8 +18,6 @@ from completion_server.core.errors import (
 from completion_server.limits.local import LocalLimiters, LocalSessions
 from completion_server.limits.shared import Limiters
 
-_USERS_PER_PEER = 2
-_SESSIONS_PER_PEER = 256
 _SESSIONS = 16_000
 _MAX_RETRY_AFTER_MS = 60_000
 """Longest time after which a caller is told to retry while the engine starts: it may be ready sooner than predicted."""
@@ -34,89 +30,6 @@ class Readiness(Enum):
     READY = "ready"
     ENGINE_DOWN = "engine_down"
     DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionSettings:
-    """The `[admission]` section."""
-
-    max_sessions: Annotated[int | None, Between(1, 1_000_000)] = None
-    """Session streams that may be open at once. After a reconnect, an editor's old stream counts until it has ended.
-    Unset: 16,000, or fewer if the system's limit of open files does not allow as many connections."""
-    max_sessions_per_user: Annotated[int, Between(0, 1_000_000)] = 64
-    """Session streams of one named user; 0 sets no limit."""
-    max_sessions_per_tenant: Annotated[int, Between(0, 1_000_000)] = 0
-    """Session streams of one tenant; 0 sets no limit."""
-    max_sessions_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
-    """Session streams from one address. 0 sets no limit. Unset: 256, or no limit with `trust_user_names`. Each open
-    editor needs one. Does not apply to verified callers and Unix sockets."""
-    first_request_s: Annotated[float, Above(0, DAY_S)] = 60.0
-    """Time in which a new Session stream must send its first request; otherwise the server ends it."""
-    session_idle_s: Annotated[float, Above(0, DAY_S)] = 300.0
-    """A Session stream that sends nothing for this time is ended; editors open another with their next request. Also
-    limits how long the server holds a partly received message."""
-    refused_bytes_per_s: Annotated[float, Between(0, 1e12)] = 1024 * 1024
-    """Bytes of refused requests that one connection may send in the long run; beyond that all its calls are refused
-    unread. A refusal counts as at least 16 KiB. 0 sets no limit. Does not apply to a Unix socket."""
-    refused_burst_bytes: Annotated[int, Between(1, 1_000_000_000)] = 8 * 1024 * 1024
-    """Bytes of refused requests that one connection may send at once."""
-    retry_after_ms: Annotated[int, Between(0, 3_600_000)] = 1000
-    """Time after which a refused caller should retry. While the engine starts it is the time that is left if the start
-    takes as long as the last one, but at least this value and at most a minute."""
-    user_requests_per_s: Annotated[float, Between(0, 1_000_000)] = 20.0
-    """Requests that one user may send in the long run; further ones are shed. 0 sets no limit."""
-    user_burst: Annotated[int, Between(1, 1_000_000)] = 40
-    """Requests that one user may send at once after a quiet time."""
-    user_tokens_per_s: Annotated[float, Between(0, 1e9)] = 2000.0
-    """Tokens that the engine may compute for one user in the long run: generated tokens, and prompt tokens that are not
-    in the prefix cache. A typing user causes a few hundred. 0 sets no limit."""
-    user_token_burst: Annotated[int, Between(1, 1_000_000_000)] = 8000
-    """Tokens that the engine may compute for one user at once, for example when the user opens files. Allow for several
-    prompts of prompt.max_prompt_tokens."""
-    tenant_requests_per_s: Annotated[float, Between(0, 1e9)] = 0.0
-    """Requests that the users of one tenant may send in the long run; further ones are shed. 0 sets no limit. Unless a
-    proxy vouches for the names (`trust_user_names`), a tenant's limits apply to each of its addresses."""
-    tenant_burst: Annotated[int, Between(1, 1_000_000_000)] = 400
-    """Requests that the users of one tenant may send at once after a quiet time."""
-    tenant_tokens_per_s: Annotated[float, Between(0, 1e12)] = 0.0
-    """Tokens that the engine may compute for one tenant in the long run. 0 sets no limit."""
-    tenant_token_burst: Annotated[int, Between(1, 1_000_000_000_000)] = 80_000
-    """Tokens that the engine may compute for one tenant at once."""
-    assumed_replicas: Annotated[int, Between(1, 10_000)] = 1
-    """The number of replicas that a replica assumes until it reaches Redis for the first time. Until then each user and
-    tenant has this part of its limits here. Without `redis.addresses` it has no effect."""
-    users_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
-    """The callers of one address together are guaranteed the limits of this many users. What exceeds them is shed only
-    while the engine has no capacity to spare. 0 sets no limit. Unset: 2, or no limit with `trust_user_names`. Does not
-    apply to verified callers and Unix sockets."""
-    quotas_file: str = ""
-    """A TOML file with the quotas of tenants and users, reread when it changes. What it gives a tenant or a user takes
-    the place of the limits here. Unset: all have the limits here."""
-    require_user: bool = False
-    """Whether every call must name its user in the metadata `x-user-id`."""
-    trust_user_names: bool = False
-    """Whether user names are verified, because only a proxy that authenticates callers and sets `x-user-id` can reach
-    this server. A user is then the same user at every address. Addresses have no limits, because they are the
-    proxy's."""
-
-    def __post_init__(self) -> None:
-        """Check the bounds."""
-        require_bounds(self)
-
-    @property
-    def num_users_per_peer(self) -> int:
-        """The effective value of `users_per_peer`; 0 for no limit."""
-        return self._per_peer(self.users_per_peer, _USERS_PER_PEER)
-
-    @property
-    def num_sessions_per_peer(self) -> int:
-        """The effective value of `max_sessions_per_peer`; 0 for no limit."""
-        return self._per_peer(self.max_sessions_per_peer, _SESSIONS_PER_PEER)
-
-    def _per_peer(self, given: int | None, otherwise: int) -> int:
-        if given is not None:
-            return given
-        return 0 if self.trust_user_names else otherwise
 
 
 _REFUSALS = {

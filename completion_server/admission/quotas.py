@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
-from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.errors import Limit
 from completion_server.core.request import Caller
 from completion_server.limits.local import LocalLimiters, RateLimiter

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.identity import Identity
 from completion_server.admission.quotas import RefusalBudget
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError
 
 _PEER_REFUSALS = 8

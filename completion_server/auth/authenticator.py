@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from completion_server.auth import certificates, keys, tokens
 from completion_server.auth.certificates import Certificates
@@ -15,7 +15,7 @@ from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
 from completion_server.auth.tokens import Tokens
 from completion_server.core.errors import IssuerUnavailableError
-from completion_server.core.events import CredentialsChecked, CredentialSourceFailed, Emit
+from completion_server.core.events import CredentialsChecked, CredentialSourceRead, Emit
 
 POLL_S = 0.5
 """From one look at the files to the next. A key that was revoked ends its streams after about as long."""
@@ -32,8 +32,11 @@ class CredentialVerifier:
         *,
         emit: Emit,
         fetch: Fetch = fetch_url,
+        client_cas: Sequence[str] = (),
     ) -> None:
         """Read the files. `wall` returns Unix seconds; `fetch` returns the document at a URL, and runs in a thread.
+
+        `client_cas` are the files of the authorities that sign clients' certificates and lists of revoked ones.
 
         Raises:
             ConfigError: a file can't be used.
@@ -41,13 +44,15 @@ class CredentialVerifier:
         """
         self._emit = emit
         self._certificate_wins = settings.certificate_wins
-        self._api_keys = ApiKeys(settings.keys_file, wall, self._failed) if settings.keys_file else None
+        self._api_keys = ApiKeys(settings.keys_file, wall, self._report) if settings.keys_file else None
         self._tokens: Tokens | None = None
         if settings.jwks_file:
-            self._tokens = Tokens(settings, FileKeys(settings.jwks_file, self._failed), wall)
+            self._tokens = Tokens(settings, FileKeys(settings.jwks_file, self._report), wall)
         elif settings.issuer:
-            self._tokens = Tokens(settings, FetchedKeys(settings, fetch, wall, self._failed), wall)
-        self._certificates = Certificates(settings, wall, self._failed) if settings.takes_certificates else None
+            self._tokens = Tokens(settings, FetchedKeys(settings, fetch, wall, self._report), wall)
+        self._certificates: Certificates | None = None
+        if settings.takes_certificates:
+            self._certificates = Certificates(settings, client_cas, wall, self._report)
 
     async def run(self) -> None:
         """Read changed files again, and fetch the issuer's keys, until cancelled."""
@@ -124,5 +129,5 @@ class CredentialVerifier:
         )
         return " or ".join(name for name, part in parts if part is not None)
 
-    def _failed(self, source: str) -> None:
-        self._emit(CredentialSourceFailed(source))
+    def _report(self, source: str, has_failed: bool) -> None:
+        self._emit(CredentialSourceRead(source, has_failed))

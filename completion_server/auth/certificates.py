@@ -4,17 +4,20 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from completion_server.auth.claims import is_name
 from completion_server.auth.lru import LruCache
 from completion_server.auth.principal import Principal, Scope
 from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
-from completion_server.auth.watched_file import WatchedFile
+from completion_server.auth.watched_file import Report, WatchedFile
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +42,12 @@ class Revocations:
 class Certificates:
     """Finds callers in certificates; for one that was seen before it is a lookup."""
 
-    def __init__(self, settings: AuthSettings, wall: Callable[[], float], failed: Callable[[str], None]) -> None:
-        """Read the lists of revoked certificates. `wall` returns Unix seconds.
+    def __init__(
+        self, settings: AuthSettings, client_cas: Sequence[str], wall: Callable[[], float], report: Report
+    ) -> None:
+        """Read the lists of revoked certificates, which authorities in the files `client_cas` must have signed.
+
+        `wall` returns Unix seconds.
 
         Raises:
             ConfigError: they can't be used.
@@ -49,13 +56,18 @@ class Certificates:
         self._settings = settings
         self._pattern = re.compile(settings.certificate_pattern or "(?P<user>.+)", re.DOTALL)
         self._wall = wall
-        self._failed = failed
+        self._report = report
         self._seen: LruCache[bytes, Principal] = LruCache(_MAX_CERTIFICATES)
         self._is_out_of_date = False
         """Whether the lists in use are out of date, which is logged once."""
         self._crl: WatchedFile[Revocations] | None = None
         if settings.crl_file:
-            self._crl = WatchedFile(_CRL_KEY, settings.crl_file, parse_revocations, failed, Revocations())
+
+            def parse(data: bytes) -> Revocations:
+                certificates = (x509.load_pem_x509_certificates(Path(name).read_bytes()) for name in client_cas)
+                return parse_revocations(data, tuple(chain.from_iterable(certificates)))
+
+            self._crl = WatchedFile(_CRL_KEY, settings.crl_file, parse, report, Revocations(), client_cas)
             self._crl.load()
             self._check_date(self._crl.content)
 
@@ -68,7 +80,7 @@ class Certificates:
             if last.expires_at > self._crl.content.expires_at:
                 self._crl.content = last
             logger.error("%s: the new list is out of date", _CRL_KEY)
-            self._failed(_CRL_KEY)
+            self._report(_CRL_KEY, True)
         self._check_date(self._crl.content)
 
     def verify(self, pem: bytes) -> Principal:
@@ -101,7 +113,7 @@ class Certificates:
         was_out_of_date, self._is_out_of_date = self._is_out_of_date, self._wall() >= lists.expires_at
         if self._is_out_of_date and not was_out_of_date:
             logger.error("%s: a list is out of date; it stays in use until there is a newer one", _CRL_KEY)
-            self._failed(_CRL_KEY)
+            self._report(_CRL_KEY, True)
 
     def _read(self, pem: bytes) -> Principal:
         try:
@@ -143,11 +155,11 @@ def _parts(certificate: x509.Certificate, kind: str) -> list[str]:
     return names.get_values_for_type(x509.RFC822Name if kind == "san_email" else x509.DNSName)
 
 
-def parse_revocations(data: bytes) -> Revocations:
+def parse_revocations(data: bytes, authorities: Iterable[x509.Certificate]) -> Revocations:
     """Return what the lists in a PEM file revoke.
 
     Raises:
-        ValueError: it has no list, or a broken one.
+        ValueError: it has no list, or one that is broken or that none of the authorities signed.
 
     """
     revoked: set[tuple[str, str]] = set()
@@ -162,9 +174,19 @@ def parse_revocations(data: bytes) -> Revocations:
             revoked.update((issuer, f"{entry.serial_number:x}") for entry in crl)
         except _BROKEN as error:
             raise ValueError("it holds a broken list") from error
+        if not any(each.subject == crl.issuer and _has_signed(each, crl) for each in authorities):
+            msg = f"no authority of server.tls.client_ca signed its list of {crl.issuer.rfc4514_string()}"
+            raise ValueError(msg)
         if crl.next_update_utc is not None:
             expires_at = min(expires_at, crl.next_update_utc.timestamp())
     return Revocations(frozenset(revoked), expires_at)
+
+
+def _has_signed(authority: x509.Certificate, crl: x509.CertificateRevocationList) -> bool:
+    try:
+        return crl.is_signature_valid(authority.public_key())  # type: ignore[arg-type]  # others raise TypeError
+    except (TypeError, UnsupportedAlgorithm):
+        return False
 
 
 def _fingerprint(name: x509.Name) -> str:

@@ -9,7 +9,7 @@ from completion_server.auth.key_set import NO_KEYS, KeySet, parse_key_set, parse
 from completion_server.auth.lru import LruCache
 from completion_server.auth.settings import AuthSettings
 from completion_server.auth.urls import require_safe
-from completion_server.auth.watched_file import WatchedFile
+from completion_server.auth.watched_file import Report, WatchedFile
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +45,14 @@ class IssuerKeys(Protocol):
 class FileKeys:
     """The keys in a file, which is read again when it changes."""
 
-    def __init__(self, path: str, failed: Callable[[str], None]) -> None:
+    def __init__(self, path: str, report: Report) -> None:
         """Read the file.
 
         Raises:
             ConfigError: it can't be used.
 
         """
-        self._file = WatchedFile("auth.jwks_file", path, parse_key_set, failed, NO_KEYS)
+        self._file = WatchedFile("auth.jwks_file", path, parse_key_set, report, NO_KEYS)
         self._file.load()
 
     @property
@@ -75,14 +75,12 @@ class FetchedKeys:
     They are fetched again after some minutes, and when a token names a key that is not known; one fetch at a time.
     """
 
-    def __init__(
-        self, settings: AuthSettings, fetch: Fetch, wall: Callable[[], float], failed: Callable[[str], None]
-    ) -> None:
-        """Fetch nothing yet. `wall` returns Unix seconds; `failed` is called with the key of a failed fetch."""
+    def __init__(self, settings: AuthSettings, fetch: Fetch, wall: Callable[[], float], report: Report) -> None:
+        """Fetch nothing yet. `wall` returns Unix seconds; `report` hears of each fetch."""
         self._settings = settings
         self._fetch = fetch
         self._wall = wall
-        self._failed = failed
+        self._report = report
         self._discovered = ""
         self._unknown: LruCache[str, float] = LruCache(_MAX_UNKNOWN)
         """When each unknown key id was last asked for in vain."""
@@ -131,9 +129,10 @@ class FetchedKeys:
                 known = "none are known yet" if self._fetched_at is None else "those that are known stay"
                 logger.warning("auth.issuer: its keys can't be fetched (%s); %s", _reason(error), known)
             self._is_away = True
-            self._failed("auth.issuer")
+            self._report("auth.issuer", True)
             return
         self._is_away = False
+        self._report("auth.issuer", False)
         if keys.fingerprints != self.current.fingerprints:
             logger.info("auth.issuer: %d keys fetched", len(keys.fingerprints))
             self._unknown.clear()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from completion_server.auth.key_file import ApiKey, parse_keys, split_token
 from completion_server.auth.principal import Principal
 from completion_server.auth.refusal import RefusedCredentialError, Result
-from completion_server.auth.watched_file import WatchedFile
+from completion_server.auth.watched_file import Report, WatchedFile
 
 KIND = "key"
 _FINGERPRINT_DIGITS = 16
@@ -29,7 +29,7 @@ _Table = Mapping[str, tuple[_Secret, ...]]
 class ApiKeys:
     """The API keys of a file."""
 
-    def __init__(self, path: str, wall: Callable[[], float], failed: Callable[[str], None]) -> None:
+    def __init__(self, path: str, wall: Callable[[], float], report: Report) -> None:
         """Read the file, which may not exist yet. `wall` returns Unix seconds.
 
         Raises:
@@ -38,7 +38,7 @@ class ApiKeys:
         """
         self._wall = wall
         empty: _Table = {}
-        self._file = WatchedFile("auth.keys_file", path, _table, failed, empty)
+        self._file = WatchedFile("auth.keys_file", path, _table, report, empty)
         self._file.load(may_be_missing=True)
 
     async def poll(self) -> None:

@@ -60,7 +60,8 @@ class AuthSettings:
     certificate_wins: bool = False
     """Whether a client's certificate, and not its token, counts if it presents both."""
     crl_file: str = ""
-    """A PEM file with lists of revoked certificates (CRL), one for each authority. It is read again when it changes."""
+    """A PEM file with lists of revoked certificates (CRL), one for each authority of `client_ca`, signed by it. It is
+    read again when it or `client_ca` changes."""
 
     def __post_init__(self) -> None:
         """Check the bounds, and that the keys fit together."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -11,24 +11,34 @@ from completion_server.core.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 Content = TypeVar("Content")
+Report = Callable[[str, bool], None]
+"""Called with the configuration key of what was read again, and whether that failed."""
 _State = tuple[int, ...]
-"""Identifies a version of a file, or the error that it could not be looked at with."""
+"""Identifies the versions of the files, or the error that one could not be looked at with."""
 
 
 class WatchedFile(Generic[Content]):
     """Holds a file's parsed content. While the file is broken or missing, the last good content stays."""
 
     def __init__(
-        self, key: str, path: str, parse: Callable[[bytes], Content], failed: Callable[[str], None], missing: Content
+        self,
+        key: str,
+        path: str,
+        parse: Callable[[bytes], Content],
+        report: Report,
+        missing: Content,
+        others: Sequence[str] = (),
     ) -> None:
-        """Name the file by its configuration key. `parse` raises ValueError and may run in another thread.
+        """Name the file by its configuration key. `parse` raises ValueError or OSError and may run in another thread.
 
-        `failed` is called with `key` whenever a changed file can't be used. `missing` is the content before `load`.
+        `report` hears whenever a changed file is read. `missing` is the content before `load`. `others` are files that
+        `parse` reads as well: the file counts as changed when one of them does.
         """
         self._key = key
         self._path = Path(path)
+        self._others = tuple(map(Path, others))
         self._parse = parse
-        self._failed = failed
+        self._report = report
         self._seen: _State | None = None
         self.content = missing
 
@@ -43,7 +53,7 @@ class WatchedFile(Generic[Content]):
             self.content = self._read_if_changed() or self.content
         except FileNotFoundError as error:
             if not may_be_missing:
-                msg = f"{self._key}: no file {self._path}"
+                msg = f"{self._key}: no file {error.filename}"
                 raise ConfigError(msg) from error
             logger.warning("%s: no file %s yet", self._key, self._path)
         except (OSError, ValueError) as error:
@@ -57,11 +67,12 @@ class WatchedFile(Generic[Content]):
         except (OSError, ValueError) as error:
             why = _reason(error)
             logger.error("%s: %s can't be used (%s); its last good content stays", self._key, self._path, why)
-            self._failed(self._key)
+            self._report(self._key, True)
             return False
         if found is None:
             return False
         self.content = found
+        self._report(self._key, False)
         logger.info("%s: read again", self._key)
         return True
 
@@ -75,9 +86,7 @@ class WatchedFile(Generic[Content]):
         """
         fault: OSError | None = None
         try:
-            status = self._path.stat()
-            # A change of the file's rights changes only the last one.
-            found: _State = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            found: _State = tuple(part for path in (self._path, *self._others) for part in _version(path))
         except OSError as error:
             found, fault = (error.errno or 0,), error
         if found == self._seen:
@@ -86,6 +95,12 @@ class WatchedFile(Generic[Content]):
         if fault is not None:
             raise fault
         return self._parse(self._path.read_bytes())
+
+
+def _version(path: Path) -> _State:
+    status = path.stat()
+    # A change of the file's rights changes only the last one.
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -29,7 +29,7 @@ from completion_server.composition.models import check_fits, load_edits, load_pr
 from completion_server.composition.monitoring import Monitoring, WatchedParts, make_tracing
 from completion_server.composition.playground import Playground
 from completion_server.composition.records import Records
-from completion_server.composition.samples import make_samples
+from completion_server.composition.samples import begin_speculation
 from completion_server.composition.shared_state import SharedState
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config
@@ -47,16 +47,10 @@ from completion_server.prompt.edits.builder import EditPrompts
 from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
 from completion_server.rpc.listening import load_certificates
-from completion_server.rpc.server import (
-    HealthReporter,
-    Listener,
-    build_admin_server,
-    build_public_server,
-)
+from completion_server.rpc.server import HealthReporter, Listener, build_admin_server, build_public_server
 from completion_server.serving.service import LoadSnapshot, Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.speculation.live import LiveSpeculation
-from completion_server.speculation.trial import run_trial
 from completion_server.telemetry.logs import set_level
 
 logger = logging.getLogger(__name__)
@@ -123,7 +117,7 @@ class App:
         self._records = Records(config, registry)
         heard = self._records.heard_by(self._playground.heard_by(self._metrics.handle))
         self._emit: Emit = self._tracing.heard_by(heard)  # the one place that decides who hears events
-        self._authenticator = make_authenticator(config.auth, self._emit)
+        self._authenticator = make_authenticator(config, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
         self._entrance = Entrance(config.admission, config.limits, authenticator or self._authenticator, self._emit)
@@ -161,10 +155,17 @@ class App:
                 logger.info("the model writes next edits, in the form %s", edits.template.name)
             service = self._service = self._assemble(prompts, edits)
             self._shared.serve(service)
-            servicer = self._make_servicer(service)
-            public = build_public_server(
-                config.server, config.limits, servicer, self._health, certificates.get("public")
+            servicer = CompletionServicer(
+                service,
+                self._entrance,
+                config.server,
+                config.limits,
+                config.admission,
+                sheds_as_status=config.shed.as_status,
+                begin_trace=self._tracing.begin_trace,
             )
+            certificate = certificates.get("public")
+            public = build_public_server(config.server, config.limits, servicer, self._health, certificate)
             admin = self._build_admin(service, prompts)
             await self._health.set(is_serving=False)
             stack.push_async_callback(self._stop_engine)
@@ -174,13 +175,7 @@ class App:
                 stack.push_async_callback(listener.server.stop, _CLOSE_S)
             page = self._playground.routes(service, self._entrance, public.address)
             self._http = build_http(
-                config,
-                service,
-                self._entrance,
-                self._engine,
-                self._tracing.begin_trace,
-                certificates.get("public"),
-                page,
+                config, service, self._entrance, self._engine, self._tracing.begin_trace, certificate, page
             )
             if self._http is not None:
                 stack.push_async_callback(self._playground.aclose)
@@ -191,7 +186,7 @@ class App:
             await self._shared.know_model(prompts)
             info = self._engine.info
             check_fits(info, config)
-            speculation = await self._begin_speculation(prompts)
+            speculation = await begin_speculation(config, self._engine, self._speculation, prompts, self._clock)
             ready = Ready(
                 public.address,
                 admin.address if admin else "",
@@ -215,26 +210,6 @@ class App:
         """Whether new requests are turned away."""
         return self._service is not None and self._service.gate.readiness is Readiness.DRAINING
 
-    async def _begin_speculation(self, prompts: PromptBuilder) -> str:
-        """Begin with the configured K or, in mode "auto" without a schedule, with what pays; return a line about it."""
-        settings, control = self._config.speculation, self._engine.speculation
-        choice = None
-        if settings.mode == "auto" and not settings.schedule and self._config.engine.warm_up and control is not None:
-            choice = await run_trial(
-                self._engine.current,
-                control,
-                make_samples(prompts),
-                self._clock,
-                self._config.engine.step_timeout_s,
-            )
-        self._speculation.begin(choice)
-        active = self._speculation.active
-        if not self._engine.info.draft_model:
-            return ""
-        if choice is None:
-            return f"{active.mode.value} {active.schedule.as_lists()}"
-        return f"auto, {'off' if choice.is_off else f'from {active.schedule.as_lists()}'}: {choice.reason}"
-
     def drain(self, grace_s: float | None = None) -> None:
         """Stop taking requests, let accepted ones finish, then end."""
         if grace_s is not None:
@@ -255,7 +230,8 @@ class App:
                 tasks = [runner, shared, engine, group.create_task(self._loop_lag.run(), name="loop lag")]
                 certificates = tuple(self._certificates.values())
                 tasks.append(group.create_task(watch(certificates), name="certificates"))
-                tasks.append(group.create_task(self._reread_quotas(), name="quotas"))
+                if self._quota_file is not None and self._file_quotas is not None:
+                    tasks.append(group.create_task(self._quota_file.run(self._file_quotas.replace), name="quotas"))
                 if self._authenticator is not None:
                     tasks.append(group.create_task(self._authenticator.run(), name="authentication"))
                 await asyncio.sleep(0)
@@ -284,11 +260,6 @@ class App:
         await public.server.stop(_CLOSE_S)
         await self._shared.leave()
 
-    async def _reread_quotas(self) -> None:
-        """Apply each version of the file of quotas, if there is one."""
-        if self._quota_file is not None and self._file_quotas is not None:
-            await self._quota_file.run(self._file_quotas.replace)
-
     async def _start_engine(self) -> None:
         usual_s = self._engine.remaining_start_s()
         logger.info("loading the models%s", "" if usual_s is None else f"; the last time took {usual_s:.0f} s")
@@ -308,10 +279,7 @@ class App:
     def _assemble(self, prompts: PromptBuilder, edits: EditPrompts | None) -> Service:
         config = self._config
         settings = ServingSettings(
-            config.admission,
-            config.scheduling,
-            config.shed,
-            delta_pause_s=config.server.delta_pause_ms / 1000,
+            config.admission, config.scheduling, config.shed, delta_pause_s=config.server.delta_pause_ms / 1000
         )
         return Service(
             settings,
@@ -329,18 +297,6 @@ class App:
             replicas=self._shared,
             remaining_start_s=self._engine.remaining_start_s,
             num_speculative_tokens=self._speculation.num_speculative_tokens,
-        )
-
-    def _make_servicer(self, service: Service) -> CompletionServicer:
-        config = self._config
-        return CompletionServicer(
-            service,
-            self._entrance,
-            config.server,
-            config.limits,
-            config.admission,
-            sheds_as_status=config.shed.as_status,
-            begin_trace=self._tracing.begin_trace,
         )
 
     def _build_admin(self, service: Service, prompts: PromptBuilder) -> Listener | None:

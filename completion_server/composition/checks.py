@@ -48,7 +48,7 @@ def check(config: Config, environ: MutableMapping[str, str]) -> dict[str, Any]:
     }
     descriptors.check_limits(limits)
     load_certificates(config.server)
-    make_authenticator(config.auth)
+    make_authenticator(config)
     if config.admission.quotas_file:
         load_quotas(Path(config.admission.quotas_file))
     check_usable(config.traces, environ)

@@ -48,4 +48,5 @@ def build_http(
         sheds_as_status=config.shed.as_status,
         begin_trace=begin_trace,
     )
-    return build_http_server(config.server, build_app(endpoints, service.gate, served_model, further), certificate)
+    app = build_app(endpoints, service.gate, served_model, further)
+    return build_http_server(config.server, app, certificate, takes_certificates=config.auth.takes_certificates)

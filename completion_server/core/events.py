@@ -255,11 +255,13 @@ class CredentialsChecked:
 
 
 @dataclass(frozen=True, slots=True)
-class CredentialSourceFailed:
-    """What credentials are checked against could not be read or fetched again; the last good content stays in use."""
+class CredentialSourceRead:
+    """What credentials are checked against was read or fetched again."""
 
     source: str
     """Its configuration key."""
+    has_failed: bool
+    """Whether it can't be used, or is out of date; the last good content stays in use."""
 
 
 Event = (
@@ -283,7 +285,7 @@ Event = (
     | CacheMiss
     | CacheReplied
     | CredentialsChecked
-    | CredentialSourceFailed
+    | CredentialSourceRead
 )
 Emit = Callable[[Event], None]
 """Receives an event. Must neither wait nor raise."""

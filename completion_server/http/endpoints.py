@@ -9,10 +9,9 @@ from starlette.datastructures import QueryParams
 
 from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.identity import Identity
 from completion_server.admission.refusals import Refusals, refusal_budgets
-from completion_server.admission.settings import LimitSettings, ServerSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings, ServerSettings
 from completion_server.admission.turns import ReceiveTurns
 from completion_server.auth.principal import Scope
 from completion_server.core.errors import (
@@ -104,7 +103,8 @@ class Endpoints:
                 if completion is None:
                     await writer.write_end(_NOTHING)
                 else:
-                    await self._write(completion, recent, writer, receive)
+                    with self._callers.watching(identity, completion.cancel):
+                        await self._write(completion, recent, writer, receive)
             except ClientGoneError:
                 return
             except CompletionError as error:
@@ -140,7 +140,7 @@ class Endpoints:
 
         """
         if not self._callers.is_open:
-            await self._callers.identify(arrival_of(headers_of(scope), scope["client"]))
+            await self._callers.identify(arrival_of(headers_of(scope), scope))
 
     def _report(self, event: tabby.Event, identity: Identity, headers: Mapping[str, str], num_bytes: int) -> None:
         recent = self._recent.find(event.number)
@@ -156,7 +156,7 @@ class Endpoints:
     ) -> Identity:
         """Return the caller of a request, who may do what `needed` names. Raises CompletionError."""
         try:
-            return await self._callers.identify(arrival_of(headers, scope["client"]), needed)
+            return await self._callers.identify(arrival_of(headers, scope), needed)
         except (UnauthenticatedError, PermissionDeniedError):
             await discard_body(receive, self._max_body_bytes, self._receive_timeout_s)
             raise

@@ -1,8 +1,9 @@
 """Identifies the caller of an HTTP request.
 
-With authentication on, a bearer token or `x-api-key` says who it is. While it is off, a name in `x-user-id` counts as
-it does over gRPC. Plugins often send a token that their documents suggest, so people at one address may share it: it
-names no user then, it only tells sessions apart, by a digest, so that no secret gets into logs and metrics.
+With authentication on, a bearer token, `x-api-key` or the client's certificate says who it is. While it is off, a name
+in `x-user-id` counts as it does over gRPC. Plugins often send a token that their documents suggest, so people at one
+address may share it: it names no user then, it only tells sessions apart, by a digest, so that no secret gets into logs
+and metrics.
 """
 
 import hashlib
@@ -22,6 +23,8 @@ _USER = "x-user-id"
 _TENANT = "x-tenant-id"
 _BEARER = "bearer "
 _API_KEY = "x-api-key"
+CERTIFICATE = "certificate"
+"""Key of the client's certificate in a request's state; absent if it is no credential."""
 _DIGITS = 16
 _SESSION = "http"
 
@@ -31,15 +34,15 @@ def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def arrival_of(headers: Mapping[str, str], client: tuple[str, int] | None) -> Arrival:
-    """Return what a request from an address and port brings."""
-    host, port = client or ("", 0)
+def arrival_of(headers: Mapping[str, str], scope: Mapping[str, Any]) -> Arrival:
+    """Return what a request brings."""
+    host, port = scope["client"] or ("", 0)
     return Arrival(
         headers.get(_USER, ""),
         headers.get(_TENANT, ""),
         f"{host}:{port}" if host else "",
         peer_key(host) if host else "",
-        Credentials(_token_of(headers)),
+        Credentials(_token_of(headers), scope["state"].get(CERTIFICATE, b"")),
         headers.get(TRACEPARENT, ""),
         headers.get(TRACESTATE, ""),
     )

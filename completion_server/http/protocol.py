@@ -2,11 +2,14 @@
 
 import asyncio
 import re
+import ssl
 from collections.abc import MutableSet
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from completion_server.http.identity import CERTIFICATE
 
 _MAX_HEAD_BYTES = 16 * 1024
 _MAX_HEADERS = 64
@@ -43,6 +46,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """One connection."""
 
     limits: ClassVar[ConnectionLimits]
+    takes_certificates: ClassVar[bool]
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - uvicorn's
         """Begin without a connection."""
@@ -68,6 +72,9 @@ class LimitedProtocol(HttpToolsProtocol):
             transport.abort()
             return
         super().connection_made(transport)
+        tls = transport.get_extra_info("ssl_object") if self.takes_certificates else None
+        if tls is not None and (certificate := tls.getpeercert(binary_form=True)):
+            self.app_state = {CERTIFICATE: ssl.DER_cert_to_PEM_cert(certificate).encode()}
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -165,6 +172,10 @@ def close_oldest(connections: MutableSet[Any]) -> bool:
     return True
 
 
-def limited(limits: ConnectionLimits) -> type[LimitedProtocol]:
-    """Return the protocol of a listener with these limits, as uvicorn takes it."""
-    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})
+def limited(limits: ConnectionLimits, *, takes_certificates: bool = False) -> type[LimitedProtocol]:
+    """Return the protocol of a listener with these limits, as uvicorn takes it.
+
+    With `takes_certificates` a request brings the certificate that its client has shown.
+    """
+    members = {"limits": limits, "takes_certificates": takes_certificates}
+    return type("LimitedProtocol", (LimitedProtocol,), members)

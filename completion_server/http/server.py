@@ -54,8 +54,12 @@ class HttpListener:
         self._task = None
 
 
-def build_http_server(settings: ServerSettings, app: ASGIApp, certificate: CertificateFiles | None) -> HttpListener:
+def build_http_server(
+    settings: ServerSettings, app: ASGIApp, certificate: CertificateFiles | None, *, takes_certificates: bool = False
+) -> HttpListener:
     """Return the listener, bound and not yet started. On loopback it has no TLS, elsewhere it has the certificate's.
+
+    With `takes_certificates` the certificate of a client is a credential.
 
     Raises:
         ConfigError: the address can't be used.
@@ -67,7 +71,7 @@ def build_http_server(settings: ServerSettings, app: ASGIApp, certificate: Certi
     # No page gets here by a name of its own that the certificate lacks: its browser refuses the connection.
     names = (*settings.http_hosts, *(hosts_of(certificate.current.chain) if certificate else ()))
     limits = ConnectionLimits(settings.http_max_connections, settings.receive_timeout_s, settings.stall_timeout_s)
-    protocol = limited(limits)
+    protocol = limited(limits, takes_certificates=takes_certificates)
     config = uvicorn.Config(
         Guard(app, names),
         http=protocol,

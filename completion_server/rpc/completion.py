@@ -6,9 +6,9 @@ from typing import Any
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
-from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.identity import Identity
 from completion_server.admission.refusals import Refusals, refusal_budgets
-from completion_server.admission.settings import LimitSettings, ServerSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings, ServerSettings
 from completion_server.auth.principal import Scope
 from completion_server.core.errors import CompletionError, DeadlineError, ShedError
 from completion_server.core.events import RequestRefused, SessionClosed, SessionOpened
@@ -60,16 +60,17 @@ class CompletionServicer:
     async def complete(self, _messages: Any, context: Context) -> None:
         """Answer one request."""
         try:
-            completion = await self._open(context)
+            completion, identity = await self._open(context)
         except CompletionError as error:
             self._service.emit(RequestRefused(error))
             await abort(context, error)
-        failure = await self._stream(completion, context)
+        with self._intake.callers.watching(identity, completion.cancel):
+            failure = await self._stream(completion, context)
         if failure is not None:
             await abort_within(context, failure, self._stall_timeout_s)
 
-    async def _open(self, context: Context) -> Completion:
-        """Receive the request of a call and open it."""
+    async def _open(self, context: Context) -> tuple[Completion, Identity]:
+        """Receive the request of a call and open it; return it with its caller."""
         began_at = self._service.now()
         identity = await self._intake.enter(context)
         self._service.gate.check()
@@ -86,7 +87,7 @@ class CompletionServicer:
         completion = self._service.open(request)
         if completion.is_rate_limited:
             self._intake.refusals.charge(identity, len(data))
-        return completion
+        return completion, identity
 
     async def _stream(self, completion: Completion, context: Context) -> CompletionError | None:
         """Write an answer; return the failure that the call must end with, if any."""

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import grpc
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.callers import CHECK_EVERY_S, VerifiedCaller
 from completion_server.admission.identity import Identity
 from completion_server.auth.principal import Scope
 from completion_server.core.errors import (
@@ -26,7 +27,7 @@ from completion_server.rpc.intake import Intake
 from completion_server.rpc.messages import convert
 from completion_server.rpc.messages.decoder import Malformed
 from completion_server.rpc.outbox import Outbox
-from completion_server.rpc.stream_ends import CHECK_EVERY_S, StreamTimes, VerifiedCaller
+from completion_server.rpc.stream_ends import StreamTimes
 from completion_server.serving.completion import Completion
 from completion_server.serving.service import Service
 
@@ -68,8 +69,7 @@ class SessionCall:
         self._times = times
         self._context = context
         self._identity = identity
-        principal = identity.principal
-        self._verified = None if principal is None else VerifiedCaller(intake.callers, identity, principal)
+        self._verified = None if identity.principal is None else VerifiedCaller(intake.callers, identity)
         """None while authentication is off."""
         self._caller: Caller | None = None
         """Known after the first request, which names the session."""

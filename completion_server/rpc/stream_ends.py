@@ -1,18 +1,6 @@
-"""When a Session stream ends: at its time limits, and when its caller is not verified any more."""
+"""The time limits of a Session stream."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from completion_server.admission.callers import Callers
-from completion_server.admission.identity import Identity
-from completion_server.auth.principal import Principal, Scope
-from completion_server.core.errors import PermissionDeniedError, UnauthenticatedError
-
-CHECK_EVERY_S = 2.0
-"""A stream without messages checks its caller as often, so that it ends soon after a key is revoked."""
-GRACE_S = 30.0
-"""How long a stream whose token has expired waits for a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,58 +28,3 @@ class StreamTimes:
         elif not is_busy:
             ends.append((received_at + self.idle_s, f"no message for {self.idle_s:g} s (admission.session_idle_s)"))
         return min(ends)
-
-
-class VerifiedCaller:
-    """The caller of one stream while authentication is on; its token may expire or be revoked meanwhile."""
-
-    def __init__(
-        self, callers: Callers, identity: Identity, principal: Principal, wall_s: Callable[[], float] = time.time
-    ) -> None:
-        """Begin with the caller that the stream was opened by. `wall_s` returns Unix time in seconds."""
-        self._callers = callers
-        self._identity = identity
-        self._principal = principal
-        self._wall_s = wall_s
-        self._expired_at: float | None = None
-
-    def check(self, now: float) -> None:
-        """Check that the stream may go on. `now` is the time in seconds of a clock that never jumps.
-
-        Raises:
-            UnauthenticatedError: the credential was revoked, or expired and no new one came in time.
-
-        """
-        if self._callers.is_current(self._identity):
-            return
-        name = f"{self._principal.kind} {self._principal.credential}"
-        if self._wall_s() < self._principal.expires_at:
-            msg = f"{name}: was revoked"
-            raise UnauthenticatedError(msg)
-        if self._expired_at is None:
-            self._expired_at = now
-        if now - self._expired_at >= GRACE_S:
-            msg = f"{name}: expired, and no valid one came within {GRACE_S:g} s"
-            raise UnauthenticatedError(msg)
-
-    def renew(self, identity: Identity) -> None:
-        """Go on as the caller that a new token names.
-
-        Raises:
-            PermissionDeniedError: that is another user, or one of another tenant.
-
-        """
-        if (identity.tenant, identity.user) != (self._identity.tenant, self._identity.user) or not identity.principal:
-            raise PermissionDeniedError("authorization: must name the user and the tenant that opened the stream")
-        self._identity, self._principal, self._expired_at = identity, identity.principal, None
-
-    def require(self, scope: Scope) -> None:
-        """Check that the caller may do what a scope names.
-
-        Raises:
-            PermissionDeniedError: it may not.
-
-        """
-        if scope not in self._principal.scopes:
-            msg = f"{self._principal.kind} {self._principal.credential}: lacks the scope {scope.value}"
-            raise PermissionDeniedError(msg)

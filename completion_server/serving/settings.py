@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.queue import ORDERS

@@ -1,23 +1,23 @@
 """Metrics of authentication."""
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from completion_server.auth.refusal import Result
-from completion_server.core.events import CredentialsChecked, CredentialSourceFailed
+from completion_server.core.events import CredentialsChecked, CredentialSourceRead
 
 _KINDS = ("key", "token", "certificate")
 _SOURCES = ("auth.keys_file", "auth.jwks_file", "auth.issuer", "auth.crl_file")
 
 
 class AuthenticationMetrics:
-    """Counts checks of credentials, and failures of what they are checked against."""
+    """Counts checks of credentials, and shows whether what they are checked against can be read."""
 
     def __init__(self, registry: CollectorRegistry, *, is_on: bool) -> None:
         """Register the metrics; their series exist from the start if authentication is on."""
         checked = "Checks of credentials, by kind and result."
         self._checked = Counter("completion_authentications", checked, ("kind", "result"), registry=registry)
-        failed = "Times that keys or revocations could not be read or fetched again, by configuration key."
-        self._failed = Counter("completion_credential_source_failures", failed, ("source",), registry=registry)
+        failed = "1 while keys or revocations can't be read or fetched, or are out of date, by configuration key."
+        self._failed = Gauge("completion_credential_source_failed", failed, ("source",), registry=registry)
         self._checked_of: dict[tuple[str, str], Counter] = {}
         if is_on:
             for kind in _KINDS:
@@ -31,9 +31,9 @@ class AuthenticationMetrics:
         """Count a check."""
         self._series(event.kind, event.result).inc()
 
-    def failed(self, event: CredentialSourceFailed) -> None:
-        """Count a failure."""
-        self._failed.labels(event.source).inc()
+    def source_read(self, event: CredentialSourceRead) -> None:
+        """Note whether a source can be used."""
+        self._failed.labels(event.source).set(event.has_failed)
 
     def _series(self, kind: str, result: str) -> Counter:
         series = self._checked_of.get((kind, result))

@@ -123,7 +123,7 @@ class Metrics:
             events.CacheMiss: self.cache.missed,
             events.CacheReplied: self.cache.replied,
             events.CredentialsChecked: self._authentication.checked,
-            events.CredentialSourceFailed: self._authentication.failed,
+            events.CredentialSourceRead: self._authentication.source_read,
             events.FeedbackReported: self._feedback_reported,
             events.FeedbackRefused: lambda _event: self._feedback.labels("refused").inc(),
             **dict.fromkeys(_AUDITED, lambda _event: None),

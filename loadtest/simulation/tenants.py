@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NamedTuple
 
-from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.outcome import CacheLevel, End
 from completion_server.core.request import Caller, Mode, Request
 from completion_server.engine.scripted.engine import SMALL_MODEL_ON_TWO_CORES, ScriptedEngine

@@ -10,7 +10,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import cast
 
-from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.clock import Deadline
 from completion_server.core.events import Event, RequestEnded
 from completion_server.core.request import Caller, Request

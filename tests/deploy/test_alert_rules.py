@@ -268,6 +268,29 @@ SCENARIOS = (
         "CompletionCertificateReloadFailed", "the second file came a minute later",
         of_pod(RELOAD_FAILED, "0x5 1x1 0x20", listener="public"), "15m",
     ),
+    *(
+        Scenario(
+            "CompletionCredentialSourceFailed", name,
+            of_pod("completion_credential_source_failed", values, source="auth.issuer"), "15m", fires,
+        )
+        for name, values, fires in (
+            ("the issuer stays away", "0x5 1x20", [{**POD, "source": "auth.issuer"}]),
+            ("the issuer restarts", "0x5 1x2 0x20", []),
+        )
+    ),
+    *(
+        Scenario(
+            "CompletionCredentialsRefused", name,
+            counted("completion_authentications_total", "result", accepted=accepted, unknown=unknown, missing="0x30"),
+            "25m", fires,
+        )
+        for name, accepted, unknown, fires in (
+            ("half of the users after a rotation", "0+5x30", "0+5x30", [EAST]),
+            ("a flood", "0+5x30", "0+500x30", [EAST]),
+            ("some expired", "0+100x30", "0+5x30", []),
+            ("the only user's key has expired", "0x30", "0+1x30", []),
+        )
+    ),
     Scenario(
         "CompletionServerDown", "one of two",
         {UP: "0x10", UP_2: "1x10"},

@@ -186,7 +186,7 @@ async def test_a_user_signs_in_by_the_keyboard_and_the_tab_keeps_the_token(tab: 
         assert "ann" not in "".join(elsewhere)
 
         tokens.revoke("ann")
-        await tab.until(f"{WHY}.includes('the token is not valid any more')")
+        await tab.until(f"{WHY}.includes('key id-of-ann: was revoked')")
         assert await tab.evaluate("sessionStorage.length") == 0
         assert await tab.evaluate("document.querySelector('#connection').dataset.state") == "away"
 

@@ -1,5 +1,6 @@
 """With authentication on: what each dialect needs, how it refuses, and whose request it is."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import openai
@@ -8,10 +9,19 @@ import pytest_asyncio
 
 from completion_server.auth.principal import Credentials, Principal, Scope
 from completion_server.core.errors import UnavailableError
-from completion_server.engine.scripted.engine import ScriptedEngine
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.http_clients import HTTP, HttpAnswer, get, head, http_session, post, raw_connection
-from tests.support.server import RunningServer, make_config, run_server
+from tests.support.server import (
+    ENDLESS,
+    RunningServer,
+    endless_config,
+    endless_engine,
+    eventually,
+    make_config,
+    run_server,
+)
 from tests.support.tokens import Tokens, principal
+from tests.support.waits import named_limit
 
 WORDS = ("alpha", "\n")
 BODY = {"prompt": "x"}
@@ -119,6 +129,25 @@ async def test_a_revoked_token_is_refused_from_the_next_request_on(server: Runni
     tokens.revoke("ann")
     assert (await asked(server, INFILL, bearer("ann"))).status == 401
     assert (await asked(server, INFILL, bearer("ann-2"))).status == 200
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_revoked_token_ends_its_running_answer(tokens: Tokens, is_streamed: bool) -> None:
+    """Until its deadline: half a minute."""
+
+    def make_engine() -> ScriptedEngine:
+        return endless_engine(lambda _request: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
+
+    async with run_server(endless_config(HTTP), make_engine, tokens) as server:
+        body = BODY | {"max_tokens": ENDLESS, "stream": is_streamed}
+        asking = asyncio.create_task(post(server, OPENAI, body, bearer("bob")))
+        await eventually(lambda: server.count("completion_running_requests") == 1)
+        tokens.revoke("bob")
+        async with named_limit(5.0, "the end of the answer"):
+            answer = await asking
+        assert answer.status == (200 if is_streamed else 401)
+        error = (answer.events[-1] if is_streamed else answer.json)["error"]
+        assert error["message"] == "key id-of-bob: was revoked"
 
 
 async def test_a_sender_of_refused_tokens_is_turned_away_and_others_of_its_address_are_served(tokens: Tokens) -> None:

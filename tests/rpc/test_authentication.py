@@ -1,5 +1,6 @@
 """Authentication over gRPC, through the whole server: who gets in, and for what."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,7 +18,17 @@ from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.authentication import LONG_PAST_S, KnownCallers, principal
 from tests.support.certificates import MakeIdentity
-from tests.support.server import RunningServer, ask, endless_config, endless_engine, make_config, request, run_server
+from tests.support.server import (
+    ENDLESS,
+    RunningServer,
+    ask,
+    endless_config,
+    endless_engine,
+    eventually,
+    make_config,
+    request,
+    run_server,
+)
 from tests.support.waits import named_limit
 
 Metadata = tuple[tuple[str, str], ...]
@@ -174,6 +185,24 @@ async def test_a_revoked_key_s_silent_stream_ends(server: RunningServer, known: 
     assert "key k1: was revoked" in await revoked.details()
     assert not other.done()
     assert (await ask(server.stub, request(), metadata=bearer("ada"))).code is UNAUTHENTICATED
+
+
+async def test_a_revoked_key_s_running_call_ends(known: KnownCallers) -> None:
+    def make_engine() -> ScriptedEngine:
+        return endless_engine(lambda _request: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
+
+    async with run_server(endless_config("engine.heartbeat_s=0"), make_engine, known) as server:
+        revoked, other = (
+            asyncio.create_task(ask(server.stub, request(max_tokens=ENDLESS), metadata=bearer(token)))
+            for token in ("ada", "bob")
+        )
+        await eventually(lambda: server.count("completion_running_requests") == 2)
+        known.ended.add("k1")
+        async with named_limit(5.0, "the end of the call"):
+            answer = await revoked
+        assert (answer.code, answer.details) == (UNAUTHENTICATED, "key k1: was revoked")
+        assert not other.done()
+        other.cancel()
 
 
 async def test_a_stream_goes_on_with_a_new_token_of_its_user(server: RunningServer, known: KnownCallers) -> None:

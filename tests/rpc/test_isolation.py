@@ -12,9 +12,8 @@ from tokenizers import Tokenizer
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.admission.entrance import Arrival, Entrance
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.identity import Identity
-from completion_server.admission.settings import LimitSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings
 from completion_server.auth.principal import Credentials
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Caller

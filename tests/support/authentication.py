@@ -8,10 +8,9 @@ from cryptography import x509
 
 from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.quotas import RefusalBudget
 from completion_server.admission.refusals import Refusals
-from completion_server.admission.settings import LimitSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings
 from completion_server.auth.principal import Authenticator, Credentials, Principal, Scope
 from completion_server.core.errors import UnauthenticatedError
 

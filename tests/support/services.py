@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core import events
 from completion_server.core.clock import Clock
 from completion_server.core.errors import Code

@@ -62,16 +62,15 @@ class _Sockets:
             await socket.close(_REFUSED)
             return
         await socket.accept()
-        client = socket.scope["client"]
         try:
-            arrival, identity, permit = await self._admit(socket, arrival_of(headers, client))
+            arrival, identity, permit = await self._admit(socket, arrival_of(headers, socket.scope))
         except WebSocketDisconnect:
             return
         except CompletionError as error:
             service.emit(RequestRefused(error))
             await refuse(socket, error, is_open=callers.is_open)
             return
-        host = client[0] if client else ""
+        host = (socket.scope["client"] or ("",))[0]
         with permit:
             caller = identity.stream(f"{_SESSION} {secrets.token_hex(8)}")  # each page has its own numbers
             user = PageUser(callers, arrival, identity, lambda each: self._locked(each, host, headers), service.now)
@@ -85,8 +84,8 @@ class _Sockets:
             WebSocketDisconnect: it has left.
 
         """
-        callers = self._parts.callers
-        if not (callers.is_open or arrival.credentials.token):
+        callers, shown = self._parts.callers, arrival.credentials
+        if not (callers.is_open or shown.token or shown.certificate):
             arrival = with_token(arrival, await asked_token(socket, self._receive_timeout_s))
         identity = await callers.identify(arrival)
         gate = self._parts.service.gate

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from completion_server.admission.callers import Callers
+from completion_server.admission.callers import Callers, VerifiedCaller
 from completion_server.admission.entrance import Arrival
 from completion_server.admission.identity import Identity
-from completion_server.auth.principal import Credentials, Scope
+from completion_server.auth.principal import Scope
 from completion_server.core.errors import Code, CompletionError, UnauthenticatedError
 from completion_server.http.playground.messages import Token, message_of, sign_in_of
 from completion_server.http.writing import dumped
@@ -22,9 +22,6 @@ _CLOSE_CODES = {Code.INVALID_ARGUMENT: INVALID, Code.UNAUTHENTICATED: 4401, Code
 """After the last two a page connects again only with another token."""
 _MAX_REASON_BYTES = 120
 """Of the reason in a close frame, which holds 123 bytes."""
-GRACE_S = 30.0
-"""How long a page whose token has expired may take to send another."""
-_REVOKED = "the token is not valid any more"
 _EXPIRED = "the token has expired"
 
 
@@ -46,61 +43,48 @@ class PageUser:
         """
         self._callers = callers
         self._arrival = arrival
-        self._identity = identity
+        self._verified = VerifiedCaller(callers, identity, unix_now)
         self._locked = locked
         self._locked_reason = locked(identity)
         self._now = now
-        self._unix_now = unix_now
-        self._ends_at: float | None = None
-        """Set once the token has expired."""
+        self._is_expired = False
 
     @property
     def locked_reason(self) -> str:
         """Why the user may not change the server now; "" for an operator."""
-        return self._locked_reason if self._callers.is_current(self._identity) else _EXPIRED
+        return self._locked_reason if self._callers.is_current(self._verified.identity) else _EXPIRED
 
     @property
     def may_report(self) -> bool:
         """Whether the user may send feedback."""
-        principal = self._identity.principal
+        principal = self._verified.identity.principal
         return principal is None or Scope.FEEDBACK in principal.scopes
 
     async def renew(self, token: str) -> None:
         """Go on with a newer token of the same user.
 
         Raises:
-            UnauthenticatedError: it is another user's.
+            PermissionDeniedError: it is another user's.
             CompletionError: as `Callers.identify`.
 
         """
-        identity = await self._callers.identify(with_token(self._arrival, token))
-        if (identity.tenant, identity.user) != (self._identity.tenant, self._identity.user):
-            raise UnauthenticatedError("the new token is another user's")
-        self._identity, self._locked_reason, self._ends_at = identity, self._locked(identity), None
+        self._verified.renew(await self._callers.identify(with_token(self._arrival, token)))
+        self._locked_reason, self._is_expired = self._locked(self._verified.identity), False
 
     def check(self) -> str:
         """Return why the page must ask for another token; "" if it need not, or was told before.
 
         Raises:
-            UnauthenticatedError: the token was revoked, or has expired and no other came within `GRACE_S`.
+            UnauthenticatedError: the token was revoked, or has expired and no other came in time.
 
         """
-        if self._callers.is_current(self._identity):
-            return ""
-        now, principal = self._now(), self._identity.principal
-        if self._ends_at is not None:
-            if now >= self._ends_at:
-                raise UnauthenticatedError(_EXPIRED)
-            return ""
-        if principal is None or principal.expires_at > self._unix_now():
-            raise UnauthenticatedError(_REVOKED)
-        self._ends_at = now + GRACE_S
-        return _EXPIRED
+        was_expired, self._is_expired = self._is_expired, self._verified.check(self._now())
+        return _EXPIRED if self._is_expired and not was_expired else ""
 
 
 def with_token(arrival: Arrival, token: str) -> Arrival:
     """Return what a page brings with this token."""
-    return replace(arrival, credentials=Credentials(token))
+    return replace(arrival, credentials=replace(arrival.credentials, token=token))
 
 
 async def asked_token(socket: WebSocket, timeout_s: float) -> str:

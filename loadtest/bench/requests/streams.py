@@ -13,10 +13,9 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.identity import Identity
 from completion_server.admission.refusals import Refusals, refusal_budgets
-from completion_server.admission.settings import LimitSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings
 from completion_server.core.clock import Deadline
 from completion_server.core.request import Caller, Mode, Request, Trigger
 from completion_server.core.trace_context import no_trace

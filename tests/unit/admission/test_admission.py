@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion_server.admission.feedback import KEPT_S, RecentAnswers
-from completion_server.admission.gate import AdmissionSettings, Gate, Readiness
+from completion_server.admission.gate import Gate, Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Excess, Quotas, RefusalBudget
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.errors import (
     DrainingError,
     InvalidRequestError,

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from completion_server.admission.file_quotas import DayTokens, FileQuotas
-from completion_server.admission.gate import AdmissionSettings, Gate
+from completion_server.admission.gate import Gate
 from completion_server.admission.quota_file import QuotaFile, load_quotas
 from completion_server.admission.quota_table import Quota, QuotaTable, parse_quotas
 from completion_server.admission.quotas import Excess, Quotas
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.checks import DAY_S
 from completion_server.core.errors import ConfigError, Limit, OverloadedError
 from completion_server.core.request import Caller

@@ -18,7 +18,7 @@ from completion_server.auth.authenticator import CredentialVerifier
 from completion_server.auth.principal import Credentials, Principal
 from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
-from completion_server.core.events import CredentialsChecked, CredentialSourceFailed, Event
+from completion_server.core.events import CredentialsChecked, CredentialSourceRead, Event
 
 URL = "https://issuer.example"
 AUDIENCE = "completion"
@@ -46,7 +46,13 @@ class Recorder:
 
     @property
     def failures(self) -> list[str]:
-        return [event.source for event in self.events if isinstance(event, CredentialSourceFailed)]
+        return [event.source for event in self.events if isinstance(event, CredentialSourceRead) and event.has_failed]
+
+    @property
+    def failing(self) -> set[str]:
+        """The sources that can't be used now."""
+        last = {event.source: event.has_failed for event in self.events if isinstance(event, CredentialSourceRead)}
+        return {source for source, has_failed in last.items() if has_failed}
 
     @property
     def results(self) -> list[tuple[str, str]]:

@@ -68,11 +68,12 @@ def test_an_error_names_the_key(overrides: list[str], fault: str) -> None:
 
 def test_authentication_is_off_unless_a_kind_of_credential_is_configured(tmp_path: Path) -> None:
     assert not load_config(None, [], {}).auth.is_on
-    assert make_authenticator(AuthSettings()) is None
-    on = load_config(None, [f"auth.keys_file={tmp_path}/keys.json", "auth.default_scopes=['admin']"], {}).auth
+    assert make_authenticator(load_config(None, [], {})) is None
+    config = load_config(None, [f"auth.keys_file={tmp_path}/keys.json", "auth.default_scopes=['admin']"], {})
+    on = config.auth
     assert on.is_on
     assert on.default_scopes == (Scope.ADMIN,)
-    assert make_authenticator(on) is not None
+    assert make_authenticator(config) is not None
     assert load_config(None, list(ISSUER), {}).auth.is_on
     assert AuthSettings(certificate_user="cn").is_on
     # An issuer whose keys are in a file, or at a URL, may have any name.

@@ -36,11 +36,16 @@ def _date(seconds: float) -> datetime.datetime:
 
 
 class Authority:
-    """Makes certificates and lists of revoked ones. All have one key, which nothing here verifies."""
+    """Makes certificates and lists of revoked ones, with one key for all names of issuers."""
 
-    def __init__(self, key: EllipticCurvePrivateKey, wall: Wall) -> None:
+    def __init__(self, key: EllipticCurvePrivateKey, wall: Wall, file: Path) -> None:
         self._key = key
         self._wall = wall
+        self.file = file
+        """Its own certificates, as `server.tls.client_ca` names them."""
+        file.write_bytes(
+            b"".join(self.certificate(common=name, issuer=name) for name in ("authority", "another authority"))
+        )
 
     def certificate(
         self, *names: x509.GeneralName, common: str = "ada", serial: int = 0x2A, issuer: str = "authority"
@@ -76,14 +81,15 @@ class Authority:
 
 
 @pytest.fixture
-def authority(signers: list[EllipticCurvePrivateKey], wall: Wall) -> Authority:
-    return Authority(signers[0], wall)
+def authority(signers: list[EllipticCurvePrivateKey], wall: Wall, tmp_path: Path) -> Authority:
+    return Authority(signers[0], wall, tmp_path / "ca.pem")
 
 
 def make(wall: Wall, recorder: Recorder | None = None, **settings: Any) -> CredentialVerifier:
-    return CredentialVerifier(
-        AuthSettings(**{"certificate_user": "san_uri"} | settings), wall, emit=recorder or Recorder()
-    )
+    """Return a verifier; its authorities are those beside `crl_file`."""
+    auth = AuthSettings(**{"certificate_user": "san_uri"} | settings)
+    authorities = [str(Path(auth.crl_file).parent / "ca.pem")]
+    return CredentialVerifier(auth, wall, emit=recorder or Recorder(), client_cas=authorities)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +183,30 @@ async def test_a_broken_or_old_list_replaces_none(
     await callers.poll()
     assert await accepted(callers, certificate=authority.certificate(SPIFFE))
     assert recorder.failures == ["auth.crl_file"] * 3
+
+
+async def test_a_list_counts_only_if_an_authority_of_the_clients_signed_it(
+    authority: Authority, signers: list[EllipticCurvePrivateKey], wall: Wall, tmp_path: Path
+) -> None:
+    path, recorder = tmp_path / "revoked.pem", Recorder()
+    newer = Authority(signers[1], wall, tmp_path / "newer.pem")
+    for forged in (newer.revoked([]), authority.revoked([0x2A]) + authority.revoked([7], issuer="nobody")):
+        path.write_bytes(forged)
+        with pytest.raises(
+            ConfigError, match=r"auth\.crl_file: .*: no authority of server\.tls\.client_ca signed its list"
+        ):
+            make(wall, crl_file=str(path))
+    path.write_bytes(authority.revoked([0x2A]))
+    callers = make(wall, recorder, crl_file=str(path))
+    pem = authority.certificate(SPIFFE)
+    path.write_bytes(newer.revoked([]))
+    await callers.poll()
+    assert await refusal(callers, certificate=pem) is Result.REVOKED
+    assert recorder.failing == {"auth.crl_file"}
+    authority.file.write_bytes(authority.file.read_bytes() + newer.file.read_bytes())
+    await callers.poll()
+    assert await accepted(callers, certificate=pem)
+    assert recorder.failing == set()
 
 
 @pytest.mark.parametrize("certificate_wins", [False, True])

@@ -4,10 +4,9 @@ import pytest
 
 from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.identity import Identity
 from completion_server.admission.refusals import Refusals, refusal_budgets
-from completion_server.admission.settings import LimitSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings
 from completion_server.auth.principal import Scope
 from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError, UnauthenticatedError
 from completion_server.http.guard import Guard
@@ -68,7 +67,7 @@ async def identified(
     headers: dict[str, str], client: tuple[str, int] = HERE, *, trusts_names: bool = False, tokens: Tokens | None = None
 ) -> Identity:
     entrance = Entrance(AdmissionSettings(trust_user_names=trusts_names), LIMITS, tokens)
-    return await entrance.identify(arrival_of(headers, client))
+    return await entrance.identify(arrival_of(headers, {"client": client, "state": {}}))
 
 
 async def owner(headers: dict[str, str], client: tuple[str, int] = HERE, body_user: str = "") -> str:
@@ -146,7 +145,7 @@ async def test_refused_tokens_are_charged_and_do_not_hold_up_the_users_of_their_
     settings = AdmissionSettings(refused_bytes_per_s=1e6, refused_burst_bytes=16 * 1024)
     tokens = Tokens({"a": principal("ann")})
     callers = Callers(Entrance(settings, LIMITS, tokens), Refusals(*refusal_budgets(settings), lambda: 0.0))
-    forged, own = (arrival_of({"x-api-key": token}, HERE) for token in ("forged", "a"))
+    forged, own = (arrival_of({"x-api-key": token}, {"client": HERE, "state": {}}) for token in ("forged", "a"))
     for expected in (UnauthenticatedError, UnauthenticatedError, TooManyRefusalsError):
         with pytest.raises(expected):
             await callers.identify(forged)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.config import load_config
 from completion_server.core.clock import Deadline, MonotonicClock
 from completion_server.core.errors import ShedError
