@@ -37,24 +37,12 @@ class UsageSums:
         return total.sums.get((), _new_sum({}))
 
     def add(self, record: Record) -> int:
-        """Add a record of either kind; return its number of requests. In a full table it counts for its day alone.
-
-        Raises:
-            KeyError: it lacks a value.
-            TypeError: a value has another type.
-            ValueError: it is of another kind.
-
-        """
+        """Add a record of either kind; return its number of requests. In a full table it counts for its day alone."""
         if record["kind"] == REQUEST:
-            num_requests, outcomes, day = 1, {_text(record, "outcome"): 1}, _text(record, "time")[:_DAY_LENGTH]
-        elif record["kind"] == SUM:
-            num_requests, day = _count(record, "requests"), _text(record, "day")
-            outcomes = {name: _count(record["outcomes"], name) for name in record["outcomes"]}
+            num_requests, outcomes, day = 1, {record["outcome"]: 1}, record["time"][:_DAY_LENGTH]
         else:
-            msg = f"unknown kind {str(record['kind'])[:40]!r}"
-            raise ValueError(msg)
-        tokens = {name: _count(record, name) for name in TOKENS}
-        values = {"tenant": _text(record, "tenant"), "user": _text(record, "user"), "day": day}
+            num_requests, outcomes, day = record["requests"], record["outcomes"], record["day"]
+        values = {"tenant": record["tenant"], "user": record["user"], "day": day}
         key = tuple(values[name] for name in self.by)
         if key not in self.sums and len(self.sums) >= self._max_sums:
             values |= {"tenant": "", "user": ""}
@@ -64,9 +52,9 @@ class UsageSums:
         found = self.sums[key]
         found["requests"] += num_requests
         found["outcomes"].update(outcomes)
-        for name, num in tokens.items():
-            found[name] += num
-        return num_requests
+        for name in TOKENS:
+            found[name] += record[name]
+        return int(num_requests)
 
     def add_lines(self, lines: Iterable[Line]) -> None:
         """Add the records of a file."""
@@ -74,7 +62,7 @@ class UsageSums:
             try:
                 if line.fault:
                     raise ValueError(line.fault)
-                self.add(json.loads(line.data))
+                self.add(_checked(json.loads(line.data)))
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 self.broken.append(f"{line.place}: {_describe(error)}")
 
@@ -83,20 +71,23 @@ def _new_sum(values: dict[str, Any]) -> Record:
     return {"kind": SUM, **values, "requests": 0, "outcomes": Counter(), **dict.fromkeys(TOKENS, 0)}
 
 
-def _text(record: Record, name: str) -> str:
-    value = record[name]
-    if not isinstance(value, str):
-        msg = f"{name} must be text"
-        raise TypeError(msg)
-    return value
-
-
-def _count(record: Record, name: str) -> int:
-    value = record[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        msg = f"{name} must be a whole number"
-        raise TypeError(msg)
-    return value
+def _checked(record: Record) -> Record:
+    """Return a record that was read. Raises KeyError, TypeError or ValueError if a value is missing or wrong."""
+    kinds = {REQUEST: (("outcome", "time"), ()), SUM: (("day",), ("requests",))}
+    if record["kind"] not in kinds:
+        msg = f"unknown kind {str(record['kind'])[:40]!r}"
+        raise ValueError(msg)
+    texts, counts = kinds[record["kind"]]
+    for name in ("tenant", "user", *texts):
+        if not isinstance(record[name], str):
+            msg = f"{name} must be text"
+            raise TypeError(msg)
+    numbers = {name: record[name] for name in (*TOKENS, *counts)} | (record["outcomes"] if counts else {})
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            msg = f"{name} must be a whole number"
+            raise TypeError(msg)
+    return record
 
 
 def _describe(error: Exception) -> str:
