@@ -7,6 +7,7 @@ of its own at a lower priority; all processes share the cores of this machine.
 """
 
 import asyncio
+import math
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,13 +21,14 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from completion_server.client.top.readings import parse
 from loadtest.bench.attacks.attacker import ATTACKS
-from loadtest.bench.attacks.histogram import quantile_ms
 from loadtest.bench.attacks.honest import GIVES_UP_S, IN_TIME_MS, HonestUsers
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.figures import percentile, text_table
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.processes.child import Child
+from loadtest.processes.meter import read_page
 
 _OVERRIDES = (
     "engine.kind=scripted",
@@ -89,7 +91,7 @@ async def _measure(name: str, options: _Options) -> Mapping[str, Any]:
                 async with _attacking(name, server.ready, folder) as counts:
                     found |= await _phase("attack", process, users, seconds)
                 found |= await _phase("after", process, users, options.after_s)
-            found["abort_p99_ms"] = await quantile_ms(server.ready, "completion_abort_seconds", 0.99)
+            found["abort_p99_ms"] = await asyncio.to_thread(_abort_p99_ms, server.ready["metrics_address"])
     return {"attack": name, **found, "attacker": counts}
 
 
@@ -118,6 +120,14 @@ async def _phase(name: str, process: psutil.Process, users: HonestUsers, seconds
         f"{name}_peak_rss_mib": round(max(rss) / _MIB),
         f"{name}_last_rss_mib": round(rss[-1] / _MIB),
     }
+
+
+def _abort_p99_ms(address: str) -> float | None:
+    """Return the end of the bucket in which the 99th percentile of the times to an abort falls; None without one."""
+    aborts = parse(read_page(f"http://{address}/metrics"), 0.0).histogram("completion_abort_seconds")
+    num_below = 0.99 * aborts.num_values
+    end_s = next((each for each, num in zip(aborts.bounds, aborts.counts, strict=True) if num >= num_below), math.inf)
+    return 1000 * end_s if aborts.num_values and math.isfinite(end_s) else None
 
 
 def _share(figures: Mapping[str, Any], phase: str) -> str:
