@@ -18,6 +18,7 @@ from completion_server.core.errors import ConfigError, Limit, OverloadedError
 from completion_server.core.request import Caller
 from completion_server.limits.shared import SharedLimits
 from tests.support.cancels import cancel_and_wait
+from tests.support.clocks import ManualClock
 from tests.support.server import eventually
 
 SETTINGS = AdmissionSettings(user_requests_per_s=1, user_burst=3, trust_user_names=True)
@@ -50,14 +51,6 @@ class Board:
 
     async def report(self, *_arguments: object) -> None:
         return None
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
 
 
 def verified(user: str, tenant: str = "acme") -> Caller:
@@ -207,8 +200,7 @@ def test_sessions_are_limited_by_the_file_and_stay_counted_when_it_changes() -> 
 
 
 async def test_limiters_that_a_new_file_does_not_need_give_their_shares_back() -> None:
-    clock = Clock()
-    shared = SharedLimits(Board(), clock, "a")
+    shared = SharedLimits(Board(), ManualClock(), "a")
     text = "[user.'acme/ada']\nrequests_per_s = {}\n[default]\ntokens_per_s = 5\nsessions = 3\n"
     file = FileQuotas(parse_quotas(text.format(1)), shared)
     quotas = Quotas(SETTINGS, shared, file)
