@@ -1,67 +1,25 @@
 """Applies the quotas of a file by the limiters of this server, which replicas may share.
 
-A limit of the file replaces that of `[admission]` for its tenant or user. Tokens a day are counted by each replica
-alone, which allows its part of them: one by the number of living replicas. No count is kept over a restart.
+A limit of the file replaces that of `[admission]` for its tenant or user.
 """
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from completion_server.admission.day_tokens import DayTokens
 from completion_server.admission.keyed_sessions import SessionLimit
 from completion_server.admission.quota_table import Quota, QuotaTable, Rate
 from completion_server.admission.quotas import MAX_WAIT_S, Scope
-from completion_server.core.checks import DAY_S
 from completion_server.core.errors import Limit
 from completion_server.core.request import key_of
 from completion_server.limits.local import LocalLimiters
 from completion_server.limits.shared import Limiter, Limiters, SessionLimiter
 
-_MAX_DAY_COUNTS = 100_000
-"""Users or tenants whose tokens of the day are known; beyond that the one charged longest ago is forgotten."""
-
 _Key = tuple[str, float, float]
 """Name, limit and burst of a limiter."""
-
-
-class DayTokens:
-    """Counts the tokens of each key on the current day, UTC."""
-
-    def __init__(self, unix_s: Callable[[], float], num_replicas: Callable[[], int]) -> None:
-        """`unix_s` returns Unix time in seconds; `num_replicas` the number of replicas that divide what is allowed."""
-        self._unix_s = unix_s
-        self._num_replicas = num_replicas
-        self._day = 0
-        self._counts: OrderedDict[str, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Return the number of keys that are counted."""
-        return len(self._counts)
-
-    def charge(self, key: str, num_tokens: float) -> None:
-        """Count tokens; a negative number takes them back."""
-        self._begin_day()
-        self._counts[key] = max(0.0, self._counts.pop(key, 0.0) + num_tokens)
-        if len(self._counts) > _MAX_DAY_COUNTS:
-            self._counts.popitem(last=False)
-
-    def wait_s(self, key: str, allowed: float) -> float:
-        """Return the seconds until a key may have tokens again, which is at midnight; 0 for now."""
-        now_s = self._begin_day()
-        if self._counts.get(key, 0.0) < allowed / self._num_replicas():
-            return 0.0
-        return (self._day + 1) * DAY_S - now_s
-
-    def _begin_day(self) -> float:
-        now_s = self._unix_s()
-        day = int(now_s // DAY_S)
-        if day != self._day:
-            self._day = day
-            self._counts.clear()
-        return now_s
 
 
 class FileQuotas:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from completion_server.admission.file_quotas import DayTokens, FileQuotas
+from completion_server.admission.day_tokens import DayTokens
+from completion_server.admission.file_quotas import FileQuotas
 from completion_server.admission.gate import AdmissionSettings, Gate
 from completion_server.admission.quota_file import QuotaFile
 from completion_server.admission.quota_table import Quota, QuotaTable, parse_quotas
