@@ -18,10 +18,10 @@ from typing import Any
 
 import click
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
-from completion_server.client.top.readings import parse
 from loadtest.bench.attacks.attacker import ATTACKS
 from loadtest.bench.attacks.honest import GIVES_UP_S, IN_TIME_MS, HonestUsers
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
@@ -124,10 +124,15 @@ async def _phase(name: str, process: psutil.Process, users: HonestUsers, seconds
 
 def _abort_p99_ms(address: str) -> float | None:
     """Return the end of the bucket in which the 99th percentile of the times to an abort falls; None without one."""
-    aborts = parse(read_page(f"http://{address}/metrics"), 0.0).histogram("completion_abort_seconds")
-    num_below = 0.99 * aborts.num_values
-    end_s = next((each for each, num in zip(aborts.bounds, aborts.counts, strict=True) if num >= num_below), math.inf)
-    return 1000 * end_s if aborts.num_values and math.isfinite(end_s) else None
+    num_below: dict[float, float] = {math.inf: 0.0}
+    for family in text_string_to_metric_families(read_page(f"http://{address}/metrics")):
+        for each in family.samples:
+            if each.name == "completion_abort_seconds_bucket":
+                end_s = float(each.labels["le"])
+                num_below[end_s] = num_below.get(end_s, 0.0) + each.value
+    wanted = 0.99 * num_below[math.inf]
+    end_s = min((each for each, num in num_below.items() if num >= wanted > 0), default=math.inf)
+    return 1000 * end_s if math.isfinite(end_s) else None
 
 
 def _share(figures: Mapping[str, Any], phase: str) -> str:
