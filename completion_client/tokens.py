@@ -122,8 +122,9 @@ class Token:
                 return None
             fetched, source = self._fetched, self._source
             if not isinstance(source, TokenCommand):  # read at once
-                if fetched is None or fetched.state != source.state():
-                    self._fetch()
+                state = source.state()
+                if fetched is None or fetched.state != state:
+                    self._take(self._found(), state)
                 return None if self._fetched is None else self._fetched.value
             if fetched is None or self._now() >= fetched.renew_at_s:
                 self._start()
@@ -161,8 +162,7 @@ class Token:
     def accepted(self, value: str) -> None:
         """Note that a server took the token: the next refusal is the first."""
         with self._lock:
-            is_first = not self._num_refusals and self._wait_s == _FIRST_WAIT_S
-            if not is_first and (self._fetched is None or self._fetched.value == value):
+            if self._fetched is None or self._fetched.value == value:
                 self._num_refusals, self._wait_s, self._error = 0, _FIRST_WAIT_S, None
 
     def refused(self, value: str, error: ServiceError) -> None:
@@ -198,12 +198,7 @@ class Token:
         fetching = self._fetching = Future()
 
         def run() -> None:
-            try:
-                found: str | SourceError = self._source.fetch()
-            except SourceError as error:
-                found = error
-            except Exception as error:  # noqa: BLE001 - an error of this program must not leave its callers waiting
-                found = SourceError(type(error).__name__)
+            found = self._found()
             with self._lock:
                 self._fetching = None
                 self._take(found, None)
@@ -211,12 +206,13 @@ class Token:
 
         threading.Thread(target=run, name="completion token", daemon=True).start()
 
-    def _fetch(self) -> None:
-        state = self._source.state()
+    def _found(self) -> str | SourceError:
         try:
-            self._take(self._source.fetch(), state)
+            return self._source.fetch()
         except SourceError as error:
-            self._take(error, state)
+            return error
+        except Exception as error:  # noqa: BLE001 - an error of this program must not leave its callers waiting
+            return SourceError(type(error).__name__)
 
     def _take(self, found: str | SourceError, state: object) -> None:
         now_s, before = self._now(), self._fetched

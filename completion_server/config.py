@@ -1,23 +1,20 @@
 """Loads one frozen, validated configuration: file < environment < flags. The only reader of the environment.
 
-Each package declares its own section as a frozen dataclass; this module combines them. An error names the key, the
-limit and the value, and for an unknown key the nearest known one.
+Each package declares its own section as a frozen dataclass; this module combines them.
 """
 
 import dataclasses
-import difflib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from completion_server.admission.settings import AdmissionSettings, LimitSettings, ServerSettings
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.errors import ConfigError
+from completion_server.core.sections import read_section
 from completion_server.engine.interface import NGRAM
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
 from completion_server.prompt.edits.choice import choose_edit_template
@@ -80,10 +77,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), environ: Mappi
             msg = f"--set {override}: must be section.key=value"
             raise ConfigError(msg)
         _put(tree, key.strip().split("."), text.strip(), f"--set {key}")
-    faults = list(_unknown_keys(tree, Config, ""))
-    if faults:
-        raise ConfigError("\n".join(faults))
-    config = _resolve_paths(_validate(tree), path.parent if path else Path())
+    config = _resolve_paths(read_section(Config, tree), path.parent if path else Path())
     if "draft_model" not in tree.get("engine", {}):
         config = _draft_next_edits(config)
     _check_across(config)
@@ -143,37 +137,6 @@ def _put(tree: dict[str, Any], keys: Sequence[str], text: str, origin: str) -> N
         tree[last] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         tree[last] = text
-
-
-def _unknown_keys(tree: Mapping[str, Any], section: type, prefix: str) -> list[str]:
-    faults: list[str] = []
-    types = get_type_hints(section)
-    known = {field.name for field in dataclasses.fields(section)}
-    for key, value in tree.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(sorted(known))}"
-            faults.append(f"{prefix}{key}: unknown key; {hint}")
-        elif isinstance(types[key], type) and dataclasses.is_dataclass(types[key]):
-            if isinstance(value, Mapping):
-                faults += _unknown_keys(value, types[key], f"{prefix}{key}.")
-            else:
-                faults.append(f"{prefix}{key}: must be a section, got {value!r}")
-    return faults
-
-
-def _validate(tree: Mapping[str, Any]) -> Config:
-    try:
-        return TypeAdapter(Config).validate_python(tree)
-    except ValidationError as error:
-        lines = []
-        for fault in error.errors():
-            section = ".".join(str(part) for part in fault["loc"])
-            if fault["type"] == "value_error":  # from a section's own check, which names the key
-                lines += [f"{section}.{line}" for line in str(fault["ctx"]["error"]).splitlines()]
-            else:
-                lines.append(f"{section}: {fault['msg'][0].lower()}{fault['msg'][1:]}, got {fault['input']!r}")
-        raise ConfigError("\n".join(lines)) from error
 
 
 _FILES = frozenset((

@@ -23,6 +23,7 @@ from completion_server.core.errors import ConfigError
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _MAX_DURATION_S = 3650 * 86_400
 _PIPED_COLUMNS = 1000
+_SHOWN = ("id", "user", "tenant", "scopes", "created", "expires", "revoked")
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -41,10 +42,8 @@ class _Duration(click.ParamType[int]):
 
 
 def _file_options(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option("--config", "-c", type=_FILE, help="TOML file of the server; it names auth.keys_file.")(
-        command
-    )
-    return click.option("--file", "-f", type=_FILE, help="The file of keys, instead of --config.")(command)
+    config = click.option("--config", "-c", type=_FILE, help="TOML file of the server; it names auth.keys_file.")
+    return click.option("--file", "-f", type=_FILE, help="The file of keys, instead of --config.")(config(command))
 
 
 @click.group()
@@ -83,14 +82,14 @@ def add(
       completion-server keys add ops --scope admin --file keys.json > ~/.config/completion/token
     """
     path = _path(file, config)
-    with _editing(path) as found:
+    with _plain_faults(path), editing(path) as found:
         try:
             key, token = new_key(user, tenant, [Scope(name) for name in scopes], time.time(), expires)
         except ValueError as error:
             raise click.UsageError(str(error)) from error
         found[key.id] = key
-    _tell(f"Key {_described(key)} is in {path}. Its token, which is shown only once:")
-    click.echo(token)
+    click.echo(f"Key {_described(key)} is in {path}. Its token, which is shown only once:", err=True)
+    click.echo(token)  # alone on standard output
 
 
 @keys.command("list")
@@ -107,7 +106,8 @@ def list_(as_json: bool, file: Path | None, config: Path | None) -> None:
     with _plain_faults(path):
         found = read_keys(path)
     if as_json:
-        click.echo(json.dumps([_as_dict(key, now) for key in found], indent=1))
+        rows = [{name: getattr(key, name) for name in _SHOWN} | {"state": _state(key, now)} for key in found]
+        click.echo(json.dumps(rows, indent=1))
         return
     table = Table(*("id", "user", "tenant", "scopes", "created", "expires", "state"), box=None, pad_edge=False)
     for key in found:
@@ -130,7 +130,7 @@ def revoke(name: str, tenant: str | None, file: Path | None, config: Path | None
       completion-server keys revoke ada --config server.toml
     """
     path, now = _path(file, config), time.time()
-    with _editing(path) as found:
+    with _plain_faults(path), editing(path) as found:
         chosen = [found[name]] if name in found else [key for key in found.values() if key.user == name]
         chosen = [key for key in chosen if tenant in (None, key.tenant)]
         if not chosen:
@@ -163,14 +163,14 @@ def rotate(key_id: str, overlap: int | None, file: Path | None, config: Path | N
       completion-server keys rotate 3f2a9c0d1e4b --overlap 1h --config server.toml
     """
     path, now = _path(file, config), time.time()
-    with _editing(path) as found:
+    with _plain_faults(path), editing(path) as found:
         key = found.get(key_id)
         if key is None:
             raise click.ClickException(f"no key {key_id} in {path}")
         if not key.is_usable(now):
             raise click.ClickException(f"key {key_id} is {_state(key, now)}: add another one")
         found[key_id], token = rotated(key, now, overlap or 0)
-    _tell(f"Key {_described(key)} has a new token, which is shown only once:")
+    click.echo(f"Key {_described(key)} has a new token, which is shown only once:", err=True)
     click.echo(token)
 
 
@@ -193,12 +193,6 @@ def _path(file: Path | None, config: Path | None) -> Path:
 
 
 @contextlib.contextmanager
-def _editing(path: Path) -> Iterator[dict[str, ApiKey]]:
-    with _plain_faults(path), editing(path) as found:
-        yield found
-
-
-@contextlib.contextmanager
 def _plain_faults(path: Path) -> Iterator[None]:
     """Tell of a file that can't be used in words."""
     try:
@@ -209,28 +203,10 @@ def _plain_faults(path: Path) -> Iterator[None]:
         raise click.ClickException(f"{path} is broken: {error}") from error
 
 
-def _tell(text: str) -> None:
-    """Print to standard error, so that standard output has the token alone."""
-    click.echo(text, err=True)
-
-
 def _described(key: ApiKey) -> str:
     tenant = f" of {key.tenant}" if key.tenant else ""
     expires = "" if key.expires is None else f", until {_date(key.expires)}"
     return f"{key.id} for {key.user}{tenant} ({', '.join(key.scopes)}{expires})"
-
-
-def _as_dict(key: ApiKey, now: float) -> dict[str, Any]:
-    return {
-        "id": key.id,
-        "user": key.user,
-        "tenant": key.tenant,
-        "scopes": list(key.scopes),
-        "created": key.created,
-        "expires": key.expires,
-        "revoked": key.revoked,
-        "state": _state(key, now),
-    }
 
 
 def _state(key: ApiKey, now: float) -> str:

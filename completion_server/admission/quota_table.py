@@ -9,40 +9,71 @@
 Only verified names have sections of their own: anybody could give another name. The others have the defaults.
 """
 
-import difflib
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from completion_server.core.checks import Above, Between, bounds_of
+from pydantic import Strict
+
+from completion_server.core.checks import Above, Between, require_bounds
 from completion_server.core.errors import ConfigError, Limit
 from completion_server.core.request import key_of, tenant_key_of
+from completion_server.core.sections import read_section
 
 DEFAULT_WEIGHT = 1.0
-_PREFIX = "quotas"
-_USER = "user"
 _BURST_S = 2.0
 """A burst that is not given: as much as may be sent in this time, as in admission.user_burst."""
 _TOKEN_BURST_S = 4.0
 
+_Number = Annotated[float, Strict()]
+_Count = Annotated[int, Strict()]
+
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class UserSection:
     """One section of the file, as it is written; None for a key that it leaves out, 0 for no limit."""
 
-    requests_per_s: Annotated[float | None, Between(0, 1e9)] = None
-    burst: Annotated[float | None, Between(1, 1e9)] = None
+    requests_per_s: Annotated[_Number | None, Between(0, 1e9)] = None
+    burst: Annotated[_Number | None, Between(1, 1e9)] = None
     """Requests at once. Unset: those of two seconds."""
-    tokens_per_s: Annotated[float | None, Between(0, 1e12)] = None
-    token_burst: Annotated[float | None, Between(1, 1e12)] = None
+    tokens_per_s: Annotated[_Number | None, Between(0, 1e12)] = None
+    token_burst: Annotated[_Number | None, Between(1, 1e12)] = None
     """Tokens at once. Unset: those of four seconds."""
-    sessions: Annotated[float | None, Between(0, 1_000_000)] = None
-    tokens_per_day: Annotated[float | None, Between(0, 1e15)] = None
+    sessions: Annotated[_Count | None, Between(0, 1_000_000)] = None
+    tokens_per_day: Annotated[_Number | None, Between(0, 1e15)] = None
     """Tokens from midnight to midnight UTC."""
-    weight: Annotated[float | None, Above(0, 1000)] = None
+
+    def __post_init__(self) -> None:
+        """Check the bounds, and that each burst has its rate."""
+        require_bounds(self)
+        for burst, rate in (("burst", "requests_per_s"), ("token_burst", "tokens_per_s")):
+            if getattr(self, burst) is not None and not getattr(self, rate):
+                msg = f"{burst}: needs {rate} beside it"
+                raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSection(UserSection):
+    """The section of a tenant, or of all tenants."""
+
+    weight: Annotated[_Number | None, Above(0, 1000)] = None
     """The tenant's part of the engine among tenants that want more than there is. Unset: 1."""
+    user: UserSection = UserSection()
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    default: TenantSection = TenantSection()
+    tenant: dict[str, TenantSection] = field(default_factory=dict)
+    user: dict[str, UserSection] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.user:
+            if not name.partition("/")[2]:
+                msg = f'user."{name}": must be "TENANT/NAME"'
+                raise ValueError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +95,6 @@ class Quota:
     tokens: Rate | None = None
     sessions: Limit | None = None
     tokens_per_day: Limit | None = None
-
-
-_LIMIT_KEYS = frozenset(("requests_per_s", "tokens_per_s", "sessions", "tokens_per_day"))
-_BURSTS = {"burst": "requests_per_s", "token_burst": "tokens_per_s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,121 +146,42 @@ def parse_quotas(text: str) -> QuotaTable:
     except tomllib.TOMLDecodeError as error:
         msg = f"not valid TOML: {error}"
         raise ConfigError(msg) from error
-    reader = _Reader()
-    table = reader.table(tree)
-    if reader.faults:
-        raise ConfigError("\n".join(reader.faults))
-    return table
+    file = read_section(_File, tree, "quotas")
+    default, default_user = ("quotas.default", file.default), ("quotas.default.user", file.default.user)
+    default_weight = file.default.weight or DEFAULT_WEIGHT
+    tenants, tenant_users, weights = dict[str, Quota](), dict[str, Quota](), dict[str, float]()
+    users_of = {name: (f"quotas.tenant.{name}.user", tenant.user) for name, tenant in file.tenant.items()}
+    for name, tenant in file.tenant.items():
+        key = tenant_key_of(name, "", is_verified=True)
+        tenants[key] = _quota((f"quotas.tenant.{name}", tenant), default)
+        tenant_users[key] = _quota(users_of[name], default_user)
+        weights[key] = tenant.weight or default_weight
+    users: dict[str, Quota] = {}
+    for name, user in file.user.items():
+        tenant_name, _, user_name = name.partition("/")
+        of_tenant = [users_of[tenant_name]] if tenant_name in users_of else []
+        users[key_of(tenant_name, "user", user_name)] = _quota((f"quotas.user.{name}", user), *of_tenant, default_user)
+    return QuotaTable(_quota(default), _quota(default_user), tenants, tenant_users, users, weights, default_weight)
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """A section with its name, such as "quotas.tenant.acme"."""
-
-    name: str
-    section: Section
-
-
-class _Reader:
-    """Reads the sections, and collects the faults."""
-
-    def __init__(self) -> None:
-        self.faults: list[str] = []
-        self._bounds = bounds_of(Section)
-
-    def table(self, tree: Mapping[str, Any]) -> QuotaTable:
-        """Return the quotas of a file; not all of them if there are faults."""
-        self._refuse_unknown(tree, ("default", "tenant", _USER), f"{_PREFIX}.")
-        default = self._section(self._mapping(tree, "default", _PREFIX), f"{_PREFIX}.default", has_users=True)
-        default_user = self._users_of(tree, "default", _PREFIX)
-        tenants: dict[str, Quota] = {}
-        tenant_users: dict[str, Quota] = {}
-        weights: dict[str, float] = {}
-        named = self._mapping(tree, "tenant", _PREFIX)
-        for tenant in named:
-            prefix = f"{_PREFIX}.tenant"
-            own = self._section(self._mapping(named, tenant, prefix), f"{prefix}.{tenant}", has_users=True)
-            key = tenant_key_of(tenant, "", is_verified=True)
-            tenants[key] = _quota(own, default)
-            tenant_users[key] = _quota(self._users_of(named, tenant, prefix), default_user)
-            weight = own.section.weight or default.section.weight
-            weights[key] = DEFAULT_WEIGHT if weight is None else weight
-        users: dict[str, Quota] = {}
-        by_name = self._mapping(tree, _USER, _PREFIX)
-        for name in by_name:
-            prefix = f"{_PREFIX}.{_USER}"
-            tenant, slash, user = name.partition("/")
-            if not slash or not user:
-                self.faults.append(f'{prefix}."{name}": must be "TENANT/NAME"')
-            own = self._section(self._mapping(by_name, name, prefix), f"{prefix}.{name}", has_weight=False)
-            of_tenant = self._users_of(named, tenant, f"{_PREFIX}.tenant", is_checked=True)
-            users[key_of(tenant, _USER, user)] = _quota(own, of_tenant, default_user)
-        default_weight = DEFAULT_WEIGHT if default.section.weight is None else default.section.weight
-        return QuotaTable(_quota(default), _quota(default_user), tenants, tenant_users, users, weights, default_weight)
-
-    def _users_of(self, tree: Mapping[str, Any], name: str, prefix: str, *, is_checked: bool = False) -> _Named:
-        """Return the section of each user in a section, empty if there is none. A checked one is not checked again."""
-        faults, outer = list(self.faults), tree.get(name, {})
-        inner = self._mapping(outer, _USER, f"{prefix}.{name}") if isinstance(outer, Mapping) else {}
-        found = self._section(inner, f"{prefix}.{name}.{_USER}", has_weight=False)
-        if is_checked:
-            self.faults = faults
-        return found
-
-    def _mapping(self, tree: Mapping[str, Any], name: str, prefix: str) -> Mapping[str, Any]:
-        value = tree.get(name, {})
-        if isinstance(value, Mapping):
-            return value
-        self.faults.append(f"{prefix}.{name}: must be a section, got {value!r}")
-        return {}
-
-    def _section(
-        self, tree: Mapping[str, Any], name: str, *, has_users: bool = False, has_weight: bool = True
-    ) -> _Named:
-        known = [each.name for each in fields(Section) if has_weight or each.name != "weight"]
-        self._refuse_unknown(tree, [*known, _USER] if has_users else known, f"{name}.")
-        values = {key: tree[key] for key in known if key in tree and self._is_valid(tree[key], key, f"{name}.{key}")}
-        for burst, rate in _BURSTS.items():
-            if burst in values and not values.get(rate):
-                self.faults.append(f"{name}.{burst}: needs {rate} beside it")
-        return _Named(name, Section(**values))
-
-    def _is_valid(self, value: object, key: str, name: str) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.faults.append(f"{name}: must be a number, got {value!r}")
-            return False
-        violation = self._bounds[key].violation(value)
-        if violation:
-            self.faults.append(f"{name}: {violation}, got {value!r}")
-        return not violation
-
-    def _refuse_unknown(self, tree: Mapping[str, Any], known: "list[str] | tuple[str, ...]", prefix: str) -> None:
-        for key in tree:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(sorted(known))}"
-                self.faults.append(f"{prefix}{key}: unknown key; {hint}")
-
-
-def _quota(*sections: _Named) -> Quota:
+def _quota(*named: tuple[str, UserSection]) -> Quota:
     """Return what sections say together; of those that have a key the first counts."""
-    limits: dict[str, tuple[Limit, Section]] = {}
-    for each in reversed(sections):
-        for key in _LIMIT_KEYS:
-            value = getattr(each.section, key)
-            if value is not None:
-                limits[key] = Limit(f"{each.name}.{key}", value), each.section
+
+    def limit(key: str) -> tuple[Limit, UserSection] | None:
+        for name, section in named:
+            if (value := getattr(section, key)) is not None:
+                return Limit(f"{name}.{key}", value), section
+        return None
+
+    requests, tokens = limit("requests_per_s"), limit("tokens_per_s")
+    sessions, tokens_per_day = limit("sessions"), limit("tokens_per_day")
     return Quota(
-        _rate(limits.get("requests_per_s"), "burst", _BURST_S),
-        _rate(limits.get("tokens_per_s"), "token_burst", _TOKEN_BURST_S),
-        limits["sessions"][0] if "sessions" in limits else None,
-        limits["tokens_per_day"][0] if "tokens_per_day" in limits else None,
+        requests and _rate(requests[0], requests[1].burst, _BURST_S),
+        tokens and _rate(tokens[0], tokens[1].token_burst, _TOKEN_BURST_S),
+        sessions and sessions[0],
+        tokens_per_day and tokens_per_day[0],
     )
 
 
-def _rate(found: tuple[Limit, Section] | None, burst_key: str, burst_s: float) -> Rate | None:
-    if found is None:
-        return None
-    limit, section = found
-    burst = getattr(section, burst_key)
+def _rate(limit: Limit, burst: float | None, burst_s: float) -> Rate:
     return Rate(limit, max(1.0, math.ceil(burst_s * limit.allowed)) if burst is None else burst)

@@ -15,6 +15,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
+from completion_server.admission.day_tokens import DayTokens
 from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.errors import Limit
 from completion_server.core.request import Caller
@@ -45,18 +46,6 @@ class Excess:
         return math.ceil(self.wait_s * 1000)
 
 
-class DayLimiter(Protocol):
-    """Limits the tokens of each key on a day."""
-
-    def charge(self, key: str, num_tokens: float, /) -> None:
-        """Count tokens; a negative number takes them back."""
-        ...
-
-    def wait_s(self, key: str, allowed: float, /) -> float:
-        """Return the seconds until a key may have tokens again, 0 for now."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Scope:
     """The limits of users, tenants or addresses that have the same ones."""
@@ -65,7 +54,7 @@ class Scope:
     tokens: Limiter
     requests_limit: Limit
     tokens_limit: Limit
-    day: DayLimiter | None = None
+    day: DayTokens | None = None
     """None for as many tokens a day as there are."""
     day_limit: Limit | None = None
     base: "Scope | None" = None

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from completion_server.admission.quota_file import load_quotas
+from completion_server.admission.quota_file import QuotaFile
 from completion_server.composition.authentication import make_authenticator
 from completion_server.composition.models import check_hub, prompt_budget, require_model
 from completion_server.config import Config
@@ -50,7 +50,7 @@ def check(config: Config, environ: MutableMapping[str, str]) -> dict[str, Any]:
     load_certificates(config.server)
     make_authenticator(config)
     if config.admission.quotas_file:
-        load_quotas(Path(config.admission.quotas_file))
+        QuotaFile(Path(config.admission.quotas_file))
     check_usable(config.traces, environ)
     check_hub(config.engine, environ)
     prompt_budget(config)

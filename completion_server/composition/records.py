@@ -10,15 +10,13 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from completion_server.config import Config
-from completion_server.core.errors import ConfigError
-from completion_server.core.events import AuthenticationRefused, Emit, Event, RequestEnded
-from completion_server.records.audit import AuditRecord, AuditSink, RefusalFlood, record_of
+from completion_server.core.events import Emit, Event
+from completion_server.records.audit import AuditWriter
 from completion_server.records.chain import Sealer
 from completion_server.records.files import RotatingFile
 from completion_server.records.pseudonyms import Pseudonyms
-from completion_server.records.recovery import recover
 from completion_server.records.secrets import read_secret
-from completion_server.records.usage import UsageRecord, UsageSink
+from completion_server.records.usage import UsageWriter
 from completion_server.records.writer import RecordWriter
 from completion_server.state.secret import Secret
 from completion_server.telemetry.quality import model_name
@@ -37,9 +35,7 @@ class Records:
         self._config = config
         self._registry = registry
         self._unix_s = unix_s
-        self._usage: RecordWriter[UsageRecord] | None = None
-        self._audit: RecordWriter[AuditRecord] | None = None
-        self._flood = RefusalFlood()
+        self._writers: list[RecordWriter] = []
 
     def heard_by(self, emit: Emit) -> Emit:
         """Return an `emit` that also passes events to the records; `emit` itself if none are switched on."""
@@ -49,7 +45,9 @@ class Records:
 
         def emit_both(event: Event) -> None:
             emit(event)
-            self._handle(event)
+            now_s = self._unix_s()
+            for writer in self._writers:
+                writer.handle(event, now_s)
 
         return emit_both
 
@@ -61,35 +59,20 @@ class Records:
 
         """
         settings = self._config.records
-        writers: list[RecordWriter[UsageRecord] | RecordWriter[AuditRecord]] = []
-        if settings.usage_file:
-            self._usage = RecordWriter(self._usage_sink(secret))
-            writers.append(self._usage)
+        writers = [self._usage_writer(secret)] if settings.usage_file else list[RecordWriter]()
         if settings.audit_file:
-            self._audit = RecordWriter(self._audit_sink())
-            writers.append(self._audit)
+            writers.append(self._audit_writer())
         if not writers:
             return
         for writer in writers:
             writer.start()
             stack.push_async_callback(asyncio.to_thread, writer.close)
-        statuses = [writer.status for writer in writers]
-        collector = RecordsCollector(lambda: {each.kind: (each.num_lost, each.is_failing) for each in statuses})
+        self._writers = writers
+        collector = RecordsCollector(lambda: {each.kind: (each.num_lost, each.is_failing) for each in writers})
         self._registry.register(collector)
         stack.callback(self._registry.unregister, collector)
 
-    def _handle(self, event: Event) -> None:
-        if self._usage is not None and isinstance(event, RequestEnded):
-            self._usage.put_nowait(UsageRecord.of(event, self._unix_s()))
-        if self._audit is None or (record := record_of(event, self._unix_s())) is None:
-            return
-        if isinstance(event, AuthenticationRefused):
-            for each in self._flood.passes(record):
-                self._audit.put_nowait(each)
-        else:
-            self._audit.put_nowait(record)
-
-    def _usage_sink(self, secret: Secret) -> UsageSink:
+    def _usage_writer(self, secret: Secret) -> RecordWriter:
         config, settings = self._config, self._config.records
         if settings.pseudonym_secret_file:
             key = read_secret("records.pseudonym_secret_file", Path(settings.pseudonym_secret_file))
@@ -102,20 +85,16 @@ class Records:
         revision = config.engine.revision
         model = model_name(config.engine.model) + (f"@{revision}" if revision else "")
         file = self._file(settings.usage_file)
-        return UsageSink(file, Pseudonyms(key), model=model, region=config.server.region)
+        return UsageWriter(file, Pseudonyms(key), model=model, region=config.server.region)
 
-    def _audit_sink(self) -> AuditSink:
+    def _audit_writer(self) -> RecordWriter:
         settings = self._config.records
-        path = Path(settings.audit_file)
         secret_file = settings.audit_secret_file
         sealer = Sealer(read_secret("records.audit_secret_file", Path(secret_file)) if secret_file else b"")
-        try:
-            state, cut = recover(path, sealer)
-        except OSError as error:
-            msg = f"records.audit_file: {path} can't be read: {error.strerror}"
-            raise ConfigError(msg) from error
-        logger.info("the audit log %s goes on after line %d, hash %s", path, state.sequence, state.hash)
-        return AuditSink(self._file(settings.audit_file), sealer, state, self._flood, cut=cut, unix_s=self._unix_s)
+        writer = AuditWriter(self._file(settings.audit_file), sealer, unix_s=self._unix_s)
+        state = writer.state
+        logger.info("the audit log %s goes on after line %d, hash %s", settings.audit_file, state.sequence, state.hash)
+        return writer
 
     def _file(self, path: str) -> RotatingFile:
         settings = self._config.records

@@ -3,9 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from completion_server.core.events import (
@@ -19,59 +17,42 @@ from completion_server.core.events import (
     SessionOpened,
 )
 from completion_server.core.request import Caller, Request
-from completion_server.records.chain import RECOVERED, ChainState, Sealer
+from completion_server.records.chain import RECOVERED, Sealer
 from completion_server.records.files import RotatingFile
-from completion_server.records.writer import WriteStatus
+from completion_server.records.recovery import recover
+from completion_server.records.writer import Record, RecordWriter, time_of
 
 MAX_REFUSALS_PER_S = 20
 """Refused authentications that get a line of their own; the others of the same second share one."""
 _MAX_PEERS = 20
+_OTHERS = ""
 LOST = "lost"
 REFUSED = "authentication_refused"
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRecord:
-    """What happened once."""
-
-    at_s: float
-    """Unix time in seconds."""
-    kind: str
-    actor: Actor | None = None
-    details: dict[str, Any] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the values of its line."""
-        at = datetime.fromtimestamp(self.at_s, UTC).isoformat(timespec="milliseconds")
-        found: dict[str, Any] = {"time": at, "kind": self.kind}
-        actor = self.actor
-        if actor is not None:
-            found |= {"user": actor.user, "tenant": actor.tenant, "verified": actor.is_verified}
-            found |= {"credential": actor.credential, "peer": actor.peer}
-        return found | self.details
-
-
-def record_of(event: Event, at_s: float) -> AuditRecord | None:
+def record_of(event: Event, at_s: float) -> Record | None:
     """Return the record of an event that happened at a Unix time; None for an event that is not audited."""
-    found: tuple[str, Actor, dict[str, Any]] | None = None
+    details: Record = {}
     match event:
         case RequestEnded(request=request, end=end):
-            outcome, reason = end.outcome.reason.value, end.outcome.shed_reason
-            details = {"request": request.id, "outcome": outcome, "bytes": _num_bytes(request)}
-            if reason is not None:
-                details["shed_reason"] = reason.value
-            found = "complete", _actor_of(request.caller), details
+            kind, actor = "complete", _actor_of(request.caller)
+            details = {"request": request.id, "outcome": end.outcome.reason.value, "bytes": _num_bytes(request)}
+            if end.outcome.shed_reason is not None:
+                details["shed_reason"] = end.outcome.shed_reason.value
         case FeedbackReported(feedback=feedback, caller=Caller() as caller):
-            found = "feedback", _actor_of(caller), {"outcome": feedback.kind}
+            kind, actor, details = "feedback", _actor_of(caller), {"outcome": feedback.kind}
         case SessionOpened(actor=actor):
-            found = "session_open", actor, {}
+            kind = "session_open"
         case SessionClosed(actor=actor, seconds=seconds):
-            found = "session_close", actor, {"seconds": round(seconds, 3)}
+            kind, details = "session_close", {"seconds": round(seconds, 3)}
         case AdminChanged(actor=actor, setting=setting, old=old, new=new):
-            found = "admin_change", actor, {"setting": setting, "old": old, "new": new}
+            kind, details = "admin_change", {"setting": setting, "old": old, "new": new}
         case AuthenticationRefused(actor=actor, error=error):
-            found = REFUSED, actor, {"outcome": error.code.name.lower()}
-    return None if found is None else AuditRecord(at_s, *found)
+            kind, details = REFUSED, {"outcome": error.code.name.lower()}
+        case _:
+            return None
+    who = {"user": actor.user, "tenant": actor.tenant, "verified": actor.is_verified}
+    return _record(kind, at_s, **who, credential=actor.credential, peer=actor.peer, **details)
 
 
 class RefusalFlood:
@@ -84,114 +65,96 @@ class RefusalFlood:
         self._second = 0
         self._num_passed = 0
         self._peers: Counter[str] = Counter()
-        self._num_others = 0
 
-    def passes(self, record: AuditRecord) -> Iterator[AuditRecord]:
-        """Yield the records to write now: the count of an earlier second, and this one unless it is only counted."""
-        yield from self.take(record.at_s)
+    def passes(self, peer: str) -> bool:
+        """Return whether a refusal of this second has a line of its own; else count it."""
         with self._lock:
             self._num_passed += 1
-            if self._num_passed > self._max_per_s:
-                self._count(record.actor.peer if record.actor is not None else "")
-                return
-        yield record
+            if self._num_passed <= self._max_per_s:
+                return True
+            self._peers[peer if peer in self._peers or len(self._peers) < _MAX_PEERS else _OTHERS] += 1
+            return False
 
-    def take(self, now_s: float) -> Iterator[AuditRecord]:
-        """Yield the count of an earlier second, if there is one."""
+    def take(self, now_s: float) -> list[Record]:
+        """Return the record that counts the refusals of an earlier second, if there is one."""
         with self._lock:
-            second = int(now_s)
-            if second == self._second:
-                return
-            peers, num_others, since_s = dict(self._peers), self._num_others, self._second
-            self._second, self._num_passed, self._num_others = second, 0, 0
-            self._peers.clear()
-        if peers or num_others:
-            count = sum(peers.values()) + num_others
-            yield AuditRecord(since_s, REFUSED, details={"count": count, "peers": peers, "other_peers": num_others})
-
-    def _count(self, peer: str) -> None:
-        if peer in self._peers or len(self._peers) < _MAX_PEERS:
-            self._peers[peer] += 1
-        else:
-            self._num_others += 1
+            if int(now_s) == self._second:
+                return []
+            peers, since_s = self._peers, self._second
+            self._second, self._num_passed, self._peers = int(now_s), 0, Counter()
+        if not peers:
+            return []
+        count, num_others = peers.total(), peers.pop(_OTHERS, 0)
+        return [_record(REFUSED, since_s, count=count, peers=dict(peers), other_peers=num_others)]
 
 
-class AuditSink:
+class AuditWriter(RecordWriter):
     """Writes the audit log. Of records that can't be written, it writes the number by kind when it can again."""
+
+    kind = "audit"
 
     def __init__(
         self,
         file: RotatingFile,
         sealer: Sealer,
-        state: ChainState,
-        flood: RefusalFlood,
+        flood: RefusalFlood | None = None,
         *,
-        cut: str = "",
         unix_s: Callable[[], float] = time.time,
+        **options: Any,  # noqa: ANN401 - see RecordWriter
     ) -> None:
-        """Go on after `state`. `cut` is the line that a crash cut, if any."""
-        self.status = WriteStatus("audit", str(file.path))
-        self._file = file
+        """Go on after the last line of the file. See `recover` for the errors."""
+        super().__init__(file, **options)
         self._sealer = sealer
-        self._state = state
-        self._flood = flood
+        self._flood = flood or RefusalFlood()
         self._unix_s = unix_s
-        self._lock = threading.Lock()
         self._lost: Counter[str] = Counter()
-        self._first = [AuditRecord(unix_s(), RECOVERED, details={"cut": cut})] if cut else []
-        """Records that must be written before any other."""
+        self.state, cut = recover(file.path, sealer)
+        self._recovered = [_record(RECOVERED, unix_s(), cut=cut)] if cut else []
+        """What must be written before any other record."""
 
-    def write(self, records: Sequence[AuditRecord]) -> None:
-        """Write how many records could not be written before, then these records."""
-        records = [*self._flood.take(self._unix_s()), *records]
-        if self._write_first() and (not records or self._append(records)):
+    def handle(self, event: Event, now_s: float) -> None:
+        """Put the record of an event into the queue, unless it is a refusal of many."""
+        record = record_of(event, now_s)
+        if record is None:
             return
-        for each in records:
-            self.count_only(each)
+        if isinstance(event, AuthenticationRefused):
+            for each in self._flood.take(now_s):
+                self.put_nowait(each)
+            if not self._flood.passes(event.actor.peer):
+                return
+        self.put_nowait(record)
 
-    def count_only(self, record: AuditRecord) -> None:
-        """Count a record that is not written."""
-        with self._lock:
-            num = record.details.get("count", 1)
-            self._lost[record.kind] += num
-            self.status.num_lost += num
+    def write(self, records: Sequence[Record]) -> None:
+        """Write the count of refusals, too, if it is time."""
+        super().write([*records, *self._flood.take(self._unix_s())])
 
-    def close(self) -> None:
-        """Flush and close the file.
+    def _add_up(self, record: Record) -> int:
+        if record["kind"] == RECOVERED:
+            self._recovered = [record]
+            return 0
+        counts = record["counts"] if record["kind"] == LOST else {record["kind"]: record.get("count", 1)}
+        self._lost.update(counts)
+        return sum(counts.values())
 
-        Raises:
-            OSError: it can't be flushed.
+    def _take_sums(self) -> Sequence[Record]:
+        sums, self._recovered = self._recovered, []
+        if self._lost:
+            sums = [*sums, _record(LOST, self._unix_s(), counts=dict(self._lost))]
+            self._lost.clear()
+        return sums
 
-        """
-        self._file.close()
-
-    def _write_first(self) -> bool:
-        if self._first:
-            if not self._append(self._first):
-                return False
-            self._first = []
-        with self._lock:
-            lost, self._lost = self._lost, Counter()
-        if not lost or self._append([AuditRecord(self._unix_s(), LOST, details={"counts": dict(lost)})]):
-            return True
-        with self._lock:
-            self._lost.update(lost)
-        return False
-
-    def _append(self, records: Sequence[AuditRecord]) -> bool:
+    def _append(self, records: Sequence[Record]) -> None:
         lines: list[bytes] = []
-        state = self._state
+        state = self.state
         for each in records:
-            line, state = self._sealer.seal(state, each.as_json())
+            line, state = self._sealer.seal(state, each)
             lines.append(line)
-        try:
-            self._file.append(b"".join(lines))
-        except OSError as error:
-            self.status.failed(error)
-            return False
-        self._state = state
-        self.status.worked()
-        return True
+        self._file.append(b"".join(lines))
+        self.state = state
+
+
+def _record(kind: str, at_s: float, **values: Any) -> Record:  # noqa: ANN401 - whatever JSON has
+    return {"time": time_of(at_s), "kind": kind, **values}
 
 
 def _actor_of(caller: Caller) -> Actor:

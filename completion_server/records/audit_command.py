@@ -45,10 +45,8 @@ def verify_command(files: tuple[Path, ...], secret_file: Path | None) -> None:
     if found.broken:
         click.echo(f"broken: {found.broken}")
         sys.exit(1)
-    last = (
-        f"lines {found.first} to {found.state.sequence}, last hash {found.state.hash}" if found.num_lines else "empty"
-    )
-    click.echo(f"intact: {last}")
+    what = f"lines {found.first} to {found.state.sequence}, last hash {found.state.hash}" if found.first else "empty"
+    click.echo(f"intact: {what}")
 
 
 def _in_order(files: Iterable[Path]) -> list[Path]:

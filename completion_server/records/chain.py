@@ -86,9 +86,8 @@ class Sealer:
 class Verification:
     """What a check of some files has found."""
 
-    num_lines: int = 0
     first: int = 0
-    """Number of the first line."""
+    """Number of the first line; 0 if there is none."""
     state: ChainState = field(default_factory=ChainState)
     recovered: list[str] = field(default_factory=list)
     """Places of the records after cut lines."""
@@ -104,17 +103,17 @@ def verify(sealer: Sealer, lines: Iterable[Line]) -> Verification:
             if line.fault:
                 raise ValueError(line.fault)
             record, state = sealer.open(line.data)
-            if found.num_lines and state.sequence != found.state.sequence + 1:
+            if found.first and state.sequence != found.state.sequence + 1:
                 msg = f"has the number {state.sequence} after {found.state.sequence}: lines are missing, or were moved"
                 raise ValueError(msg)
-            is_linked = found.num_lines or state.sequence == 1
+            is_linked = found.first or state.sequence == 1
             if is_linked and record.get("prev") != found.state.hash:
                 raise ValueError("does not follow the line before: that was replaced")
         except ValueError as error:
             found.broken = f"{line.place}: {error}"
             return found
         found.first = found.first or state.sequence
-        found.num_lines, found.state = found.num_lines + 1, state
+        found.state = state
         if record.get("kind") == RECOVERED:
             found.recovered.append(line.place)
     return found

@@ -20,17 +20,18 @@ def recover(path: Path, sealer: Sealer) -> tuple[ChainState, str]:
     """Return the end of the log, and the cut line at its end, "" if there is none. That is taken from the file.
 
     Raises:
-        ConfigError: the last line was changed, or has another seal.
-        OSError: the files can't be read.
+        ConfigError: the files can't be read, or the last line is of no audit log, was changed or has another seal.
 
     """
-    state, cut = _end_of(path, sealer) if path.exists() else (None, b"")
-    if cut:
-        logger.warning("records.audit_file: %s: the last line was cut, %d bytes; see its record", path, len(cut))
-        os.truncate(path, path.stat().st_size - len(cut))
-    if state is None:
-        state = _end_of_closed(path, sealer)
-    return state, cut.decode(errors="replace")[:_MAX_SHOWN]
+    try:
+        state, cut = _end_of(path, sealer) if path.exists() else (None, b"")
+        if cut:
+            logger.warning("records.audit_file: %s: the last line was cut, %d bytes; see its record", path, len(cut))
+            os.truncate(path, path.stat().st_size - len(cut))
+        return state or _end_of_closed(path, sealer), cut.decode(errors="replace")[:_MAX_SHOWN]
+    except OSError as error:
+        msg = f"records.audit_file: {path} can't be read: {error.strerror}"
+        raise ConfigError(msg) from error
 
 
 def _end_of(path: Path, sealer: Sealer) -> tuple[ChainState | None, bytes]:
@@ -40,17 +41,12 @@ def _end_of(path: Path, sealer: Sealer) -> tuple[ChainState | None, bytes]:
         file.seek(max(0, size - _MAX_TAIL_BYTES))
         tail = file.read()
     end = len(tail)
-    while (line_end := tail.rfind(b"\n", 0, end)) >= 0:
-        begin = tail.rfind(b"\n", 0, line_end) + 1
-        try:
-            return _opened(path, sealer, tail[begin:line_end]), tail[line_end + 1 :]
-        except NoLineError:
-            end = begin
-        if begin == 0:
-            break
+    while (end := tail.rfind(b"\n", 0, end)) >= 0:
+        state = _state_after(path, sealer, tail[tail.rfind(b"\n", 0, end) + 1 : end])
+        if state is not None:
+            return state, tail[end + 1 :]
     if b"\n" in tail or size > len(tail):
-        msg = f"records.audit_file: {path} has no audit log at its end; move it away"
-        raise ConfigError(msg)
+        raise _no_log(path)
     return None, tail
 
 
@@ -61,18 +57,22 @@ def _end_of_closed(path: Path, sealer: Sealer) -> ChainState:
         return ChainState()
     newest = closed[-1][1]
     last = deque(lines_of(newest), maxlen=1)
-    try:
-        return _opened(newest, sealer, last[0].data if last else b"")
-    except NoLineError as error:
-        msg = f"records.audit_file: {newest} has no audit log at its end; move it away"
-        raise ConfigError(msg) from error
+    state = _state_after(newest, sealer, last[0].data) if last else None
+    if state is None:
+        raise _no_log(newest)
+    return state
 
 
-def _opened(path: Path, sealer: Sealer, data: bytes) -> ChainState:
+def _state_after(path: Path, sealer: Sealer, data: bytes) -> ChainState | None:
+    """Return the state after a line, None if it is no line of an audit log."""
     try:
         return sealer.open(data)[1]
     except NoLineError:
-        raise
+        return None
     except ValueError as error:
         msg = f"records.audit_file: the last line of {path} {error}; move the file away"
         raise ConfigError(msg) from error
+
+
+def _no_log(path: Path) -> ConfigError:
+    return ConfigError(f"records.audit_file: {path} has no audit log at its end; move it away")

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from completion_server.records.reading import lines_of
-from completion_server.records.usage import Sums
-from completion_server.records.usage_report import BY, UsageReport
+from completion_server.records.sums import BY, TOKENS, UsageSums
+from completion_server.records.writer import Record
 
 _COLUMNS = ("requests", "prompt", "cached", "completion", "computed")
 _WIDE = 200
@@ -32,36 +32,37 @@ def usage(files: tuple[Path, ...], by: tuple[str, ...], as_json: bool) -> None:
         completion-server usage usage.jsonl usage.jsonl.*
         completion-server usage --by tenant --by day usage.jsonl*
     """
-    report = UsageReport(by or BY)
+    report = UsageSums(by or BY)
     for path in files:
         report.add_lines(lines_of(path))
     if as_json:
-        for key, sums in sorted(report.sums.items()):
-            click.echo(
-                json.dumps(dict(zip(report.by, key, strict=True)) | _figures(sums) | {"outcomes": sums.outcomes})
-            )
+        for key, total in sorted(report.sums.items()):
+            found = dict(zip(report.by, key, strict=True)) | _figures(total) | {"outcomes": total["outcomes"]}
+            click.echo(json.dumps(found))
     else:
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
-        console.print(_table(report))
+        Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE).print(_table(report))
     for fault in report.broken:
         click.echo(f"completion-server: {fault}", err=True)
     if report.broken:
         sys.exit(1)
 
 
-def _figures(sums: Sums) -> dict[str, int]:
-    tokens = (sums.prompt_tokens, sums.cached_tokens, sums.completion_tokens)
-    return dict(zip(_COLUMNS, (sums.num_requests, *tokens, sums.prompt_tokens + sums.completion_tokens), strict=True))
+def _figures(total: Record) -> dict[str, int]:
+    computed = total["prompt_tokens"] + total["completion_tokens"]
+    return dict(zip(_COLUMNS, (total["requests"], *(total[name] for name in TOKENS), computed), strict=True))
 
 
-def _table(report: UsageReport) -> Table:
+def _cells(total: Record) -> list[str]:
+    return [f"{value:,}" for value in _figures(total).values()]
+
+
+def _table(report: UsageSums) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for name in report.by:
         table.add_column(name)
     for name in _COLUMNS:
         table.add_column(name if name == "requests" else f"{name} tokens", justify="right")
-    for key, sums in sorted(report.sums.items()):
-        table.add_row(*(Text(name or "-") for name in key), *(f"{value:,}" for value in _figures(sums).values()))
-    total = ("total", *("" for _ in report.by[1:]))
-    table.add_row(*total, *(f"{value:,}" for value in _figures(report.total).values()), style="bold")
+    for key, total in sorted(report.sums.items()):
+        table.add_row(*(Text(name or "-") for name in key), *_cells(total))
+    table.add_row("total", *("" for _ in report.by[1:]), *_cells(report.total), style="bold")
     return table

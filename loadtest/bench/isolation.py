@@ -35,7 +35,8 @@ from loadtest.simulation import virtual_time
 from loadtest.simulation.tenants import Ask, Seen, World, run_tenants
 
 PREFIX, COMPLETION, FLIGHT = CACHES = ("prefix_cache", "completion_cache", "single_flight")
-_VICTIM, _RIVAL = "acme", "rival"
+VICTIM = "acme", "victim"
+_RIVAL = "rival"
 _TRIALS, _REAL_TRIALS, _CONTROL_SHARE, _FEWEST = 10_000, 1_000, 0.1, 20
 _LINES, _MAX_TOKENS = 20, 32
 _KEPT = (pb.CACHE_LEVEL_LOCAL, pb.CACHE_LEVEL_SHARED)
@@ -73,7 +74,7 @@ async def measure(world: World, trials: int, seed: int, caches: Sequence[str] = 
     controls = max(_FEWEST, round(trials * _CONTROL_SHARE))
     async with world as ask:
         for cache, (suffix, tenant, num) in itertools.product(
-            caches, (("", _RIVAL, trials), ("_within_tenant", _VICTIM, controls))
+            caches, (("", _RIVAL, trials), ("_within_tenant", VICTIM[0], controls))
         ):
             seen = [await _trial(ask, cache, tenant, chance, is_asked=number % 2 == 0) for number in range(num)]
             asked, not_asked = ([each.ttft_s for each in seen[first::2]] for first in (0, 1))
@@ -90,15 +91,20 @@ def auc(positive: Sequence[float], negative: Sequence[float]) -> float:
     return max(share, 1 - share)
 
 
-async def _trial(ask: Ask, cache: str, tenant: str, chance: random.Random, *, is_asked: bool) -> Seen:
-    document, other, has_text = _code(chance), _code(chance), asyncio.Event()
-    text, is_kept = document if is_asked else other, cache != PREFIX
-    victim = asyncio.ensure_future(ask(_VICTIM, "victim", text, is_kept, has_text.set))
+async def trial(ask: Ask, cache: str, asked: str, attacker: tuple[str, str], document: str) -> Seen:
+    """Return what an attacker, a tenant's user, sees of a document's completion after the victim has `asked`."""
+    has_text, is_kept = asyncio.Event(), cache != PREFIX
+    victim = asyncio.ensure_future(ask(*VICTIM, asked, is_kept, has_text.set))
     victim.add_done_callback(lambda _asked: has_text.set())  # it may fail
     await (has_text.wait() if cache == FLIGHT else victim)
-    seen = await ask(tenant, "attacker", document, is_kept, lambda: None)
+    seen = await ask(*attacker, document, is_kept, lambda: None)
     await victim
     return seen
+
+
+async def _trial(ask: Ask, cache: str, tenant: str, chance: random.Random, *, is_asked: bool) -> Seen:
+    document, other = _code(chance), _code(chance)
+    return await trial(ask, cache, document if is_asked else other, (tenant, "attacker"), document)
 
 
 def _code(chance: random.Random) -> str:

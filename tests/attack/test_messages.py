@@ -39,9 +39,7 @@ async def answer(
     connection: Http2Connection, method: str, data: bytes, metadata: tuple[tuple[str, str], ...] = ()
 ) -> tuple[int | None, str]:
     """Send a framed message as a whole call; return the status and its text."""
-    stream = connection.call(method, metadata)
-    await stream.send(data, ends=True)
-    assert await stream.ended(20), "the call did not end"
+    stream = await connection.ask(data, metadata, method)
     return stream.status, stream.details
 
 

@@ -15,10 +15,11 @@ from completion_server.admission.quotas import RefusalBudget
 from completion_server.core.outcome import ServedAnswer
 from completion_server.http.dialect import Asked
 from completion_server.http.recent import RecentRequests
-from completion_server.limits.local import LocalSessions, RateLimiter
+from completion_server.limits.local import RateLimiter
 from completion_server.limits.replicas import Replica, Replicas
 from completion_server.limits.shares import SharedRates
 from completion_server.scheduling.lanes import Sequences
+from tests.support.clocks import ManualClock
 
 PER_S = 1_000.0
 """New keys a second: more than the requests that a server answers."""
@@ -35,15 +36,6 @@ class Table:
     enter: Callable[[str, float], object]
     size: Callable[[], int]
     most: float
-
-
-class ScriptedClock:
-    """A clock that is set."""
-
-    time = 0.0
-
-    def now(self) -> float:
-        return self.time
 
 
 class EndedRequest:
@@ -67,11 +59,11 @@ def tokens() -> Table:
 
 
 def tokens_of_several_replicas() -> Table:
-    clock = ScriptedClock()
+    clock = ManualClock()
     shares = SharedRates("tokens", 2_000, 8_000, MAX_WAIT_S, Replicas(Replica("a", "a", 0.0), clock, 1))
 
     def enter(key: str, now: float) -> None:
-        clock.time = now
+        clock.at = now
         shares.charge(key, now, 300)
         for report in shares.reports(now):
             report.settle(None)  # Redis is away
@@ -82,17 +74,6 @@ def tokens_of_several_replicas() -> Table:
 def refusals() -> Table:
     budget = RefusalBudget(MIB, 8 * MIB)
     return Table(lambda key, now: budget.charge(key, 2 * MIB, now), lambda: budget.num_known, 2 * PER_S * 2 + SWEPT)
-
-
-def sessions() -> Table:
-    limiter = LocalSessions(64)
-
-    def enter(key: str, _now: float) -> None:
-        assert not limiter.is_full(key)
-        limiter.enter(key)
-        limiter.leave(key)
-
-    return Table(enter, lambda: len(limiter), 0)
 
 
 def sequences() -> Table:
@@ -117,9 +98,7 @@ def documents_over_http() -> Table:
     return Table(enter, lambda: len(recent), 4 * MIB / 1_000)
 
 
-TABLES = (
-    requests, tokens, tokens_of_several_replicas, refusals, sessions, sequences, answers, documents_over_http,
-)  # fmt: skip
+TABLES = (requests, tokens, tokens_of_several_replicas, refusals, sequences, answers, documents_over_http)
 
 
 @pytest.mark.parametrize("num", [60_000, pytest.param(1_000_000, marks=pytest.mark.full)])

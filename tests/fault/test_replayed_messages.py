@@ -56,31 +56,23 @@ async def answer_to(call: Any) -> pb.SessionResponse:
 async def test_a_message_that_comes_again_is_refused_and_computed_once(
     server: RunningServer, engine: ScriptedEngine
 ) -> None:
-    async with stream(server, "ann") as call:
-        await call.write(asks(1))
-        assert (await answer_to(call)).end.usage.completion_tokens == SHORT
-        computed = engine.stats().num_generated_tokens
-        for replayed in [1] * 20:
-            await call.write(asks(replayed))
-            response = await answer_to(call)
-            assert "must rise within a session" in response.refusal.error.message
-        assert engine.stats().num_generated_tokens == computed
-        await call.write(asks(2))
-        assert (await answer_to(call)).end.usage.completion_tokens == SHORT
-
-
-async def test_a_message_replayed_while_its_request_runs_does_not_end_it(
-    server: RunningServer, engine: ScriptedEngine
-) -> None:
+    """While its request runs, which goes on, and after its end."""
     async with stream(server, "ann") as call:
         await call.write(asks(5, 400))
         await eventually(lambda: engine.stats().num_running == 1)
-        await call.write(asks(5, 400))
-        await call.write(asks(4))
+        for replayed in (5, 4):
+            await call.write(asks(replayed))
         found = [await answer_to(call) for _ in range(3)]
-    refused = [each.sequence for each in found if each.HasField("refusal")]
-    ended = [(each.sequence, each.end.usage.completion_tokens) for each in found if each.HasField("end")]
-    assert (refused, ended) == ([5, 4], [(5, 400)])
+        refused = [each.sequence for each in found if each.HasField("refusal")]
+        ended = [(each.sequence, each.end.usage.completion_tokens) for each in found if each.HasField("end")]
+        assert (refused, ended) == ([5, 4], [(5, 400)])
+        computed = engine.stats().num_generated_tokens
+        for _ in range(20):
+            await call.write(asks(5))
+            assert "must rise within a session" in (await answer_to(call)).refusal.error.message
+        assert engine.stats().num_generated_tokens == computed
+        await call.write(asks(6))
+        assert (await answer_to(call)).end.usage.completion_tokens == SHORT
 
 
 async def test_messages_of_one_stream_on_another_change_nothing(server: RunningServer, engine: ScriptedEngine) -> None:

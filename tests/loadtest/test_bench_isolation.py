@@ -1,26 +1,18 @@
 """What tenants and users share in each cache, and what a classifier learns from the time to a first text."""
 
-import asyncio
-
 import pytest
 
 from completion_server.engine.settings import CacheScope
-from loadtest.bench.isolation import CACHES, FLIGHT, PREFIX, auc, measure
+from loadtest.bench.isolation import CACHES, VICTIM, auc, measure, trial
 from loadtest.simulation import virtual_time
 from loadtest.simulation.tenants import Seen, run_tenants
 
 CODE = "".join(f"value_{number} = load({number})\n" for number in range(30))
 
 
-async def ask_after_ada(cache: str, scope: CacheScope, tenant: str, user: str) -> Seen:
-    """Ask for what ada of acme has asked for, or still waits for if `cache` is single flight."""
+async def ask_after_the_victim(cache: str, scope: CacheScope, tenant: str, user: str) -> Seen:
     async with run_tenants(1, scope) as ask:
-        is_kept, has_text = cache != PREFIX, asyncio.Event()
-        first = asyncio.ensure_future(ask("acme", "ada", CODE, is_kept, has_text.set))
-        await (has_text.wait() if cache == FLIGHT else first)
-        seen = await ask(tenant, user, CODE, is_kept, lambda: None)
-        await first
-        return seen
+        return await trial(ask, cache, CODE, (tenant, user), CODE)
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -29,15 +21,15 @@ async def ask_after_ada(cache: str, scope: CacheScope, tenant: str, user: str) -
     [
         ("tenant", "acme", "bob", True),
         ("tenant", "rival", "bob", False),
-        ("tenant", "rival", "ada", False),
+        ("tenant", "rival", VICTIM[1], False),
         ("user", "acme", "bob", False),
-        ("user", "rival", "ada", False),
+        ("user", "rival", VICTIM[1], False),
     ],
 )
 def test_nothing_is_shared_beyond_the_scope(
     cache: str, scope: CacheScope, tenant: str, user: str, is_hit: bool
 ) -> None:
-    assert virtual_time.run(ask_after_ada(cache, scope, tenant, user)).is_hit is is_hit
+    assert virtual_time.run(ask_after_the_victim(cache, scope, tenant, user)).is_hit is is_hit
 
 
 @pytest.mark.parametrize(("trials", "most"), [(300, 0.6), pytest.param(10_000, 0.55, marks=pytest.mark.full)])

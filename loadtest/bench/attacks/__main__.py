@@ -7,6 +7,7 @@ of its own at a lower priority; all processes share the cores of this machine.
 """
 
 import asyncio
+import math
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -17,16 +18,17 @@ from typing import Any
 
 import click
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
 from loadtest.bench.attacks.attacker import ATTACKS
-from loadtest.bench.attacks.histogram import quantile_ms
 from loadtest.bench.attacks.honest import GIVES_UP_S, IN_TIME_MS, HonestUsers
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.figures import percentile, text_table
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.processes.child import Child
+from loadtest.processes.meter import read_page
 
 _OVERRIDES = (
     "engine.kind=scripted",
@@ -89,7 +91,7 @@ async def _measure(name: str, options: _Options) -> Mapping[str, Any]:
                 async with _attacking(name, server.ready, folder) as counts:
                     found |= await _phase("attack", process, users, seconds)
                 found |= await _phase("after", process, users, options.after_s)
-            found["abort_p99_ms"] = await quantile_ms(server.ready, "completion_abort_seconds", 0.99)
+            found["abort_p99_ms"] = await asyncio.to_thread(_abort_p99_ms, server.ready["metrics_address"])
     return {"attack": name, **found, "attacker": counts}
 
 
@@ -118,6 +120,19 @@ async def _phase(name: str, process: psutil.Process, users: HonestUsers, seconds
         f"{name}_peak_rss_mib": round(max(rss) / _MIB),
         f"{name}_last_rss_mib": round(rss[-1] / _MIB),
     }
+
+
+def _abort_p99_ms(address: str) -> float | None:
+    """Return the end of the bucket in which the 99th percentile of the times to an abort falls; None without one."""
+    num_below: dict[float, float] = {math.inf: 0.0}
+    for family in text_string_to_metric_families(read_page(f"http://{address}/metrics")):
+        for each in family.samples:
+            if each.name == "completion_abort_seconds_bucket":
+                end_s = float(each.labels["le"])
+                num_below[end_s] = num_below.get(end_s, 0.0) + each.value
+    wanted = 0.99 * num_below[math.inf]
+    end_s = min((each for each, num in num_below.items() if num >= wanted > 0), default=math.inf)
+    return 1000 * end_s if math.isfinite(end_s) else None
 
 
 def _share(figures: Mapping[str, Any], phase: str) -> str:

@@ -1,16 +1,23 @@
 """What attacks have in common: their target, their counts, and calls that are sent whole."""
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from completion.v1 import completion_pb2 as pb
 from loadtest.bench.attacks.http2 import Http2Connection, Metadata, Stream, framed
 
 MIB = 1024 * 1024
-ANSWER_S = 5.0
+SMALL_REQUEST = framed(
+    pb.CompleteRequest(session_id="attack", sequence=1, prefix="x = ", max_tokens=8).SerializeToString()
+)
+"""The message of a valid request."""
+_LINES = "".join(f"def area_{number}(width, height):\n    return width * height\n\n\n" for number in range(40))
+_HELD_S = 3600.0
 ADDRESSES = 64
 """Source addresses of an attack from many."""
 
@@ -75,22 +82,39 @@ def count_end(counts: Counts, stream: Stream) -> None:
     counts[f"status_{'none' if stream.status in {None, -1} else stream.status}"] += 1
 
 
-async def send_one(
-    connection: Http2Connection, data: bytes, counts: Counts, metadata: Metadata = (), pause_s: float = 0.0
+async def ask(connection: Http2Connection, data: bytes, counts: Counts, metadata: Metadata = ()) -> None:
+    """Send a message as a whole call, wait for its end and count it."""
+    count_end(counts, await connection.ask(data, metadata))
+
+
+async def ask_at_rate(
+    per_s: float, ask: Callable[[int], Coroutine[Any, Any, None]], *connections: Http2Connection
 ) -> None:
-    """Send a message as a whole call and wait for its end, `pause_s` at least."""
-    stream = connection.call("Complete", metadata)
-    await stream.send(data, ends=True)
-    counts["sent"] += 1
-    await asyncio.sleep(pause_s)
-    await stream.ended(ANSWER_S)
-    count_end(counts, stream)
+    """Begin `ask(1)`, `ask(2)` and so on, `per_s` times a second, until a connection is closed."""
+    async with asyncio.TaskGroup() as group:
+        for number in itertools.count(1):
+            group.create_task(ask(number))
+            await asyncio.sleep(1 / per_s)
+            if not all(each.is_open for each in connections):
+                return
 
 
-def small_request(sequence: int = 1, session: str = "attack") -> bytes:
-    """Return the framed message of a valid request."""
-    message = pb.CompleteRequest(session_id=session, sequence=sequence, prefix=f"x{sequence} = ", max_tokens=8)
-    return framed(message.SerializeToString())
+async def hold(connection: Http2Connection, method: str, data: bytes, counts: Counts) -> None:
+    """Hold a call that has sent `data`, which is no whole message; call again when the server ends it."""
+    while connection.is_open:
+        stream = connection.call(method)
+        counts["held" if await stream.send(data) else "cut"] += 1
+        await stream.ended(_HELD_S)
+        count_end(counts, stream)
+
+
+def typed(name: str, sequence: int, **fields: Any) -> pb.CompleteRequest:  # noqa: ANN401 - any of the message
+    """Return a request as the editor of a user sends it while the user types."""
+    return pb.CompleteRequest(
+        session_id=name, sequence=sequence, document_uri=f"file:///{name}.py", language_id="python",
+        prefix=f"{_LINES}total_{sequence} = ", suffix="\n\nprint(area_1(2, 3))\n", mode=pb.MODE_SINGLE_LINE,
+        max_tokens=16, **fields,
+    )  # fmt: skip
 
 
 def source_of(number: int) -> str:

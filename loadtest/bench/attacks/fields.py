@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from completion.v1 import completion_pb2 as pb
-from loadtest.bench.attacks.attack import ANSWER_S, Counts, Target, count_end, small_request
+from loadtest.bench.attacks.attack import SMALL_REQUEST, Counts, Target, ask
 from loadtest.bench.attacks.http2 import Http2Connection, Metadata, framed
 from loadtest.bench.attacks.mutation import exchange, http_request
 
@@ -54,14 +54,11 @@ def _request(**fields: object) -> pb.CompleteRequest:
 async def bad_fields(target: Target, counts: Counts) -> None:
     """Send all of them in turn."""
     calls: list[tuple[bytes, Metadata]] = [(framed(each.SerializeToString()), ()) for each in bad_messages()]
-    calls += [(small_request(), bomb) for bomb in BOMBS]
+    calls += [(SMALL_REQUEST, bomb) for bomb in BOMBS]
     bodies = [http_request(each) for each in bad_bodies()]
     for (data, metadata), body in zip(itertools.cycle(calls), itertools.cycle(bodies), strict=False):
         async with await Http2Connection.open(target.address) as connection:
-            stream = connection.call("Complete", metadata)
-            await stream.send(data, ends=True)
-            await stream.ended(ANSWER_S)
-            count_end(counts, stream)
+            await ask(connection, data, counts, metadata)
         answer = await exchange(target.http_address, body)
         counts[f"http_{answer[9:12].decode('ascii', 'replace') or 'none'}"] += 1
         await asyncio.sleep(_PAUSE_S)

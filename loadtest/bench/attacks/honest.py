@@ -11,6 +11,7 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.endpoint import caller_metadata
+from loadtest.bench.attacks.attack import typed
 from loadtest.bench.attacks.http2 import Metadata
 from loadtest.bench.runner.loops import open_loop
 
@@ -20,8 +21,6 @@ REQUESTS_PER_S = 4.0
 IN_TIME_MS = 200.0
 GIVES_UP_S = 1.0
 _CONNECTS_S = 10.0
-_MAX_TOKENS = 16
-_LINES = "".join(f"def area_{number}(width, height):\n    return width * height\n\n\n" for number in range(40))
 # A connection for each user; by default gRPC shares one between channels to the same address.
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
@@ -59,16 +58,7 @@ class HonestUsers(AsyncExitStack):
         """Return the time from the intended time of a request to its first text; None without text within a second."""
         self._num_asked += 1
         user = number % USERS
-        request = pb.CompleteRequest(
-            session_id=f"honest-{user}",
-            sequence=self._num_asked,
-            document_uri=f"file:///{user}.py",
-            language_id="python",
-            prefix=f"{_LINES}total_{self._num_asked} = ",
-            suffix="\n\nprint(area_1(2, 3))\n",
-            mode=pb.MODE_SINGLE_LINE,
-            max_tokens=_MAX_TOKENS,
-        )
+        request = typed(f"honest-{user}", self._num_asked)
         stub, came_at = CompletionServiceStub(self._channels[user]), list[float]()
         with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
             async with asyncio.timeout(GIVES_UP_S):

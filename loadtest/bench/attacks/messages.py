@@ -5,7 +5,7 @@ import gzip
 from collections.abc import Callable
 
 from completion.v1 import completion_pb2 as pb
-from loadtest.bench.attacks.attack import ANSWER_S, MIB, Counts, Target, count_end, send_one
+from loadtest.bench.attacks.attack import MIB, Counts, Target, ask, hold
 from loadtest.bench.attacks.http2 import Http2Connection, Metadata, framed
 
 _RESOURCE_EXHAUSTED = 8
@@ -14,7 +14,7 @@ _LARGEST_BYTES = 16 * MIB - 1024
 _BOMB_EVERY_S = 0.5
 _EMPTY_SNIPPET = b"\x3a\x00"
 _LONG_CALLERS, _LONG_BYTES = 4, 15 * MIB
-_HALF_STREAMS, _HELD_S = 24, 3600.0
+_HALF_STREAMS = 24
 
 
 async def _largest_accepted(
@@ -30,9 +30,7 @@ async def _largest_accepted(
     """
     size = first_bytes
     while size > _SMALLEST_BYTES:
-        stream = connection.call("Complete", metadata)
-        await stream.send(message_of(size), ends=True)
-        await stream.ended(2 * ANSWER_S)
+        stream = await connection.ask(message_of(size), metadata)
         if stream.status != _RESOURCE_EXHAUSTED or "larger than max" not in stream.details:
             break
         size //= 2
@@ -57,7 +55,7 @@ async def snippet_bomb(target: Target, counts: Counts) -> None:
     connection, metadata = await Http2Connection.open(target.address), (("grpc-encoding", "gzip"),)
     data = await _largest_accepted(connection, _LARGEST_BYTES, _bomb, counts, metadata)
     while connection.is_open:
-        await send_one(connection, data, counts, metadata, _BOMB_EVERY_S)
+        await asyncio.gather(ask(connection, data, counts, metadata), asyncio.sleep(_BOMB_EVERY_S))
 
 
 async def refused_prefixes(target: Target, counts: Counts) -> None:
@@ -67,7 +65,7 @@ async def refused_prefixes(target: Target, counts: Counts) -> None:
         connection = await Http2Connection.open(target.address)
         data = await _largest_accepted(connection, _LONG_BYTES, _long_prefix, counts)
         while connection.is_open:
-            await send_one(connection, data, counts)
+            await ask(connection, data, counts)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(_LONG_CALLERS):
@@ -78,14 +76,6 @@ async def half_messages(target: Target, counts: Counts) -> None:
     """Hold streams, half of them sessions; one that the server ends is opened again."""
     connection = await Http2Connection.open(target.address)
     data = (await _largest_accepted(connection, _LARGEST_BYTES, _long_prefix, counts))[:-1]
-
-    async def hold(method: str) -> None:
-        while connection.is_open:
-            stream = connection.call(method)
-            counts["held" if await stream.send(data) else "cut"] += 1
-            await stream.ended(_HELD_S)
-            count_end(counts, stream)
-
     async with asyncio.TaskGroup() as group:
         for number in range(_HALF_STREAMS):
-            group.create_task(hold("Session" if number % 2 else "Complete"))
+            group.create_task(hold(connection, "Session" if number % 2 else "Complete", data, counts))

@@ -9,8 +9,8 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 
 from completion.v1 import completion_pb2 as pb
-from loadtest.bench.attacks.attack import ANSWER_S, Counts, Target, count_end
-from loadtest.bench.attacks.http2 import ATTACKER, SERVICE, Http2Connection, framed
+from loadtest.bench.attacks.attack import Counts, Target, ask
+from loadtest.bench.attacks.http2 import SERVICE, Http2Connection, connect, framed
 
 PREFACE_BYTES = 24
 _CONNECTIONS = 16
@@ -57,15 +57,14 @@ def http_request(body: bytes) -> bytes:
     return head.encode() + body
 
 
-async def exchange(address: str, data: bytes, source: str = ATTACKER, within_s: float = ANSWER_S) -> bytes:
+async def exchange(address: str, data: bytes, within_s: float = 20.0) -> bytes:
     """Send bytes on a new connection, and return what comes back until the server closes it, or the time ends.
 
     Raises:
         OSError: no server listens.
 
     """
-    host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+    reader, writer = await connect(address)
     found = bytearray()
     with contextlib.suppress(OSError, TimeoutError):
         writer.write(data)
@@ -81,10 +80,7 @@ async def mutations(target: Target, counts: Counts) -> None:
 
     async def messages(connection: Http2Connection, chance: random.Random) -> None:
         while connection.is_open:
-            stream = connection.call("Complete")
-            await stream.send(framed(mutated(_REQUEST.SerializeToString(), chance)), ends=True)
-            await stream.ended(ANSWER_S)
-            count_end(counts, stream)
+            await ask(connection, framed(mutated(_REQUEST.SerializeToString(), chance)), counts)
 
     async def connections(chance: random.Random) -> None:
         whole = frames_of_a_call()

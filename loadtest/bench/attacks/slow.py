@@ -5,8 +5,8 @@ import contextlib
 from contextlib import AsyncExitStack
 
 from completion.v1 import completion_pb2 as pb
-from loadtest.bench.attacks.attack import ADDRESSES, MIB, Counts, Target, count_end, source_of
-from loadtest.bench.attacks.http2 import ATTACKER, Http2Connection, framed
+from loadtest.bench.attacks.attack import ADDRESSES, MIB, Counts, Target, hold, source_of
+from loadtest.bench.attacks.http2 import Http2Connection, connect, framed
 from loadtest.bench.runner.schedule import AsyncClosing
 
 _CONNECTIONS = 1_000
@@ -16,8 +16,6 @@ BEGINNINGS = (b"", _PREFACE[:10], _PREFACE, _CLIENT_HELLO)
 """What a slow client sends to a port of HTTP/2 or TLS, and no more."""
 HTTP_BEGINNINGS = (b"", b"POST /infill HTTP/1.1\r\nhost: loc", b"POST /infill HTTP/1.1\r\ncontent-length: 99\r\n\r\n{")
 _STREAMS = 16
-_HELD_BYTES = MIB
-_HELD_S = 3600.0
 _AGAIN_S = 0.1
 
 
@@ -30,15 +28,14 @@ class SlowConnection(AsyncClosing):
         self._writer = writer
 
     @classmethod
-    async def open(cls, address: str, beginning: bytes, source: str = ATTACKER) -> "SlowConnection":
-        """Connect from an address and send the beginning.
+    async def open(cls, address: str, beginning: bytes) -> "SlowConnection":
+        """Connect and send the beginning.
 
         Raises:
             OSError: no server listens, or the server hangs up.
 
         """
-        host, _, port = address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+        reader, writer = await connect(address)
         writer.write(beginning)
         return cls(reader, writer)
 
@@ -51,7 +48,7 @@ class SlowConnection(AsyncClosing):
 async def slow_connections(target: Target, counts: Counts) -> None:
     """Hold 1,000 connections of each listener; one that the server closes is opened again."""
 
-    async def hold(address: str, beginning: bytes) -> None:
+    async def reopen(address: str, beginning: bytes) -> None:
         while True:
             with contextlib.suppress(OSError):
                 async with await SlowConnection.open(address, beginning) as connection:
@@ -63,25 +60,17 @@ async def slow_connections(target: Target, counts: Counts) -> None:
 
     async with asyncio.TaskGroup() as group:
         for number in range(_CONNECTIONS):
-            group.create_task(hold(target.address, BEGINNINGS[number % len(BEGINNINGS)]))
-            group.create_task(hold(target.http_address, HTTP_BEGINNINGS[number % len(HTTP_BEGINNINGS)]))
+            group.create_task(reopen(target.address, BEGINNINGS[number % len(BEGINNINGS)]))
+            group.create_task(reopen(target.http_address, HTTP_BEGINNINGS[number % len(HTTP_BEGINNINGS)]))
 
 
 async def held_messages(target: Target, counts: Counts) -> None:
     """Hold messages of a MiB less a byte, 16 from each of 64 addresses; one that is ended is sent again."""
-    message = pb.CompleteRequest(session_id="held", sequence=1, prefix="x" * _HELD_BYTES)
+    message = pb.CompleteRequest(session_id="held", sequence=1, prefix="x" * MIB)
     data = framed(message.SerializeToString())[:-1]
-
-    async def hold(connection: Http2Connection) -> None:
-        while connection.is_open:
-            stream = connection.call("Complete")
-            counts["held" if await stream.send(data) else "cut"] += 1
-            await stream.ended(_HELD_S)
-            count_end(counts, stream)
-
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         for number in range(ADDRESSES):
             connection = await Http2Connection.open(target.address, source_of(number))
             await stack.enter_async_context(connection)
             for _ in range(_STREAMS):
-                group.create_task(hold(connection))
+                group.create_task(hold(connection, "Complete", data, counts))

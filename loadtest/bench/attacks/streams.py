@@ -4,7 +4,7 @@ import asyncio
 import itertools
 
 from completion.v1 import completion_pb2 as pb
-from loadtest.bench.attacks.attack import Counts, Target, count_end, send_one
+from loadtest.bench.attacks.attack import SMALL_REQUEST, Counts, Target, ask, ask_at_rate, count_end
 from loadtest.bench.attacks.http2 import Http2Connection, Stream, framed
 
 _IDLE_STREAMS, _IDLE_CONNECTIONS = 20_000, 16
@@ -36,10 +36,9 @@ async def idle_sessions(target: Target, counts: Counts) -> None:
 async def resets(target: Target, counts: Counts) -> None:
     """Open calls and reset them at once."""
     connection = await Http2Connection.open(target.address)
-    data = framed(pb.CompleteRequest(session_id="reset", sequence=1, prefix="x = ").SerializeToString())
     for number in itertools.count(1):
         stream = connection.call("Complete")
-        await stream.send(data, ends=True)
+        await stream.send(SMALL_REQUEST, ends=True)
         stream.reset()
         counts["reset"] += 1
         if not connection.is_open:
@@ -67,7 +66,7 @@ async def big_prompts(target: Target, counts: Counts, users: int = 1) -> None:
     """Ask for completions in new documents that fill the prompt, as so many users in turn."""
     connection = await Http2Connection.open(target.address)
 
-    async def ask(sequence: int) -> None:
+    async def call(sequence: int) -> None:
         user = f"user-{sequence % users}"
         request = pb.CompleteRequest(
             session_id=user,
@@ -78,11 +77,6 @@ async def big_prompts(target: Target, counts: Counts, users: int = 1) -> None:
             trigger=pb.TRIGGER_EXPLICIT,
             mode=pb.MODE_MULTI_LINE,
         )
-        await send_one(connection, framed(request.SerializeToString()), counts, (("x-user-id", user),))
+        await ask(connection, framed(request.SerializeToString()), counts, (("x-user-id", user),))
 
-    async with asyncio.TaskGroup() as group:
-        for sequence in itertools.count(1):
-            group.create_task(ask(sequence))
-            await asyncio.sleep(1 / _BIG_PER_S)
-            if not connection.is_open:
-                return
+    await ask_at_rate(_BIG_PER_S, call, connection)

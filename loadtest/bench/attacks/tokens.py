@@ -1,8 +1,6 @@
 """Forged tokens: expired, without a signature, for another audience, of an unknown key, or with a changed claim."""
 
-import asyncio
 import base64
-import itertools
 import json
 import secrets
 import time
@@ -14,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
-from loadtest.bench.attacks.attack import ANSWER_S, Counts, Prepared, Target, count_end, small_request
+from loadtest.bench.attacks.attack import SMALL_REQUEST, Counts, Prepared, Target, ask, ask_at_rate
 from loadtest.bench.attacks.http2 import Http2Connection, Metadata
 
 ISSUER, AUDIENCE, KEY_ID = "https://issuer.example", "completion", "bench"
@@ -75,16 +73,9 @@ def _token(key: Any, *, kid: str = KEY_ID, **given: Any) -> str:  # noqa: ANN401
 
 async def forged_tokens(target: Target, counts: Counts) -> None:
     """Call with a forged token of each kind in turn, 1,000 times a second."""
-    async with await Http2Connection.open(target.address) as connection, asyncio.TaskGroup() as group:
+    async with await Http2Connection.open(target.address) as connection:
 
-        async def call(token: str) -> None:
-            stream = connection.call("Complete", bearer(token))
-            await stream.send(small_request(), ends=True)
-            await stream.ended(ANSWER_S)
-            count_end(counts, stream)
+        async def call(number: int) -> None:
+            await ask(connection, SMALL_REQUEST, counts, bearer(forged(KINDS[number % len(KINDS)], target.folder)))
 
-        for number in itertools.count():
-            group.create_task(call(forged(KINDS[number % len(KINDS)], target.folder)))
-            await asyncio.sleep(1 / _PER_S)
-            if not connection.is_open:
-                return
+        await ask_at_rate(_PER_S, call, connection)

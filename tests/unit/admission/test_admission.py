@@ -20,6 +20,7 @@ from completion_server.core.errors import (
 from completion_server.core.events import Event, Feedback, LoopLagged
 from completion_server.core.outcome import Reaction, ServedAnswer
 from completion_server.core.request import Caller
+from tests.support.clocks import ManualClock
 
 
 def make_gate(max_sessions: int = 2, **limits: int) -> Gate:
@@ -85,16 +86,8 @@ def test_the_sessions_of_one_address_are_limited_except_on_a_unix_socket() -> No
         assert gate.num_sessions == 1
 
 
-class SetClock:
-    def __init__(self) -> None:
-        self.at = 5.0
-
-    def now(self) -> float:
-        return self.at
-
-
 def test_a_long_iteration_is_overload_until_the_next_one_begins() -> None:
-    clock, emitted = SetClock(), list[Event]()
+    clock, emitted = ManualClock(5.0), list[Event]()
     loop_lag = LoopLagMonitor(0.05, clock, emitted.append)
     assert [loop_lag.is_behind(5.0 + seconds) for seconds in (0.0, 0.05, 0.0599, 0.0601, 9.0)] == [
         False, False, False, True, True,

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from completion_server.admission.file_quotas import DayTokens, FileQuotas
+from completion_server.admission.day_tokens import DayTokens
+from completion_server.admission.file_quotas import FileQuotas
 from completion_server.admission.gate import Gate
-from completion_server.admission.quota_file import QuotaFile, load_quotas
+from completion_server.admission.quota_file import QuotaFile
 from completion_server.admission.quota_table import Quota, QuotaTable, parse_quotas
 from completion_server.admission.quotas import Excess, Quotas
 from completion_server.admission.settings import AdmissionSettings
@@ -19,6 +20,7 @@ from completion_server.core.errors import ConfigError, Limit, OverloadedError
 from completion_server.core.request import Caller
 from completion_server.limits.shared import SharedLimits
 from tests.support.cancels import cancel_and_wait
+from tests.support.clocks import ManualClock
 from tests.support.server import eventually
 
 SETTINGS = AdmissionSettings(user_requests_per_s=1, user_burst=3, trust_user_names=True)
@@ -51,14 +53,6 @@ class Board:
 
     async def report(self, *_arguments: object) -> None:
         return None
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
 
 
 def verified(user: str, tenant: str = "acme") -> Caller:
@@ -103,12 +97,16 @@ def test_a_name_that_nothing_vouches_for_has_the_defaults() -> None:
     ("text", "fault"),
     [
         ("[default]\nrequests_per_s = \n", "not valid TOML: Invalid value (at line 2, column 18)"),
-        ("[tenants.acme]\n", "quotas.tenants: unknown key; did you mean tenant?"),
+        ("[tenants.acme]\n", "quotas.tenants: unknown key; did you mean quotas.tenant?"),
         ("[tenant.acme]\nrequets_per_s = 1\n", "quotas.tenant.acme.requets_per_s: unknown key; did you mean"),
         ("[default.user]\nweight = 1\n", "quotas.default.user.weight: unknown key; known here: burst"),
+        (
+            "[user.'acme/ada']\nsessions = 1.5\n",
+            "quotas.user.acme/ada.sessions: input should be a valid int",
+        ),
         ("[user.'acme/ada']\nsessions = -1\n", "quotas.user.acme/ada.sessions: must be at least 0, got -1"),
         ("[default]\ntokens_per_day = nan\n", "quotas.default.tokens_per_day: must be at least 0, got nan"),
-        ("[default]\nburst = true\n", "quotas.default.burst: must be a number, got True"),
+        ("[default]\nburst = true\n", "quotas.default.burst: input should be a valid number, got True"),
         ("[default]\nburst = 3\n", "quotas.default.burst: needs requests_per_s beside it"),
         ("[user.ada]\nsessions = 1\n", 'quotas.user."ada": must be "TENANT/NAME"'),
         ("[default]\nuser = 3\n", "quotas.default.user: must be a section, got 3"),
@@ -204,8 +202,7 @@ def test_sessions_are_limited_by_the_file_and_stay_counted_when_it_changes() -> 
 
 
 async def test_limiters_that_a_new_file_does_not_need_give_their_shares_back() -> None:
-    clock = Clock()
-    shared = SharedLimits(Board(), clock, "a")
+    shared = SharedLimits(Board(), ManualClock(), "a")
     text = "[user.'acme/ada']\nrequests_per_s = {}\n[default]\ntokens_per_s = 5\nsessions = 3\n"
     file = FileQuotas(parse_quotas(text.format(1)), shared)
     quotas = Quotas(SETTINGS, shared, file)
@@ -252,20 +249,20 @@ async def test_a_changed_file_is_reread_and_a_bad_version_is_named_once(
     assert [allowed(each) for each in tables] == [3]
     assert allowed(watched.table) == 3
     assert len(caplog.records) == 2
-    assert "quotas.default.sesions: unknown key; did you mean sessions?; the quotas stay" in caplog.messages[0]
-    assert "can't be read: No such file" in caplog.messages[1]
+    assert "(quotas.default.sesions: unknown key; did you mean quotas.default.sessions?)" in caplog.messages[0]
+    assert "No such file" in caplog.messages[1]
 
 
 @pytest.mark.parametrize(
     ("spoil", "fault"),
     [
-        (lambda path: path.write_bytes(b"\xff"), "quotas.toml can't be read: not UTF-8"),
-        (lambda path: path.write_text("[x]"), "quotas.toml: quotas.x: unknown key"),
-        (lambda path: path.unlink(), "quotas.toml can't be read: No such file"),
+        (lambda path: path.write_bytes(b"\xff"), "quotas.toml can't be used: 'utf-8' codec can't decode"),
+        (lambda path: path.write_text("[x]"), "quotas.toml can't be used: quotas.x: unknown key"),
+        (lambda path: path.unlink(), "no file /"),
     ],
 )
 def test_a_server_does_not_start_with_a_bad_file(file: Path, spoil: Callable[[Path], object], fault: str) -> None:
     spoil(file)
     with pytest.raises(ConfigError, match=r"admission\.quotas_file: ") as caught:
-        load_quotas(file)
+        QuotaFile(file)
     assert fault in str(caught.value)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -80,11 +80,12 @@ BAD_CLAIMS: list[tuple[dict[str, Any], Result]] = [
 
 @pytest.mark.parametrize(("changes", "result"), BAD_CLAIMS, ids=str)
 async def test_bad_claims_are_refused(issuer: Issuer, changes: dict[str, Any], result: Result) -> None:
-    callers = make_callers(issuer)
-    assert await refusal(callers, issuer.token(**changes)) is result
-    assert await accepted(
-        callers, issuer.token(exp=issuer.wall.now - 29, nbf=issuer.wall.now + 30, aud=["x", "completion"])
-    )
+    assert await refusal(make_callers(issuer), issuer.token(**changes)) is result
+
+
+async def test_claims_at_their_bounds_are_good(issuer: Issuer) -> None:
+    token = issuer.token(exp=issuer.wall.now - 29, nbf=issuer.wall.now + 30, aud=["x", "completion"])
+    assert await accepted(make_callers(issuer), token)
 
 
 def _nested(_issuer: Issuer) -> str:
@@ -118,6 +119,7 @@ def _changed(issuer: Issuer) -> str:
         (lambda issuer: issuer.token("rsa"), Result.ALGORITHM),  # its key is, by the set, for PS256
         (_changed, Result.FORGED),
         (lambda issuer: issuer.token() + "AA", Result.FORGED),
+        (lambda issuer: issuer.token(key=generate_private_key(SECP256R1())), Result.FORGED),
         (lambda issuer: by_hand({"alg": "ES256", "kid": 1}, issuer.claims()), Result.MALFORMED),
         (lambda issuer: by_hand({"alg": "ES256", "kid": "k" * 300}, issuer.claims()), Result.MALFORMED),
         (lambda issuer: by_hand({"alg": "ES256", "kid": "first", "crit": ["exp"]}, issuer.claims()), Result.MALFORMED),
@@ -139,11 +141,6 @@ async def test_a_forged_token_is_refused(
     assert await refusal(callers, make(issuer)) is result
     assert recorder.results[-1][1] == result.value
     assert await accepted(callers, issuer.token())
-
-
-async def test_a_token_of_another_signer_is_forged(issuer: Issuer, signers: Signers) -> None:
-    callers = make_callers(issuer)
-    assert await refusal(callers, issuer.token(key=signers[1])) is Result.FORGED
     assert issuer.num_key_fetches == 1
 
 

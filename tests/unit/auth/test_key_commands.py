@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from completion_server.auth import key_file
 from completion_server.auth.authenticator import CredentialVerifier
 from completion_server.auth.key_file import editing, read_keys
 from completion_server.auth.settings import AuthSettings
-from completion_server.key_commands import keys
-from tests.support.models import ROOT
-from tests.support.server_process import COMMAND
+from completion_server.cli import main
 from tests.unit.auth.issuers import Recorder, accepted
 
 
@@ -25,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def run(path: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(keys, [*arguments, "--file", str(path)])
+    return CliRunner().invoke(main, ["keys", *arguments, "--file", str(path)])
 
 
 def add(path: Path, *arguments: str) -> tuple[str, str]:
@@ -126,32 +123,19 @@ def test_the_file_is_named_by_the_servers_configuration(tmp_path: Path, monkeypa
     config = tmp_path / "server.toml"
     config.write_text('[auth]\nkeys_file = "made/keys.json"\n')
     runner = CliRunner()
-    assert runner.invoke(keys, ["add", "ada", "--config", str(config)]).exit_code == 0
+    assert runner.invoke(main, ["keys", "add", "ada", "--config", str(config)]).exit_code == 0
     assert [key.user for key in read_keys(tmp_path / "made" / "keys.json")] == ["ada"]
     monkeypatch.setenv("COMPLETION_SERVER__AUTH__KEYS_FILE", str(tmp_path / "named.json"))
-    assert runner.invoke(keys, ["add", "grace"]).exit_code == 0
+    assert runner.invoke(main, ["keys", "add", "grace"]).exit_code == 0
     assert [key.user for key in read_keys(tmp_path / "named.json")] == ["grace"]
     monkeypatch.delenv("COMPLETION_SERVER__AUTH__KEYS_FILE")
     for arguments, why in (
         ([], "Name the file of keys. Give --file FILE"),
         (["--file", str(tmp_path / "k"), "--config", str(config)], "Give --file or --config, not both."),
     ):
-        done = runner.invoke(keys, ["list", *arguments])
+        done = runner.invoke(main, ["keys", "list", *arguments])
         assert done.exit_code == 2
         assert why in done.stderr
     config.write_text("[auth]\nkey_file = 1\n")
-    done = runner.invoke(keys, ["list", "--config", str(config)])
+    done = runner.invoke(main, ["keys", "list", "--config", str(config)])
     assert (done.exit_code, done.stderr) == (1, "Error: auth.key_file: unknown key; did you mean auth.keys_file?\n")
-
-
-def test_commands_at_once_lose_nothing(path: Path) -> None:
-    started = [
-        subprocess.Popen(
-            [*COMMAND, "keys", "add", f"user{number}", "--file", str(path)], stdout=subprocess.PIPE, cwd=ROOT
-        )
-        for number in range(4)
-    ]
-    for process in started:
-        assert process.communicate(timeout=60)[0].startswith(b"cs_")
-        assert process.returncode == 0
-    assert sorted(key.user for key in read_keys(path)) == ["user0", "user1", "user2", "user3"]

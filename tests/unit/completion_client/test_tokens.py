@@ -63,20 +63,16 @@ def test_nothing_shows_a_token(tmp_path: Path) -> None:
     assert Token.of_command(f"echo {SECRET}").where == "the command echo"
 
 
-@pytest.mark.parametrize(
-    ("raw", "said"),
-    [
+def test_what_is_no_token_is_refused_without_its_text() -> None:
+    for raw, said in (
         (b" \n", "it is empty"),
         (b"a b", "it holds no token alone"),
         (b"a\nb", "it holds no token alone"),
         ("José".encode(), "it holds no token alone"),
         (b"x" * (16 * 1024 + 1), "it holds more than 16 KiB"),
-    ],
-)
-def test_what_is_no_token_is_refused_without_its_text(raw: bytes, said: str, tmp_path: Path) -> None:
-    (tmp_path / "token").write_bytes(raw)
-    with pytest.raises(SourceError, match=said):
-        TokenFile(tmp_path / "token").fetch()
+    ):
+        with pytest.raises(SourceError, match=said):
+            checked(raw)
     assert checked(b"  t\r\n") == "t"
 
 
@@ -231,7 +227,7 @@ async def test_a_token_that_is_accepted_after_a_refusal_begins_anew(tmp_path: Pa
     token = Token(TokenFile(path), now=Clock())
     for number in range(3):
         token.refused(await token.get(), WHY)
-        path.write_text(f"later {number}".replace(" ", "-"))
+        path.write_text(f"later-{number}")
         token.accepted(await token.get())
     assert token.problem == ""
 

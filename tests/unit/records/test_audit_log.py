@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from completion_server.core.events import (
     SessionOpened,
 )
 from completion_server.core.outcome import ServedAnswer
-from completion_server.records.audit import AuditRecord, AuditSink, RefusalFlood, record_of
+from completion_server.records.audit import AuditWriter, RefusalFlood, record_of
 from completion_server.records.chain import START, Sealer
 from completion_server.records.files import RotatingFile, closed_files
-from completion_server.records.recovery import recover
+from completion_server.records.writer import Record
 from tests.support.disk import files_up_to
 from tests.unit.records.events import ended, records_in
 
@@ -36,30 +35,27 @@ ADA = Actor("ada", "acme", "key-1", "10.0.0.7", True)
 SECRET = b"s" * 32
 
 
-def sink_of(
+def writer_of(
     path: Path,
     secret: bytes = b"",
     max_bytes: int = 10**9,
     flood: RefusalFlood | None = None,
     now_s: Sequence[float] = (NOON_S,),
-) -> AuditSink:
-    sealer = Sealer(secret)
-    state, cut = recover(path, sealer)
-    file = RotatingFile(path, max_bytes, 0)
-    return AuditSink(file, sealer, state, flood or RefusalFlood(), cut=cut, unix_s=lambda: now_s[0])
+) -> AuditWriter:
+    return AuditWriter(RotatingFile(path, max_bytes, 0), Sealer(secret), flood, unix_s=lambda: now_s[0])
 
 
-def record(event: Event) -> AuditRecord:
+def record(event: Event) -> Record:
     found = record_of(event, NOON_S)
     assert found is not None
     return found
 
 
 def write(path: Path, numbers: range, **options: Any) -> None:
-    sink = sink_of(path, **options)
+    writer = writer_of(path, **options)
     for number in numbers:
-        sink.write([record(ended(number))])
-    sink.close()
+        writer.write([record(ended(number))])
+    writer.close_file()
 
 
 def verify(*paths: Path, secret: Path | None = None) -> tuple[int, str]:
@@ -69,14 +65,14 @@ def verify(*paths: Path, secret: Path | None = None) -> tuple[int, str]:
 
 
 def test_each_event_has_its_line_without_text(tmp_path: Path) -> None:
-    path, sink = tmp_path / "audit.jsonl", sink_of(tmp_path / "audit.jsonl")
+    path, writer = tmp_path / "audit.jsonl", writer_of(tmp_path / "audit.jsonl")
     feedback = FeedbackReported(Feedback("accepted", 3), ServedAnswer(0.1, 3), (), ended(1).request.caller)
     events = (
         ended(3), feedback, SessionOpened(ADA), SessionClosed(ADA, 61.23456),
         AdminChanged(ADA, "log level", "info", "debug"),
         AuthenticationRefused(Actor(peer="10.0.0.9"), UnauthenticatedError("token eyJ0 is forged")),
     )  # fmt: skip
-    sink.write([record(event) for event in events])
+    writer.write([record(event) for event in events])
     assert record_of(LoopLagged(1.0), NOON_S) is None
     who = {"user": "ada", "tenant": "acme", "verified": True, "credential": "key-1", "peer": "10.0.0.7"}
     nobody = {"user": "", "tenant": "", "verified": False, "credential": "", "peer": "10.0.0.9"}
@@ -179,7 +175,7 @@ def test_a_sealed_log_needs_its_secret(tmp_path: Path) -> None:
     assert status == 2
     assert "at least 32 bytes" in output
     with pytest.raises(ConfigError, match="is sealed with hmac-sha256"):
-        sink_of(path)
+        writer_of(path)
 
 
 def test_a_line_that_a_crash_cut_is_quoted_and_the_chain_goes_on(tmp_path: Path) -> None:
@@ -210,14 +206,14 @@ def test_another_file_and_a_changed_last_line_are_left_alone(tmp_path: Path) -> 
     path = tmp_path / "audit.jsonl"
     path.write_text("my notes\nmore notes")
     with pytest.raises(ConfigError, match="has no audit log at its end; move it away"):
-        sink_of(path)
+        writer_of(path)
     assert path.read_text() == "my notes\nmore notes"
     path.unlink()
     write(path, range(2))
     changed = path.read_bytes().replace(b"r1", b"r9")
     path.write_bytes(changed)
     with pytest.raises(ConfigError, match=r"the last line of .* was changed: its hash is another one; move"):
-        sink_of(path)
+        writer_of(path)
     assert path.read_bytes() == changed
 
 
@@ -225,14 +221,14 @@ def test_a_full_disk_breaks_no_chain_and_loses_no_count(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     write(path, range(2))
     path.write_bytes(path.read_bytes() + b'{"seq":3')
-    sink = sink_of(path)
+    writer = writer_of(path)
     with files_up_to(path.stat().st_size + 10):
-        sink.write([record(ended(number)) for number in range(2, 7)])
-        assert sink.status.is_failing
-        sink.write([record(SessionOpened(ADA))])
-    assert sink.status.num_lost == 6
-    sink.write([record(ended(8))])
-    assert not sink.status.is_failing
+        writer.write([record(ended(number)) for number in range(2, 7)])
+        assert writer.is_failing
+        writer.write([record(SessionOpened(ADA))])
+    assert writer.num_lost == 6
+    writer.write([record(ended(8))])
+    assert not writer.is_failing
     kinds = [each["kind"] for each in records_in(path)]
     assert kinds == ["complete", "complete", "recovered", "lost", "complete"]
     assert records_in(path)[3]["counts"] == {"complete": 5, "session_open": 1}
@@ -240,29 +236,26 @@ def test_a_full_disk_breaks_no_chain_and_loses_no_count(tmp_path: Path) -> None:
 
 
 def test_a_flood_of_refused_tokens_is_counted(tmp_path: Path) -> None:
-    path, flood = tmp_path / "audit.jsonl", RefusalFlood(max_per_s=3)
-    now_s = [NOON_S]
-    sink = sink_of(path, flood=flood, now_s=now_s)
+    path, now_s = tmp_path / "audit.jsonl", [NOON_S]
+    writer = writer_of(path, flood=RefusalFlood(max_per_s=3), now_s=now_s)
 
     def refuse(at_s: float, num: int, num_peers: int) -> None:
         now_s[0] = at_s
         for number in range(num):
-            event = AuthenticationRefused(Actor(peer=f"10.0.0.{number % num_peers}"), UnauthenticatedError("no"))
-            found = record_of(event, at_s)
-            assert found is not None
-            sink.write(list(flood.passes(found)))
+            actor = Actor(peer=f"10.0.0.{number % num_peers}")
+            writer.handle(AuthenticationRefused(actor, UnauthenticatedError("no")), at_s)
 
     refuse(NOON_S - 9.0, 103, 100)
     refuse(NOON_S - 8.9, 50, 1)
     refuse(NOON_S - 5.0, 2, 1)
-    written = records_in(path)
-    counts = [each for each in written if "count" in each]
-    assert [each.get("count", 1) for each in written] == [1, 1, 1, 150, 1, 1]
-    assert len(counts[0]["peers"]) == 20
-    assert sum(counts[0]["peers"].values()) + counts[0]["other_peers"] == 150
-    assert Counter(each["kind"] for each in written) == {"authentication_refused": 6}
     refuse(NOON_S - 4.0, 5, 1)
     now_s[0] += 1
-    sink.write([])
-    assert records_in(path)[-1]["count"] == 2, "also when no more come"
+    writer.start()
+    writer.close()
+    written = records_in(path)
+    assert {each["kind"] for each in written} == {"authentication_refused"}
+    assert [each.get("count", 1) for each in written] == [1, 1, 1, 150, 1, 1, 1, 1, 1, 2], "also when no more come"
+    counted = written[3]
+    assert len(counted["peers"]) == 20
+    assert sum(counted["peers"].values()) + counted["other_peers"] == 150
     assert verify(path)[0] == 0

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import itertools
 import threading
-from dataclasses import dataclass
 
 import pytest
 
@@ -24,6 +23,7 @@ from completion_server.scheduling.shedding import Shedding
 from completion_server.serving.generate import Generator
 from completion_server.serving.isolation import Isolation
 from completion_server.serving.settings import ServingSettings, make_book
+from tests.support.clocks import ManualClock
 from tests.support.services import (
     FOUR_SLOTS,
     REQUEST,
@@ -37,14 +37,6 @@ from tests.support.services import (
 )
 
 CLOCK = MonotonicClock()
-
-
-@dataclass
-class SettableClock:
-    at: float
-
-    def now(self) -> float:
-        return self.at
 
 
 def quick_engine() -> Engine:
@@ -94,7 +86,7 @@ def test_a_request_over_a_limit_is_not_read() -> None:
 
 
 def test_under_loop_lag_only_explicit_requests_are_served() -> None:
-    clock = SettableClock(-1.0)
+    clock = ManualClock(-1.0)
     loop_lag = LoopLagMonitor(0.05, clock)  # looked at the clock a second before it all began
 
     async def scenario(running: RunningService) -> None:
@@ -113,7 +105,7 @@ def test_under_loop_lag_only_explicit_requests_are_served() -> None:
 
 
 def test_a_message_that_needs_no_engine_is_charged_like_a_request() -> None:
-    clock = SettableClock(-1.0)
+    clock = ManualClock(-1.0)
     loop_lag = LoopLagMonitor(0.05, clock)
     admission = AdmissionSettings(user_requests_per_s=1, user_burst=2, users_per_peer=1)
     ann, bob = (Caller(name, "s", peer="192.0.2.1") for name in ("ann", "bob"))

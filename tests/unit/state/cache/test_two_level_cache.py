@@ -15,13 +15,13 @@ from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret
 from completion_server.state.settings import CacheSettings, RedisSettings
 from tests.support.cancels import cancel_and_wait
+from tests.support.clocks import ManualClock
 from tests.support.redis_servers import RedisServer
 from tests.support.server import eventually
 from tests.unit.state.cache.cache_parts import (
     REQUEST,
     SECRET,
     FakeStore,
-    ManualClock,
     Received,
     answer_of,
     make_keys,
@@ -45,7 +45,7 @@ class Replica:
         secret: bytes = SECRET,
         **settings: object,
     ) -> None:
-        self.clock = ManualClock()
+        self.clock = ManualClock(1000.0)
         self.events: list[Event] = []
         cache = make_cache(
             replace(CacheSettings(), **settings),  # type: ignore[arg-type]
