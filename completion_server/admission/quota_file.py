@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from completion_server.admission.quota_table import QuotaTable, parse_quotas
-from completion_server.auth.watched_file import WatchedFile
 from completion_server.core.errors import ConfigError
+from completion_server.core.watched_file import WatchedFile
 
 POLL_S = 1.0
 
@@ -21,7 +21,9 @@ class QuotaFile:
             ConfigError: it can't be read, or has a fault; the message names the key.
 
         """
-        self._file = WatchedFile("admission.quotas_file", str(path), _parse, lambda _key, _has_failed: None, parse_quotas(""))
+        self._file = WatchedFile(
+            "admission.quotas_file", str(path), _parse, lambda _key, _has_failed: None, parse_quotas("")
+        )
         self._file.load()
 
     @property

@@ -17,7 +17,7 @@ from completion_server.auth.lru import LruCache
 from completion_server.auth.principal import Principal, Scope
 from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
-from completion_server.auth.watched_file import Report, WatchedFile
+from completion_server.core.watched_file import Report, WatchedFile
 
 logger = logging.getLogger(__name__)
 

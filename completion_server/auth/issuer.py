@@ -9,7 +9,7 @@ from completion_server.auth.key_set import NO_KEYS, KeySet, parse_key_set, parse
 from completion_server.auth.lru import LruCache
 from completion_server.auth.settings import AuthSettings
 from completion_server.auth.urls import require_safe
-from completion_server.auth.watched_file import Report, WatchedFile
+from completion_server.core.watched_file import Report, WatchedFile
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from completion_server.auth.key_file import ApiKey, parse_keys, split_token
 from completion_server.auth.principal import Principal
 from completion_server.auth.refusal import RefusedCredentialError, Result
-from completion_server.auth.watched_file import Report, WatchedFile
+from completion_server.core.watched_file import Report, WatchedFile
 
 KIND = "key"
 _FINGERPRINT_DIGITS = 16
