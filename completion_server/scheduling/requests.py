@@ -16,6 +16,7 @@ from completion_server.core.request import Trigger
 from completion_server.core.trace_context import TraceContext
 from completion_server.engine.interface import Output
 from completion_server.scheduling.reattach import Continuation, TypedPrefixFilter, typed_since, typed_through
+from completion_server.scheduling.shares import Charge
 
 
 class State(Enum):
@@ -173,6 +174,8 @@ class Generation:
     """The request that waits for its slot, after it diverged from the text."""
     last: Output | None = None
     last_at: float = 0.0
+    charge: Charge | None = None
+    """To the account of its owner, while it runs and a request reads it."""
 
     @property
     def readers(self) -> list[LiveRequest]:

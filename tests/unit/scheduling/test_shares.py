@@ -11,7 +11,7 @@ from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
 from completion_server.scheduling.actions import CANCELLED, Action, Finish, Start
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.fair_queues import FairQueues
+from completion_server.scheduling.fair_queue import FairQueue
 from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.queue import first_come
 from completion_server.scheduling.requests import LiveRequest
@@ -274,7 +274,7 @@ def test_one_owners_long_queue_does_not_make_anothers_request_look_late() -> Non
 
 def test_the_accounts_of_idle_owners_are_dropped() -> None:
     for is_one_tenant in (True, False):
-        queues = FairQueues(first_come)
+        queues = FairQueue(first_come)
         for number in range(3000):
             each = live(f"r{number}", owner=str(number), tenant="t" if is_one_tenant else str(number))
             queues.add(each)
@@ -285,7 +285,7 @@ def test_the_accounts_of_idle_owners_are_dropped() -> None:
 
 
 def test_an_account_is_kept_while_its_owner_waits_or_runs() -> None:
-    queues, kept = FairQueues(first_come), [live("runs", owner="runs"), live("waits", owner="waits")]
+    queues, kept = FairQueue(first_come), [live("runs", owner="runs"), live("waits", owner="waits")]
     for each in kept:
         queues.add(each)
     queues.start(kept[0])
@@ -300,6 +300,6 @@ def test_an_account_is_kept_while_its_owner_waits_or_runs() -> None:
     assert (len(queues), queues.first()) == (0, None)
 
 
-def first_of(queues: FairQueues) -> str | None:
+def first_of(queues: FairQueue) -> str | None:
     first: LiveRequest | None = queues.first()
     return None if first is None else first.id
