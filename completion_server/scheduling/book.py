@@ -248,7 +248,7 @@ class Book:
             actions.append(Report(EngineStalled(stalled_s)))
         step_s = generation.add(output, now)
         if step_s is None:
-            self._queue.computed_prompt(generation)
+            self._queue.prompts.pop(generation, None)
         else:
             is_stall = self.latency.stalls.has_delayed(now - step_s)
             actions += self._follow_engine(now, None if is_stall else step_s)
@@ -391,7 +391,6 @@ class Book:
             self._is_held = within is None and not self._has_room_to_spare(request)
             if self._is_held:
                 break
-            self._queue.start(request)
             generation = self._generations.start(request, now)
             self.latency.left_queue(now - request.queued_at, abandoned=False)
             self.latency.took_slot(now)
@@ -403,7 +402,7 @@ class Book:
 
     def _has_room_to_spare(self, request: LiveRequest) -> bool:
         """Return whether the engine could compute one more prompt in a part of the time that first tokens may take."""
-        prompts = [each.num_new_tokens for each in self._generations.running.values() if each.charge and not each.last]
+        prompts = [each.num_new_tokens for each in self._queue.prompts]
         if self.limiter is None or not prompts:
             return True
         first_token_s = self.latency.first_token_after(sum(prompts) + request.num_new_tokens)

@@ -16,48 +16,51 @@ class FairQueue(RequestQueue):
         super().__init__(order)
         self._level: Level[Tenant] = Level()
         self._tenants: dict[str, Tenant] = {}
-        self._waiting_users: dict[str, User] = {}
-        """By the id of the waiting request."""
+        self._max_accounts = _MAX_ACCOUNTS
         self.num_accounts = 0
         """Of users."""
-        self._max_accounts = _MAX_ACCOUNTS
+        self.prompts: dict[Generation, User] = {}
+        """Running generations whose prompts the engine has not computed yet, and their owners."""
 
     def add(self, request: LiveRequest) -> None:
         """Let a request wait."""
         super().add(request)
-        user = self._waiting_users[request.id] = self._account(request)
+        user = request.account = self._account(request)
         user.num_waiting += 1
-        self._want(user)
+        if user.num_waiting == 1:
+            tenant = user.tenant
+            tenant.users.enter(user)
+            if len(tenant.users.waiting) == 1:
+                self._level.enter(tenant)
 
     def remove(self, request: LiveRequest) -> None:
         """Let a request wait no longer."""
         super().remove(request)
-        user = self._waiting_users.pop(request.id)
+        user = request.account
         user.num_waiting -= 1
-        self._unwant(user)
+        if not user.num_waiting:
+            tenant = user.tenant
+            del tenant.users.waiting[user]
+            if not tenant.users.waiting:
+                del self._level.waiting[tenant]
 
     def first(self) -> LiveRequest | None:
         """Return the request whose turn is next; None if all that wait are of owners over their share."""
-        limit, limits = self._level.limit(), dict[Tenant, float]()
+        limit, limits = self._level.limit([user.tenant for user in self.prompts.values()]), dict[Tenant, float]()
         for *_, request in self._waiting:
-            user = self._waiting_users[request.id]
+            user = request.account
             tenant = user.tenant
             if tenant.position > limit:
                 continue
             if tenant not in limits:
-                limits[tenant] = tenant.users.limit()
+                limits[tenant] = tenant.users.limit([each for each in self.prompts.values() if each.tenant is tenant])
             if user.position <= limits[tenant]:
                 return request
         return None
 
     def least_over_share(self) -> LiveRequest:
         """Return the request of the owner with the least position, of those that wait."""
-
-        def position(request: LiveRequest) -> tuple[float, float]:
-            user = self._waiting_users[request.id]
-            return user.tenant.position, user.position
-
-        return min(self, key=position)
+        return min(self, key=lambda each: (each.account.tenant.position, each.account.position))
 
     def last_behind(self, request: LiveRequest) -> LiveRequest | None:
         """Return the request that gives way to a newcomer in a full queue; None if the newcomer does.
@@ -66,59 +69,53 @@ class FairQueue(RequestQueue):
         own, the newcomer has to go before it.
         """
         own = self._account(request)
-        tenant = self._level.furthest(own.tenant)
-        user = (tenant or own.tenant).users.furthest(own if tenant in {None, own.tenant} else None)
+        tenant = self._level.furthest_over(own.tenant)
+        is_own = tenant is None or tenant is own.tenant
+        user = own.tenant.users.furthest_over(own) if tenant is None or is_own else tenant.users.furthest_over(None)
+        is_own = is_own and user in {None, own}
         for *_, last in reversed(self._waiting):
-            other = self._waiting_users[last.id]
-            if other is user or (user is None and tenant in {None, other.tenant}):
-                is_own = other is own if user is not None else tenant in {None, own.tenant}
+            if user in {None, last.account} and tenant in {None, last.account.tenant}:
                 return last if not is_own or self.rank(request) < self.rank(last) else None
         return None
 
     def num_ahead(self, request: LiveRequest) -> int:
         """Return how many requests are served before a newcomer, at most.
 
-        An owner with many requests gets one slot in a turn of all owners that want one.
+        An owner with many requests gets one slot in a turn of all owners that wait.
         """
         user = self._account(request)
-        num_users = len(user.tenant.users.wanting) + (not user.num_wants)
-        num_tenants = len(self._level.wanting) + (not user.tenant.num_wants)
+        num_users = len(user.tenant.users.waiting) + (not user.num_waiting)
+        num_tenants = len(self._level.waiting) + (not user.tenant.users.waiting)
         return min(super().num_ahead(request), (user.num_waiting + 1) * num_users * num_tenants - 1)
 
     # What generations cost
 
     def start(self, request: LiveRequest) -> None:
-        """Charge the owner of a waiting request, which is about to get a slot, with the tokens that it may cost."""
-        user, num_tokens = self._waiting_users[request.id], max(SLOT_TOKENS, request.num_new_tokens)
-        charge = request.generation.charge = Charge(user, num_tokens, num_tokens / user.tenant.weight)
-        self._want(user)
-        user.begin(num_tokens)
-        user.tenant.begin(charge.tenant_tokens)
-
-    def computed_prompt(self, generation: Generation) -> None:
-        """Note that the engine has computed the prompt of a running generation."""
-        if generation.charge is not None:
-            self._unwant(generation.charge.user)
+        """Let a request wait no longer, and charge its owner with the tokens that its generation may cost."""
+        self.remove(request)
+        user, num_tokens = request.account, max(SLOT_TOKENS, request.num_new_tokens)
+        tenant = user.tenant
+        by_weight = num_tokens / tenant.weight
+        user.position += num_tokens
+        user.running += num_tokens
+        tenant.position += by_weight
+        tenant.running += by_weight
+        request.generation.charge = user, num_tokens, by_weight
+        self.prompts[request.generation] = user
 
     def settle(self, generation: Generation) -> None:
         """Charge the tokens computed for a generation that no request reads any more, the first time."""
         charge, generation.charge = generation.charge, None
         if charge is None:
             return
-        user = charge.user
-        if generation.last is None:
-            self._unwant(user)
+        user, num_expected, by_weight = charge
+        tenant = user.tenant
         num_tokens = generation.num_tokens + (generation.num_new_tokens if generation.has_prompt else 0)
-        user.end(charge.num_tokens, num_tokens)
-        user.tenant.end(charge.tenant_tokens, num_tokens / user.tenant.weight)
-
-    def _want(self, user: User) -> None:
-        if user.tenant.users.want(user):
-            self._level.want(user.tenant)
-
-    def _unwant(self, user: User) -> None:
-        if user.tenant.users.unwant(user):
-            self._level.unwant(user.tenant)
+        user.position += num_tokens - num_expected
+        user.running -= num_expected
+        tenant.position += num_tokens / tenant.weight - by_weight
+        tenant.running -= by_weight
+        self.prompts.pop(generation, None)
 
     def _account(self, request: LiveRequest) -> User:
         """Return the account of a request's owner, a new one if it has none."""
@@ -138,7 +135,7 @@ class FairQueue(RequestQueue):
     def _forget_idle(self) -> None:
         """Forget the accounts without a request."""
         for name, tenant in list(self._tenants.items()):
-            tenant.accounts = {key: user for key, user in tenant.accounts.items() if user.num_wants or user.running}
+            tenant.accounts = {key: user for key, user in tenant.accounts.items() if user.num_waiting or user.running}
             if not tenant.accounts:
                 del self._tenants[name]
         self.num_accounts = sum(len(tenant.accounts) for tenant in self._tenants.values())

@@ -56,7 +56,7 @@ class Generations:
 
     def start(self, request: LiveRequest, now: float) -> Generation:
         """Give a slot to the generation that a waiting request leads."""
-        self._queue.remove(request)
+        self._queue.start(request)
         request.inherits_slot = False
         generation = request.generation
         generation.start(request, now)

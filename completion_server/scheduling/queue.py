@@ -71,6 +71,10 @@ class RequestQueue:
         """Let a request wait no longer."""
         del self._waiting[bisect.bisect_left(self._waiting, self._entries.pop(request.id))]
 
+    def start(self, request: LiveRequest) -> None:
+        """Let a request wait no longer, because its generation has a slot now."""
+        self.remove(request)
+
     def last_behind(self, request: LiveRequest) -> LiveRequest | None:
         """Return the last request of all, if `request` goes before it."""
         last = self._waiting[-1][-1] if self._waiting else None

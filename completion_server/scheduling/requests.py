@@ -16,7 +16,7 @@ from completion_server.core.request import Trigger
 from completion_server.core.trace_context import TraceContext
 from completion_server.engine.interface import Output
 from completion_server.scheduling.reattach import Continuation, TypedPrefixFilter, typed_since, typed_through
-from completion_server.scheduling.shares import Charge
+from completion_server.scheduling.shares import Charge, User
 
 
 class State(Enum):
@@ -67,6 +67,8 @@ class LiveRequest:
     queued_at: float = field(default=0.0, init=False)
     generation: "Generation" = field(init=False, repr=False)
     """The generation that it leads or has joined; set by the book."""
+    account: User = field(init=False, repr=False)
+    """Of its owner; set while it waits."""
     has_token: bool = field(default=False, init=False)
     inherits_slot: bool = field(default=False, init=False)
     """Whether it waits for the slot of a generation that it alone read and diverged from: that is never too late."""

@@ -10,9 +10,11 @@ An owner that was idle begins where the accounts that wanted tokens meanwhile ha
 credit that it had, at most: most users type and pause, and would else get less than one who always asks.
 """
 
+import itertools
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 TOLERANCE = 512.0
 """Tokens by which an account of weight 1 may be ahead of another one before that goes first. With less, accounts that
@@ -30,18 +32,6 @@ class Account:
     """Tokens computed, and those that the running generations are expected to cost."""
     running: float = 0.0
     """Those that the running generations are expected to cost."""
-    num_wants: int = 0
-    """Of a user: requests that wait and prompts in the engine. Of a tenant: users that have any."""
-
-    def begin(self, expected: float) -> None:
-        """Charge what a generation that begins is expected to cost."""
-        self.running += expected
-        self.position += expected
-
-    def end(self, expected: float, computed: float) -> None:
-        """Replace the expected tokens of a generation by those computed."""
-        self.running -= expected
-        self.position += computed - expected
 
 
 AccountT = TypeVar("AccountT", bound=Account)
@@ -55,36 +45,30 @@ class Level(Generic[AccountT]):
         """Begin with none."""
         self.now = 0.0
         """Virtual time in tokens: what the account that is owed the most had been served at the last turn."""
-        self.wanting: dict[AccountT, None] = {}
+        self.waiting: dict[AccountT, None] = {}
+        """Those with a request that waits."""
 
-    def want(self, account: AccountT) -> bool:
-        """Count one more want; return whether it is the account's only one. Then it loses credit over the tolerance."""
-        account.num_wants += 1
-        if account.num_wants > 1:
-            return False
-        self.wanting[account] = None
-        account.position = max(account.position, self.now - TOLERANCE + account.running)
-        return True
+    def enter(self, account: AccountT) -> None:
+        """Have an account wait. It loses credit beyond the tolerance."""
+        self.waiting[account] = None
+        account.position = max(account.position, self.now - TOLERANCE)
 
-    def unwant(self, account: AccountT) -> bool:
-        """Count one want less; return whether it was the account's last one."""
-        account.num_wants -= 1
-        if account.num_wants:
-            return False
-        del self.wanting[account]
-        return True
+    def limit(self, prompts: Iterable[AccountT]) -> float:
+        """Return the position up to which accounts are within their share, and move the time on.
 
-    def limit(self) -> float:
-        """Return the position up to which accounts are within their share, and move the time on."""
-        least = min(self.wanting, key=_position)
+        `prompts` are accounts whose prompts the engine has not computed yet.
+        """
+        least = min(itertools.chain(self.waiting, prompts), key=_position)
         self.now = max(self.now, least.position - least.running)
         return least.position + TOLERANCE
 
-    def furthest(self, own: AccountT | None) -> AccountT | None:
-        """Return the account that is furthest over its share, `own` included; None if none is over it."""
-        accounts = self.wanting if own is None or own.num_wants else [*self.wanting, own]
-        most = max(accounts, key=_position, default=None)
-        return most if most is not None and most.position > self.limit() else None
+    def furthest_over(self, own: AccountT | None) -> AccountT | None:
+        """Return the account that is furthest over its share, of those that wait and a newcomer's own, if one is."""
+        positions = {each: each.position for each in self.waiting}
+        if own is not None:
+            positions.setdefault(own, max(own.position, self.now))
+        most = max(positions, key=positions.__getitem__, default=None)
+        return most if most is not None and positions[most] > min(positions.values()) + TOLERANCE else None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -106,10 +90,5 @@ class Tenant(Account):
     """Those that wait, that run, and some that are idle."""
 
 
-class Charge(NamedTuple):
-    """What a running generation is expected to cost, and whom."""
-
-    user: User
-    num_tokens: float
-    tenant_tokens: float
-    """The same, divided by the weight of the tenant."""
+Charge = tuple[User, float, float]
+"""The tokens that a running generation is expected to cost its user, and its tenant by weight."""
