@@ -382,14 +382,15 @@ class Book:
     def _fill(self, now: float) -> list[Action]:
         """Give free slots to waiting requests that can still have their first token in time."""
         actions: list[Action] = []
-        while self.num_queued and self.num_occupied < self.num_slots:
+        self._is_held = False
+        while self.num_occupied < self.num_slots and len(self._queue):
             within = self._queue.first()
             request = within or self._queue.least_over_share()
             if request.queued_at < now and self._shedder.is_unreachable(request, now):
                 actions += self._end(request, self._unreachable(request), now)
                 continue
-            self._is_held = within is None and not self._has_room_to_spare(request)
-            if self._is_held:
+            if within is None and not self._has_room_to_spare(request):
+                self._is_held = True
                 break
             generation = self._generations.start(request, now)
             self.latency.left_queue(now - request.queued_at, abandoned=False)

@@ -2,10 +2,10 @@
 
 from completion_server.scheduling.queue import QueueOrder, RequestQueue
 from completion_server.scheduling.requests import Generation, LiveRequest
-from completion_server.scheduling.shares import SLOT_TOKENS, Charge, Level, Tenant, User
+from completion_server.scheduling.shares import SLOT_TOKENS, Level, Tenant, User
 
 _MAX_ACCOUNTS = 4096
-"""Users in memory before those without a request are forgotten."""
+"""Accounts in memory, before those of users without a request are forgotten."""
 
 
 class FairQueue(RequestQueue):
@@ -18,7 +18,7 @@ class FairQueue(RequestQueue):
         self._tenants: dict[str, Tenant] = {}
         self._max_accounts = _MAX_ACCOUNTS
         self.num_accounts = 0
-        """Of users."""
+        """Of users and tenants."""
         self.prompts: dict[Generation, User] = {}
         """Running generations whose prompts the engine has not computed yet, and their owners."""
 
@@ -122,21 +122,22 @@ class FairQueue(RequestQueue):
         tenant = self._tenants.get(request.tenant)
         if tenant is None:
             tenant = self._tenants[request.tenant] = Tenant(self._level.now)
+            self.num_accounts += 1
         tenant.weight = request.weight
         user = tenant.accounts.get(request.owner)
         if user is None:
-            if self.num_accounts >= self._max_accounts:
-                self._forget_idle()
-                self._tenants.setdefault(request.tenant, tenant)
             user = tenant.accounts[request.owner] = User(tenant.users.now, tenant=tenant)
             self.num_accounts += 1
+            if self.num_accounts > self._max_accounts:
+                self._forget_idle(user)
         return user
 
-    def _forget_idle(self) -> None:
-        """Forget the accounts without a request."""
+    def _forget_idle(self, new: User) -> None:
+        """Forget the accounts without a request, but not that of a newcomer."""
         for name, tenant in list(self._tenants.items()):
-            tenant.accounts = {key: user for key, user in tenant.accounts.items() if user.num_waiting or user.running}
+            accounts = tenant.accounts.items()
+            tenant.accounts = {key: user for key, user in accounts if user.num_waiting or user.running or user is new}
             if not tenant.accounts:
                 del self._tenants[name]
-        self.num_accounts = sum(len(tenant.accounts) for tenant in self._tenants.values())
+        self.num_accounts = sum(1 + len(tenant.accounts) for tenant in self._tenants.values())
         self._max_accounts = max(_MAX_ACCOUNTS, 2 * self.num_accounts)

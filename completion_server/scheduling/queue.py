@@ -8,7 +8,6 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 
-from completion_server.core.request import Trigger
 from completion_server.scheduling.requests import LiveRequest
 
 QueueOrder = Callable[[LiveRequest], float]
@@ -74,11 +73,6 @@ class RequestQueue:
     def start(self, request: LiveRequest) -> None:
         """Let a request wait no longer, because its generation has a slot now."""
         self.remove(request)
-
-    def last_behind(self, request: LiveRequest) -> LiveRequest | None:
-        """Return the last request of all, if `request` goes before it."""
-        last = self._waiting[-1][-1] if self._waiting else None
-        return last if last is not None and self.rank(request) < self.rank(last) else None
 
     def num_ahead(self, request: LiveRequest) -> int:
         """Return how many requests are served before a newcomer: higher classes, and its own unless newest go first."""

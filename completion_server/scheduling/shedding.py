@@ -8,8 +8,8 @@ from enum import Enum
 
 from completion_server.core.errors import Limit
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
+from completion_server.scheduling.fair_queue import FairQueue
 from completion_server.scheduling.latency import LatencyEstimates
-from completion_server.scheduling.queue import RequestQueue
 from completion_server.scheduling.requests import LiveRequest, State
 
 _MIN_RETRY_AFTER_MS = 50
@@ -34,7 +34,7 @@ class Shedder:
 
     shedding: Shedding
     latency: LatencyEstimates
-    queue: RequestQueue
+    queue: FairQueue
     max_retry_after_ms: int
     max_queued: int
 

@@ -14,7 +14,7 @@ from completion_server.scheduling.book import Book
 from completion_server.scheduling.fair_queue import FairQueue
 from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.queue import first_come
-from completion_server.scheduling.requests import LiveRequest
+from completion_server.scheduling.requests import Generation, LiveRequest
 from completion_server.scheduling.shedding import Shedding
 from tests.unit.scheduling.live_requests import live, stop
 
@@ -132,6 +132,18 @@ def test_an_owner_who_asks_alone_owes_nothing_for_it() -> None:
     assert serve_in_turn(book, "b0", 2) == ["a50", "b1"]
 
 
+def test_what_an_owner_runs_alone_is_not_charged_to_a_newcomer() -> None:
+    book = Book(8, 20)
+    for number in range(7):
+        assert started(ask(book, f"a{number}", 100))
+    ask(book, "a7", 100)
+    ask(book, "b0", 600)
+    ask(book, "a8", 100, trigger=EXPLICIT)
+    ask(book, "b1", 100)
+    assert serve(book, "a0") == ["b0"]
+    assert serve(book, "a1") == ["b1"]
+
+
 def test_a_running_generation_counts_while_others_wait() -> None:
     book = blocked_book(num_slots=4)
     for number in range(6):
@@ -151,17 +163,6 @@ def test_a_long_prompt_counts_from_the_start_and_is_corrected_at_the_end() -> No
     assert serve(book, "z1", 1) == ["b0"]
     assert serve(book, "b0") == ["b1"]
     assert serve(book, "a0", 2000, num_cached=1990) == ["a1"], "nearly all of it was cached"
-
-
-def test_tokens_count_as_they_are_generated() -> None:
-    book = blocked_book(num_slots=2)
-    ask(book, "a0", 100, trigger=EXPLICIT)
-    assert serve(book, "z0", 1) == ["a0"]
-    book.prompt_ready("a0", 100, 100, 0.0)
-    ask(book, "a1", 100, trigger=EXPLICIT)
-    ask(book, "b0", 100)
-    book.output("a0", Output("a", 1000), 0.0)
-    assert serve(book, "z1", 1) == ["b0"]
 
 
 @pytest.mark.parametrize(("num_built", "then"), [(None, "a1"), (400, "a1"), (600, "b0")])
@@ -272,34 +273,23 @@ def test_one_owners_long_queue_does_not_make_anothers_request_look_late() -> Non
     assert shed(ask(book, "a20", 100, ttft_deadline=0.5)) == ["a20"]
 
 
-def test_the_accounts_of_idle_owners_are_dropped() -> None:
-    for is_one_tenant in (True, False):
-        queues = FairQueue(first_come)
-        for number in range(3000):
-            each = live(f"r{number}", owner=str(number), tenant="t" if is_one_tenant else str(number))
-            queues.add(each)
-            queues.start(each)
-            queues.remove(each)
-            queues.settle(each.id, 100, 1)
-        assert queues.num_accounts <= 2 * 1024
+def begin(queue: FairQueue, request: LiveRequest) -> LiveRequest:
+    """Let a request wait and start at once."""
+    request.generation = Generation(request, None)
+    queue.add(request)
+    queue.start(request)
+    return request
 
 
-def test_an_account_is_kept_while_its_owner_waits_or_runs() -> None:
-    queues, kept = FairQueue(first_come), [live("runs", owner="runs"), live("waits", owner="waits")]
-    for each in kept:
-        queues.add(each)
-    queues.start(kept[0])
-    queues.remove(kept[0])
-    for number in range(3000):
-        other = live(f"r{number}", owner=str(number), tenant="other")
-        queues.add(other)
-        queues.remove(other)
-    assert first_of(queues) == "waits"
-    queues.settle("runs", 100, 1)
-    queues.remove(kept[1])
-    assert (len(queues), queues.first()) == (0, None)
-
-
-def first_of(queues: FairQueue) -> str | None:
-    first: LiveRequest | None = queues.first()
-    return None if first is None else first.id
+@pytest.mark.parametrize("num_tenants", [1, 10_000])
+def test_the_accounts_of_idle_owners_are_forgotten_and_no_others(num_tenants: int) -> None:
+    queue = FairQueue(first_come)
+    queue.add(waits := live("waits", owner="waits"))
+    runs = begin(queue, live("runs", owner="runs"))
+    accounts = waits.account, runs.account
+    for number in range(10_000):
+        queue.settle(begin(queue, live(f"r{number}", owner=str(number), tenant=str(number % num_tenants))).generation)
+        assert queue.num_accounts <= 4096
+    queue.add(live("w1", owner="waits"))
+    queue.add(again := live("r1", owner="runs"))
+    assert (waits.account, again.account) == accounts
