@@ -16,10 +16,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-TOLERANCE = 512.0
+TOLERANCE = 1024.0
 """Tokens by which an account of weight 1 may be ahead of another one before that goes first. With less, accounts that
-ask for the same would differ by chance, and the order of deadlines would be lost."""
-SLOT_TOKENS = 384.0
+ask for the same would differ by chance, the order of deadlines would be lost, and a user who opens a long document
+would wait for long. With more, a tenant of twice the weight gets its share later."""
+SLOT_TOKENS = 768.0
 """A running generation counts as so many tokens at least, so that while others wait, an account has one slot more than
 they at most. More than half of `TOLERANCE`, and less than it: a user's prefetch does not delay the user's next key."""
 
