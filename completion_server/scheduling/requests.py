@@ -16,6 +16,7 @@ from completion_server.core.request import Trigger
 from completion_server.core.trace_context import TraceContext
 from completion_server.engine.interface import Output
 from completion_server.scheduling.reattach import Continuation, TypedPrefixFilter, typed_since, typed_through
+from completion_server.scheduling.shares import Charge, User
 
 
 class State(Enum):
@@ -66,6 +67,8 @@ class LiveRequest:
     queued_at: float = field(default=0.0, init=False)
     generation: "Generation" = field(init=False, repr=False)
     """The generation that it leads or has joined; set by the book."""
+    account: User = field(init=False, repr=False)
+    """Of its owner; set while it waits."""
     has_token: bool = field(default=False, init=False)
     inherits_slot: bool = field(default=False, init=False)
     """Whether it waits for the slot of a generation that it alone read and diverged from: that is never too late."""
@@ -173,6 +176,8 @@ class Generation:
     """The request that waits for its slot, after it diverged from the text."""
     last: Output | None = None
     last_at: float = 0.0
+    charge: Charge | None = None
+    """To the account of its owner, while it runs and a request reads it."""
 
     @property
     def readers(self) -> list[LiveRequest]:

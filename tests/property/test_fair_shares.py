@@ -12,7 +12,7 @@ from completion_server.scheduling.actions import Action, Start
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.requests import LiveRequest
-from completion_server.scheduling.shares import TOLERANCE
+from completion_server.scheduling.shares import SLOT_TOKENS, TOLERANCE
 from completion_server.scheduling.shedding import Shedding
 from tests.support.examples import examples
 
@@ -114,7 +114,7 @@ def test_backlogged_tenants_and_users_are_within_a_request_of_their_shares(
     for number in ends:
         backlog.end(number)
     largest = MAX_PROMPT + MAX_GENERATED
-    guessed = num_slots * (MAX_GENERATED + 384)
+    guessed = num_slots * (MAX_GENERATED + SLOT_TOKENS)
     """What the guesses about the running ones are wrong by, at most: short ones count as more than they cost."""
     for tenants in itertools.combinations(range(len(weights)), 2):
         first, second = (
