@@ -39,9 +39,9 @@ async def test_over_tls_connections_in_a_handshake_count_and_end_with_the_proces
     limits = ("server.http_max_connections=2", "server.receive_timeout_s=600")
     async with serving(tmp_path, "--json", "--insecure", *flags(*SCRIPTED, *tls, *limits)) as server:
         address = server.ready["http_address"]
-        async with connection_to(address), connection_to(address) as second:
-            async with connection_to(address) as further:
-                assert await further.rest() == b""
+        async with connection_to(address) as first, connection_to(address) as second:
+            async with connection_to(address):
+                assert await first.rest() == b""  # the oldest makes room
             second.writer.close()
             await eventually(lambda: serves_tls(address, ours))
             server.process.send_signal(signal.SIGTERM)

@@ -53,7 +53,7 @@ def test_a_reason_is_said_with_its_code(error: type[CompletionError]) -> None:
 
 
 def test_each_metadata_key_is_described() -> None:
-    for key in (identity._USER_KEY, identity._TENANT_KEY, TRACEPARENT, TRACESTATE, "grpc-status-details-bin"):
+    for key in (identity._USER, identity._TENANT, TRACEPARENT, TRACESTATE, "grpc-status-details-bin"):
         assert re.search(rf"^//.*\b{key}\b", CONTRACT, re.MULTILINE), key
 
 
