@@ -75,7 +75,8 @@ from completion_server.scheduling.shedding import DeadlineWatch, Shedder, Sheddi
 
 _ABANDONED = (FinishReason.SUPERSEDED, FinishReason.CANCELLED, FinishReason.STOP, FinishReason.LENGTH)
 """Ends that don't depend on the queue's length. A queued request with STOP or LENGTH was answered from a cache."""
-_SPARE_SHARE = 0.5
+_SPARE_SHARE = 1 / 3
+"""Of the time that first tokens may take: an engine that needs less for the prompts at hand has room to spare."""
 _FINISH_REASONS: dict[str | None, FinishReason | None] = {
     None: None,
     "stop": FinishReason.STOP,

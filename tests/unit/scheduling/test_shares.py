@@ -290,6 +290,6 @@ def test_the_accounts_of_idle_owners_are_forgotten_and_no_others(num_tenants: in
     for number in range(10_000):
         queue.settle(begin(queue, live(f"r{number}", owner=str(number), tenant=str(number % num_tenants))).generation)
         assert queue.num_accounts <= 4096
-    queue.add(live("w1", owner="waits"))
+    queue.add(waits := live("w1", owner="waits"))
     queue.add(again := live("r1", owner="runs"))
     assert (waits.account, again.account) == accounts
