@@ -9,10 +9,10 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image proto proto-baseline dashboards \
+.PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image wheels proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
 	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
-	bench-regions bench-gpu bench-trial bench-policy llama-server
+	bench-regions bench-gpu bench-trial bench-policy bench-isolation llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -68,6 +68,12 @@ image: ## Build the container image for ENGINE (cpu or cuda) with docker buildx.
 	docker buildx build --file deploy/image/Dockerfile --build-arg VARIANT=$(ENGINE) \
 		--build-arg REVISION="$$(git rev-parse HEAD)" --build-arg CREATED="$$(date -u +%FT%TZ)" \
 		--tag completion-server:$(ENGINE) --load .
+
+wheels: $(VENV)/installed-dev ## At a release: build the wheels into dist/, and what they are locked with (SBOM, CycloneDX).
+	@$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./completion_client ./completion_lsp .
+	@for each in cpu cuda; do cat requirements/$$each.txt $$([ $$each = cuda ] || echo requirements/torch-cpu.txt) \
+		| PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
+			--output-file dist/completion-server-$$each.cdx.json - || exit 1; done
 
 proto: $(VENV)/installed-dev ## Generate the stubs from the contract.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/generate.sh
@@ -143,6 +149,9 @@ bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt lay
 bench-policy: $(VENV)/installed ## Engine tokens for each seen completion, by what editors' clients ask for; in virtual time.
 	@$(BIN)/python -m loadtest.bench.policy --record benchmarks/policy.json
 
+bench-isolation: $(VENV)/installed ## Whether the time to a first text tells what another tenant has asked.
+	@$(BIN)/python -m loadtest.bench.isolation --record benchmarks/isolation.json
+
 # Speculation gains little on two cores (make bench-speculation) and varies, so this benchmark runs without it.
 BENCH_SCHEDULER := --set engine.num_speculative_tokens=0
 
@@ -210,7 +219,7 @@ bench-gpu: ## Whether the server works on this machine's GPU, how fast, and for 
 		--record benchmarks/gpu.json $(BENCH_GPU)
 
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
-	rm -rf .venv .venv-cuda .venv-cuda-check .venv-calibration .venv-llama .tools build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	rm -rf .venv .venv-cuda .venv-cuda-check .venv-calibration .venv-llama .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
 		editors/node_modules editors/*/dist editors/vscode/out editors/vscode/*.vsix
 
 # Install torch's CPU build with a given pip.

@@ -6,7 +6,8 @@ messages of requests are those of `completion.v1.completion_pb2`.
 
 Modules: `client` (the entry point), `session` (an editor's requests), `replicas` (requests and streams at one server or
 the best of several), `regions` and `endpoint` (the servers and the connections to them), `completion` (results),
-`errors` (failures), `request_fields` (the fields that the library sets), `blocking` (calls without an event loop).
+`errors` (failures), `tokens` (what a caller presents), `request_fields` (the fields that the library sets), `blocking`
+(calls without an event loop).
 """
 
 from completion_client.client import CompletionClient, ReplicaSet
@@ -22,6 +23,8 @@ from completion_client.errors import (
     PermissionDeniedError,
     ResourceExhaustedError,
     ServiceError,
+    TokenError,
+    TokenRefusedError,
     UnauthenticatedError,
     UnavailableError,
     UnimplementedError,
@@ -36,6 +39,7 @@ from completion_client.replicas.view import Move, OnMove
 from completion_client.request_fields import make_traceparent
 from completion_client.session import PendingCompletion, Session
 from completion_client.session_settings import RequestListener, SessionSettings, StreamListener
+from completion_client.tokens import Token
 
 __version__ = "0.1.0"
 
@@ -72,6 +76,9 @@ __all__ = [
     "Session",
     "SessionSettings",
     "StreamListener",
+    "Token",
+    "TokenError",
+    "TokenRefusedError",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",

@@ -33,6 +33,8 @@ def complete(
                 on_text(text)
     except grpc.RpcError as error:
         failure = error_of_call(error)
+    except ServiceError as error:  # there is no token any more
+        failure = error
     finally:
         completion = builder.build(time.perf_counter(), failure)
         call.cancel()

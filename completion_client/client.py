@@ -18,6 +18,7 @@ from completion_client.replicas.view import OnMove, Replicas
 from completion_client.request_fields import Numbering
 from completion_client.session import Session
 from completion_client.session_settings import SessionSettings, StreamListener
+from completion_client.tokens import Token
 
 _CONNECT_TIMEOUT_S = 10.0
 """To the only server."""
@@ -40,6 +41,7 @@ class CompletionClient:
         *,
         user: str | None = None,
         tenant: str | None = None,
+        token: Token | None = None,
         connection: int | None = None,
         settings: RoutingSettings | None = None,
         connect_timeout_s: float | None = None,
@@ -50,23 +52,29 @@ class CompletionClient:
         The server keeps one live request per user, and tells users apart by tenant and name. Without a user, the order
         of several servers is that of this object's own session.
 
+        `token` is what the user presents to servers that want to know it, in place of that of an `Endpoint`.
+
         A process with many users makes one `Regions` and gives it to the client of each, and closes that when the user
         leaves. A few dozen users share a connection to each endpoint; `connection` is the number of another one.
         `connect_timeout_s` is 10 s for the only server, 2 s for one of several.
 
         Raises:
-            EndpointError: there is no endpoint, one is there twice, or a name has characters that can't be sent.
+            EndpointError: there is no endpoint, one is there twice, a name has characters that can't be sent, or the
+                token would leave this machine in plain text.
 
         """
         self._metadata = caller_metadata(user, tenant)
         self._numbering = Numbering()
         self._owns_regions = not isinstance(endpoints, Regions)
         self.regions = endpoints if isinstance(endpoints, Regions) else Regions(endpoints)
+        if token is not None:
+            for each in self.regions.endpoints:
+                each.check_token(token)
         name = user or self._numbering.session_id
         choice = UserChoice(self.regions.distances, self.regions.availability, name, tenant or "", settings, order)
         if connect_timeout_s is None:
             connect_timeout_s = _CONNECT_TIMEOUT_S if len(choice.order) == 1 else _CONNECT_TIMEOUT_OF_SEVERAL_S
-        self._replicas = Replicas(self.regions, choice, self.regions.lease(connection), connect_timeout_s)
+        self._replicas = Replicas(self.regions, choice, self.regions.lease(connection), connect_timeout_s, token)
 
     @property
     def order(self) -> Sequence[Endpoint]:

@@ -1,10 +1,15 @@
-"""The address of a server, the TLS files of the connection and the caller's name."""
+"""The address of a server, the TLS files of the connection, and the caller's name and token."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 
 import grpc
+
+from completion_client.errors import TokenError
+from completion_client.token_calls import AUTHORIZATION, TokenCalls, bearer
+from completion_client.tokens import Token
 
 Metadata = tuple[tuple[str, str], ...]
 ChannelOptions = Sequence[tuple[str, str | int]]
@@ -34,7 +39,8 @@ class Endpoint:
     The connection is encrypted if `ca` or `certificate` is given.
 
     Raises:
-        EndpointError: a certificate comes without its key, or a key without its certificate.
+        EndpointError: a certificate comes without its key, or a key without its certificate, or a token would be sent
+            to another machine in plain text.
 
     """
 
@@ -46,27 +52,59 @@ class Endpoint:
     """PEM file of the client's certificate, for servers with mutual TLS."""
     key: Path | None = None
     """PEM file of the key of `certificate`."""
+    token: Token | None = field(default=None, repr=False, compare=False)
+    """What the caller presents here, if the server wants to know it."""
 
     def __post_init__(self) -> None:
-        """Check that certificate and key come together."""
+        """Check that certificate and key come together, and that the token may be sent."""
         if (self.certificate is None) != (self.key is None):
-            field = "key" if self.key is None else "certificate"
-            raise EndpointError(field, "certificate and key must be given together")
+            missing = "key" if self.key is None else "certificate"
+            raise EndpointError(missing, "certificate and key must be given together")
+        if self.token is not None:
+            self.check_token(self.token)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the connection is encrypted."""
+        return self.ca is not None or self.certificate is not None
+
+    def check_token(self, token: Token) -> None:
+        """Check that a token may be sent to the server.
+
+        Raises:
+            EndpointError: it would leave this machine in plain text.
+
+        """
+        if token.is_given and not (self.is_encrypted or is_loopback(self.address)):
+            how = "give the file of the server's authority (ca, or --tls-ca)"
+            msg = f"the token of {token.where} is not sent to {self.address} without TLS: {how}"
+            raise EndpointError("token", msg)
 
     def open_channel(self, options: ChannelOptions = ()) -> grpc.Channel:
         """Return a channel for blocking calls, a context manager. It connects with the first call.
 
+        All calls on it carry the token.
+
         Raises:
-            EndpointError: a PEM file can't be read.
+            EndpointError: a PEM file can't be read, or there is no token.
 
         """
         options, credentials = self._options(options), self._credentials()
+        if self.token is not None:
+            try:
+                self.token.get_blocking()
+            except TokenError as error:
+                raise EndpointError("token", error.message) from error
         if credentials is None:
-            return grpc.insecure_channel(self.address, options)
-        return grpc.secure_channel(self.address, credentials, options)
+            channel = grpc.insecure_channel(self.address, options)
+        else:
+            channel = grpc.secure_channel(self.address, credentials, options)
+        if self.token is None or not self.token.is_given:
+            return channel
+        return grpc.intercept_channel(channel, TokenCalls(self.token))
 
     def open_aio_channel(self, options: ChannelOptions = ()) -> grpc.aio.Channel:
-        """Return a channel for asyncio. It connects with the first call.
+        """Return a channel for asyncio. It connects with the first call. Its calls are to be given the token.
 
         Raises:
             EndpointError: a PEM file can't be read.
@@ -83,7 +121,7 @@ class Endpoint:
         return [*(dict(options) | {"grpc.enable_http_proxy": 0}).items()] if is_local else list(options)
 
     def _credentials(self) -> grpc.ChannelCredentials | None:
-        if self.ca is None and self.certificate is None:
+        if not self.is_encrypted:
             return None
         ca, key, certificate = _read("ca", self.ca), _read("key", self.key), _read("certificate", self.certificate)
         return grpc.ssl_channel_credentials(ca, key, certificate)
@@ -102,15 +140,33 @@ def caller_metadata(user: str | None = None, tenant: str | None = None) -> Metad
         EndpointError: a name has characters other than printable ASCII.
 
     """
-    for field, name in (("user", user), ("tenant", tenant)):
+    for kind, name in (("user", user), ("tenant", tenant)):
         if name and not (name.isascii() and name.isprintable()):
-            raise EndpointError(field, "only printable ASCII can be sent")
+            raise EndpointError(kind, "only printable ASCII can be sent")
     names = (("x-user-id", user), ("x-tenant-id", tenant))
     return tuple((key, name) for key, name in names if name)
 
 
-def _read(field: str, path: Path | None) -> bytes | None:
+def with_token(metadata: Metadata, token: str) -> Metadata:
+    """Return a call's metadata with a token, unless that is "" or the metadata has one."""
+    if not token or any(key == AUTHORIZATION for key, _ in metadata):
+        return metadata
+    return (*metadata, bearer(token))
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address is a Unix socket or of this machine alone."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read(name: str, path: Path | None) -> bytes | None:
     try:
         return None if path is None else path.read_bytes()
     except OSError as error:
-        raise EndpointError(field, f"{path} can't be read: {(error.strerror or str(error)).lower()}") from error
+        raise EndpointError(name, f"{path} can't be read: {(error.strerror or str(error)).lower()}") from error

@@ -87,13 +87,24 @@ class DeadlineExceededError(ServiceError):
 
 
 class UnauthenticatedError(ServiceError):
-    """The server requires the name of a user."""
+    """The server wants to know the caller: by a token, or by the name of a user."""
 
     default_status = grpc.StatusCode.UNAUTHENTICATED
 
 
+class TokenError(UnauthenticatedError):
+    """There is no token to send: its source has none. Raised by the client, not by the server."""
+
+
+class TokenRefusedError(TokenError):
+    """The server refused the caller's token, also after it was fetched again. The message names its source.
+
+    The token is sent again after `retry_after_ms`, or once the source has another.
+    """
+
+
 class PermissionDeniedError(ServiceError):
-    """The caller's certificate does not allow the call."""
+    """The caller's token or certificate does not allow the call."""
 
     default_status = grpc.StatusCode.PERMISSION_DENIED
 

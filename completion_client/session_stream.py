@@ -3,10 +3,11 @@
 States of a stream:
 
     CONNECTED  -- the server ends it as SESSION_ENDED -->  RESTING
-    CONNECTED  -- a write fails ------------------------>  RESTING (once for each request, and if none has text)
+    CONNECTED  -- a write fails, the token is refused -->  RESTING (once for each request, and if none has text)
     CONNECTED  -- any other end, or drop_nowait -------->  LOST
     RESTING    -- a request is sent -------------------->  CONNECTED (requests without an answer are sent again)
-    RESTING    -- no connection, or drop_nowait -------->  LOST
+    RESTING    -- a token is fetched in place of none or of a refused one -->  CONNECTED
+    RESTING    -- no connection, no token, or drop_nowait -->  LOST
 
 LOST is final; replicas/legs.py opens another stream. A loss fails all open requests, since their text would be stale on
 another stream. A GOAWAY needs no state of its own: gRPC opens the next stream on a new connection, and the end of the
@@ -29,12 +30,14 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_client.endpoint import Metadata
+from completion_client.endpoint import Metadata, with_token
 from completion_client.errors import (
     SESSION_ENDED,
     ConnectionLostError,
     FailedWriteError,
+    PermissionDeniedError,
     ServiceError,
+    UnauthenticatedError,
     error_of_call,
     error_of_message,
 )
@@ -42,6 +45,7 @@ from completion_client.health import connects_within
 from completion_client.regions.connections import Connection
 from completion_client.request_fields import give_timeout
 from completion_client.session_settings import RequestListener, SessionSettings
+from completion_client.tokens import Token
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -51,6 +55,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_ACCEPTED_AFTER_S = 60.0
+"""A token that is refused on a stream of this age was accepted before: it has expired or was revoked."""
 _SEND_AGAIN_WITHIN_S = 1.0
 """How long requests wait for a connection after a failed write. Without one they fail, as after any other loss."""
 
@@ -71,7 +77,7 @@ class _OpenRequest:
     is_cancelled: bool = False
     has_text: bool = False
     is_sent_again: bool = False
-    """Whether it was sent again after a failed write."""
+    """Whether it was sent again after a failed write or with another token."""
 
 
 class SessionStream(ABC):
@@ -81,12 +87,14 @@ class SessionStream(ABC):
         self,
         connection: Connection,
         metadata: Metadata,
+        token: Token,
         settings: SessionSettings,
         lost_at_s: float | None,
         connect_timeout_s: float,
     ) -> None:
         """Open the stream; `lost_at_s` is the loop's time at which the stream was lost that this one replaces.
 
+        It begins at rest if the token is not at hand, as when its command runs, and opens with that.
         A stream that the server ends in good order opens again if it connects within `connect_timeout_s`.
         """
         self.connection = connection
@@ -94,6 +102,10 @@ class SessionStream(ABC):
         """Whether there was a connection when the stream was opened."""
         self.last_sequence = 0
         self._metadata = metadata
+        self._token = token
+        self._presented = ""
+        """The token with which the stream was opened."""
+        self._opened_at_s = 0.0
         self._read_interval_s = settings.read_interval_s
         self._lost_at_s = lost_at_s
         """When the stream before was lost, until the server answers on this one."""
@@ -106,7 +118,9 @@ class SessionStream(ABC):
         self._outgoing: deque[pb.SessionRequest] = deque()
         self._writer: asyncio.Task[None] | None = None
         self._call: Call | None = None
-        self._open(connection.channel)
+        channel, presented = connection.channel, token.at_hand()
+        if presented is not None:
+            self._open(channel, presented)
         self._runner: asyncio.Task[None] | None = asyncio.create_task(self._run())
 
     @abstractmethod
@@ -136,6 +150,11 @@ class SessionStream(ABC):
     def is_open(self) -> bool:
         """Whether messages go to the server: the stream neither rests nor is lost."""
         return self._state is _State.CONNECTED
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether there is another token by now: the server ends the stream when the one that it has expires."""
+        return self.is_open and self._token.at_hand() not in (None, self._presented)
 
     @property
     def num_open(self) -> int:
@@ -194,42 +213,61 @@ class SessionStream(ABC):
             self._writer = asyncio.create_task(_write_all(self._call, self._outgoing))
 
     async def _run(self) -> None:
-        while True:
+        failure = None if self._call is not None else await self._reopen(self._connect_timeout_s)
+        while failure is None:
             error = await self._read_until_end()
-            is_unknown = isinstance(error, FailedWriteError) and self._may_send_again()
-            if not (is_unknown or error.reason == SESSION_ENDED):
-                break
-            if not await self._rest(_SEND_AGAIN_WITHIN_S if is_unknown else self._connect_timeout_s):
-                error = ConnectionLostError("no connection for another stream")
-                break
-        self.drop_nowait(error)
+            if error.reason == SESSION_ENDED:
+                failure = await self._rest(self._connect_timeout_s)
+            elif isinstance(error, UnauthenticatedError | PermissionDeniedError):
+                failure = await self._present_again(error)
+            elif isinstance(error, FailedWriteError) and self._may_send_again():
+                failure = await self._rest(_SEND_AGAIN_WITHIN_S)
+            else:
+                failure = error
+        self.drop_nowait(failure)
+
+    async def _present_again(self, error: ServiceError) -> ServiceError | None:
+        """Open the stream with a token that is fetched anew; return why that is not possible."""
+        if asyncio.get_running_loop().time() - self._opened_at_s > _ACCEPTED_AFTER_S:
+            self._token.accepted(self._presented)
+        self._token.refused(self._presented, error)
+        if not self._may_send_again():
+            return self._token.refusal(error)
+        return await self._reopen(self._connect_timeout_s)
 
     def _may_send_again(self) -> bool:
-        """Tell whether all open requests may be sent again after a failed write. Each may once."""
+        """Tell whether all open requests may be sent again on another stream. Each may once."""
         if any(each.has_text or each.is_sent_again for each in self._requests.values()):
             return False
         for each in self._requests.values():
             each.is_sent_again = True
         return True
 
-    async def _rest(self, connects_within_s: float) -> bool:
-        """Wait for a request and open a stream for it; return whether that was possible."""
+    async def _rest(self, connects_within_s: float) -> ServiceError | None:
+        """Wait for a request and open a stream for it; return why that is not possible."""
         self._state, self._call = _State.RESTING, None
         self._end_cancelled()
         if not self._requests:
             self._needs_stream.clear()
             await self._needs_stream.wait()
-        try:
-            channel = self.connection.channel
-        except ConnectionLostError:
-            return False
-        if not await connects_within(channel, connects_within_s):
-            return False
+        return await self._reopen(connects_within_s)
+
+    async def _reopen(self, connects_within_s: float) -> ServiceError | None:
+        """Open a stream, also for the requests that have no answer; return why that is not possible."""
+        self._state, self._call = _State.RESTING, None
         self._end_cancelled()
-        self._open(channel)
+        try:
+            presented = await self._token.get()
+            channel = self.connection.channel
+        except ServiceError as error:
+            return error
+        if not await connects_within(channel, connects_within_s):
+            return ConnectionLostError("no connection for another stream")
+        self._end_cancelled()
+        self._open(channel, presented)
         for each in self._requests.values():
             self._post_again(each)
-        return True
+        return None
 
     def _end_cancelled(self) -> None:
         for sequence in [sequence for sequence, each in self._requests.items() if each.is_cancelled]:
@@ -243,10 +281,11 @@ class SessionStream(ABC):
         request.sent_at_s = now_s
         self._post(request.message)
 
-    def _open(self, channel: grpc.aio.Channel) -> None:
+    def _open(self, channel: grpc.aio.Channel, token: str) -> None:
         stub: CompletionServiceAsyncStub = CompletionServiceStub(channel)
         self._outgoing, self._writer = deque(), None
-        self._call = stub.Session(metadata=self._metadata)
+        self._call = stub.Session(metadata=with_token(self._metadata, token))
+        self._presented, self._opened_at_s = token, asyncio.get_running_loop().time()
         self._state = _State.CONNECTED
 
     async def _read_until_end(self) -> ServiceError:
@@ -278,6 +317,7 @@ class SessionStream(ABC):
             self._on_accepted(away_s)
 
     def _dispatch(self, response: pb.SessionResponse) -> None:
+        self._token.accepted(self._presented)
         if response.HasField("refusal"):  # it ends no request: feedback that came too late, for example
             error = error_of_message(response.refusal.error)
             level = logging.DEBUG if self._has_logged_refusal else logging.WARNING

@@ -4,13 +4,26 @@ import asyncio
 from collections.abc import Sequence
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Completion, CompletionClient, ConnectionLostError, Endpoint, ServiceError
+from completion_client import (
+    Completion,
+    CompletionClient,
+    ConnectionLostError,
+    Endpoint,
+    PermissionDeniedError,
+    ServiceError,
+    TokenError,
+    UnauthenticatedError,
+)
 from completion_client.tls_faults import explain_tls
+from completion_client.token_sources import VARIABLE
 from completion_lsp.link import Servers
 
 _EXAMPLE = "def fibonacci(n):\n    "
 _TIMEOUT_S = 15.0
 _WHOLE = ("stop", "length")
+_GIVE_TOKEN = f"Give one with --token-file FILE, --token-command COMMAND or the variable {VARIABLE}."
+_GET_TOKEN = "Get another token from who runs the server: completion-server keys add NAME."
+_GET_SCOPE = "Completions need the scope complete: ask who runs the server."
 
 
 async def check(servers: Servers) -> tuple[bool, str]:
@@ -30,6 +43,12 @@ async def _check(endpoint: Endpoint, servers: Servers) -> tuple[bool, str]:
         why = await asyncio.to_thread(explain_tls, endpoint)
         why = why or f"There is no connection: {error.message}. Is the server running, and the address right?"
         return False, _lines(f"{endpoint.address} can't be reached.", [why])
+    except TokenError as error:
+        return False, _lines(f"{endpoint.address} was reached, but {error.message}.", [_GET_TOKEN])
+    except UnauthenticatedError as error:
+        return False, _lines(f"{endpoint.address} was reached, but wants a token: {error.message}.", [_GIVE_TOKEN])
+    except PermissionDeniedError as error:
+        return False, _lines(f"{endpoint.address} knows you, but does not allow it: {error.message}.", [_GET_SCOPE])
     except ServiceError as error:
         return False, _lines(f"{endpoint.address} was reached, but refused: {error.message} ({error.status.name}).", [])
     return _judge(endpoint, completion)

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from completion_client import Endpoint, EndpointError, parse_endpoints
+from completion_client import Endpoint, EndpointError, Token, parse_endpoints
 from completion_client.endpoint import DEFAULT_PORT, caller_metadata, with_port
+from completion_client.token_sources import VARIABLE
 from completion_lsp import __version__
 from completion_lsp.link import Servers
 
@@ -25,6 +26,8 @@ examples of what an editor starts:
   completion-lsp --server 127.0.0.1:50051
   completion-lsp --server us.example.com:443,eu.example.com:443 --tls-ca ca.pem --user ada
       The nearest server is asked, and another one while that can't be reached.
+  completion-lsp --server eu.example.com:443 --tls-ca ca.pem --token-file ~/.config/completion/token
+      A token is sent only with TLS, or to this machine.
 
 settings of the editor, as initializationOptions or as the section "completion" of its configuration:
   {"enabled": true, "languagesOff": ["markdown"], "multiLine": true, "delayMs": null, "timeoutMs": 5000,
@@ -40,6 +43,7 @@ _FLAGS = {
     "key": "--tls-key",
     "user": "--user",
     "tenant": "--tenant",
+    "token": f"--token-file, --token-command or {VARIABLE}",
 }
 
 
@@ -50,10 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _log_to(options.log_file)
         addresses = [with_port(each.address) for each in parse_endpoints(options.server)]
-        endpoints = [Endpoint(each, options.tls_ca, options.tls_cert, options.tls_key) for each in addresses]
+        tls, token = (options.tls_ca, options.tls_cert, options.tls_key), _token(options)
+        endpoints = [Endpoint(each, *tls, token) for each in addresses]
         caller_metadata(options.user, options.tenant)
     except EndpointError as error:
         parser.error(f"{_FLAGS.get(error.field, error.field)}: {error.problem}")
+    except ValueError as error:
+        parser.error(f"--token-command: {str(error).lower()}")
     except OSError as error:
         parser.error(f"--log-file: {options.log_file} can't be written: {error.strerror}")
     servers = Servers(endpoints, options.user, options.tenant)
@@ -82,6 +89,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="encrypt; check the server's certificate by this")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="the client's certificate, if it needs one")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="the key of --tls-cert")
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"the token that says who you are, if the server wants one. Default: the variable {VARIABLE}",
+    )
+    token.add_argument(
+        "--token-command",
+        metavar="COMMAND",
+        help="a command that prints the token, run without a shell and again before the token expires",
+    )
     parser.add_argument("--user", help="who types; the server keeps one live request for each user")
     parser.add_argument("--tenant", help="the user's organisation")
     parser.add_argument("--log-file", type=Path, metavar="FILE", help="log here, not to stderr; there is no code in it")
@@ -89,6 +108,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stdio", action="store_true", help="accepted, as some editors add it: there is no other way")
     parser.add_argument("--version", action="version", version=__version__)
     return parser
+
+
+def _token(options: argparse.Namespace) -> Token:
+    """Return the token of the options, else that of the environment, which may be none. Raises ValueError."""
+    if options.token_file is not None:
+        return Token.of_file(options.token_file)
+    if options.token_command is not None:
+        return Token.of_command(options.token_command)
+    return Token.of_environment()
 
 
 def _log_to(path: Path | None) -> None:

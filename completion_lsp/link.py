@@ -2,11 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from completion_client import CompletionClient, Endpoint, EndpointError, Move, ServiceError, Session
+from completion_client import (
+    CompletionClient,
+    Endpoint,
+    EndpointError,
+    Move,
+    PermissionDeniedError,
+    ServiceError,
+    Session,
+    TokenError,
+    UnauthenticatedError,
+)
+from completion_client.token_sources import VARIABLE
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +53,9 @@ class Link:
         """Use the best of the servers at each moment. `listeners` are to be added before the start."""
         self._servers = servers
         self.listeners: list[LinkListener] = []
+        self.on_refused: Callable[[str], object] = lambda message: None
+        """Gets a sentence for the user when the server does not take the token; each sentence once."""
+        self._told = ""
         self._session: Session | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -88,6 +102,7 @@ class Link:
     def on_lost(self, error: ServiceError) -> None:
         """See completion_client's StreamListener. There may be another server to which the next request can go."""
         _log.warning("the connection was lost: %s", error)
+        self._tell_refusal(error)
         if self.session() is None:
             self._tell(connected=False)
 
@@ -95,6 +110,21 @@ class Link:
         """See completion_client's StreamListener."""
         _log.info("connected again after %.1f s", away_s)
         self._tell(connected=True)
+
+    def _tell_refusal(self, error: ServiceError) -> None:
+        """Tell the user of a token that the server does not take. The client itself waits before it sends it again."""
+        if isinstance(error, TokenError):
+            message = f"no completions: {error.message}"
+        elif isinstance(error, UnauthenticatedError):
+            how = f"start completion-lsp with --token-file FILE, --token-command COMMAND or the variable {VARIABLE}"
+            message = f"no completions: the server wants a token: {error.message}; {how}"
+        elif isinstance(error, PermissionDeniedError):
+            message = f"no completions: the server does not allow them to you: {error.message}"
+        else:
+            return
+        if message != self._told:
+            self._told = message
+            self.on_refused(message)
 
     def _tell(self, *, connected: bool) -> None:
         for each in self.listeners:

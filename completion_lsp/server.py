@@ -44,6 +44,7 @@ class CompletionLanguageServer(LanguageServer):
         self._problems: list[str] = []
         """What is wrong with the settings, as the user was told."""
         self.link = Link(servers)
+        self.link.on_refused = self.warn
         self.completer = Completer(self.link.session, self.settings)
         self.next_edits = NextEdits(self.link.session, self.settings, self.completer.snippets)
         self.completer.on_busy = self.next_edits.busy
@@ -73,6 +74,10 @@ class CompletionLanguageServer(LanguageServer):
         """Log the kind of an error. Its text may contain code, which is neither logged nor shown."""
         _log.error("%s: %s", source.__name__, type(error).__name__)
 
+    def warn(self, message: str) -> None:
+        """Show the user a message."""
+        self.window_show_message(types.ShowMessageParams(types.MessageType.Warning, f"completion-lsp: {message}"))
+
     def begin_with(self, given: Any) -> None:  # noqa: ANN401 - JSON
         """Use the settings that the editor starts with, which later ones change."""
         self._initial = section_of(given)
@@ -82,8 +87,7 @@ class CompletionLanguageServer(LanguageServer):
         """Change the initial settings by those of the editor's configuration; tell the user of what is wrong in it."""
         settings, problems = updated(Settings(), self._initial | section_of(given))
         if new := [each for each in problems if each not in self._problems]:
-            message = f"completion-lsp: {'; '.join(new)}"
-            self.window_show_message(types.ShowMessageParams(types.MessageType.Warning, message))
+            self.warn("; ".join(new))
         self._problems = problems
         if settings != self.settings:
             self.settings = settings

@@ -64,6 +64,7 @@ def main() -> None:
 
 
 for _name, _target, _short_help in (
+    ("audit", "completion_server.records.audit_command:audit", "Check that an audit log is whole and unchanged."),
     ("check-config", "completion_server.server_commands:check_config", "Check a configuration without a model."),
     ("complete", "completion_server.client.complete_command:complete", "Stream the completion at a cursor position."),
     (
@@ -71,6 +72,7 @@ for _name, _target, _short_help in (
         "completion_server.client.operator_commands:drain",
         "Let a server finish its accepted requests, then stop it.",
     ),
+    ("keys", "completion_server.key_commands:keys", "Give out, list and revoke API keys."),
     ("playground", "completion_server.client.playground_command:playground", "Open a server's page in the browser."),
     (
         "profile",
@@ -85,6 +87,7 @@ for _name, _target, _short_help in (
     ),
     ("status", "completion_server.client.operator_commands:status", "Show what a running server is doing."),
     ("top", "completion_server.client.top.command:top", "Show the latency and the load of servers, live."),
+    ("usage", "completion_server.records.usage_command:usage", "Add up usage records by tenant, user and day."),
 ):
     main.add_command(LazyCommand(_name, _target, _short_help))
 main.add_command(PluginCommand("simulated-editors", "Let simulated editors type for a while."))

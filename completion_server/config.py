@@ -1,27 +1,25 @@
 """Loads one frozen, validated configuration: file < environment < flags. The only reader of the environment.
 
-Each package declares its own section as a frozen dataclass; this module combines them. An error names the key, the
-limit and the value, and for an unknown key the nearest known one.
+Each package declares its own section as a frozen dataclass; this module combines them.
 """
 
 import dataclasses
-import difflib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
-from completion_server.admission.gate import AdmissionSettings
-from completion_server.admission.settings import LimitSettings, ServerSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings, ServerSettings
+from completion_server.auth.settings import AuthSettings
 from completion_server.core.errors import ConfigError
+from completion_server.core.sections import read_section
 from completion_server.engine.interface import NGRAM
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
 from completion_server.prompt.edits.choice import choose_edit_template
 from completion_server.prompt.settings import PromptSettings
+from completion_server.records.settings import RecordSettings
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.speculation.schedule import ScheduleError, parse_schedule
 from completion_server.state.settings import CacheSettings, RedisSettings
@@ -48,6 +46,7 @@ class Config:
     server: ServerSettings = ServerSettings()
     limits: LimitSettings = LimitSettings()
     admission: AdmissionSettings = AdmissionSettings()
+    auth: AuthSettings = AuthSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     shed: ShedSettings = ShedSettings()
     prompt: PromptSettings = PromptSettings()
@@ -58,6 +57,7 @@ class Config:
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
+    records: RecordSettings = RecordSettings()
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
@@ -77,10 +77,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), environ: Mappi
             msg = f"--set {override}: must be section.key=value"
             raise ConfigError(msg)
         _put(tree, key.strip().split("."), text.strip(), f"--set {key}")
-    faults = list(_unknown_keys(tree, Config, ""))
-    if faults:
-        raise ConfigError("\n".join(faults))
-    config = _resolve_paths(_validate(tree), path.parent if path else Path())
+    config = _resolve_paths(read_section(Config, tree), path.parent if path else Path())
     if "draft_model" not in tree.get("engine", {}):
         config = _draft_next_edits(config)
     _check_across(config)
@@ -105,6 +102,8 @@ def _check_across(config: Config) -> None:
     slots, seqs = config.scheduling.max_slots, config.engine.max_num_seqs
     if config.traces.endpoint and "otlp_traces_endpoint" in config.engine.vllm:
         raise ConfigError("engine.vllm.otlp_traces_endpoint: must not be set beside traces.endpoint, which sets it")
+    if config.auth.takes_certificates and not config.server.tls.client_ca:
+        raise ConfigError("auth.certificate_user: needs server.tls.client_ca, which verifies the certificates")
     if slots > seqs:
         msg = f"scheduling.max_slots: must be at most engine.max_num_seqs ({seqs}), got {slots}"
         raise ConfigError(msg)
@@ -140,41 +139,15 @@ def _put(tree: dict[str, Any], keys: Sequence[str], text: str, origin: str) -> N
         tree[last] = text
 
 
-def _unknown_keys(tree: Mapping[str, Any], section: type, prefix: str) -> list[str]:
-    faults: list[str] = []
-    types = get_type_hints(section)
-    known = {field.name for field in dataclasses.fields(section)}
-    for key, value in tree.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(sorted(known))}"
-            faults.append(f"{prefix}{key}: unknown key; {hint}")
-        elif isinstance(types[key], type) and dataclasses.is_dataclass(types[key]):
-            if isinstance(value, Mapping):
-                faults += _unknown_keys(value, types[key], f"{prefix}{key}.")
-            else:
-                faults.append(f"{prefix}{key}: must be a section, got {value!r}")
-    return faults
-
-
-def _validate(tree: Mapping[str, Any]) -> Config:
-    try:
-        return TypeAdapter(Config).validate_python(tree)
-    except ValidationError as error:
-        lines = []
-        for fault in error.errors():
-            section = ".".join(str(part) for part in fault["loc"])
-            if fault["type"] == "value_error":  # from a section's own check, which names the key
-                lines += [f"{section}.{line}" for line in str(fault["ctx"]["error"]).splitlines()]
-            else:
-                lines.append(f"{section}: {fault['msg'][0].lower()}{fault['msg'][1:]}, got {fault['input']!r}")
-        raise ConfigError("\n".join(lines)) from error
-
-
-_FILES = frozenset(
-    ("certificate", "key", "client_ca", "ca", "password_file", "sentinel_password_file", "secret_file", "headers_file")
-)
+_FILES = frozenset((
+    "certificate", "key", "client_ca", "ca", "password_file", "sentinel_password_file", "secret_file", "headers_file",
+    "jwks_file", "crl_file", "quotas_file", "pseudonym_secret_file", "audit_secret_file",
+))  # fmt: skip
 """Keys whose values are paths of files, in any section."""
+_FILES_TO_COME = frozenset(("keys_file",))
+"""Keys whose values are paths of files that may not exist yet."""
+_WRITTEN_FILES = frozenset(("usage_file", "audit_file"))
+"""Keys whose values are paths of files that the server writes."""
 
 
 def _resolve_paths(config: Config, base: Path) -> Config:
@@ -198,6 +171,10 @@ def _resolve_files(section: Section, base: Path, prefix: str) -> Section:
             changes[field.name] = _resolve_files(value, base, f"{prefix}{field.name}.")
         elif field.name in _FILES:
             changes[field.name] = _file(f"{prefix}{field.name}", value, base)
+        elif field.name in _FILES_TO_COME and value:
+            changes[field.name] = str((base / Path(value).expanduser()).resolve())
+        elif field.name in _WRITTEN_FILES:
+            changes[field.name] = _written_file(f"{prefix}{field.name}", value, base)
     return dataclasses.replace(section, **changes) if changes else section
 
 
@@ -226,3 +203,13 @@ def _file(key: str, name: str, base: Path) -> str:
         msg = f"{key}: no file {path}"
         raise ConfigError(msg)
     return str(path.resolve())
+
+
+def _written_file(key: str, name: str, base: Path) -> str:
+    if not name:
+        return name
+    path = (base / Path(name).expanduser()).absolute()
+    if path.is_dir() or not path.parent.is_dir():
+        msg = f"{key}: must name a file in a folder that is there, got {path}"
+        raise ConfigError(msg)
+    return str(path)

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import uvloop
-from cryptography import x509
 
 from completion_server.client.options import DEFAULT_SERVER
-from completion_server.composition.checks import check, not_checked, warn_of_exposure
+from completion_server.composition.checks import check, left_open, not_checked, warn_of_exposure
 from completion_server.composition.models import load_edits, load_prompts, prompt_budget
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config, load_config
-from completion_server.core import safe_logging
+from completion_server.core import core_dumps, safe_logging
 from completion_server.core.addresses import is_loopback, is_unix_socket, split_address
+from completion_server.core.certificates import hosts_of
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
@@ -57,13 +57,15 @@ def _config_options(command: Callable[..., None]) -> Callable[..., None]:
     command = click.option(
         "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key; may be repeated."
     )(command)
+    insecure = "Let other machines reach listeners without TLS or authentication (server.insecure)."
+    command = click.option("--insecure", is_flag=True, help=insecure)(command)
     return click.option("--config", "-c", type=path, help="TOML file; environment and --set go over it.")(command)
 
 
 @click.command()
 @_config_options
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as JSON.")
-def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
+def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_json: bool) -> None:
     """Run a server until SIGTERM or Ctrl-C, which lets accepted requests finish; a second one ends it at once.
 
     \b
@@ -73,9 +75,11 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
         COMPLETION_SERVER__ENGINE__NUM_SPECULATIVE_TOKENS=0 completion-server serve --config server.toml
     """
     began_at = time.monotonic()
-    loaded = _load(config, overrides)
+    loaded = _load(config, overrides, insecure=insecure)
     logs.configure(loaded.log)
     safe_logging.install()
+    if not loaded.server.core_dumps:
+        core_dumps.switch_off()
     start_times = StartTimes(_start_times_path(os.environ))
     _announce(loaded.engine, start_times.last_s(_WHOLE_START + loaded.engine.start_key))
 
@@ -111,17 +115,17 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
 @click.command("check-config")
 @_config_options
 @click.option("--json", "as_json", is_flag=True, help="Print the whole configuration as JSON.")
-def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
+def check_config(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_json: bool) -> None:
     """Check whether a configuration can be used, without loading a model. Exit status 0 if so, 2 if not.
 
-    `serve` makes the same checks in the same order at its start, and logs the same warnings. The output names what only
-    `serve` checks.
+    `serve` makes the same checks in the same order at its start, and logs the same warnings. The output says what
+    callers without a credential may use, and names what only `serve` checks.
 
     \b
     Example:
         completion-server check-config --config deploy/local/server.toml
     """
-    loaded = _load(config, overrides)
+    loaded = _load(config, overrides, insecure=insecure)
     with _printed_warnings():
         try:
             args = check(loaded, os.environ)
@@ -133,9 +137,10 @@ def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool)
         warn_of_exposure(loaded, loaded.server.listen)
     if as_json:
         effective = {**asdict(loaded), "prompt_budget_tokens": budget, "engine_args": args}
-        click.echo(json.dumps(effective | {"not_checked": not_checked(loaded)}, indent=2))
+        click.echo(json.dumps(effective | {"open": left_open(loaded), "not_checked": not_checked(loaded)}, indent=2))
     else:
         click.echo(f"ok: {loaded.engine.model}, prompts of up to {budget} tokens, listening on {loaded.server.listen}")
+        click.echo(f"open to callers without a credential: {'; '.join(left_open(loaded)) or 'nothing'}")
         click.echo(f"not checked: {'; '.join(not_checked(loaded))}")
 
 
@@ -226,9 +231,9 @@ def _end_at_once(status: int) -> None:
     os._exit(status)
 
 
-def _load(path: Path | None, overrides: tuple[str, ...]) -> Config:
+def _load(path: Path | None, overrides: tuple[str, ...], *, insecure: bool) -> Config:
     try:
-        return load_config(path, overrides, os.environ)
+        return load_config(path, (*overrides, *(("server.insecure=true",) if insecure else ())), os.environ)
     except ConfigError as error:
         _fail(str(error))
         raise AssertionError from error
@@ -286,7 +291,9 @@ def client_options(address: str, config: Config) -> str:
         options += ["--tls-ca", short(tls.certificate)]  # a certificate is an authority for itself
     if tls.client_ca:
         options += ["--tls-cert", "CLIENT_CERTIFICATE", "--tls-key", "ITS_KEY"]
-    if config.admission.require_user:
+    if config.auth.keys_file or config.auth.issuer:
+        options += ["--token-file", "TOKEN_FILE"]
+    elif config.admission.require_user and not config.auth.is_on:
         options += ["--user", "me"]
     return "".join(f" {shlex.quote(option)}" for option in options)
 
@@ -296,21 +303,11 @@ def _named(address: str, certificate: str) -> str:
     if is_unix_socket(address):
         return address
     host, port = split_address(address)
-    names = _names(certificate)
+    names = hosts_of(Path(certificate).read_bytes())
     is_here = is_loopback(address) or host in _ANY_HOST
     candidates = [host, *(_LOCAL_HOSTS if is_here else ()), *(name for name in names if "*" not in name)]
     found = next((name for name in candidates if name in names), host)
     return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
-
-
-def _names(certificate: str) -> list[str]:
-    """Return the hosts that a certificate is for."""
-    first = x509.load_pem_x509_certificates(Path(certificate).read_bytes())[0]
-    try:
-        found = first.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    return [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
 
 
 def _program() -> str:

@@ -79,8 +79,8 @@ def _toml(value: Any) -> str:  # noqa: ANN401
             return str(value)
         case dict() if not value:
             return "{}"
-        case tuple() if not value:
-            return "[]"
+        case tuple():
+            return f"[{', '.join(map(_toml, value))}]"
     msg = f"no way to show {value!r}"
     raise TypeError(msg)
 

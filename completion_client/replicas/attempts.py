@@ -11,11 +11,12 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_client.endpoint import Endpoint, Metadata
+from completion_client.endpoint import Endpoint, Metadata, with_token
 from completion_client.errors import (
     ConnectionLostError,
     DeadlineExceededError,
     ServiceError,
+    UnauthenticatedError,
     UnavailableError,
     error_of_call,
 )
@@ -23,6 +24,7 @@ from completion_client.regions.connections import Connection
 from completion_client.regions.silence import SilenceError, SilenceGuard
 from completion_client.replicas.view import Replicas
 from completion_client.request_fields import trace_metadata
+from completion_client.tokens import Token
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -95,15 +97,48 @@ class Attempts:
     async def _call(self, connection: Connection) -> Events:
         """Yield the events of one server's answer; none if it refuses and another may do better.
 
+        A token that is refused is fetched anew and presented again, once.
+
         Raises:
-            ServiceError: the call failed, or the server sends nothing.
+            ServiceError: the call failed, there is no token, or the server sends nothing.
 
         """
+        token = self._replicas.token(connection.endpoint)
+        for is_last in (False, True):
+            presented = await self._presented(token)
+            is_begun = False
+            try:
+                async with aclosing(self._call_with(connection, presented)) as events:
+                    async for event in events:
+                        if not is_begun:
+                            token.accepted(presented)
+                        is_begun = True
+                        yield event
+            except UnauthenticatedError as error:
+                if not token.is_given:
+                    raise
+                token.refused(presented, error)
+                if is_begun or is_last:
+                    raise token.refusal(error) from error
+            else:
+                return
+
+    async def _presented(self, token: Token) -> str:
+        """Return the token, if it is fetched within the time that is left."""
+        left_s = self._left_s()
+        try:
+            async with asyncio.timeout(left_s):
+                return await token.get()
+        except TimeoutError:
+            msg = f"the deadline passed before there was a token: {token.where} takes long"
+            raise DeadlineExceededError(msg) from None
+
+    async def _call_with(self, connection: Connection, presented: str) -> Events:
         left_s = self._left_s()
         stub: CompletionServiceAsyncStub = CompletionServiceStub(connection.channel)
         self.num_sent += 1
         sent_at_s = time.monotonic()
-        call = stub.Complete(self._request, timeout=left_s, metadata=self._metadata)
+        call = stub.Complete(self._request, timeout=left_s, metadata=with_token(self._metadata, presented))
         watched = _WatchedCall(self._replicas, connection, call, left_s)
         is_begun = False
         try:

@@ -30,7 +30,8 @@ class Leg(SessionStream):
         lost_at_s: float | None,
     ) -> None:
         """Open the stream; see SessionStream."""
-        super().__init__(connection, metadata, settings, lost_at_s, replicas.connect_timeout_s)
+        token = replicas.token(connection.endpoint)
+        super().__init__(connection, metadata, token, settings, lost_at_s, replicas.connect_timeout_s)
         self.may_retry = False
         """Whether the requests of this lost leg may be sent to another server."""
         self._owner = owner

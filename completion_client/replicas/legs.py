@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from completion_client.endpoint import Endpoint, Metadata
-from completion_client.errors import ConnectionLostError, ServiceError
+from completion_client.errors import ConnectionLostError, PermissionDeniedError, ServiceError, UnauthenticatedError
 from completion_client.replicas.leg import Leg
 from completion_client.replicas.view import Move, OnMove, Replicas
 from completion_client.session_settings import Backoff, SessionSettings, StreamListener
@@ -57,7 +57,10 @@ class Legs:
     def is_connected(self) -> bool:
         """Whether a request can be sent now."""
         is_accepted = self._speaking() is not None and self._lost_at_s is None
-        return is_accepted or (self._replicas.has_choice and self._replicas.is_usable(self._replicas.best()))
+        if is_accepted or not self._replicas.has_choice:
+            return is_accepted
+        best = self._replicas.best()
+        return self._replicas.is_usable(best) and not self._replicas.token(best).problem
 
     def for_next(self) -> Leg | None:
         """Return the leg for the next request, on the best server; None if no server can be used."""
@@ -160,7 +163,9 @@ class Legs:
         if self._leg is None and not self._replicas.has_choice:
             return None  # the back-off decides when to try the only server again
         best, leg = self._replicas.best(), self._speaking()
-        is_current = leg is not None and self._replicas.regions.is_current(leg.connection)
+        if self._leg is None and self._replicas.token(best).problem:
+            return None  # as above
+        is_current = leg is not None and self._replicas.regions.is_current(leg.connection) and not leg.is_outdated
         if leg is not None and leg.endpoint == best and is_current:
             return leg
         if self._replicas.is_usable(best):
@@ -185,6 +190,9 @@ class Legs:
         retry_after_s = (error.retry_after_ms or 0) / _MS_PER_S
         if self._replicas.has_choice and self._replicas.best() != lost:
             retry_after_s = self._random.uniform(0, self._replicas.regions.settings.move_spread_s)
+        if isinstance(error, UnauthenticatedError | PermissionDeniedError):
+            retry_after_s = 0.0
+            await self._replicas.token(lost).until_usable()
         while self._leg is None:
             await asyncio.sleep(retry_after_s + self._backoff.next_s())
             retry_after_s = 0.0

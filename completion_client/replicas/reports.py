@@ -8,8 +8,8 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_client.endpoint import Endpoint, Metadata
-from completion_client.errors import ServiceError, error_of_call
+from completion_client.endpoint import Endpoint, Metadata, with_token
+from completion_client.errors import ServiceError, UnauthenticatedError, error_of_call
 from completion_client.replicas.view import Replicas
 
 if TYPE_CHECKING:
@@ -48,12 +48,18 @@ class FeedbackCalls:
         return list(self._calls)
 
     async def _send(self, endpoint: Endpoint, feedback: pb.ReportFeedbackRequest) -> None:
+        token = self._replicas.token(endpoint)
         try:
+            presented = await token.get()
             channel = self._replicas.connection(endpoint).channel
             stub: CompletionServiceAsyncStub = CompletionServiceStub(channel)
-            await stub.ReportFeedback(feedback, timeout=_TIMEOUT_S, metadata=self._metadata)
+            metadata = with_token(self._metadata, presented)
+            await stub.ReportFeedback(feedback, timeout=_TIMEOUT_S, metadata=metadata)
         except grpc.aio.AioRpcError as error:
-            self._note(endpoint, error_of_call(error))
+            failure = error_of_call(error)
+            if isinstance(failure, UnauthenticatedError):
+                token.refused(presented, failure)
+            self._note(endpoint, failure)
         except ServiceError as error:
             self._note(endpoint, error)
 

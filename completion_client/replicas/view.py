@@ -17,6 +17,7 @@ from completion_client.regions.choice import UserChoice
 from completion_client.regions.connections import Connection
 from completion_client.regions.regions import Regions
 from completion_client.regions.silence import SilenceError
+from completion_client.tokens import Token
 
 _SERVER_FULL, _OVERLOAD = "SERVER_FULL", "OVERLOAD"
 _ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
@@ -42,12 +43,20 @@ class Move:
 class Replicas:
     """The endpoints of one user and the connections to them."""
 
-    def __init__(self, regions: Regions, choice: UserChoice, number: int, connect_timeout_s: float) -> None:
-        """Use the connections of a leased number, each of which is connected within `connect_timeout_s`."""
+    def __init__(
+        self, regions: Regions, choice: UserChoice, number: int, connect_timeout_s: float, token: Token | None = None
+    ) -> None:
+        """Use the connections of a leased number, each of which is connected within `connect_timeout_s`.
+
+        The user presents `token`; that of the endpoint if it is None.
+        """
         self.regions = regions
         self.choice = choice
         self._leased: int | None = number
         self.connect_timeout_s = connect_timeout_s
+        self._token = token
+        self._no_token = Token()
+        """Remembers, for this user, that a server wants one."""
         self._unreadable: dict[Endpoint, str] = {}
         """Which PEM file of an endpoint can't be read."""
 
@@ -73,6 +82,10 @@ class Replicas:
         """Wait until the nearest endpoint is known, see `Regions.ready`, if there is a choice."""
         if self.has_choice:
             await self.regions.ready(left_s)
+
+    def token(self, endpoint: Endpoint) -> Token:
+        """Return what the user presents at an endpoint."""
+        return self._token or endpoint.token or self._no_token
 
     def candidates(self) -> list[Endpoint]:
         """Return the endpoints in the order in which to try them now."""
@@ -199,7 +212,8 @@ class Replicas:
 
     def why_none(self) -> str:
         """Return why no endpoint can be used."""
-        reasons = {each.address: self.why_not(each) or "lost" for each in self.candidates()}
+        endpoints = self.candidates()
+        reasons = {each.address: self.token(each).problem or self.why_not(each) or "lost" for each in endpoints}
         return "not connected: " + "; ".join(f"{address}: {why}" for address, why in reasons.items())
 
     @contextmanager

@@ -4,6 +4,8 @@ import itertools
 from dataclasses import dataclass
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
+from completion_server.auth.principal import Principal
+from completion_server.core.events import Actor
 from completion_server.core.request import Caller, tenant_key_of
 
 _IPV6_NETWORK_BITS = 64
@@ -23,10 +25,12 @@ class Identity:
     peer: str
     """Key of the peer's address: the IPv4 address, or the /64 network of an IPv6 address, since a host has many."""
     is_verified: bool = False
-    """Whether a trusted source, such as an authenticating proxy, gave the user's name."""
+    """Whether a verified credential or a trusted proxy gave the user's name."""
     traceparent: str = ""
     """The trace context of the call, not validated; "" for none."""
     tracestate: str = ""
+    principal: Principal | None = None
+    """The verified caller if authentication is on."""
 
     @property
     def named_owner(self) -> str | None:
@@ -39,6 +43,21 @@ class Identity:
         return tenant_key_of(self.tenant, self.peer, is_verified=self.is_verified)
 
     @property
+    def limited_peer(self) -> str:
+        """As `Caller.limited_peer`."""
+        return "" if self.is_verified else self.peer
+
+    @property
+    def credential(self) -> str:
+        """Names the verified credential; "" if authentication is off."""
+        return "" if self.principal is None else self.principal.credential
+
+    @property
+    def actor(self) -> Actor:
+        """The caller as the audit log names it."""
+        return Actor(self.user, self.tenant, self.credential, self.peer, self.is_verified)
+
+    @property
     def source(self) -> tuple[str, ...] | str:
         """Key of the sender in limits of refused bytes: the verified user, since users share a proxy's connection, else
         the connection.
@@ -47,13 +66,16 @@ class Identity:
 
     def call(self, session: str) -> Caller:
         """Return the caller of a single request that gives this session id."""
-        return Caller(self.user, session, self.tenant, self.connection, self.peer, self.is_verified)
+        return Caller(
+            self.user, session, self.tenant, self.connection, self.peer, self.is_verified, credential=self.credential
+        )
 
     def stream(self, session: str) -> Caller:
         """Return the caller of a session stream that gives this session id."""
         number = next_stream_number()
         connection = self.connection or f"stream {number}"
-        return Caller(self.user, session, self.tenant, connection, self.peer, self.is_verified, number)
+        names = (self.user, session, self.tenant, connection, self.peer, self.is_verified)
+        return Caller(*names, number, self.credential)
 
 
 def next_stream_number() -> int:

@@ -13,14 +13,16 @@ The bytes of refused messages have a budget for each connection.
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Protocol
 
-from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.day_tokens import DayTokens
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.errors import Limit
 from completion_server.core.request import Caller
 from completion_server.limits.local import LocalLimiters, RateLimiter
 from completion_server.limits.shared import Limiter, Limiters
 
-_MAX_WAIT_S = 10.0
+MAX_WAIT_S = 10.0
 """The longest wait. Tokens are computed before they can be charged, so the debt has no other bound."""
 
 LEAST_CHARGE_BYTES = 16 * 1024
@@ -45,68 +47,98 @@ class Excess:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scope:
-    """The limits of each user, each tenant or each address."""
+class Scope:
+    """The limits of users, tenants or addresses that have the same ones."""
 
     requests: Limiter
     tokens: Limiter
     requests_limit: Limit
     tokens_limit: Limit
+    day: DayTokens | None = None
+    """None for as many tokens a day as there are."""
+    day_limit: Limit | None = None
+    base: "Scope | None" = None
+    """The limits that it has where no file gives others."""
 
     def excess(self, key: str, now: float, peer: str = "") -> Excess | None:
-        """Return the limit that this key exceeds, the one with the longer wait."""
+        """Return the limit that this key exceeds, the one with the longest wait."""
+        if self.day is not None and self.day_limit is not None:
+            day_wait_s = self.day.wait_s(key, self.day_limit.allowed)
+            if day_wait_s:
+                return Excess(day_wait_s, self.day_limit, peer)
         wait_s, tokens_wait_s = self.requests.delay_s(key, now), self.tokens.delay_s(key, now)
         if tokens_wait_s > wait_s:
             return Excess(tokens_wait_s, self.tokens_limit, peer)
         return Excess(wait_s, self.requests_limit, peer) if wait_s else None
 
+    def charge_tokens(self, key: str, now: float, num_tokens: int) -> None:
+        """Charge tokens; a negative number refunds them."""
+        self.tokens.charge(key, now, num_tokens)
+        if self.day is not None:
+            self.day.charge(key, num_tokens)
+
+
+class NamedQuotas(Protocol):
+    """Limits that differ between tenants and users."""
+
+    def of_user(self, owner: str, otherwise: Scope, /) -> Scope:
+        """Return the limits of a user; those of `otherwise` where it has no others."""
+        ...
+
+    def of_tenant(self, tenant_key: str, otherwise: Scope, /) -> Scope:
+        """Return the limits of a tenant; those of `otherwise` where it has no others."""
+        ...
+
 
 class Quotas:
     """The token buckets of all users, tenants and addresses."""
 
-    def __init__(self, settings: AdmissionSettings, limiters: Limiters | None = None) -> None:
-        """Start with full buckets. `limiters` make the limits of users and tenants."""
+    def __init__(
+        self, settings: AdmissionSettings, limiters: Limiters | None = None, named: NamedQuotas | None = None
+    ) -> None:
+        """Start with full buckets. `limiters` make the limits of users and tenants, where `named` has no others."""
         make, local = (limiters or LocalLimiters()).rate, LocalLimiters().rate
         num_users = settings.num_users_per_peer
-        self._users = _Scope(
+        self._users = Scope(
             make("user_requests", settings.user_requests_per_s, settings.user_burst),
-            make("user_tokens", settings.user_tokens_per_s, settings.user_token_burst, _MAX_WAIT_S),
+            make("user_tokens", settings.user_tokens_per_s, settings.user_token_burst, MAX_WAIT_S),
             Limit("admission.user_requests_per_s", settings.user_requests_per_s),
             Limit("admission.user_tokens_per_s", settings.user_tokens_per_s),
         )
         peer_tokens = num_users * settings.user_tokens_per_s
-        self._peers = _Scope(
+        self._peers = Scope(
             local("peer_requests", num_users * settings.user_requests_per_s, num_users * settings.user_burst),
             # One burst for all users: otherwise an attacker with many names could occupy the engine for seconds.
-            local("peer_tokens", peer_tokens, max(settings.user_token_burst, peer_tokens), _MAX_WAIT_S),
+            local("peer_tokens", peer_tokens, max(settings.user_token_burst, peer_tokens), MAX_WAIT_S),
             Limit("admission.users_per_peer", num_users),
             Limit("admission.users_per_peer", num_users),
         )
-        self._tenants: _Scope | None = None
-        if settings.tenant_requests_per_s or settings.tenant_tokens_per_s:
-            self._tenants = _Scope(
+        self._tenants: Scope | None = None
+        self._named = named
+        if settings.tenant_requests_per_s or settings.tenant_tokens_per_s or named is not None:
+            self._tenants = Scope(
                 make("tenant_requests", settings.tenant_requests_per_s, settings.tenant_burst),
-                make("tenant_tokens", settings.tenant_tokens_per_s, settings.tenant_token_burst, _MAX_WAIT_S),
+                make("tenant_tokens", settings.tenant_tokens_per_s, settings.tenant_token_burst, MAX_WAIT_S),
                 Limit("admission.tenant_requests_per_s", settings.tenant_requests_per_s),
                 Limit("admission.tenant_tokens_per_s", settings.tenant_tokens_per_s),
             )
 
     def excess(self, caller: Caller, now: float) -> Excess | None:
         """Return the limit that a request of this caller exceeds, None if there is none."""
-        excess = self._users.excess(caller.owner, now)
-        if excess is None and self._tenants is not None:
-            excess = self._tenants.excess(caller.tenant_key, now)
-        if excess is None and caller.peer:
-            excess = self._peers.excess(caller.peer, now, caller.peer)
+        excess = self._users_of(caller.owner).excess(caller.owner, now)
+        if excess is None and (tenants := self._tenants_of(caller.tenant_key)) is not None:
+            excess = tenants.excess(caller.tenant_key, now)
+        if excess is None and (peer := caller.limited_peer):
+            excess = self._peers.excess(peer, now, peer)
         return excess
 
     def charge_request(self, caller: Caller, now: float, *, charges_peer: bool = True) -> None:
         """Charge an accepted request; not to its address if it exceeds the limits of that."""
-        self._users.requests.charge(caller.owner, now)
-        if self._tenants is not None:
-            self._tenants.requests.charge(caller.tenant_key, now)
-        if caller.peer and charges_peer:
-            self._peers.requests.charge(caller.peer, now)
+        self._users_of(caller.owner).requests.charge(caller.owner, now)
+        if (tenants := self._tenants_of(caller.tenant_key)) is not None:
+            tenants.requests.charge(caller.tenant_key, now)
+        if charges_peer and (peer := caller.limited_peer):
+            self._peers.requests.charge(peer, now)
 
     def reserve(self, caller: Caller, num_tokens: int, now: float, *, charges_peer: bool = True) -> "Reservation":
         """Charge the expected tokens of a request; not to its address if it exceeds the limits of that."""
@@ -115,11 +147,19 @@ class Quotas:
 
     def charge_tokens(self, caller: Caller, num_tokens: int, now: float, *, charges_peer: bool = True) -> None:
         """Charge tokens that the engine computes for a caller; a negative number refunds them."""
-        self._users.tokens.charge(caller.owner, now, num_tokens)
-        if self._tenants is not None:
-            self._tenants.tokens.charge(caller.tenant_key, now, num_tokens)
-        if caller.peer and charges_peer:
-            self._peers.tokens.charge(caller.peer, now, num_tokens)
+        self._users_of(caller.owner).charge_tokens(caller.owner, now, num_tokens)
+        if (tenants := self._tenants_of(caller.tenant_key)) is not None:
+            tenants.charge_tokens(caller.tenant_key, now, num_tokens)
+        if charges_peer and (peer := caller.limited_peer):
+            self._peers.tokens.charge(peer, now, num_tokens)
+
+    def _users_of(self, owner: str) -> Scope:
+        return self._users if self._named is None else self._named.of_user(owner, self._users)
+
+    def _tenants_of(self, tenant_key: str) -> Scope | None:
+        if self._named is None or self._tenants is None:
+            return self._tenants
+        return self._named.of_tenant(tenant_key, self._tenants)
 
 
 class Reservation:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.identity import Identity
 from completion_server.admission.quotas import RefusalBudget
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError
 
 _PEER_REFUSALS = 8
@@ -39,13 +39,18 @@ class Refusals:
         now = self._now()
         if identity.source:
             self._budget.charge(identity.source, num_bytes, now)
-        if identity.peer and not identity.is_verified:
-            self._peer_budget.charge(identity.peer, num_bytes, now)
+        if peer := identity.limited_peer:
+            self._peer_budget.charge(peer, num_bytes, now)
 
     def over_budget(self, identity: Identity) -> TooManyRefusalsError | None:
-        """Return the error to refuse a caller with if it is over its budget, else None."""
+        """Return the error to refuse a caller with if it is over its budget, else None.
+
+        What strangers at its address have sent does not count against a verified user.
+        """
         now = self._now()
-        wait_s = max(self._budget.wait_s(identity.source, now), self._peer_budget.wait_s(identity.peer, now))
+        wait_s = self._budget.wait_s(identity.source, now)
+        if peer := identity.limited_peer:
+            wait_s = max(wait_s, self._peer_budget.wait_s(peer, now))
         if not wait_s:
             return None
         msg = "too many bytes of this connection or address were refused (admission.refused_bytes_per_s)"

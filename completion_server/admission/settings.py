@@ -1,10 +1,10 @@
-"""Settings of the listeners, of TLS and of the sizes of requests."""
+"""Settings of the listeners, of TLS, of the sizes of requests and of admission."""
 
 import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from completion_server.core.addresses import is_loopback, is_unix_socket, split_address
+from completion_server.core.addresses import is_unix_socket, split_address
 from completion_server.core.checks import DAY_S, Above, Between, require_bounds
 
 MIB = 1024 * 1024
@@ -13,6 +13,8 @@ _DEFAULT_TOKENS_SINGLE_LINE = 48
 _DEFAULT_TOKENS_MULTI_LINE = 128
 _FIELD_BYTES = 12
 """Maximum bytes of a field's tag and length, or of its tag and number."""
+_USERS_PER_PEER = 2
+_SESSIONS_PER_PEER = 256
 _REGION = re.compile("[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _OTHER_BYTES = 4096
 """Allowance for numeric fields and for fields of a newer contract."""
@@ -46,7 +48,8 @@ class ServerSettings:
     listen: str = "127.0.0.1:50051"
     """HOST:PORT, or unix:PATH; port 0 takes a free one."""
     admin_listen: str = "127.0.0.1:50052"
-    """AdminService's own listener; keep it on loopback or behind mutual TLS. "" switches it off."""
+    """AdminService's own listener; keep it on loopback. Elsewhere it needs `server.admin_tls`, and authentication or
+    client certificates. "" switches it off."""
     metrics_listen: str = "127.0.0.1:9464"
     """HTTP: Prometheus metrics at /metrics, health at /healthz (the process runs) and /readyz (the server accepts
     requests). "" switches it off."""
@@ -55,15 +58,20 @@ class ServerSettings:
     page to try completions on (docs/editors.md). On loopback it is plain HTTP, elsewhere it has `server.tls`. ""
     switches it off."""
     http_hosts: tuple[str, ...] = ()
-    """Names under which browsers and plugins may address `http_listen`, besides IP addresses and localhost. Others are
-    refused, since a web page could point a name of its own at this server."""
+    """Names under which browsers and plugins may address `http_listen`, besides IP addresses, localhost and,
+    over TLS, those of the certificate. Others are refused: a web page could point a name of its own at this server."""
     http_max_connections: Annotated[int, Between(1, 1_000_000)] = 1024
     """HTTP connections that may be open at once; further ones are closed."""
     http_admin: bool = False
     """Whether a browser on this machine may change the server from the page of `http_listen`, if `admin_listen` is on
-    and needs no client certificate. A proxy on this machine may pass that right on to all its callers."""
+    and needs no client certificate. A proxy on this machine may pass that right on to all its callers. With
+    authentication on, a token with the scope admin may, from any machine."""
     tls: TlsSettings = TlsSettings()
     admin_tls: TlsSettings = TlsSettings()
+    insecure: bool = False
+    """Whether other machines may reach `listen`, `http_listen` and `admin_listen` although they lack TLS or
+    authentication; else the server refuses to start then. For a network in which only a proxy that authenticates
+    callers reaches this server. `serve --insecure` sets it."""
     region: str = ""
     """Name of the region that this server is in, such as us-east: lower-case letters, digits and, between them, "-",
     at most 32 characters. Status, metrics and traces show it."""
@@ -73,6 +81,8 @@ class ServerSettings:
     """How long accepted requests may take to finish after SIGTERM."""
     stop_timeout_s: Annotated[float, Above(0, DAY_S)] = 15.0
     """How long the rest of the stop may take, after which the process ends with status 1 and says what did not end."""
+    core_dumps: bool = False
+    """Whether the system may write a core dump of the server or of its engine's processes, which has users' text."""
     stall_timeout_s: Annotated[float, Above(0, 3600)] = 5.0
     """How long a write may block because the client does not read; then the call is reset."""
     delta_pause_ms: Annotated[float, Between(0, 10_000)] = 20.0
@@ -108,9 +118,6 @@ class ServerSettings:
         _check_address("listen", self.listen)
         if self.admin_listen:
             _check_address("admin_listen", self.admin_listen)
-            if not is_loopback(self.admin_listen) and not self.admin_tls.client_ca:
-                msg = f"admin_listen: {self.admin_listen} is not loopback; that needs server.admin_tls.client_ca"
-                raise ValueError(msg)
         if self.metrics_listen:
             _check_address("metrics_listen", self.metrics_listen, takes_unix_sockets=False)
         if self.http_listen:
@@ -200,3 +207,86 @@ class LimitSettings:
             if given is not None and given > self.max_tokens:
                 msg = f"{name}: must be at most max_tokens ({self.max_tokens}), got {given}"
                 raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    """The `[admission]` section."""
+
+    max_sessions: Annotated[int | None, Between(1, 1_000_000)] = None
+    """Session streams that may be open at once. After a reconnect, an editor's old stream counts until it has ended.
+    Unset: 16,000, or fewer if the system's limit of open files does not allow as many connections."""
+    max_sessions_per_user: Annotated[int, Between(0, 1_000_000)] = 64
+    """Session streams of one named user; 0 sets no limit."""
+    max_sessions_per_tenant: Annotated[int, Between(0, 1_000_000)] = 0
+    """Session streams of one tenant; 0 sets no limit."""
+    max_sessions_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
+    """Session streams from one address. 0 sets no limit. Unset: 256, or no limit with `trust_user_names`. Each open
+    editor needs one. Does not apply to verified callers and Unix sockets."""
+    first_request_s: Annotated[float, Above(0, DAY_S)] = 60.0
+    """Time in which a new Session stream must send its first request; otherwise the server ends it."""
+    session_idle_s: Annotated[float, Above(0, DAY_S)] = 300.0
+    """A Session stream that sends nothing for this time is ended; editors open another with their next request. Also
+    limits how long the server holds a partly received message."""
+    refused_bytes_per_s: Annotated[float, Between(0, 1e12)] = 1024 * 1024
+    """Bytes of refused requests that one connection may send in the long run; beyond that all its calls are refused
+    unread. A refusal counts as at least 16 KiB. 0 sets no limit. Does not apply to a Unix socket."""
+    refused_burst_bytes: Annotated[int, Between(1, 1_000_000_000)] = 8 * 1024 * 1024
+    """Bytes of refused requests that one connection may send at once."""
+    retry_after_ms: Annotated[int, Between(0, 3_600_000)] = 1000
+    """Time after which a refused caller should retry. While the engine starts it is the time that is left if the start
+    takes as long as the last one, but at least this value and at most a minute."""
+    user_requests_per_s: Annotated[float, Between(0, 1_000_000)] = 20.0
+    """Requests that one user may send in the long run; further ones are shed. 0 sets no limit."""
+    user_burst: Annotated[int, Between(1, 1_000_000)] = 40
+    """Requests that one user may send at once after a quiet time."""
+    user_tokens_per_s: Annotated[float, Between(0, 1e9)] = 2000.0
+    """Tokens that the engine may compute for one user in the long run: generated tokens, and prompt tokens that are not
+    in the prefix cache. A typing user causes a few hundred. 0 sets no limit."""
+    user_token_burst: Annotated[int, Between(1, 1_000_000_000)] = 8000
+    """Tokens that the engine may compute for one user at once, for example when the user opens files. Allow for several
+    prompts of prompt.max_prompt_tokens."""
+    tenant_requests_per_s: Annotated[float, Between(0, 1e9)] = 0.0
+    """Requests that the users of one tenant may send in the long run; further ones are shed. 0 sets no limit. Unless a
+    proxy vouches for the names (`trust_user_names`), a tenant's limits apply to each of its addresses."""
+    tenant_burst: Annotated[int, Between(1, 1_000_000_000)] = 400
+    """Requests that the users of one tenant may send at once after a quiet time."""
+    tenant_tokens_per_s: Annotated[float, Between(0, 1e12)] = 0.0
+    """Tokens that the engine may compute for one tenant in the long run. 0 sets no limit."""
+    tenant_token_burst: Annotated[int, Between(1, 1_000_000_000_000)] = 80_000
+    """Tokens that the engine may compute for one tenant at once."""
+    assumed_replicas: Annotated[int, Between(1, 10_000)] = 1
+    """The number of replicas that a replica assumes until it reaches Redis for the first time. Until then each user and
+    tenant has this part of its limits here. Without `redis.addresses` it has no effect."""
+    users_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
+    """The callers of one address together are guaranteed the limits of this many users. What exceeds them is shed only
+    while the engine has no capacity to spare. 0 sets no limit. Unset: 2, or no limit with `trust_user_names`. Does not
+    apply to verified callers and Unix sockets."""
+    quotas_file: str = ""
+    """A TOML file with the quotas of tenants and users, reread when it changes. What it gives a tenant or a user takes
+    the place of the limits here. Unset: all have the limits here."""
+    require_user: bool = False
+    """Whether every call must name its user in the metadata `x-user-id`."""
+    trust_user_names: bool = False
+    """Whether user names are verified, because only a proxy that authenticates callers and sets `x-user-id` can reach
+    this server. A user is then the same user at every address. Addresses have no limits, because they are the
+    proxy's."""
+
+    def __post_init__(self) -> None:
+        """Check the bounds."""
+        require_bounds(self)
+
+    @property
+    def num_users_per_peer(self) -> int:
+        """The effective value of `users_per_peer`; 0 for no limit."""
+        return self._per_peer(self.users_per_peer, _USERS_PER_PEER)
+
+    @property
+    def num_sessions_per_peer(self) -> int:
+        """The effective value of `max_sessions_per_peer`; 0 for no limit."""
+        return self._per_peer(self.max_sessions_per_peer, _SESSIONS_PER_PEER)
+
+    def _per_peer(self, given: int | None, otherwise: int) -> int:
+        if given is not None:
+            return given
+        return 0 if self.trust_user_names else otherwise

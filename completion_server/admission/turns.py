@@ -1,27 +1,65 @@
-"""Bounds the messages that are received from one address at the same time."""
+"""Bounds the messages that are received at the same time, those of one address and those of all."""
 
 import asyncio
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from weakref import WeakValueDictionary
 
 from completion_server.admission.identity import Identity
+from completion_server.core.errors import DeadlineError
 
 _MAX_RECEIVING = 128
 """Calls of one address that are received at the same time, as each may hold nearly a whole message. Others wait."""
+_MAX_RECEIVING_IN_ALL = 1024
+"""Of all addresses. A message takes milliseconds, so one that must make room for others is being held back."""
 
 
 class ReceiveTurns:
     """The turns of all addresses. Waiting calls hold little memory."""
 
-    def __init__(self) -> None:
-        """Begin without any."""
+    def __init__(self, max_receiving: int = _MAX_RECEIVING_IN_ALL) -> None:
+        """Allow `max_receiving` turns at once: a further one ends the oldest."""
+        self._max_receiving = max_receiving
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._receiving: dict[asyncio.Timeout, None] = {}
+        """The turns that calls have now, the oldest first."""
 
-    def of(self, identity: Identity) -> AbstractAsyncContextManager[None]:
-        """Return the context in which a message may be received. Verified users and Unix sockets need no turn."""
-        if not identity.peer or identity.is_verified:
+    @asynccontextmanager
+    async def of(self, identity: Identity) -> AsyncIterator[None]:
+        """Return the context in which a message may be received.
+
+        Raises:
+            DeadlineError: the message was not received before too many others came.
+
+        """
+        async with self._of_address(identity):
+            turn = asyncio.timeout(None)
+            try:
+                async with turn:
+                    self._begin(turn)
+                    try:
+                        yield
+                    finally:
+                        self._receiving.pop(turn, None)
+            except TimeoutError:
+                if not turn.expired():
+                    raise
+                msg = f"the request was not received before {self._max_receiving} others came"
+                raise DeadlineError(msg) from None
+
+    def _begin(self, turn: asyncio.Timeout) -> None:
+        self._receiving[turn] = None
+        if len(self._receiving) > self._max_receiving:
+            oldest = next(iter(self._receiving))
+            del self._receiving[oldest]
+            oldest.reschedule(asyncio.get_running_loop().time())
+
+    def _of_address(self, identity: Identity) -> AbstractAsyncContextManager[None]:
+        """Return the turn of the caller's address. Verified users and Unix sockets need none."""
+        peer = identity.limited_peer
+        if not peer:
             return nullcontext()
-        turns = self._turns.get(identity.peer)
+        turns = self._turns.get(peer)
         if turns is None:
-            turns = self._turns[identity.peer] = asyncio.Semaphore(_MAX_RECEIVING)
+            turns = self._turns[peer] = asyncio.Semaphore(_MAX_RECEIVING)
         return turns

@@ -8,14 +8,21 @@ from typing import NoReturn
 
 import click
 
-from completion_client import Endpoint, EndpointError, ServiceError, parse_endpoints
+from completion_client import Endpoint, EndpointError, ServiceError, Token, UnauthenticatedError, parse_endpoints
 from completion_client.endpoint import DEFAULT_ADMIN_PORT, DEFAULT_PORT, with_port
 from completion_client.tls_faults import explain_tls
+from completion_client.token_sources import VARIABLE
 from completion_server.client.output import explain
 
 DEFAULT_SERVER = f"127.0.0.1:{DEFAULT_PORT}"
 
-_FLAGS = {"ca": "--tls-ca", "certificate": "--tls-cert", "key": "--tls-key", "user": "--user"}
+_FLAGS = {
+    "ca": "--tls-ca",
+    "certificate": "--tls-cert",
+    "key": "--tls-key",
+    "user": "--user",
+    "token": f"--token-file, --token-command or {VARIABLE}",
+}
 """The flags of an endpoint's fields."""
 
 _Command = Callable[..., None]
@@ -48,20 +55,27 @@ def _point_to_admin(_context: click.Context, _option: click.Parameter, address: 
 
 
 def _add_options(command: _Command, flag: str, port: int, env: str, what: str, *, takes_several: bool) -> _Command:
-    """Add options for an address and TLS files; the command gets them as one argument, `endpoint`.
+    """Add options for an address, TLS files and a token; the command gets them as one argument, `endpoint`.
 
     With `takes_several` the argument is `endpoints`, a tuple: the option takes addresses with commas between them.
     """
 
     @functools.wraps(command)
     def with_endpoint(
-        address: str, tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, **rest: object
+        address: str,
+        tls_ca: Path | None,
+        tls_cert: Path | None,
+        tls_key: Path | None,
+        token_file: Path | None,
+        token_command: str | None,
+        **rest: object,
     ) -> None:
         if (tls_cert is None) != (tls_key is None):
             raise click.UsageError("--tls-cert and --tls-key go together: a certificate is no use without its key")
         try:
             addresses = [each.address for each in parse_endpoints(address)] if takes_several else [address]
-            found = tuple(Endpoint(with_port(each, port), tls_ca, tls_cert, tls_key) for each in addresses)
+            token = _token(token_file, token_command)
+            found = tuple(Endpoint(with_port(each, port), tls_ca, tls_cert, tls_key, token) for each in addresses)
             command(**{"endpoints": found} if takes_several else {"endpoint": found[0]}, **rest)
         except EndpointError as error:
             flags = {"address": flag} | _FLAGS
@@ -83,9 +97,37 @@ def _add_options(command: _Command, flag: str, port: int, env: str, what: str, *
         click.option("--tls-cert", type=_FILE, help="The client's certificate, if the server needs one."),
         click.option("--tls-key", type=_FILE, help="The key of --tls-cert."),
     )
-    for option in reversed((address, *tls)):
+    token = (
+        click.option(
+            "--token-file",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="The token that says who you are, if the server wants one: a file with it alone.  "
+            f"[default: the environment variable {VARIABLE}]",
+        ),
+        click.option(
+            "--token-command",
+            metavar="COMMAND",
+            help="A command that prints the token, such as 'vault read -field=token secret/me'. No shell runs it.",
+        ),
+    )
+    for option in reversed((address, *tls, *token)):
         with_endpoint = option(with_endpoint)
     return with_endpoint
+
+
+def _token(file: Path | None, command: str | None) -> Token:
+    """Return the token of the options, else that of the environment, which may be none."""
+    if file is not None and command is not None:
+        raise click.UsageError("give --token-file or --token-command, not both")
+    if file is not None:
+        return Token.of_file(file)
+    if command is None:
+        return Token.of_environment()
+    try:
+        return Token.of_command(command)
+    except ValueError as error:
+        msg = f"--token-command: {str(error).lower()}"
+        raise click.UsageError(msg) from error
 
 
 def fail(error: ServiceError, endpoint: Endpoint, *, reached: bool) -> NoReturn:
@@ -97,4 +139,6 @@ def fail(error: ServiceError, endpoint: Endpoint, *, reached: bool) -> NoReturn:
 def failure(error: ServiceError, endpoint: Endpoint, *, reached: bool) -> str:
     """Return the line that explains why a call failed."""
     text = "" if reached else explain_tls(endpoint)
+    if endpoint.token is not None and isinstance(error, UnauthenticatedError):
+        error = endpoint.token.refusal(error)
     return f"Error: {text or explain(error, endpoint.address, reached=reached)}"

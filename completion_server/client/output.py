@@ -13,12 +13,16 @@ from rich.text import Text
 
 from completion.v1 import admin_pb2
 from completion.v1 import completion_pb2 as pb
-from completion_client import Completion, ServiceError
+from completion_client import Completion, ServiceError, TokenError
 from completion_client.health import SERVING
+from completion_client.token_sources import VARIABLE
 from completion_server.client.cursor import Cursor
 
 # A model may write escape sequences, which must not control the user's terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+_ONLY_CERTIFICATE = re.compile(r"^(?!.*(?:API key|token)).*certificate")
+"""A refusal for which no token is a remedy."""
 
 _NO_TEXT = {
     "stop": "the model has nothing to add here",
@@ -188,6 +192,15 @@ def _invalid(error: ServiceError, address: str) -> str:
     return f"The server at {address} refused the request: {faults}."
 
 
+def _unauthenticated(error: ServiceError, address: str) -> str:
+    if isinstance(error, TokenError):
+        return f"At {address}: {error.message}."
+    if _ONLY_CERTIFICATE.search(error.message):
+        return f"The server at {address} wants a certificate that it takes (--tls-cert, --tls-key): {error.message}."
+    how = f"Give one with --token-file FILE, --token-command COMMAND or the variable {VARIABLE}"
+    return f"The server at {address} wants a token: {error.message}. {how}; its operator makes them."
+
+
 def _last_cause(details: str) -> str:
     """Return the last cause in gRPC's long message about a failed connection."""
     return details.rstrip(".; )]").rsplit(": ", 1)[-1][:_MAX_CAUSE_CHARS]
@@ -199,11 +212,9 @@ _TEMPLATES: dict[grpc.StatusCode, Callable[[ServiceError, str], str]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: lambda error, address: (
         f"The server at {address} did not finish in time; allow it more with --timeout-ms."
     ),
-    grpc.StatusCode.UNAUTHENTICATED: lambda error, address: (
-        f"The server at {address} wants to know its user: {error.message}. Name one with --user."
-    ),
+    grpc.StatusCode.UNAUTHENTICATED: _unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: lambda error, address: (
-        f"The server at {address} does not allow this with your certificate: {error.message}."
+        f"The server at {address} does not allow this to you: {error.message}."
     ),
     grpc.StatusCode.RESOURCE_EXHAUSTED: lambda error, address: (
         f"The server at {address} is overloaded: {error.message}."

@@ -9,21 +9,31 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from completion_server import __version__
+from completion_server.admission.callers import Callers
+from completion_server.admission.entrance import Entrance
+from completion_server.admission.file_quotas import FileQuotas
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.admission.quota_file import QuotaFile
+from completion_server.admission.refusals import Refusals, refusal_budgets
+from completion_server.auth.principal import Authenticator
+from completion_server.composition.authentication import make_authenticator
 from completion_server.composition.checks import warn_of_exposure
 from completion_server.composition.http_listener import build_http
 from completion_server.composition.models import check_fits, load_edits, load_prompts
 from completion_server.composition.monitoring import Monitoring, WatchedParts, make_tracing
 from completion_server.composition.playground import Playground
-from completion_server.composition.samples import make_samples
+from completion_server.composition.records import Records
+from completion_server.composition.samples import begin_speculation
 from completion_server.composition.shared_state import SharedState
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config
+from completion_server.core.certificates import CertificateFiles, watch
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import CutShortError
 from completion_server.core.events import Emit
@@ -36,16 +46,11 @@ from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.edits.builder import EditPrompts
 from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
-from completion_server.rpc.server import (
-    HealthReporter,
-    Listener,
-    build_admin_server,
-    build_public_server,
-)
+from completion_server.rpc.listening import load_certificates
+from completion_server.rpc.server import HealthReporter, Listener, build_admin_server, build_public_server
 from completion_server.serving.service import LoadSnapshot, Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.speculation.live import LiveSpeculation
-from completion_server.speculation.trial import run_trial
 from completion_server.telemetry.logs import set_level
 
 logger = logging.getLogger(__name__)
@@ -84,10 +89,16 @@ class App:
         registry: CollectorRegistry = REGISTRY,
         start_times: StartTimes | None = None,
         shutdown: Shutdown | None = None,
+        authenticator: Authenticator | None = None,
     ) -> None:
         """Build the parts that need no engine. vLLM's own metrics are in the process's one REGISTRY.
 
         `start_times` keeps how long the engine's last start took; `shutdown` limits the time of the stop.
+        `authenticator` verifies callers instead of the configured one.
+
+        Raises:
+            ConfigError: a file that callers are verified against can't be used.
+
         """
         self._config = config
         self._clock = clock or MonotonicClock()
@@ -103,10 +114,17 @@ class App:
         self._metrics = self._monitoring.metrics
         self._tracing = make_tracing(config, self._clock, registry)
         self._playground = Playground(config, self._engine, self._speculation, self._clock)
-        heard = self._playground.heard_by(self._metrics.handle)
+        self._records = Records(config, registry)
+        heard = self._records.heard_by(self._playground.heard_by(self._metrics.handle))
         self._emit: Emit = self._tracing.heard_by(heard)  # the one place that decides who hears events
+        self._authenticator = make_authenticator(config, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
+        self._entrance = Entrance(config.admission, config.limits, authenticator or self._authenticator, self._emit)
+        self._certificates: dict[str, CertificateFiles] = {}
+        quotas_file = config.admission.quotas_file
+        self._quota_file = QuotaFile(Path(quotas_file)) if quotas_file else None
+        self._file_quotas = FileQuotas(self._quota_file.table, self._shared.limiters) if self._quota_file else None
         self._http: HttpListener | None = None
         self._service: Service | None = None
         """None until the prompts are loaded."""
@@ -119,7 +137,7 @@ class App:
         """Start, serve until told to drain, drain and stop.
 
         Raises:
-            ConfigError: an address can't be used, or the prompt does not fit the model.
+            ConfigError: an address or a certificate can't be used, or the prompt does not fit the model.
             EngineDeadError: the engine did not start.
 
         """
@@ -127,6 +145,8 @@ class App:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._tracing.aclose)
             self._tracing.start()
+            certificates = self._certificates = load_certificates(config.server)
+            self._records.start(self._shared.secret, stack)
             watched = WatchedParts(self._engine, self._speculation, self._shared, lambda: self._service)
             metrics_address = self._monitoring.start(watched, stack)
             prompts = await asyncio.to_thread(load_prompts, config)
@@ -135,18 +155,28 @@ class App:
                 logger.info("the model writes next edits, in the form %s", edits.template.name)
             service = self._service = self._assemble(prompts, edits)
             self._shared.serve(service)
-            servicer = self._make_servicer(service)
-            public = build_public_server(config.server, config.limits, servicer, self._health)
+            servicer = CompletionServicer(
+                service,
+                self._entrance,
+                config.server,
+                config.limits,
+                config.admission,
+                sheds_as_status=config.shed.as_status,
+                begin_trace=self._tracing.begin_trace,
+            )
+            certificate = certificates.get("public")
+            public = build_public_server(config.server, config.limits, servicer, self._health, certificate)
             admin = self._build_admin(service, prompts)
             await self._health.set(is_serving=False)
             stack.push_async_callback(self._stop_engine)
-            for name, listener in (("public", public), ("admin", admin)):
-                if listener is not None:
-                    await listener.server.start()
-                    stack.push_async_callback(listener.server.stop, _CLOSE_S)
-                    self._monitoring.add_certificate(name, listener.certificate_expires_s)
-            page = self._playground.routes(service, public.address)
-            self._http = build_http(config, service, self._engine, self._tracing.begin_trace, page)
+            self._monitoring.add_certificates(certificates)
+            for listener in filter(None, (public, admin)):
+                await listener.server.start()
+                stack.push_async_callback(listener.server.stop, _CLOSE_S)
+            page = self._playground.routes(service, self._entrance, public.address)
+            self._http = build_http(
+                config, service, self._entrance, self._engine, self._tracing.begin_trace, certificate, page
+            )
             if self._http is not None:
                 stack.push_async_callback(self._playground.aclose)
                 self._http.start()
@@ -156,7 +186,7 @@ class App:
             await self._shared.know_model(prompts)
             info = self._engine.info
             check_fits(info, config)
-            speculation = await self._begin_speculation(prompts)
+            speculation = await begin_speculation(config, self._engine, self._speculation, prompts, self._clock)
             ready = Ready(
                 public.address,
                 admin.address if admin else "",
@@ -180,26 +210,6 @@ class App:
         """Whether new requests are turned away."""
         return self._service is not None and self._service.gate.readiness is Readiness.DRAINING
 
-    async def _begin_speculation(self, prompts: PromptBuilder) -> str:
-        """Begin with the configured K or, in mode "auto" without a schedule, with what pays; return a line about it."""
-        settings, control = self._config.speculation, self._engine.speculation
-        choice = None
-        if settings.mode == "auto" and not settings.schedule and self._config.engine.warm_up and control is not None:
-            choice = await run_trial(
-                self._engine.current,
-                control,
-                make_samples(prompts),
-                self._clock,
-                self._config.engine.step_timeout_s,
-            )
-        self._speculation.begin(choice)
-        active = self._speculation.active
-        if not self._engine.info.draft_model:
-            return ""
-        if choice is None:
-            return f"{active.mode.value} {active.schedule.as_lists()}"
-        return f"auto, {'off' if choice.is_off else f'from {active.schedule.as_lists()}'}: {choice.reason}"
-
     def drain(self, grace_s: float | None = None) -> None:
         """Stop taking requests, let accepted ones finish, then end."""
         if grace_s is not None:
@@ -216,14 +226,20 @@ class App:
                 runner = group.create_task(service.runner.run(), name="runner")
                 shared = group.create_task(self._shared.run(), name="shared state")
                 await self._shared.wait_connected()
-                watch = group.create_task(self._engine.run(), name="engine supervisor")
-                loop_lag = group.create_task(self._loop_lag.run(), name="loop lag")
+                engine = group.create_task(self._engine.run(), name="engine supervisor")
+                tasks = [runner, shared, engine, group.create_task(self._loop_lag.run(), name="loop lag")]
+                certificates = tuple(self._certificates.values())
+                tasks.append(group.create_task(watch(certificates), name="certificates"))
+                if self._quota_file is not None and self._file_quotas is not None:
+                    tasks.append(group.create_task(self._quota_file.run(self._file_quotas.replace), name="quotas"))
+                if self._authenticator is not None:
+                    tasks.append(group.create_task(self._authenticator.run(), name="authentication"))
                 await asyncio.sleep(0)
                 on_ready()
                 await self._drain_requested.wait()
                 await self._drain(service, public, servicer)
                 self._shutdown.begin("ending the server's tasks")
-                for task in (watch, loop_lag, shared, runner):
+                for task in reversed(tasks):
                     task.cancel()
 
     async def _drain(self, service: Service, public: Listener, servicer: CompletionServicer) -> None:
@@ -263,11 +279,7 @@ class App:
     def _assemble(self, prompts: PromptBuilder, edits: EditPrompts | None) -> Service:
         config = self._config
         settings = ServingSettings(
-            config.admission,
-            config.scheduling,
-            config.shed,
-            delta_pause_s=config.server.delta_pause_ms / 1000,
-            cache_scope=config.engine.cache_scope,
+            config.admission, config.scheduling, config.shed, delta_pause_s=config.server.delta_pause_ms / 1000
         )
         return Service(
             settings,
@@ -275,24 +287,16 @@ class App:
             prompts,
             self._clock,
             self._emit,
+            isolation=self._shared.isolation,
             loop_lag=self._loop_lag,
             edits=edits,
             cache=self._shared.cache,
             limiters=self._shared.limiters,
+            file_quotas=self._file_quotas,
+            weight_of=self._file_quotas.weight_of if self._file_quotas else None,
             replicas=self._shared,
             remaining_start_s=self._engine.remaining_start_s,
             num_speculative_tokens=self._speculation.num_speculative_tokens,
-        )
-
-    def _make_servicer(self, service: Service) -> CompletionServicer:
-        config = self._config
-        return CompletionServicer(
-            service,
-            config.server,
-            config.limits,
-            config.admission,
-            sheds_as_status=config.shed.as_status,
-            begin_trace=self._tracing.begin_trace,
         )
 
     def _build_admin(self, service: Service, prompts: PromptBuilder) -> Listener | None:
@@ -311,7 +315,11 @@ class App:
             render_metrics=self._monitoring.render,
         )
         return build_admin_server(
-            self._config.server, AdminServicer(service, self._engine, self._speculation, controls), self._health
+            self._config.server,
+            AdminServicer(service, self._engine, self._speculation, controls),
+            self._health,
+            Callers(self._entrance, Refusals(*refusal_budgets(self._config.admission), self._clock.now)),
+            self._certificates.get("admin"),
         )
 
     def _engine_changed(self, state: EngineState) -> None:

@@ -1,24 +1,29 @@
 """The checks of a configuration that need this machine, the model's files or vLLM: those of `serve` and `check-config`.
 
-They come in the order of their cost, and import what is heavy only when they need it. Connections between machines that
-have no protection are warned of.
+They come in the order of their cost, and import what is heavy only when they need it. Listeners that other machines can
+reach need TLS and authentication, or `server.insecure` and a warning. Other connections without protection are warned
+of.
 """
 
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from completion_server.admission.quota_file import QuotaFile
+from completion_server.composition.authentication import make_authenticator
 from completion_server.composition.models import check_hub, prompt_budget, require_model
 from completion_server.config import Config
 from completion_server.core import descriptors
 from completion_server.core.addresses import is_loopback
 from completion_server.core.errors import ConfigError
-from completion_server.rpc.listening import check_tls
+from completion_server.rpc.listening import load_certificates
 from completion_server.telemetry.tracing.tracing import check_usable
 
 logger = logging.getLogger(__name__)
-_OPEN = "others can read what is typed, and any caller may claim to be any user of any tenant"
+_OPEN = "others can read what is typed or claim to be any user of any tenant"
+_REMEDY = "set them (docs/security.md), listen on loopback, or pass --insecure if only a proxy can reach this server"
 _COUNTS = "others can read the load and the outcome counts"
 _CLEAR = "its password, and what replicas tell each other, travel in clear"
 
@@ -32,6 +37,7 @@ def check(config: Config, environ: MutableMapping[str, str]) -> dict[str, Any]:
         ConfigError: the configuration can't be used.
 
     """
+    refuse_exposure(config)
     require_model(config.engine)
     if config.engine.kind == "vllm" and find_spec("vllm") is None:
         raise ConfigError('engine.kind: vLLM is not installed; install the extra cpu or cuda, or set it to "scripted"')
@@ -41,7 +47,10 @@ def check(config: Config, environ: MutableMapping[str, str]) -> dict[str, Any]:
         "server.http_max_connections": config.server.http_max_connections if config.server.http_listen else None,
     }
     descriptors.check_limits(limits)
-    check_tls(config.server)
+    load_certificates(config.server)
+    make_authenticator(config)
+    if config.admission.quotas_file:
+        QuotaFile(Path(config.admission.quotas_file))
     check_usable(config.traces, environ)
     check_hub(config.engine, environ)
     prompt_budget(config)
@@ -62,25 +71,70 @@ def not_checked(config: Config) -> list[str]:
     return found
 
 
+def left_open(config: Config) -> list[str]:
+    """Return what the server does for callers without a credential, and at which addresses."""
+    server, has_auth = config.server, config.auth.is_on
+    is_vouched_for = config.admission.trust_user_names and bool(server.tls.client_ca)
+    is_administered = bool(server.admin_listen) and not server.admin_tls.client_ca
+    services = (
+        ("completions", (server.listen, server.http_listen), not has_auth and not is_vouched_for),
+        (
+            "administration",
+            (server.admin_listen, server.http_listen if server.http_admin else ""),
+            not has_auth and is_administered,
+        ),
+        ("metrics", (server.metrics_listen,), True),
+    )
+    found = []
+    for what, addresses, is_open in services:
+        listening = [address for address in addresses if address]
+        if is_open and listening:
+            found.append(f"{what} at {' and '.join(listening)}")
+    return found
+
+
+def refuse_exposure(config: Config) -> None:
+    """Check that listeners that other machines can reach have TLS and authentication, unless `server.insecure` is set.
+
+    Raises:
+        ConfigError: one lacks either; the message says of each what to do.
+
+    """
+    if not config.server.insecure and (exposed := tuple(_exposed(config))):
+        raise ConfigError("\n".join(f"{each}: {_REMEDY}" for each in exposed))
+
+
 def warn_of_exposure(config: Config, address: str) -> None:
-    """Warn of listeners and a Redis without TLS, and of names that anybody may give; `address` is the public one."""
-    tls = config.server.tls
-    if not tls.certificate:
-        _warn_if_reachable("server.listen", address, _OPEN)
-        if config.server.http_listen:
-            _warn_if_reachable("server.http_listen", config.server.http_listen, _OPEN)
-    if config.server.metrics_listen:
-        _warn_if_reachable("server.metrics_listen", config.server.metrics_listen, _COUNTS)
-    if config.admission.trust_user_names and not tls.client_ca:
-        consequence = "others can call under any user's name"
-        for each in filter(None, (address, config.server.http_listen)):
-            _warn_if_reachable("admission.trust_user_names", each, consequence, lack="client certificates")
+    """Warn of listeners and a Redis without protection; `address` is the public one."""
+    exposed = "; ".join(_exposed(config, address))
+    if exposed:
+        logger.warning("server.insecure: %s: %s", exposed, _OPEN)
+    metrics_address = config.server.metrics_listen
+    if metrics_address and not is_loopback(metrics_address):
+        logger.warning("server.metrics_listen: listening on %s without TLS: %s", metrics_address, _COUNTS)
     redis = config.redis
     if not redis.is_local and not redis.tls.enabled:
         logger.warning("redis.tls: off, but Redis %s is not on loopback: %s", ", ".join(redis.addresses), _CLEAR)
 
 
-def _warn_if_reachable(key: str, address: str, consequence: str, lack: str = "TLS") -> None:
-    """Warn of an unprotected listener that other machines can reach."""
-    if not is_loopback(address):
-        logger.warning("%s: listening on %s without %s: %s", key, address, lack, consequence)
+def _exposed(config: Config, address: str = "") -> Iterator[str]:
+    """Yield each listener that other machines can reach and that lacks TLS or authentication, and what it lacks.
+
+    `address` is that of the public listener if it is bound. A proxy that vouches for names with its certificate counts
+    as authentication, and so do the certificates of operators.
+    """
+    server = config.server
+    tls, admin_tls = server.tls, server.admin_tls
+    has_auth = config.auth.is_on
+    knows_callers = has_auth or (config.admission.trust_user_names and bool(tls.client_ca))
+    knows_operators = has_auth or bool(admin_tls.client_ca)
+    for key, listening, section, has_tls, is_authenticated in (
+        ("listen", address or server.listen, "tls", bool(tls.certificate), knows_callers),
+        ("http_listen", server.http_listen, "tls", bool(tls.certificate), knows_callers),
+        ("admin_listen", server.admin_listen, "admin_tls", bool(admin_tls.certificate), knows_operators),
+    ):
+        lacks = [] if has_tls else [f"TLS (server.{section})"]
+        if not is_authenticated:
+            lacks.append("authentication ([auth])")
+        if listening and lacks and not is_loopback(listening):
+            yield f"server.{key}: other machines can reach {listening}, and it lacks {' and '.join(lacks)}"

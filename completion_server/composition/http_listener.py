@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from completion_server import __version__
+from completion_server.admission.entrance import Entrance
 from completion_server.config import Config
+from completion_server.core.certificates import CertificateFiles
 from completion_server.core.trace_context import BeginTrace
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.http.app import Routes, ServedModel, build_app
@@ -13,12 +15,18 @@ from completion_server.serving.service import Service
 
 
 def build_http(
-    config: Config, service: Service, engine: SupervisedEngine, begin_trace: BeginTrace, further: Routes = ()
+    config: Config,
+    service: Service,
+    entrance: Entrance,
+    engine: SupervisedEngine,
+    begin_trace: BeginTrace,
+    certificate: CertificateFiles | None,
+    further: Routes = (),
 ) -> HttpListener | None:
     """Return the listener with `further` routes, not yet started; None if it is off.
 
     Raises:
-        ConfigError: its address or TLS files can't be used.
+        ConfigError: its address can't be used.
 
     """
     if not config.server.http_listen:
@@ -32,6 +40,7 @@ def build_http(
 
     endpoints = Endpoints(
         service,
+        entrance,
         config.server,
         config.limits,
         config.admission,
@@ -39,4 +48,5 @@ def build_http(
         sheds_as_status=config.shed.as_status,
         begin_trace=begin_trace,
     )
-    return build_http_server(config.server, build_app(endpoints, service.gate, served_model, further))
+    app = build_app(endpoints, service.gate, served_model, further)
+    return build_http_server(config.server, app, certificate, takes_certificates=config.auth.takes_certificates)

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -13,11 +14,13 @@ from completion_server.admission.gate import Readiness
 from completion_server.composition.shared_state import SharedState, replica_id
 from completion_server.config import Config
 from completion_server.core.addresses import split_address
+from completion_server.core.certificates import CertificateFiles
 from completion_server.core.clock import Clock
 from completion_server.core.errors import ConfigError
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.serving.service import Service
 from completion_server.speculation.live import LiveSpeculation
+from completion_server.telemetry.logs import num_lost_records
 from completion_server.telemetry.metrics import Metrics, Snapshot, SpeculationCollector
 from completion_server.telemetry.metrics_server import LabelledRegistry, MetricsServer, Probe, render
 from completion_server.telemetry.quality import add_build_info, model_name
@@ -47,22 +50,30 @@ class Monitoring:
         self._registry = registry
         model, draft_model = (model_name(name) for name in (config.engine.model, config.engine.draft_model))
         self.metrics = Metrics(
-            registry, budget_s=config.shed.budget_ms / 1000, model=model, tenants=config.metrics.tenants
+            registry,
+            budget_s=config.shed.budget_ms / 1000,
+            model=model,
+            tenants=config.metrics.tenants,
+            is_authenticating=config.auth.is_on,
         )
         self._page = LabelledRegistry(registry, {"region": config.server.region})
         expiry = "When the listener's certificate in use expires, in Unix time."
         name = "completion_tls_certificate_not_after_timestamp_seconds"
-        self._certificates = Gauge(name, expiry, ["listener"], registry=registry)
+        self._expiries = Gauge(name, expiry, ["listener"], registry=registry)
+        failed = "1 while the listener's files have changed to what can't be used, and the certificate before stays."
+        name = "completion_tls_certificate_reload_failed"
+        self._failed_reloads = Gauge(name, failed, ["listener"], registry=registry)
         add_build_info(registry, __version__, model, draft_model)
 
     def render(self, names: Sequence[str] = ()) -> str:
         """Return the metrics with these names as their page shows them, all without names. Safe in any thread."""
         return render(self._page, names)
 
-    def add_certificate(self, listener: str, expires_s: float | None) -> None:
-        """Show when the certificate of a listener expires, in Unix seconds; None for a listener without TLS."""
-        if expires_s is not None:
-            self._certificates.labels(listener).set(expires_s)
+    def add_certificates(self, certificates: Mapping[str, CertificateFiles]) -> None:
+        """Show when the certificates of listeners expire, by listener, and whether they could be read again."""
+        for listener, files in certificates.items():
+            self._expiries.labels(listener).set_function(partial(_expiry_of, files))
+            self._failed_reloads.labels(listener).set_function(partial(_failure_of, files))
 
     def start(self, parts: WatchedParts, stack: contextlib.AsyncExitStack) -> str:
         """Serve until `stack` is closed; return the HTTP server's address, "" if it is switched off.
@@ -92,6 +103,14 @@ class Monitoring:
         return f"{address.rpartition(':')[0]}:{server.port}"
 
 
+def _expiry_of(files: CertificateFiles) -> float:
+    return files.current.expires_at
+
+
+def _failure_of(files: CertificateFiles) -> float:
+    return float(files.has_failed)
+
+
 def _snapshot(parts: WatchedParts) -> Snapshot:
     engine, speculation, shared = parts.engine, parts.speculation, parts.shared
 
@@ -117,6 +136,7 @@ def _snapshot(parts: WatchedParts) -> Snapshot:
             "engine_restarts": lambda: engine.num_restarts,
             "engine_generated_tokens": lambda: engine.stats().num_generated_tokens,
             "engine_aborted_tokens": lambda: engine.stats().num_aborted_tokens,
+            "lost_log_records": num_lost_records,
             **shared.counters(),
         },
     )

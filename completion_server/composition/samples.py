@@ -1,13 +1,18 @@
-"""Requests of real code for measurements at start: the server's own source, as an editor would send it."""
+"""Measures at start which K pays, with requests of real code: the server's own source, as an editor would send it."""
 
 import random
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
+from completion_server.config import Config
+from completion_server.core.clock import Clock
 from completion_server.core.request import Caller, Request
 from completion_server.engine.interface import GenerationRequest
+from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.prompt.builder import PromptBuilder
+from completion_server.speculation.live import LiveSpeculation
+from completion_server.speculation.trial import run_trial
 
 _PREFIX_CHARACTERS, _SUFFIX_CHARACTERS = 1500, 400
 _KEY_CHARACTERS = 13
@@ -15,6 +20,23 @@ _KEY_CHARACTERS = 13
 complete, so that more requests would show no more."""
 _MIN_CHARACTERS = 5000
 _ORDER = 7
+
+
+async def begin_speculation(
+    config: Config, engine: SupervisedEngine, speculation: LiveSpeculation, prompts: PromptBuilder, clock: Clock
+) -> str:
+    """Begin with the configured K or, in mode "auto" without a schedule, with what pays; return a line about it."""
+    settings, control, choice = config.speculation, engine.speculation, None
+    if settings.mode == "auto" and not settings.schedule and config.engine.warm_up and control is not None:
+        step_timeout_s = config.engine.step_timeout_s
+        choice = await run_trial(engine.current, control, make_samples(prompts), clock, step_timeout_s)
+    speculation.begin(choice)
+    active = speculation.active
+    if not engine.info.draft_model:
+        return ""
+    if choice is None:
+        return f"{active.mode.value} {active.schedule.as_lists()}"
+    return f"auto, {'off' if choice.is_off else f'from {active.schedule.as_lists()}'}: {choice.reason}"
 
 
 def make_samples(prompts: PromptBuilder, first: int = 0) -> Callable[[int, int, int, str], GenerationRequest]:

@@ -21,7 +21,7 @@ from completion_server.core.request import Request
 from completion_server.limits.shared import SharedLimits
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.scheduling.requests import LiveRequest
-from completion_server.serving.generate import cache_salt
+from completion_server.serving.isolation import Isolation
 from completion_server.serving.service import Service
 from completion_server.state.cache.cache import make_cache
 from completion_server.state.cache.fingerprint import model_fingerprint
@@ -36,6 +36,7 @@ from completion_server.state.subscription import ChannelSubscription
 logger = logging.getLogger(__name__)
 
 _RANDOM_BYTES = 4
+_SECRET_BYTES = 32
 _CONNECT_S = 1.0
 _RESTART_S = 1.0
 """How long after an unexpected error a part runs again."""
@@ -60,6 +61,8 @@ class SharedState:
         self._clock = clock
         self._service: Service | None = None
         self.secret = load_secret(config.redis)
+        self.isolation = Isolation(_isolation_secret(config, self.secret), config.engine.cache_scope)
+        """Separates callers in all caches."""
         self.store: RedisStore | None = None
         self.lanes: SharedLanes | None = None
         self._subscription: ChannelSubscription | None = None
@@ -91,7 +94,8 @@ class SharedState:
     async def know_model(self, prompts: PromptBuilder) -> None:
         """Begin to keep completions: they belong to the model, which is loaded now, and to its prompts."""
         if self.cache is not None:
-            self.cache.use_keys(await asyncio.to_thread(_completion_keys, self._config, prompts, self.secret))
+            keys = await asyncio.to_thread(_completion_keys, self._config, prompts, self.secret, self.isolation)
+            self.cache.use_keys(keys)
 
     def serve(self, service: Service) -> None:
         """Have the requests of a service superseded by newer ones on other replicas."""
@@ -229,7 +233,13 @@ async def _keep_running(part: _Part) -> None:
             return
 
 
-def _completion_keys(config: Config, prompts: PromptBuilder, secret: Secret) -> CompletionKeys:
+def _isolation_secret(config: Config, secret: Secret) -> bytes:
+    """Return the secret of salts: the same on all replicas that may share a cache, else this process's own."""
+    is_shared = bool(config.redis.addresses or config.redis.secret_file)
+    return secret.derive("isolation") if is_shared else secrets.token_bytes(_SECRET_BYTES)
+
+
+def _completion_keys(config: Config, prompts: PromptBuilder, secret: Secret, isolation: Isolation) -> CompletionKeys:
     """Return the names of completions of the loaded model. They are the same on all replicas that serve it alike."""
     engine = config.engine
     try:
@@ -249,7 +259,7 @@ def _completion_keys(config: Config, prompts: PromptBuilder, secret: Secret) -> 
         repr(config.prompt),
         str(prompt_budget(config)),
     )
-    scopes = Scopes(lambda caller: cache_salt(caller, engine.cache_scope), engine.cache_scope == "tenant")
+    scopes = Scopes(isolation.salt, engine.cache_scope == "tenant")
     keys = CompletionKeys(secret.derive("cache names"), identity, scopes)
     logger.info("completions are kept under identity %s; replicas share those of the same identity", keys.identity_hash)
     return keys

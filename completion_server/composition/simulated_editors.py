@@ -28,19 +28,21 @@ class SimulatedEditorsProcess:
     """At most one group of simulated editors of this server. Needs a running event loop."""
 
     def __init__(self, clock: Clock, *, has_tls: bool) -> None:
-        """Begin without editors; `connect` names the server. They can't type to a listener with TLS."""
+        """Begin without editors; `connect` names the server. They have neither TLS nor a token."""
         self._clock = clock
         self._has_tls = has_tls
         self._address = ""
+        self._is_open = True
         self._is_installed = False
         self._ends_at = -math.inf
         self._task: asyncio.Task[None] | None = None
         self.failure = ""
         """Why the last ones failed; "" if they did not."""
 
-    def connect(self, address: str) -> None:
-        """Let them type to the server at an address."""
+    def connect(self, address: str, *, is_open: bool) -> None:
+        """Let them type to the server at an address; `is_open` tells that its authentication is off."""
         self._address = address
+        self._is_open = is_open
         # Reads the metadata of all installed packages: once, not for each figure that a page shows.
         self._is_installed = bool(entry_points(group="completion_server.commands", name=_COMMAND))
 
@@ -49,6 +51,8 @@ class SimulatedEditorsProcess:
         """Why there can be none; "" if there can."""
         if self._has_tls or is_unix_socket(self._address) or not self._address:
             return "they need a listener without TLS (server.listen)"
+        if not self._is_open:
+            return "they have no token, which this server needs"
         if not self._is_installed:
             return "the load tester is not installed: pip install 'completion-server[loadtest]'"
         return ""

@@ -89,7 +89,7 @@ class InvalidRequestError(CompletionError):
 
 
 class UnauthenticatedError(CompletionError):
-    """The caller names no user, but this server requires a name."""
+    """The caller names no user, but this server requires a name; or presents no valid credential."""
 
     code = Code.UNAUTHENTICATED
     fault = Fault.CALLER
@@ -128,6 +128,12 @@ class UnavailableError(CompletionError):
 
     code = Code.UNAVAILABLE
     reason = "ENGINE_NOT_READY"
+
+
+class IssuerUnavailableError(UnavailableError):
+    """The keys of the issuer of tokens were never fetched, so no token can be verified yet."""
+
+    reason = ""
 
 
 class DrainingError(UnavailableError):

@@ -7,7 +7,7 @@ from enum import Enum
 
 from completion_server.core.errors import CompletionError
 from completion_server.core.outcome import CacheLevel, End, Reaction, ServedAnswer
-from completion_server.core.request import Request
+from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import TraceContext
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,19 @@ class Feedback:
     accepted_characters: int = 0
     survived_after_s: int = 0
     survived_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """The caller of a call, as the audit log names it."""
+
+    user: str = ""
+    tenant: str = ""
+    credential: str = ""
+    """As `Principal.credential`; "" if authentication is off or refused the caller."""
+    peer: str = ""
+    """Key of its network address; "" on a Unix socket."""
+    is_verified: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +145,46 @@ class FeedbackReported:
     """The answer that it is about."""
     reactions: tuple[Reaction, ...]
     """The reactions that it tells of and that were not known before."""
+    caller: Caller | None = None
+    """Known once the service has taken the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackRefused:
     """An editor sent invalid feedback."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthenticationRefused:
+    """A call presented no valid credential, or one without the scope that the call needs."""
+
+    actor: Actor
+    error: CompletionError
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """A session stream was admitted."""
+
+    actor: Actor
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    """A session stream has ended, `seconds` after it was admitted."""
+
+    actor: Actor
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdminChanged:
+    """An operator changed the running server."""
+
+    actor: Actor
+    setting: str
+    old: str
+    new: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +244,26 @@ class CacheReplied:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class CredentialsChecked:
+    """The credentials of a call were checked."""
+
+    kind: str
+    """"key", "token" or "certificate"; "none" if nothing was presented."""
+    result: str
+    """"accepted", or why they were refused: see `auth.refusal.Result`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialSourceRead:
+    """What credentials are checked against was read or fetched again."""
+
+    source: str
+    """Its configuration key."""
+    has_failed: bool
+    """Whether it can't be used, or is out of date; the last good content stays in use."""
+
+
 Event = (
     RequestEnded
     | RequestRefused
@@ -207,11 +275,17 @@ Event = (
     | GenerationAborted
     | FeedbackReported
     | FeedbackRefused
+    | AuthenticationRefused
+    | SessionOpened
+    | SessionClosed
+    | AdminChanged
     | LoopLagged
     | EngineStalled
     | CacheHit
     | CacheMiss
     | CacheReplied
+    | CredentialsChecked
+    | CredentialSourceRead
 )
 Emit = Callable[[Event], None]
 """Receives an event. Must neither wait nor raise."""

@@ -26,8 +26,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing_file(path: Path) -> Iterator[BinaryIO]:
+def replacing_file(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
     """Yield a file to write. On success it replaces `path`, on failure it is removed.
+
+    `mode` are its permissions; None leaves them to the process's umask.
 
     Raises:
         OSError: the file can't be written; `path` is then unchanged.
@@ -37,6 +39,8 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -67,6 +67,8 @@ class Caller:
     """Whether a trusted source, such as an authenticating proxy, gave the user's name."""
     stream: int = 0
     """Number of the session stream, unique in this process; 0 for a call with a single request."""
+    credential: str = field(default="", compare=False)
+    """Names the verified credential in the audit log, as `Principal.credential`; "" if authentication is off."""
 
     owner: str = field(init=False)
     """Key of limits, lanes and the cache salt; the tenant is its first part.
@@ -90,6 +92,11 @@ class Caller:
     def tenant_key(self) -> str:
         """Key of the tenant's limits. A name that nothing trusted vouches for belongs to its network address."""
         return tenant_key_of(self.tenant, self.peer, is_verified=self.is_verified)
+
+    @property
+    def limited_peer(self) -> str:
+        """Key of the address whose limits count: "" for a verified caller, who may share it with a whole company."""
+        return "" if self.is_verified else self.peer
 
     @property
     def is_known_everywhere(self) -> bool:

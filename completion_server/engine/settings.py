@@ -59,8 +59,9 @@ class EngineSettings:
     """Niceness of the engine's processes, added to the server's own. None is 5 on a CPU, where the engine would delay
     the server on the same cores, and 0 on a GPU."""
     cache_scope: CacheScope = "user"
-    """The prompts that share entries of the prefix cache: those of one user, or of all users of a tenant. A tenant's
-    users can find out from the cached tokens of their answers which text the others have open."""
+    """The callers that share entries of the prefix cache, kept completions and generations: one user, or all users of a
+    tenant. A tenant's users can find out from the cached tokens of their answers which text the others have open. A
+    name that is not verified counts at its network address only."""
     cpu_kv_cache_gib: Annotated[int, Between(1, 65_536)] = 1
     """Memory for the KV cache on a CPU, in GiB."""
     trust_remote_code: bool = False

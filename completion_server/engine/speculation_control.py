@@ -12,8 +12,8 @@ from completion_server.engine.interface import (
 )
 
 SEPARATED = "\0separated#"
-"""Begins the salts of a caller that uses no salt both while drafts are on and while they are off. Metadata has no NUL
-character, so no tenant's name begins so."""
+"""Begins the salts of a caller that uses no salt both while drafts are on and while they are off. The salts of clients
+are hexadecimal digits, so none begins so."""
 
 
 class EngineSpeculation:

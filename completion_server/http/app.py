@@ -15,7 +15,7 @@ from completion_server.http import llama_cpp, openai, tabby
 from completion_server.http.dialect import Dialect, Json
 from completion_server.http.endpoints import Endpoint, Endpoints
 from completion_server.http.receiving import Receive
-from completion_server.http.writing import Send, write_error, write_json
+from completion_server.http.writing import Send, status_of, write_error, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +37,18 @@ def build_app(endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel]
     """Return the application, with `further` routes. `model` may be asked only when the gate is open."""
     started_s = int(time.time())
 
-    def shown(document: Callable[[ServedModel], Json]) -> Endpoint:
-        """Return the endpoint that shows a document, or that the server can't serve."""
+    def shown(
+        document: Callable[[ServedModel], Json], dialect: Dialect = llama_cpp.INFILL, *, is_public: bool = False
+    ) -> Endpoint:
+        """Return the endpoint that shows a document, or that the server can't serve. Everybody may see a public one."""
 
-        async def answer(_scope: Mapping[str, Any], _receive: Receive, send: Send) -> None:
+        async def answer(scope: Mapping[str, Any], _receive: Receive, send: Send) -> None:
             try:
+                if not is_public:
+                    await endpoints.check_reader(scope)
                 gate.check()
             except CompletionError as error:
-                await write_error(send, error, llama_cpp.error_body(503, error))
+                await write_error(send, error, dialect.error(status_of(error), error))
             else:
                 await write_json(send, 200, document(model()))
 
@@ -62,11 +66,11 @@ def build_app(endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel]
         "/v1/events": endpoints.events,
     }
     gets: dict[str, Endpoint] = {
-        "/v1/models": shown(lambda model: openai.models(model.name, started_s)),
-        "/health": shown(lambda _model: {"status": "ok"}),
+        "/v1/models": shown(lambda model: openai.models(model.name, started_s), openai.OPENAI),
+        "/health": shown(lambda _model: {"status": "ok"}, is_public=True),
         "/props": shown(lambda model: llama_cpp.props(model.name, model.max_model_len, model.max_slots, model.version)),
-        "/v1/health": shown(lambda model: tabby.health(model.name, model.version)),
-        "/v1beta/server_setting": shown(lambda _model: tabby.server_setting()),
+        "/v1/health": shown(lambda model: tabby.health(model.name, model.version), is_public=True),
+        "/v1beta/server_setting": shown(lambda _model: tabby.server_setting(), tabby.TABBY),
     }
     return Starlette(
         routes=[

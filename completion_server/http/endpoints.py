@@ -1,6 +1,5 @@
 """Answers the requests of a listener: completions in any dialect, and Tabby's events."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -8,23 +7,33 @@ from typing import Any
 
 from starlette.datastructures import QueryParams
 
-from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.callers import Callers
+from completion_server.admission.entrance import Entrance
 from completion_server.admission.identity import Identity
-from completion_server.admission.refusals import MAX_HOLD_S, Refusals, refusal_budgets
-from completion_server.admission.settings import LimitSettings, ServerSettings
+from completion_server.admission.refusals import Refusals, refusal_budgets
+from completion_server.admission.settings import AdmissionSettings, LimitSettings, ServerSettings
 from completion_server.admission.turns import ReceiveTurns
-from completion_server.core.errors import CompletionError, DeadlineError, InvalidRequestError, ShedError
+from completion_server.auth.principal import Scope
+from completion_server.core.errors import (
+    CompletionError,
+    DeadlineError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    ShedError,
+    UnauthenticatedError,
+)
 from completion_server.core.events import FeedbackRefused, RequestRefused
 from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.core.request import Caller
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.http import tabby
 from completion_server.http.dialect import Answer, Asked, Dialect, parse
-from completion_server.http.identity import caller_of, headers_of, identity_of, with_document
+from completion_server.http.identity import arrival_of, caller_of, headers_of, with_document
 from completion_server.http.receiving import (
     BodyTooLargeError,
     ClientGoneError,
     Receive,
+    discard_body,
     receive_body,
 )
 from completion_server.http.recent import Recent, RecentRequests
@@ -34,7 +43,7 @@ from completion_server.scheduling.actions import SUPERSEDED
 from completion_server.serving.completion import Completion
 from completion_server.serving.service import Service
 
-Scope = Mapping[str, Any]
+AsgiScope = Mapping[str, Any]
 Endpoint = Callable[[Any, Any, Any], Awaitable[None]]
 _NOTHING = End(Outcome(FinishReason.STOP))
 
@@ -45,6 +54,7 @@ class Endpoints:
     def __init__(
         self,
         service: Service,
+        entrance: Entrance,
         server: ServerSettings,
         limits: LimitSettings,
         admission: AdmissionSettings,
@@ -53,16 +63,15 @@ class Endpoints:
         sheds_as_status: bool = False,
         begin_trace: BeginTrace = no_trace,
     ) -> None:
-        """Answer through `service`. `model` returns the name that answers give. With `sheds_as_status` shed requests
-        fail instead of being answered with empty text.
+        """Answer the callers that `entrance` identifies through `service`. `model` returns the name that answers give.
+        With `sheds_as_status` shed requests fail instead of being answered with empty text.
         """
         self._service = service
         self._limits = limits
         self._receive_timeout_s = server.receive_timeout_s
         self._max_body_bytes = server.max_message_bytes or limits.max_message_bytes
-        self._identify = partial(identity_of, limits=limits, trusts_names=admission.trust_user_names)
         self._caller_of = partial(caller_of, limits=limits, trusts_names=admission.trust_user_names)
-        self._refusals = Refusals(*refusal_budgets(admission), service.now)
+        self._callers = Callers(entrance, Refusals(*refusal_budgets(admission), service.now))
         self._turns = ReceiveTurns()
         self._recent = RecentRequests()
         self._model = model
@@ -72,15 +81,15 @@ class Endpoints:
     def completions(self, choose: Callable[[Mapping[str, Any]], Dialect], fallback: Dialect) -> Endpoint:
         """Return the endpoint of a path; `choose` returns the dialect of a body, `fallback` answers before that."""
 
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(scope: AsgiScope, receive: Receive, send: Send) -> None:
             dialect, is_accepted = fallback, False
             try:
                 headers = headers_of(scope)
                 began_at = self._service.now()
-                identity = await self._enter(scope, headers)
+                identity = await self._identify(scope, headers, receive)
                 self._service.gate.check()
                 data = await self._body(receive, headers, identity)
-                with self._refusals.charging(identity, len(data)):
+                with self._callers.refusals.charging(identity, len(data)):
                     body = parse(data)
                     dialect = choose(body)
                     asked, reply = dialect.translate(body)
@@ -94,7 +103,8 @@ class Endpoints:
                 if completion is None:
                     await writer.write_end(_NOTHING)
                 else:
-                    await self._write(completion, recent, writer, receive)
+                    with self._callers.watching(identity, completion.cancel):
+                        await self._write(completion, recent, writer, receive)
             except ClientGoneError:
                 return
             except CompletionError as error:
@@ -104,13 +114,13 @@ class Endpoints:
 
         return answer
 
-    async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def events(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Take an event of Tabby's clients as feedback."""
         try:
             headers = headers_of(scope)
-            identity = await self._enter(scope, headers)
+            identity = await self._identify(scope, headers, receive, Scope.FEEDBACK)
             data = await self._body(receive, headers, identity)
-            with self._refusals.charging(identity, len(data)):
+            with self._callers.refusals.charging(identity, len(data)):
                 select_kind = QueryParams(scope["query_string"]).get("select_kind", "")
                 event = tabby.event_of(parse(data), select_kind)
                 if event is not None:
@@ -122,8 +132,17 @@ class Endpoints:
             self._service.emit(FeedbackRefused())
             await write_error(send, error, tabby.TABBY.error(status_of(error), error))
 
+    async def check_reader(self, scope: AsgiScope) -> None:
+        """Check that the caller may read what is told of the server, which everybody may while authentication is off.
+
+        Raises:
+            CompletionError: as `Callers.identify`.
+
+        """
+        if not self._callers.is_open:
+            await self._callers.identify(arrival_of(headers_of(scope), scope))
+
     def _report(self, event: tabby.Event, identity: Identity, headers: Mapping[str, str], num_bytes: int) -> None:
-        self._service.gate.check_user(identity.user)
         recent = self._recent.find(event.number)
         caller, _has_name = self._caller_of(identity, headers, recent.user if recent else "")  # events have no `user`
         if recent is None or recent.owner != caller.owner:
@@ -132,24 +151,25 @@ class Endpoints:
         self._charge(caller, identity, num_bytes)
         self._service.report_feedback(caller, event.number, event.feedback(recent.text))
 
-    async def _enter(self, scope: Scope, headers: Mapping[str, str]) -> Identity:
-        """Return the caller of a request; refuse one that is over its budget."""
-        identity = self._identify(headers, scope["client"])
-        error = self._refusals.over_budget(identity)
-        if error is not None:
-            await asyncio.sleep(min(MAX_HOLD_S, (error.retry_after_ms or 0) / 1000))
-            raise error
-        return identity
+    async def _identify(
+        self, scope: AsgiScope, headers: Mapping[str, str], receive: Receive, needed: Scope = Scope.COMPLETE
+    ) -> Identity:
+        """Return the caller of a request, who may do what `needed` names. Raises CompletionError."""
+        try:
+            return await self._callers.identify(arrival_of(headers, scope), needed)
+        except (UnauthenticatedError, PermissionDeniedError):
+            await discard_body(receive, self._max_body_bytes, self._receive_timeout_s)
+            raise
 
     async def _body(self, receive: Receive, headers: Mapping[str, str], identity: Identity) -> bytes:
         try:
             async with self._turns.of(identity):
                 return await receive_body(receive, headers, self._max_body_bytes, self._receive_timeout_s)
         except BodyTooLargeError as error:
-            self._refusals.charge(identity, error.num_received)
+            self._callers.refusals.charge(identity, error.num_received)
             raise
         except DeadlineError:
-            self._refusals.charge(identity, self._max_body_bytes)  # as much memory may have been held
+            self._callers.refusals.charge(identity, self._max_body_bytes)  # as much memory may have been held
             raise
 
     def _open(
@@ -157,7 +177,6 @@ class Endpoints:
     ) -> tuple[Completion | None, Recent]:
         """Open a request; None for one that wants no text, which is checked and charged."""
         caller, has_name = self._caller_of(identity, headers, asked.user)
-        self._service.gate.check_user(identity.user)
         now = self._service.now()
         recent = self._recent.place(caller.owner, asked, next_number(), now, has_name=has_name)
         trace = self._begin_trace(identity.traceparent, identity.tracestate)
@@ -167,7 +186,7 @@ class Endpoints:
             return None, recent
         completion = self._service.open(request)
         if completion.is_rate_limited:
-            self._refusals.charge(identity, num_bytes)
+            self._callers.refusals.charge(identity, num_bytes)
             return completion, recent
         for other in self._recent.add(recent, completion, now):
             other.cancel(SUPERSEDED)
@@ -178,7 +197,7 @@ class Endpoints:
         try:
             self._service.charge(caller)
         except ShedError:
-            self._refusals.charge(identity, num_bytes)
+            self._callers.refusals.charge(identity, num_bytes)
             raise
 
     async def _write(self, completion: Completion, recent: Recent, writer: AnswerWriter, receive: Receive) -> None:

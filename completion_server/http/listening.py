@@ -8,12 +8,12 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 from collections.abc import Iterator
 
 import uvicorn
 
-from completion_server.http.protocol import LimitedProtocol
+from completion_server.core.certificates import CertificateFiles
+from completion_server.http.protocol import LimitedProtocol, close_oldest
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +30,15 @@ class PlainServer(uvicorn.Server):
 
 
 class TlsServer(PlainServer):
-    """A server that accepts its connections itself, and closes further ones if as many are open as may be."""
+    """A server that accepts its connections itself. If as many are open as may be, an older one makes room."""
 
-    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext, protocol: type[LimitedProtocol]) -> None:
-        """Serve each connection with a `protocol`, which has the limits."""
+    def __init__(self, config: uvicorn.Config, certificate: CertificateFiles, protocol: type[LimitedProtocol]) -> None:
+        """Serve each connection with a `protocol`, which has the limits, and the certificate in use when it begins."""
         super().__init__(config)
-        self._context = context
+        self._certificate = certificate
         self._protocol = protocol
-        self._handshakes = set[asyncio.Task[None]]()
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        """The oldest first."""
         self._accepting: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -65,13 +66,23 @@ class TlsServer(PlainServer):
                 logger.warning("can't accept an HTTP connection: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if len(self._handshakes) + len(self.server_state.connections) >= limits.max_connections:
+            num_open = len(self._handshakes) + len(self.server_state.connections)
+            if num_open >= limits.max_connections and not self._make_room():
                 connection.close()
             else:
                 task = loop.create_task(self._shake_hands(connection), name="http handshake")
-                self._handshakes.add(task)
-                task.add_done_callback(self._handshakes.discard)
+                self._handshakes[task] = None
+                task.add_done_callback(lambda task: self._handshakes.pop(task, None))
             await asyncio.sleep(0)  # while others wait, `sock_accept` may return without giving the loop a turn
+
+    def _make_room(self) -> bool:
+        """End the oldest handshake, or else close the oldest connection without a whole request."""
+        if not self._handshakes:
+            return close_oldest(self.server_state.connections)
+        oldest = next(iter(self._handshakes))
+        self._handshakes.pop(oldest)
+        oldest.cancel()
+        return True
 
     async def _shake_hands(self, connection: socket.socket) -> None:
         """Hand a connection to its protocol after its handshake; one without is closed."""
@@ -79,7 +90,7 @@ class TlsServer(PlainServer):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._protocol(self.config, self.server_state, self.lifespan.state),
                 connection,
-                ssl=self._context,
+                ssl=self._certificate.current.context,
                 ssl_handshake_timeout=self._protocol.limits.head_timeout_s,
             )
 

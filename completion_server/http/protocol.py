@@ -2,10 +2,14 @@
 
 import asyncio
 import re
+import ssl
+from collections.abc import MutableSet
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from completion_server.http.identity import CERTIFICATE
 
 _MAX_HEAD_BYTES = 16 * 1024
 _MAX_HEADERS = 64
@@ -42,6 +46,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """One connection."""
 
     limits: ClassVar[ConnectionLimits]
+    takes_certificates: ClassVar[bool]
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - uvicorn's
         """Begin without a connection."""
@@ -52,14 +57,24 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._num_framing_bytes = 0
         self._keeps_alive = True
+        self.waits_since = self.loop.time()
+        """When the connection was opened, or its last request was received whole."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has no request that was received whole and is not answered yet."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a new connection, or close it if there are too many."""
-        if len(self.connections) >= self.limits.max_connections:
+        """Take a new connection. If there are too many, an older one makes room, or else it is closed."""
+        if len(self.connections) >= self.limits.max_connections and not close_oldest(self.connections):
             self.transport = transport
             transport.abort()
             return
         super().connection_made(transport)
+        tls = transport.get_extra_info("ssl_object") if self.takes_certificates else None
+        if tls is not None and (certificate := tls.getpeercert(binary_form=True)):
+            self.app_state = {CERTIFICATE: ssl.DER_cert_to_PEM_cert(certificate).encode()}
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -119,7 +134,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """End a request; what comes next is the head of another."""
         super().on_message_complete()
-        self._is_in_head = True
+        self._is_in_head, self.waits_since = True, self.loop.time()
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = self._keeps_alive
 
@@ -143,6 +158,24 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(self.limits.head_timeout_s, self.transport.abort)
 
 
-def limited(limits: ConnectionLimits) -> type[LimitedProtocol]:
-    """Return the protocol of a listener with these limits, as uvicorn takes it."""
-    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})
+def close_oldest(connections: MutableSet[Any]) -> bool:
+    """Close the connection that has waited for a whole request for the longest time; return whether there is one.
+
+    So whoever opens many connections and sends nothing, or little, keeps nobody out.
+    """
+    waiting = [each for each in connections if isinstance(each, LimitedProtocol) and each.is_waiting]
+    if not waiting:
+        return False
+    oldest = min(waiting, key=lambda each: each.waits_since)
+    connections.discard(oldest)
+    oldest.transport.abort()
+    return True
+
+
+def limited(limits: ConnectionLimits, *, takes_certificates: bool = False) -> type[LimitedProtocol]:
+    """Return the protocol of a listener with these limits, as uvicorn takes it.
+
+    With `takes_certificates` a request brings the certificate that its client has shown.
+    """
+    members = {"limits": limits, "takes_certificates": takes_certificates}
+    return type("LimitedProtocol", (LimitedProtocol,), members)

@@ -1,6 +1,7 @@
 """Receives the body of a request within its limits, and notices when the client leaves."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -58,6 +59,20 @@ async def _receive(receive: Receive, max_bytes: int) -> bytes:
             raise BodyTooLargeError(max_bytes, "more", num_bytes)
         if not message.get("more_body"):
             return b"".join(chunks)
+
+
+async def discard_body(receive: Receive, max_bytes: int, timeout_s: float) -> None:
+    """Receive the body of a request that is refused, up to `max_bytes` and for at most `timeout_s` seconds.
+
+    A client that is still writing would see its connection fail instead of the answer.
+    """
+    num_bytes, has_more = 0, True
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while has_more and num_bytes <= max_bytes:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                has_more = message.get("more_body", False)
 
 
 async def until_gone(receive: Receive) -> None:

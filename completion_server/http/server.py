@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import ssl
 from dataclasses import dataclass
 
 import uvicorn
@@ -10,6 +9,7 @@ from starlette.types import ASGIApp
 
 from completion_server.admission.settings import ServerSettings
 from completion_server.core.addresses import is_loopback, split_address
+from completion_server.core.certificates import CertificateFiles, hosts_of
 from completion_server.core.errors import ConfigError
 from completion_server.http.guard import Guard
 from completion_server.http.listening import PlainServer, TlsServer, log_failure
@@ -19,6 +19,9 @@ from completion_server.http.web_sockets import limited_sockets
 
 _KEEP_ALIVE_S = 75
 """How long a connection may be idle after an answer: longer than a user thinks."""
+_PING_AFTER_S = 18.0
+_PING_TIMEOUT_S = 9.0
+"""A page whose browser vanished without closing its connection is so found within 30 s."""
 _BACKLOG = 512
 
 
@@ -51,23 +54,32 @@ class HttpListener:
         self._task = None
 
 
-def build_http_server(settings: ServerSettings, app: ASGIApp) -> HttpListener:
-    """Return the listener, bound and not yet started.
+def build_http_server(
+    settings: ServerSettings, app: ASGIApp, certificate: CertificateFiles | None, *, takes_certificates: bool = False
+) -> HttpListener:
+    """Return the listener, bound and not yet started. On loopback it has no TLS, elsewhere it has the certificate's.
+
+    With `takes_certificates` the certificate of a client is a credential.
 
     Raises:
-        ConfigError: the address or the TLS files can't be used.
+        ConfigError: the address can't be used.
 
     """
     host, port = split_address(settings.http_listen)
+    if is_loopback(settings.http_listen):
+        certificate = None
+    # No page gets here by a name of its own that the certificate lacks: its browser refuses the connection.
+    names = (*settings.http_hosts, *(hosts_of(certificate.current.chain) if certificate else ()))
     limits = ConnectionLimits(settings.http_max_connections, settings.receive_timeout_s, settings.stall_timeout_s)
-    protocol = limited(limits)
-    tls = None if is_loopback(settings.http_listen) else settings.tls
+    protocol = limited(limits, takes_certificates=takes_certificates)
     config = uvicorn.Config(
-        Guard(app, settings.http_hosts),
+        Guard(app, names),
         http=protocol,
         ws=limited_sockets(limits),
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
+        ws_ping_interval=_PING_AFTER_S,
+        ws_ping_timeout=_PING_TIMEOUT_S,
         workers=1,
         lifespan="off",
         interface="asgi3",
@@ -79,10 +91,6 @@ def build_http_server(settings: ServerSettings, app: ASGIApp) -> HttpListener:
         date_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         backlog=_BACKLOG,
-        ssl_certfile=tls.certificate or None if tls else None,
-        ssl_keyfile=tls.key or None if tls else None,
-        ssl_ca_certs=tls.client_ca or None if tls else None,
-        ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca else ssl.CERT_NONE,
     )
     try:
         config.load()
@@ -93,5 +101,7 @@ def build_http_server(settings: ServerSettings, app: ASGIApp) -> HttpListener:
         raise ConfigError(msg) from error
     bound.setblocking(False)
     shown = settings.http_listen.rpartition(":")[0]
-    server = PlainServer(config) if config.ssl is None else TlsServer(config, config.ssl, protocol)
+    server = PlainServer(config)
+    if certificate is not None:
+        server = TlsServer(config, certificate, protocol)
     return HttpListener(f"{shown}:{bound.getsockname()[1]}", server, bound)

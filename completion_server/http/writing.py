@@ -165,8 +165,10 @@ def status_of(error: CompletionError) -> int:
 
 
 async def write_error(send: Send, error: CompletionError, body: Json) -> None:
-    """Write an error, with the time after which to retry."""
+    """Write an error, with the time after which to retry, or how a caller says who it is."""
     headers = {}
+    if error.code is Code.UNAUTHENTICATED:
+        headers["www-authenticate"] = "Bearer"
     if error.retry_after_ms is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_ms / 1000))
     await write_json(send, status_of(error), body, headers)

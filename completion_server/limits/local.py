@@ -100,3 +100,11 @@ class LocalLimiters:
     def sessions(self, _kind: str, limit: int) -> LocalSessions:
         """Return a limiter of open sessions."""
         return LocalSessions(limit)
+
+    def retire(self, _limiter: object) -> None:
+        """Do nothing: a limiter that nobody uses any more is freed."""
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas that share the limits: this one."""
+        return 1

@@ -41,6 +41,7 @@ class SharedLimits:
         self._clock = clock
         self.replicas = Replicas(Replica(replica_id, secrets.token_hex(8), 0.0), clock, assumed_replicas)
         self._limiters: list[SharedLimiter] = []
+        self._retired: list[SharedLimiter] = []
         self._next_beat_at = -math.inf
 
     def rate(self, kind: str, units_per_s: float, burst: float, max_wait_s: float = math.inf) -> SharedRates:
@@ -54,6 +55,16 @@ class SharedLimits:
         limiter = SharedSessions(kind, limit, self.replicas)
         self._limiters.append(limiter)
         return limiter
+
+    def retire(self, limiter: object) -> None:
+        """Leave the shares of a limiter that is used no more to the other replicas."""
+        self._retired += [each for each in self._limiters if each is limiter]
+        self._limiters = [each for each in self._limiters if each is not limiter]
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of living replicas, this one included, when Redis answered last."""
+        return self.replicas.num_alive
 
     @property
     def num_shares(self) -> int:
@@ -73,7 +84,9 @@ class SharedLimits:
             self._next_beat_at = now + HEARTBEAT_S
             if (found := await self._board.meet(self.replicas.own)) is not None:
                 self.replicas.find(found)
-        reports = [report for limiter in self._limiters for report in limiter.reports(now)]
+        retired, self._retired = self._retired, []
+        reports = [report for limiter in retired for report in limiter.give_back()]
+        reports += [report for limiter in self._limiters for report in limiter.reports(now)]
         if self.replicas.is_shared:
             await self._board.report(self.replicas.own, reports)
         else:

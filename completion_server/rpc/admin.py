@@ -12,7 +12,10 @@ from completion.v1 import admin_pb2 as pb
 from completion.v1 import admin_pb2_grpc
 from completion_server.admission.gate import Readiness
 from completion_server.core.errors import CompletionError, InvalidRequestError, NotPossibleError
+from completion_server.core.events import Actor, AdminChanged
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
+from completion_server.rpc.admin_access import operator
+from completion_server.rpc.identity import split_peer
 from completion_server.rpc.status import abort
 from completion_server.serving.service import Service
 from completion_server.speculation.figures import SpeculationFigures
@@ -180,11 +183,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: pb.SetSpeculationRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.SetSpeculationResponse:
         """Change the number of speculative tokens from the engine's next step on."""
+        before = self._speculation.active
         try:
             _set_speculation(self._speculation, request)
         except CompletionError as error:
             await abort(context, error)
         now = self._speculation.active
+        self._changed(context, "speculation", _shown(before), _shown(now), request.by)
         return pb.SetSpeculationResponse(
             schedule=_rows_to_wire(now.schedule), since_unix_ms=now.since_unix_ms, mode=_MODES[now.mode]
         )
@@ -197,10 +202,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             previous = self._controls.set_log_level(request.level)
         except ValueError as error:
             await abort(context, _invalid(str(error)))
+        self._changed(context, "log level", previous, request.level)
         return pb.SetLogLevelResponse(previous_level=previous)
 
-    async def Drain(self, request: pb.DrainRequest, _context: Any) -> pb.DrainResponse:
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         """Stop accepting requests; the server ends when the accepted ones have ended."""
+        self._changed(context, "drain", self._service.gate.readiness.value, Readiness.DRAINING.value)
         self._controls.drain(request.grace_ms / 1000 if request.HasField("grace_ms") else None)
         return pb.DrainResponse(live_requests=self._service.load().num_live)
 
@@ -208,6 +215,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Return metrics. A page with vLLM's takes milliseconds, in which the event loop goes on."""
         text = await asyncio.to_thread(self._controls.render_metrics, tuple(request.names))
         return pb.GetMetricsResponse(text=text, uptime_s=self._controls.uptime_s())
+
+    def _changed(self, context: Any, setting: str, old: str, new: str, by: str = "") -> None:
+        """Report a change for the audit log. `by` is the name that the request claims, if none is verified."""
+        identity = operator.get()
+        actor = identity.actor if identity else Actor(by, peer=split_peer(context.peer())[1])
+        self._service.emit(AdminChanged(actor, setting, old, new))
+
+
+def _shown(active: ActiveSpeculation) -> str:
+    """Return the active K as the audit log has it."""
+    return f"{active.mode.value} {active.schedule.as_lists()}"
 
 
 def _replication_to_wire(status: ReplicationStatus | None) -> pb.ReplicationStatus | None:

@@ -1,23 +1,25 @@
 """CompletionService: answers single calls and session streams."""
 
 import random
-from functools import partial
 from typing import Any
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.gate import AdmissionSettings
-from completion_server.admission.refusals import refusal_budgets
-from completion_server.admission.settings import LimitSettings, ServerSettings
+from completion_server.admission.callers import Callers
+from completion_server.admission.entrance import Entrance
+from completion_server.admission.identity import Identity
+from completion_server.admission.refusals import Refusals, refusal_budgets
+from completion_server.admission.settings import AdmissionSettings, LimitSettings, ServerSettings
+from completion_server.auth.principal import Scope
 from completion_server.core.errors import CompletionError, DeadlineError, ShedError
-from completion_server.core.events import RequestRefused
+from completion_server.core.events import RequestRefused, SessionClosed, SessionOpened
 from completion_server.core.outcome import AnswerPart, End, FinishReason, Outcome
 from completion_server.core.trace_context import BeginTrace, no_trace
-from completion_server.rpc.identity import identity_of
 from completion_server.rpc.intake import Intake, parsed
 from completion_server.rpc.messages import convert
 from completion_server.rpc.outbox import Outbox
-from completion_server.rpc.session import CLIENT_GONE, SessionCall, StreamTimes, reset
+from completion_server.rpc.session import CLIENT_GONE, SessionCall, reset
 from completion_server.rpc.status import abort, abort_within
+from completion_server.rpc.stream_ends import StreamTimes
 from completion_server.serving.completion import Completion
 from completion_server.serving.service import Service
 
@@ -34,6 +36,7 @@ class CompletionServicer:
     def __init__(
         self,
         service: Service,
+        entrance: Entrance,
         server: ServerSettings,
         limits: LimitSettings,
         admission: AdmissionSettings,
@@ -41,34 +44,36 @@ class CompletionServicer:
         sheds_as_status: bool = False,
         begin_trace: BeginTrace = no_trace,
     ) -> None:
-        """Answer through `service`. With `sheds_as_status` a shed call fails instead of ending with empty text."""
+        """Answer the callers that `entrance` identifies through `service`.
+
+        With `sheds_as_status` a shed call fails instead of ending with empty text.
+        """
         self._service = service
         self._server = server
         self._admission = admission
         self._stall_timeout_s = server.stall_timeout_s
         self._sheds_as_status = sheds_as_status
-        budgets = refusal_budgets(admission)
-        identify = partial(identity_of, limits=limits, trusts_names=admission.trust_user_names)
-        self._intake = Intake(limits, *budgets, server.receive_timeout_s, service.now, identify, begin_trace)
+        callers = Callers(entrance, Refusals(*refusal_budgets(admission), service.now))
+        self._intake = Intake(limits, callers, server.receive_timeout_s, service.now, begin_trace)
         self._sessions: set[SessionCall] = set()
 
     async def complete(self, _messages: Any, context: Context) -> None:
         """Answer one request."""
         try:
-            completion = await self._open(context)
+            completion, identity = await self._open(context)
         except CompletionError as error:
             self._service.emit(RequestRefused(error))
             await abort(context, error)
-        failure = await self._stream(completion, context)
+        with self._intake.callers.watching(identity, completion.cancel):
+            failure = await self._stream(completion, context)
         if failure is not None:
             await abort_within(context, failure, self._stall_timeout_s)
 
-    async def _open(self, context: Context) -> Completion:
-        """Receive the request of a call and open it."""
+    async def _open(self, context: Context) -> tuple[Completion, Identity]:
+        """Receive the request of a call and open it; return it with its caller."""
         began_at = self._service.now()
         identity = await self._intake.enter(context)
         self._service.gate.check()
-        self._service.gate.check_user(identity.user)
         data = await self._intake.receive(context, identity)
         with self._intake.refusals.charging(identity, len(data)):
             message = parsed(self._intake.decode_complete(data))
@@ -82,7 +87,7 @@ class CompletionServicer:
         completion = self._service.open(request)
         if completion.is_rate_limited:
             self._intake.refusals.charge(identity, len(data))
-        return completion
+        return completion, identity
 
     async def _stream(self, completion: Completion, context: Context) -> CompletionError | None:
         """Write an answer; return the failure that the call must end with, if any."""
@@ -117,14 +122,15 @@ class CompletionServicer:
         """Serve one session stream."""
         try:
             identity = await self._intake.enter(context)
-            self._service.gate.check_user(identity.user)
-            permit = self._service.gate.enter_session(identity.named_owner, identity.peer, identity.tenant_key)
+            permit = self._service.gate.enter_session(identity.named_owner, identity.limited_peer, identity.tenant_key)
         except CompletionError as error:
             self._service.emit(RequestRefused(error))
             await abort(context, error)
         with permit:
             stream = SessionCall(self._service, self._intake, self._times(), context, identity)
             self._sessions.add(stream)
+            opened_at = self._service.now()
+            self._service.emit(SessionOpened(identity.actor))
             try:
                 await context.send_initial_metadata(())  # tells an editor that its reconnect succeeded
                 failure = await stream.run()
@@ -132,14 +138,14 @@ class CompletionServicer:
                 return
             finally:
                 self._sessions.discard(stream)
+                self._service.emit(SessionClosed(identity.actor, self._service.now() - opened_at))
         if failure is not None:
             await abort_within(context, failure, self._stall_timeout_s)
 
     async def report_feedback(self, _messages: Any, context: Context) -> None:
         """Take an editor's feedback on a completion."""
         try:
-            identity = await self._intake.enter(context)
-            self._service.gate.check_user(identity.user)
+            identity = await self._intake.enter(context, Scope.FEEDBACK)
             data = await self._intake.receive(context, identity)
             with self._intake.refusals.charging(identity, len(data)):
                 message = parsed(self._intake.decode_feedback(data))

@@ -1,45 +1,49 @@
-"""Identifies the caller of an RPC: the only source of its user, tenant and network address."""
+"""Reads what a call brings of its caller: names, credentials and network address. `Entrance` says who that is."""
 
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
-from completion_server.admission.identity import Identity, peer_key
-from completion_server.admission.settings import LimitSettings
-from completion_server.core.errors import InvalidRequestError
+from completion_server.admission.entrance import Arrival
+from completion_server.admission.identity import peer_key
+from completion_server.auth.principal import Credentials
 from completion_server.core.trace_context import TRACEPARENT, TRACESTATE
 
-_USER_KEY = "x-user-id"
-_TENANT_KEY = "x-tenant-id"
+_USER = "x-user-id"
+_TENANT = "x-tenant-id"
+_AUTHORIZATION = "authorization"
+_API_KEY = "x-api-key"
+_KEYS = frozenset((_USER, _TENANT, TRACEPARENT, TRACESTATE, _AUTHORIZATION, _API_KEY))
+_BEARER = "bearer "
+_CERTIFICATE = "x509_pem_cert"
+_NO_CREDENTIALS = Credentials()
 
-Identify = Callable[[Any], Identity]
-"""Returns the caller of an RPC from its context.
 
-Raises InvalidRequestError for an invalid name. A token check would raise UnauthenticatedError or PermissionDeniedError.
-"""
-
-
-def identity_of(context: Any, limits: LimitSettings, *, trusts_names: bool = False) -> Identity:
-    """Return the caller of an RPC. With `trusts_names`, a trusted source, such as a proxy, gave its user name.
-
-    Raises:
-        InvalidRequestError: a name is too long.
-
-    """
-    found = {_USER_KEY: "", _TENANT_KEY: ""}
-    traces = {TRACEPARENT: "", TRACESTATE: ""}
+def arrival_of(context: Any, *, with_credentials: bool = True) -> Arrival:
+    """Return what a call brings. Without `with_credentials` no token or certificate is read, which saves time."""
+    found: dict[str, str] = {}
     for key, value in context.invocation_metadata() or ():
-        if key in traces:
-            traces[key] = value
-        elif key in found:
+        if key in _KEYS:
             found[key] = value if isinstance(value, str) else value.decode("ascii", "replace")
-            if len(found[key]) > limits.max_session_id_bytes:
-                limit = f"must be at most {limits.max_session_id_bytes} bytes, got {len(found[key])}"
-                raise InvalidRequestError(f"metadata {key}", limit)
     connection, peer = split_peer(context.peer())
-    user = found[_USER_KEY]
-    is_verified = trusts_names and bool(user)
-    return Identity(user, found[_TENANT_KEY], connection, peer, is_verified, traces[TRACEPARENT], traces[TRACESTATE])
+    return Arrival(
+        found.get(_USER, ""),
+        found.get(_TENANT, ""),
+        connection,
+        peer,
+        _credentials_of(context, found) if with_credentials else _NO_CREDENTIALS,
+        found.get(TRACEPARENT, ""),
+        found.get(TRACESTATE, ""),
+    )
+
+
+def _credentials_of(context: Any, found: dict[str, str]) -> Credentials:
+    token = token_of(found.get(_AUTHORIZATION, "")) or found.get(_API_KEY, "")
+    return Credentials(token, b"".join(context.auth_context().get(_CERTIFICATE, ())))
+
+
+def token_of(authorization: str) -> str:
+    """Return the token in a value of `authorization`; "" if it has none or is of another scheme."""
+    return authorization[len(_BEARER) :].strip() if authorization[: len(_BEARER)].lower() == _BEARER else ""
 
 
 def split_peer(peer: str) -> tuple[str, str]:

@@ -6,21 +6,22 @@ that a handler runs when the headers of its call arrive, and decides whether to 
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.callers import Callers
 from completion_server.admission.identity import Identity
-from completion_server.admission.quotas import RefusalBudget
-from completion_server.admission.refusals import MAX_HOLD_S, Refusals
 from completion_server.admission.settings import LimitSettings
 from completion_server.admission.turns import ReceiveTurns
+from completion_server.auth.principal import Scope
 from completion_server.core.errors import DeadlineError, InvalidRequestError
 from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import BeginTrace, no_trace
-from completion_server.rpc.identity import Identify
+from completion_server.rpc.identity import arrival_of, token_of
 from completion_server.rpc.messages import convert, decoder
 from completion_server.rpc.messages.decoder import Decoder, Malformed
 
@@ -33,21 +34,16 @@ class Intake:
     def __init__(
         self,
         limits: LimitSettings,
-        budget: RefusalBudget,
-        peer_budget: RefusalBudget,
+        callers: Callers,
         receive_timeout_s: float,
         now: Callable[[], float],
-        identify: Identify,
         begin_trace: BeginTrace = no_trace,
     ) -> None:
-        """Receive messages within `limits`, each in `receive_timeout_s`, and charge refused ones to both budgets.
-
-        `budget` is for each connection, `peer_budget` for each address, because a client can replace its connection.
-        """
+        """Receive messages of `callers` within `limits`, each in `receive_timeout_s`. `now` returns the time in s."""
         self.limits = limits
+        self.callers = callers
+        self.refusals = callers.refusals
         self._begin_trace = begin_trace
-        self._identify = identify
-        self.refusals = Refusals(budget, peer_budget, now)
         self._turns = ReceiveTurns()
         self._receive_timeout_s = receive_timeout_s
         self._now = now
@@ -55,20 +51,25 @@ class Intake:
         self.decode_session = Decoder(pb.SessionRequest, decoder.session_request(limits))
         self.decode_feedback = Decoder(pb.ReportFeedbackRequest, decoder.report_feedback_request(limits))
 
-    async def enter(self, context: Any) -> Identity:
-        """Return the caller.
+    async def enter(self, context: Any, scope: Scope = Scope.COMPLETE) -> Identity:
+        """Return the caller of a call, who may do what `scope` names.
 
         Raises:
-            TooManyRefusalsError: the connection or its address is over its budget.
-            InvalidRequestError: a name in the metadata is too long.
+            CompletionError: as `Callers.identify`.
 
         """
-        identity = self._identify(context)
-        error = self.refusals.over_budget(identity)
-        if error is not None:
-            await asyncio.sleep(min(MAX_HOLD_S, (error.retry_after_ms or 0) / 1000))
-            raise error
-        return identity
+        return await self.callers.identify(arrival_of(context, with_credentials=not self.callers.is_open), scope)
+
+    async def enter_again(self, context: Any, authorization: str) -> Identity:
+        """Return the caller of an open stream by a new token, in the form of the metadata `authorization`.
+
+        Raises:
+            CompletionError: as `Callers.identify`.
+
+        """
+        arrival = arrival_of(context)
+        credentials = replace(arrival.credentials, token=token_of(authorization))
+        return await self.callers.identify(replace(arrival, credentials=credentials))
 
     async def receive(self, context: Any, identity: Identity) -> bytes:
         """Return the one message of a call.
@@ -78,19 +79,24 @@ class Intake:
             InvalidRequestError: the call has no message, or the transport refused it.
 
         """
-        async with self._turns.of(identity):
-            return await self._receive(context, identity)
+        try:
+            async with self._turns.of(identity):
+                return await self._receive(context)
+        except DeadlineError:
+            self.refusals.charge(identity, self.limits.max_message_bytes)  # as much memory may have been held
+            raise
+        except InvalidRequestError:
+            self.refusals.charge(identity, 0)
+            raise
 
-    async def _receive(self, context: Any, identity: Identity) -> bytes:
+    async def _receive(self, context: Any) -> bytes:
         try:
             async with asyncio.timeout(self._receive_timeout_s):
                 data = await context.read()
         except TimeoutError:
-            self.refusals.charge(identity, self.limits.max_message_bytes)  # as much memory may have been held
             msg = f"the request was not received within {self._receive_timeout_s:g} s (server.receive_timeout_s)"
             raise DeadlineError(msg) from None
         if data is grpc.aio.EOF:
-            self.refusals.charge(identity, 0)
             raise InvalidRequestError("message", "must be sent, but the call ended without one")
         received: bytes = data
         return received

@@ -1,17 +1,17 @@
-"""Checks of the listeners' addresses and TLS files, made before anything is loaded."""
+"""Checks of the listeners' addresses, made before anything is loaded, and their TLS."""
 
 import contextlib
 import errno
 import shlex
 import socket
-import ssl
 from pathlib import Path
 
 import grpc
 import psutil
 
-from completion_server.admission.settings import ServerSettings, TlsSettings
+from completion_server.admission.settings import ServerSettings
 from completion_server.core.addresses import is_unix_socket, split_address
+from completion_server.core.certificates import CertificateFiles, ServerCertificate
 from completion_server.core.errors import ConfigError
 
 _ASK = "`completion-server status` asks a running server"
@@ -90,33 +90,39 @@ def _described(process: psutil.Process) -> str:
     return f", {'another completion-server' if is_server else 'which is'}: {short}"
 
 
-def check_tls(settings: ServerSettings) -> None:
-    """Check that the TLS files of both listeners can be used.
+def load_certificates(settings: ServerSettings) -> dict[str, CertificateFiles]:
+    """Return the TLS files of the listeners "public" and "admin"; a listener without TLS has none.
 
     Raises:
         ConfigError: a file can't be read, or the certificate and the key don't belong together.
 
     """
-    for key, tls in (("server.tls", settings.tls), ("server.admin_tls", settings.admin_tls)):
-        if tls.certificate:
-            credentials(tls, key)
+    sections = (("public", "server.tls", settings.tls), ("admin", "server.admin_tls", settings.admin_tls))
+    return {
+        name: CertificateFiles(section, tls.certificate, tls.key, tls.client_ca)
+        for name, section, tls in sections
+        if tls.certificate
+    }
 
 
-def credentials(tls: TlsSettings, key: str) -> grpc.ServerCredentials:
-    """Return the credentials of a listener; `key` names its section.
+def credentials(files: CertificateFiles) -> grpc.ServerCredentials:
+    """Return the credentials of a listener. Each new connection gets the certificate that is in use by then."""
+    used = files.current
 
-    Raises:
-        ConfigError: a file can't be read, or the certificate and the key don't belong together.
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        """Return what new connections use from now on, None if nothing has changed. Called in gRPC's threads."""
+        nonlocal used
+        if files.current is used:
+            return None
+        used = files.current
+        return _configuration(used)
 
-    """
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls.certificate, tls.key)
-        if tls.client_ca:
-            context.load_verify_locations(tls.client_ca)
-        pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
-        client_ca = Path(tls.client_ca).read_bytes() if tls.client_ca else None
-    except OSError as error:  # ssl's own errors are among them
-        msg = f"{key}: its certificate, key or client_ca can't be used: {error}"
-        raise ConfigError(msg) from error
-    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(used),
+        changed,  # type: ignore[arg-type]  # gRPC takes None, its types do not say so
+        require_client_authentication=used.client_ca is not None,
+    )
+
+
+def _configuration(certificate: ServerCertificate) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(certificate.key, certificate.chain)], certificate.client_ca)

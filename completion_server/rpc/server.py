@@ -1,22 +1,23 @@
 """Builds the gRPC servers: a public one for editors and an admin one for operators, both with health and reflection."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
-from cryptography import x509
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 
 from completion.v1 import admin_pb2, admin_pb2_grpc
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.settings import LimitSettings, ServerSettings, TlsSettings
+from completion_server.admission.callers import Callers
+from completion_server.admission.settings import LimitSettings, ServerSettings
 from completion_server.core import descriptors
 from completion_server.core.addresses import is_unix_socket
+from completion_server.core.certificates import CertificateFiles
 from completion_server.core.errors import ConfigError
 from completion_server.rpc.admin import AdminServicer
+from completion_server.rpc.admin_access import AdminAccess
 from completion_server.rpc.completion import CompletionServicer
 from completion_server.rpc.listening import credentials
 from completion_server.rpc.standard_services import add_standard_services
@@ -31,6 +32,9 @@ _MAX_METADATA_BYTES = 8 * 1024
 _MAX_IDLE_MS = 300_000
 """A connection without calls is closed after this long; clients open another with their next call."""
 _MAX_HANDSHAKE_MS = 10_000
+_PING_AFTER_MS = 18_000
+_PING_TIMEOUT_MS = 9_000
+"""A client that vanished without closing its connection, such as a suspended laptop, is so found within 30 s."""
 
 
 class HealthReporter:
@@ -54,14 +58,16 @@ class Listener:
 
     server: grpc.aio.Server
     address: str
-    certificate_expires_s: float | None
-    """When its certificate expires, in Unix seconds; None without TLS."""
 
 
 def build_public_server(
-    settings: ServerSettings, limits: LimitSettings, servicer: CompletionServicer, health: HealthReporter
+    settings: ServerSettings,
+    limits: LimitSettings,
+    servicer: CompletionServicer,
+    health: HealthReporter,
+    certificate: CertificateFiles | None,
 ) -> Listener:
-    """Return the editors' server, not yet started.
+    """Return the editors' server, not yet started; without a certificate it has no TLS.
 
     Raises:
         ConfigError: the address can't be used.
@@ -69,20 +75,26 @@ def build_public_server(
     """
     server = grpc.aio.server(options=_options(settings, settings.max_message_bytes or limits.max_message_bytes))
     server.add_generic_rpc_handlers((_completion_handlers(servicer),))
-    return _finish(server, settings.listen, "server.listen", settings, settings.tls, health, COMPLETION_SERVICE)
+    return _finish(server, settings.listen, "server.listen", settings, certificate, health, COMPLETION_SERVICE)
 
 
-def build_admin_server(settings: ServerSettings, servicer: AdminServicer, health: HealthReporter) -> Listener:
-    """Return the operators' server, not yet started.
+def build_admin_server(
+    settings: ServerSettings,
+    servicer: AdminServicer,
+    health: HealthReporter,
+    callers: Callers,
+    certificate: CertificateFiles | None,
+) -> Listener:
+    """Return the operators' server, not yet started; without a certificate it has no TLS.
 
     Raises:
         ConfigError: the address can't be used.
 
     """
-    server = grpc.aio.server(options=_options(settings, _MAX_ADMIN_MESSAGE_BYTES))
+    interceptors = () if callers.is_open else (AdminAccess(callers),)
+    server = grpc.aio.server(interceptors=interceptors, options=_options(settings, _MAX_ADMIN_MESSAGE_BYTES))
     admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
-    tls = settings.admin_tls
-    return _finish(server, settings.admin_listen, "server.admin_listen", settings, tls, health, ADMIN_SERVICE)
+    return _finish(server, settings.admin_listen, "server.admin_listen", settings, certificate, health, ADMIN_SERVICE)
 
 
 def _finish(
@@ -90,34 +102,27 @@ def _finish(
     address: str,
     key: str,
     settings: ServerSettings,
-    tls: TlsSettings,
+    certificate: CertificateFiles | None,
     health: HealthReporter,
     service: str,
 ) -> Listener:
     reflected = service if settings.reflection else None
     add_standard_services(server, health.servicer, settings.receive_timeout_s, reflected)
-    has_tls = bool(tls.certificate) and not is_unix_socket(address)
-    return Listener(server, _bind(server, address, key, tls), _expires_s(tls) if has_tls else None)
+    return Listener(server, _bind(server, address, key, certificate))
 
 
-def _bind(server: grpc.aio.Server, address: str, key: str, tls: TlsSettings) -> str:
+def _bind(server: grpc.aio.Server, address: str, key: str, certificate: CertificateFiles | None) -> str:
     try:
-        if tls.certificate and not is_unix_socket(address):
-            port = server.add_secure_port(address, credentials(tls, f"{key.removesuffix('listen')}tls"))
-        else:
+        if certificate is None or is_unix_socket(address):
             port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials(certificate))
     except RuntimeError as error:
         msg = f"{key}: can't listen on {address}; is it in use by another server?"
         raise ConfigError(msg) from error
     if is_unix_socket(address):
         return address
     return f"{address.rpartition(':')[0]}:{port}"
-
-
-def _expires_s(tls: TlsSettings) -> float:
-    """Return when the first certificate of a chain expires, in Unix seconds. The chain was checked."""
-    chain = x509.load_pem_x509_certificates(Path(tls.certificate).read_bytes())
-    return min(certificate.not_valid_after_utc.timestamp() for certificate in chain)
 
 
 def _options(settings: ServerSettings, max_message_bytes: int) -> list[tuple[str, Any]]:
@@ -134,9 +139,9 @@ def _options(settings: ServerSettings, max_message_bytes: int) -> list[tuple[str
         ("grpc.max_allowed_incoming_connections", settings.max_connections or descriptors.max_connections()),
         ("grpc.max_connection_idle_ms", _MAX_IDLE_MS),
         ("grpc.server_handshake_timeout_ms", _MAX_HANDSHAKE_MS),
-        # Detects clients that vanished without closing the connection, such as a suspended laptop.
-        ("grpc.keepalive_time_ms", 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_time_ms", _PING_AFTER_MS),
+        ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),  # gRPC's own limit is a minute
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ]

@@ -1,14 +1,15 @@
-"""One Session stream: reads an editor's messages, opens its requests, and ends the stream at its time limits."""
+"""One Session stream: reads an editor's messages, opens its requests, and ends the stream (`stream_ends`)."""
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.callers import CHECK_EVERY_S, VerifiedCaller
 from completion_server.admission.identity import Identity
+from completion_server.auth.principal import Scope
 from completion_server.core.errors import (
     CompletionError,
     DrainingError,
@@ -16,6 +17,7 @@ from completion_server.core.errors import (
     InvalidRequestError,
     Limit,
     OverloadedError,
+    PermissionDeniedError,
     SessionEndedError,
 )
 from completion_server.core.events import FeedbackRefused, RequestRefused
@@ -25,6 +27,7 @@ from completion_server.rpc.intake import Intake
 from completion_server.rpc.messages import convert
 from completion_server.rpc.messages.decoder import Malformed
 from completion_server.rpc.outbox import Outbox
+from completion_server.rpc.stream_ends import StreamTimes
 from completion_server.serving.completion import Completion
 from completion_server.serving.service import Service
 
@@ -49,33 +52,6 @@ def reset(seconds: float) -> NoReturn:
     raise asyncio.CancelledError
 
 
-@dataclass(frozen=True, slots=True)
-class StreamTimes:
-    """The time limits of a stream, in seconds."""
-
-    first_request_s: float
-    """From its start to its first message."""
-    idle_s: float
-    """From one message to the next."""
-    max_age_s: float
-    stall_timeout_s: float
-    """How long a write may block."""
-
-    def end(self, opened_at: float, received_at: float | None, *, is_busy: bool) -> tuple[float, str]:
-        """Return the time at which a stream ends if it gets no further message, and the reason.
-
-        `received_at` is the time of its last message, None if there was none. A busy stream, which has open requests,
-        is not idle.
-        """
-        ends = [(opened_at + self.max_age_s, f"it is {self.max_age_s:.3g} s old (server.max_session_age_s)")]
-        if received_at is None:
-            reason = f"no request came within {self.first_request_s:g} s (admission.first_request_s)"
-            ends.append((opened_at + self.first_request_s, reason))
-        elif not is_busy:
-            ends.append((received_at + self.idle_s, f"no message for {self.idle_s:g} s (admission.session_idle_s)"))
-        return min(ends)
-
-
 class SessionCall:
     """The server's side of one stream. An invalid request ends that request; a stalled reader ends the stream."""
 
@@ -93,6 +69,8 @@ class SessionCall:
         self._times = times
         self._context = context
         self._identity = identity
+        self._verified = None if identity.principal is None else VerifiedCaller(intake.callers, identity)
+        """None while authentication is off."""
         self._caller: Caller | None = None
         """Known after the first request, which names the session."""
         self._last_sequence = 0
@@ -141,15 +119,30 @@ class SessionCall:
             if self._reading is not None:
                 self._reading.cancel()
 
+    def _cut(self, failure: CompletionError) -> None:
+        """End the stream of a caller that may not go on, and its open requests with it."""
+        self._end(failure)
+        for completion in tuple(self._outbox.completions()):
+            completion.cancel()
+
     def _watch(self) -> None:
-        """End the stream if a time limit is reached, else set a timer to check again."""
+        """End the stream if a time limit is reached or its caller may not go on, else set a timer to check again."""
         now, is_busy = self._loop.time(), self._outbox.num_live > 0
+        if self._verified is not None:
+            try:
+                self._verified.check(now)
+            except CompletionError as error:
+                self._cut(error)
+                return
         ends_at, reason = self._times.end(self._opened_at, self._received_at, is_busy=is_busy)
         if ends_at <= now:
             self._end(SessionEndedError(f"the stream ends: {reason}", retry_after_ms=0))
             return
         # Messages and answers change the end meanwhile, so check again after one idle time at the latest.
-        self._timer = self._loop.call_at(min(ends_at, now + self._times.idle_s), self._watch)
+        next_at = min(ends_at, now + self._times.idle_s)
+        if self._verified is not None:
+            next_at = min(next_at, now + CHECK_EVERY_S)
+        self._timer = self._loop.call_at(next_at, self._watch)
 
     # Reading
 
@@ -163,11 +156,9 @@ class SessionCall:
         began_at = self._service.now()
         message = self._intake.decode_session(data)
         if isinstance(message, Malformed):
-            await self._outbox.reserve()
-            if self._is_new(message.sequence):
-                self._end_refused(message.sequence, _inside_complete(message.error), len(data))
-            else:
-                self._refuse(message.sequence, message.error, len(data))
+            await self._refuse_malformed(message, len(data))
+            return
+        if self._verified is not None and not await self._may_go_on(self._verified, message.authorization):
             return
         match message.WhichOneof("event"):
             case "complete":
@@ -178,9 +169,22 @@ class SessionCall:
                     completion.cancel()
             case "feedback":
                 await self._report(message.feedback, len(data))
+            case None if message.HasField("authorization"):
+                pass
             case _:
                 await self._outbox.reserve()
                 self._refuse(0, InvalidRequestError("event", "must be set"), len(data))
+
+    async def _may_go_on(self, verified: VerifiedCaller, authorization: str) -> bool:
+        """Take a new token, if there is one; return whether the stream goes on, and end it if not."""
+        try:
+            if authorization:
+                verified.renew(await self._intake.enter_again(self._context, authorization))
+            verified.check(self._loop.time())
+        except CompletionError as error:
+            self._cut(error)
+            return False
+        return True
 
     async def _complete(self, message: pb.CompleteRequest, num_bytes: int, began_at: float) -> None:
         parsed_at = self._service.now()
@@ -223,15 +227,25 @@ class SessionCall:
         return self._caller
 
     async def _report(self, message: pb.ReportFeedbackRequest, num_bytes: int) -> None:
-        """Take feedback. Only an invalid report has an answer."""
+        """Take feedback. Only a report that is refused has an answer."""
         try:
+            if self._verified is not None:
+                self._verified.require(Scope.FEEDBACK)
             feedback = convert.feedback_of(message)
             self._service.report_feedback(self._caller_of(message), message.sequence, feedback)
-        except InvalidRequestError as error:
+        except (InvalidRequestError, PermissionDeniedError) as error:
             await self._outbox.reserve()
             self._service.emit(FeedbackRefused())
             self._charge(num_bytes)
-            self._outbox.write_nowait(convert.refusal_of(message.sequence, _around(error, "feedback")))
+            refused = _around(error, "feedback") if isinstance(error, InvalidRequestError) else error
+            self._outbox.write_nowait(convert.refusal_of(message.sequence, refused))
+
+    async def _refuse_malformed(self, message: Malformed, num_bytes: int) -> None:
+        await self._outbox.reserve()
+        if self._is_new(message.sequence):
+            self._end_refused(message.sequence, _inside_complete(message.error), num_bytes)
+        else:
+            self._refuse(message.sequence, message.error, num_bytes)
 
     def _refuse(self, sequence: int, error: InvalidRequestError, num_bytes: int) -> None:
         """Refuse a message that begins no request. Needs a reserved place."""

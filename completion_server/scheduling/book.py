@@ -32,12 +32,13 @@ stopped yet. A request that diverged is taken in like a new one.
 
 A lane holds at most one live request: a newer one supersedes it. Prefetches have a lane of their own beside it, so they
 never supersede a typed request. Slots are given by trigger, EXPLICIT before AUTOMATIC before PREFETCH, and within a
-trigger by the `order`.
+trigger by the `order`; but a tenant, or a user of a tenant, that is over its share of the tokens computed goes after
+those that are not.
 
 With shedding on, the book sheds: a request that can't have its first token in time any more; one that is predicted not
 to have it; one with a slot but without a token when its time is up, while another waits; and, when the queue is full,
-the last of the lowest class. An engine with a free slot sheds nothing: its next requests are how the book learns the
-engine's latency.
+the last of the owner furthest over its share, else the last of the lowest class. An engine with a free slot sheds
+nothing: its next requests are how the book learns the engine's latency.
 """
 
 from dataclasses import dataclass, field
@@ -63,16 +64,19 @@ from completion_server.scheduling.actions import (
     Start,
     Text,
 )
+from completion_server.scheduling.fair_queue import FairQueue
 from completion_server.scheduling.generations import Generations
 from completion_server.scheduling.lanes import Lanes
 from completion_server.scheduling.latency import LatencyEstimates
 from completion_server.scheduling.limiter import ConcurrencyLimiter
-from completion_server.scheduling.queue import QueueOrder, TriggerQueues, earliest_deadline
+from completion_server.scheduling.queue import QueueOrder, earliest_deadline
 from completion_server.scheduling.requests import Generation, LiveRequest, State
 from completion_server.scheduling.shedding import DeadlineWatch, Shedder, Shedding
 
 _ABANDONED = (FinishReason.SUPERSEDED, FinishReason.CANCELLED, FinishReason.STOP, FinishReason.LENGTH)
 """Ends that don't depend on the queue's length. A queued request with STOP or LENGTH was answered from a cache."""
+_SPARE_SHARE = 1 / 3
+"""Of the time that first tokens may take: an engine that needs less for the prompts at hand has room to spare."""
 _FINISH_REASONS: dict[str | None, FinishReason | None] = {
     None: None,
     "stop": FinishReason.STOP,
@@ -99,16 +103,18 @@ class Book:
     latency: LatencyEstimates = field(default_factory=LatencyEstimates)
     _requests: dict[str, LiveRequest] = field(default_factory=dict, init=False)
     _lanes: Lanes = field(default_factory=Lanes, init=False)
-    _queues: TriggerQueues = field(init=False)
+    _queue: FairQueue = field(init=False)
     _generations: Generations = field(init=False)
     _shedder: Shedder = field(init=False)
     _watch: DeadlineWatch = field(init=False)
+    _is_held: bool = field(default=False, init=False)
+    """Whether requests of owners over their share wait until the engine has computed a prompt."""
 
     def __post_init__(self) -> None:
         """Begin empty."""
-        self._queues = TriggerQueues(self.order)
-        self._shedder = Shedder(self.shedding, self.latency, self._queues, self.max_retry_after_ms, self.max_queued)
-        self._generations = Generations(self._queues, self.max_queued)
+        self._queue = FairQueue(self.order)
+        self._shedder = Shedder(self.shedding, self.latency, self._queue, self.max_retry_after_ms, self.max_queued)
+        self._generations = Generations(self._queue, self.max_queued)
         self._watch = DeadlineWatch(self._shedder, self._requests)
 
     @property
@@ -119,7 +125,7 @@ class Book:
     @property
     def num_queued(self) -> int:
         """Requests that wait for a slot."""
-        return len(self._queues)
+        return len(self._queue)
 
     @property
     def num_joined(self) -> int:
@@ -157,7 +163,7 @@ class Book:
 
     def first_token_s(self, num_new_tokens: int) -> float:
         """Return when a newcomer's first token is expected, behind all prompts before it."""
-        num_ahead = sum(each.num_new_tokens for each in self._queues)
+        num_ahead = sum(each.num_new_tokens for each in self._queue)
         num_ahead += sum(each.num_new_tokens for each in self._generations.running.values() if each.last is None)
         return self.latency.first_token_after(num_ahead + num_new_tokens)
 
@@ -241,7 +247,10 @@ class Book:
         generation, actions = self._require(generation_id), list[Action]()
         if stalled_s := self.latency.progressed(now):
             actions.append(Report(EngineStalled(stalled_s)))
-        if (step_s := generation.add(output, now)) is not None:
+        step_s = generation.add(output, now)
+        if step_s is None:
+            self._queue.prompts.pop(generation, None)
+        else:
             is_stall = self.latency.stalls.has_delayed(now - step_s)
             actions += self._follow_engine(now, None if is_stall else step_s)
         finish = _FINISH_REASONS[output.finish]
@@ -256,7 +265,7 @@ class Book:
                 actions += self._diverge(request, now)
             elif text or finish is not None:
                 actions.append(Text(request.id, text, finish))
-        return actions
+        return actions + self._fill(now) if self._is_held and step_s is None else actions
 
     def stopped(self, generation_id: str, outcome: Outcome | None, now: float) -> list[Action]:
         """Free the slot of a generation that has stopped. `outcome` ends its readers; None if it did not fail."""
@@ -265,6 +274,7 @@ class Book:
             actions.append(Report(GenerationAborted(now - generation.aborted_at)))
             actions += self._follow_engine(now)
         readers = self._generations.remove(generation)
+        self._queue.settle(generation)
         for request in readers:
             self._lanes.leave(request)
             self._watch.forgive(request)
@@ -364,17 +374,25 @@ class Book:
     def _leave(self, request: LiveRequest) -> None:
         """Have a request read its generation no more. If it led it, one that has joined it leads it now."""
         self._watch.forgive(request)
-        successor = self._generations.leave(request)
+        generation, successor = request.generation, self._generations.leave(request)
         if successor is not None:
             self._watch.add(successor)
+        elif generation.has_slot and generation.leader is None:
+            self._queue.settle(generation)
 
     def _fill(self, now: float) -> list[Action]:
         """Give free slots to waiting requests that can still have their first token in time."""
         actions: list[Action] = []
-        while self.num_occupied < self.num_slots and (request := self._queues.first()) is not None:
+        self._is_held = False
+        while self.num_occupied < self.num_slots and len(self._queue):
+            within = self._queue.first()
+            request = within or self._queue.least_over_share()
             if request.queued_at < now and self._shedder.is_unreachable(request, now):
                 actions += self._end(request, self._unreachable(request), now)
                 continue
+            if within is None and not self._has_room_to_spare(request):
+                self._is_held = True
+                break
             generation = self._generations.start(request, now)
             self.latency.left_queue(now - request.queued_at, abandoned=False)
             self.latency.took_slot(now)
@@ -383,6 +401,14 @@ class Book:
             for joined in list(generation.joined.values()):
                 actions += self._join(joined, now)
         return actions + self._reclaim(now)
+
+    def _has_room_to_spare(self, request: LiveRequest) -> bool:
+        """Return whether the engine could compute one more prompt in a part of the time that first tokens may take."""
+        prompts = [each.num_new_tokens for each in self._queue.prompts]
+        if self.limiter is None or not prompts:
+            return True
+        first_token_s = self.latency.first_token_after(sum(prompts) + request.num_new_tokens)
+        return first_token_s <= _SPARE_SHARE * self.limiter.first_token_s
 
     def _reclaim(self, now: float) -> list[Action]:
         """Take slots from requests past their budget for waiting ones, less the slots that are coming free already."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 
-from completion_server.scheduling.queue import TriggerQueues
+from completion_server.scheduling.queue import RequestQueue
 from completion_server.scheduling.requests import Generation, LiveRequest
 
 
@@ -13,9 +13,9 @@ class Generations:
     reattach in the place of a request that leads or has joined one.
     """
 
-    def __init__(self, queues: TriggerQueues, max_queued: int) -> None:
-        """Begin with none. At most `max_queued` requests may wait in `queues`, or for the answer of another request."""
-        self._queues = queues
+    def __init__(self, queue: RequestQueue, max_queued: int) -> None:
+        """Begin with none. At most `max_queued` requests may wait in `queue`, or for the answer of another request."""
+        self._queue = queue
         self._max_queued = max_queued
         self._open: dict[Hashable, Generation] = {}
         self.running: dict[str, Generation] = {}
@@ -26,7 +26,7 @@ class Generations:
     @property
     def has_room(self) -> bool:
         """Whether one more request may wait."""
-        return len(self._queues) + self.num_joined < self._max_queued
+        return len(self._queue) + self.num_joined < self._max_queued
 
     @property
     def num_open(self) -> int:
@@ -42,21 +42,21 @@ class Generations:
         leader = None if found is None else found.leader
         if found is None or leader is None:
             request.generation = Generation(request, request.answer_key)
-            self._queues.add(request)
+            self._queue.add(request)
             if request.answer_key is not None:
                 self._open.setdefault(request.answer_key, request.generation)
-        elif found.has_slot or self._queues.rank(leader) <= self._queues.rank(request):
+        elif found.has_slot or self._queue.rank(leader) <= self._queue.rank(request):
             self._join(request, found)
         else:
-            self._queues.remove(leader)
-            self._queues.add(request)
+            self._queue.remove(leader)
+            self._queue.add(request)
             found.leader = request
             request.generation = found
             self._join(leader, found)
 
     def start(self, request: LiveRequest, now: float) -> Generation:
         """Give a slot to the generation that a waiting request leads."""
-        self._queues.remove(request)
+        self._queue.start(request)
         request.inherits_slot = False
         generation = request.generation
         generation.start(request, now)
@@ -83,16 +83,16 @@ class Generations:
             self._unjoin(generation, request)
             return None
         if not generation.has_slot:
-            self._queues.remove(request)
+            self._queue.remove(request)
         if not generation.joined:
             generation.leader = None
             self.close(generation)
             return None
-        first = min(generation.joined.values(), key=self._queues.rank)
+        first = min(generation.joined.values(), key=self._queue.rank)
         self._unjoin(generation, first)
         generation.leader = first
         if not generation.has_slot:
-            self._queues.add(first)
+            self._queue.add(first)
         return first
 
     def close(self, generation: Generation) -> None:

@@ -16,6 +16,7 @@ from completion_server.core.request import Trigger
 from completion_server.core.trace_context import TraceContext
 from completion_server.engine.interface import Output
 from completion_server.scheduling.reattach import Continuation, TypedPrefixFilter, typed_since, typed_through
+from completion_server.scheduling.shares import Charge, User
 
 
 class State(Enum):
@@ -55,11 +56,19 @@ class LiveRequest:
     """Requests with equal keys have equal answers, so one generation serves them; None if no other request's serves."""
     stamp: int = 0
     """The request's place in an order that all replicas share; 0 if other replicas don't know of it."""
+    owner: str = ""
+    """Key of the user in its tenant. Users share a tenant's slots and tokens, and tenants share those of the engine."""
+    tenant: str = ""
+    """Key of the tenant."""
+    weight: float = 1.0
+    """Of the tenant, now: twice the weight, twice the tokens."""
     marks: Marks = field(default_factory=lambda: Marks(0.0))
     """The book sets the marks from `started` to `last_output`."""
     queued_at: float = field(default=0.0, init=False)
     generation: "Generation" = field(init=False, repr=False)
     """The generation that it leads or has joined; set by the book."""
+    account: User = field(init=False, repr=False)
+    """Of its owner; set while it waits."""
     has_token: bool = field(default=False, init=False)
     inherits_slot: bool = field(default=False, init=False)
     """Whether it waits for the slot of a generation that it alone read and diverged from: that is never too late."""
@@ -167,6 +176,8 @@ class Generation:
     """The request that waits for its slot, after it diverged from the text."""
     last: Output | None = None
     last_at: float = 0.0
+    charge: Charge | None = None
+    """To the account of its owner, while it runs and a request reads it."""
 
     @property
     def readers(self) -> list[LiveRequest]:

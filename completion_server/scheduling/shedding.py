@@ -8,8 +8,8 @@ from enum import Enum
 
 from completion_server.core.errors import Limit
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
+from completion_server.scheduling.fair_queue import FairQueue
 from completion_server.scheduling.latency import LatencyEstimates
-from completion_server.scheduling.queue import TriggerQueues
 from completion_server.scheduling.requests import LiveRequest, State
 
 _MIN_RETRY_AFTER_MS = 50
@@ -34,7 +34,7 @@ class Shedder:
 
     shedding: Shedding
     latency: LatencyEstimates
-    queues: TriggerQueues
+    queue: FairQueue
     max_retry_after_ms: int
     max_queued: int
 
@@ -52,7 +52,7 @@ class Shedder:
             return request, self.outcome(request, ShedReason.DEADLINE_UNREACHABLE, num_slots)
         if has_room:
             return None
-        last = self.queues.last_behind(request) or request
+        last = self.queue.last_behind(request) or request
         return last, self.outcome(last, ShedReason.OVERLOAD, num_slots)
 
     def is_predicted_late(self, request: LiveRequest, now: float, num_slots: int) -> bool:
@@ -72,7 +72,7 @@ class Shedder:
             return False
         if state is State.QUEUED:
             return not request.inherits_slot and now >= self._latest_start(request)
-        return not request.has_token and len(self.queues) > 0 and now >= request.ttft_deadline
+        return not request.has_token and len(self.queue) > 0 and now >= request.ttft_deadline
 
     def next_look(self, request: LiveRequest, now: float | None) -> float:
         """Return the next time at which a request may have to end: its deadline, or the limit for its first token.
@@ -89,7 +89,7 @@ class Shedder:
         return at
 
     def _wait_s(self, request: LiveRequest, num_slots: int) -> float:
-        return self.latency.wait_s(self.queues.num_ahead(request), num_slots)
+        return self.latency.wait_s(self.queue.num_ahead(request), num_slots)
 
     def _latest_start(self, request: LiveRequest) -> float:
         """Return the latest start of work for which the first token is expected in time."""

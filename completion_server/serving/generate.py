@@ -8,10 +8,10 @@ from typing import Protocol
 from completion_server.admission.quotas import Reservation
 from completion_server.core.clock import Clock
 from completion_server.core.errors import UnavailableError
-from completion_server.core.request import Caller, Request
+from completion_server.core.request import Request
 from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
-from completion_server.engine.settings import CacheScope
 from completion_server.prompt.builder import Prompt
+from completion_server.serving.isolation import Isolation
 
 _INLINE_CHARACTERS = 16_384
 """Up to this size the prompt is built on the event loop, because a thread switch would take longer."""
@@ -57,8 +57,8 @@ class Generator:
         prompts: Prompts,
         engine: Generates,
         clock: Clock,
+        isolation: Isolation,
         *,
-        cache_scope: CacheScope = "user",
         edits: Prompts | None = None,
         retry_after_ms: Callable[[], int] = lambda: 1000,
     ) -> None:
@@ -70,7 +70,7 @@ class Generator:
         self._edits = edits
         self._engine = engine
         self._clock = clock
-        self._cache_scope = cache_scope
+        self._isolation = isolation
         self._retry_after_ms = retry_after_ms
 
     async def generate(self, request: Request, reservation: Reservation, progress: Progress) -> None:
@@ -93,7 +93,7 @@ class Generator:
             sampling=request.sampling,
             stop_token_ids=prompt.stop_token_ids,
             priority=request.trigger,
-            cache_salt=cache_salt(request.caller, self._cache_scope),
+            cache_salt=self._isolation.salt(request.caller),
             trace_headers=request.trace.headers() if request.trace is not None and request.trace.is_sampled else None,
         )
         try:
@@ -119,12 +119,3 @@ class Generator:
         if num_characters <= _INLINE_CHARACTERS:
             return build(request)
         return await asyncio.to_thread(build, request)
-
-
-def cache_salt(caller: Caller, scope: CacheScope) -> str:
-    """Return the salt under which a caller's prompts share entries of the prefix cache.
-
-    With a common salt, the number of cached tokens and the time to a first token would reveal to callers the text that
-    others have open.
-    """
-    return caller.tenant if scope == "tenant" else caller.owner

@@ -7,12 +7,14 @@ These packages don't import each other. The modules of this room connect them: a
 
 import logging
 import math
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 from completion_server.admission.feedback import RecentAnswers
+from completion_server.admission.file_quotas import FileQuotas
 from completion_server.admission.gate import Gate, Readiness, retry_after_ms
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Excess, Quotas
@@ -21,13 +23,13 @@ from completion_server.core.errors import NoNextEditsError, ShedError
 from completion_server.core.events import Emit, Feedback, Marks, guarded
 from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason, Outcome, ServedAnswer, ShedReason
 from completion_server.core.request import Caller, Request, Trigger, key_of
-from completion_server.engine.settings import CacheScope
 from completion_server.limits.shared import Limiters
 from completion_server.scheduling.actions import SUPERSEDED
 from completion_server.scheduling.reattach import AnswerKey, Continuation
 from completion_server.scheduling.requests import LiveRequest
 from completion_server.serving.completion import CacheLookup, Completion, Services
-from completion_server.serving.generate import Generates, Generator, Prompts, cache_salt
+from completion_server.serving.generate import Generates, Generator, Prompts
+from completion_server.serving.isolation import Isolation
 from completion_server.serving.rules import EditPrompts
 from completion_server.serving.runner import Runner
 from completion_server.serving.settings import ServingSettings, make_book
@@ -35,6 +37,7 @@ from completion_server.serving.settings import ServingSettings, make_book
 logger = logging.getLogger(__name__)
 
 _NOTE_EVERY_S = 60.0
+_SECRET_BYTES = 32
 _SPARE_SHARE = 0.7
 """An engine has capacity to spare if a newcomer's first token is expected within this share of the budget."""
 
@@ -91,28 +94,33 @@ class Service:
         clock: Clock,
         emit: Emit,
         *,
+        isolation: Isolation | None = None,
         loop_lag: LoopLagMonitor | None = None,
         edits: EditPrompts | None = None,
         cache: CompletionCache | None = None,
         limiters: Limiters | None = None,
+        file_quotas: FileQuotas | None = None,
         replicas: ReplicaGroup | None = None,
         remaining_start_s: Callable[[], float | None] = lambda: None,
         num_speculative_tokens: Callable[[int], int] = lambda _num_seqs: 0,
+        weight_of: Callable[[str], float] | None = None,
     ) -> None:
         """Build a service in front of an engine.
 
-        Without `edits` a request for a next edit is refused. `loop_lag` is run by the caller; without one no request is
-        shed for loop lag. `limiters` make the limits of users and tenants; without them they are this process's own.
-        `remaining_start_s` predicts when the engine will be ready, while it is not. `num_speculative_tokens` returns
-        the active K of a number of generations.
+        Without `isolation` users share no cache, under a secret of this service alone. Without `edits` a request for a
+        next edit is refused. `loop_lag` is run by the caller; without one no request is shed for loop lag. `limiters`
+        make the limits of users and tenants; without them they are this process's own. `file_quotas` has those that
+        `admission.quotas_file` gives. `remaining_start_s` predicts when the engine will be ready, while it is not.
+        `num_speculative_tokens` returns the active K of a number of generations. `weight_of` returns the weight of a
+        tenant by its name, now; without it the weights are those of the settings.
         """
         admission, scheduling, emit = settings.admission, settings.scheduling, guarded(emit)
-        self.gate = Gate(admission, remaining_start_s, limiters)
+        self.gate = Gate(admission, remaining_start_s, limiters, file_quotas)
         self.runner = Runner(make_book(settings), clock, emit)
         self.emit = emit
         self.now = clock.now
         """Returns the time of the clock that requests and deadlines use."""
-        self._quotas = Quotas(admission, limiters)
+        self._quotas = Quotas(admission, limiters, file_quotas)
         self._book = self.runner.book
         self._prompts = prompts
         self._edits = edits
@@ -120,16 +128,17 @@ class Service:
         self._scheduling = scheduling
         self._budget_s = settings.shed.budget_ms / 1000
         self._retry_after_ms = admission.retry_after_ms
-        self._cache_scope: CacheScope = settings.cache_scope
+        self._isolation = isolation or Isolation(os.urandom(_SECRET_BYTES))
         self._cache = cache
         self._replicas = replicas if scheduling.supersede else None
         self._answers = RecentAnswers()
         self._num_speculative_tokens = num_speculative_tokens
+        self._weight_of = weight_of or scheduling.weight_of
         generator = Generator(
             prompts,
             engine,
             clock,
-            cache_scope=settings.cache_scope,
+            self._isolation,
             edits=edits,
             retry_after_ms=lambda: retry_after_ms(admission, remaining_start_s()),
         )
@@ -203,7 +212,7 @@ class Service:
         """
         reported = self._answers.accept((caller.owner, caller.session, sequence), feedback)
         if reported is not None:
-            self.emit(reported)
+            self.emit(replace(reported, caller=caller))
 
     def known_to_replicas(self) -> list[LiveRequest]:
         """Return the live requests that may supersede others on other replicas."""
@@ -311,10 +320,13 @@ class Service:
             num_new_tokens=num_new_tokens,
             continuation=continuation if scheduling.typing_through and may_share else None,
             answer_key=(
-                AnswerKey.of(cache_salt(caller, self._cache_scope), request, continuation)
+                AnswerKey.of(self._isolation.salt(caller), request, continuation)
                 if scheduling.single_flight and may_share
                 else None
             ),
             stamp=self._stamp(request),
+            owner=caller.owner,
+            tenant=caller.tenant_key,
+            weight=self._weight_of(caller.tenant) if caller.is_verified else 1.0,
             marks=Marks(request.received_at, trace=request.trace),
         )

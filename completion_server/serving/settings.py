@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from completion_server.admission.gate import AdmissionSettings
-from completion_server.engine.settings import CacheScope
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.queue import ORDERS
@@ -23,8 +22,6 @@ class ServingSettings:
     shed: ShedSettings = field(default_factory=ShedSettings)
     delta_pause_s: float = 0.0
     """Minimum time between two messages with text of one answer."""
-    cache_scope: CacheScope = "user"
-    """The prompts that share entries of the prefix cache: those of one user or of one tenant."""
 
 
 def make_book(settings: ServingSettings) -> Book:

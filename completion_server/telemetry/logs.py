@@ -3,13 +3,15 @@
 import logging
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TextIO
 
 import structlog
 
 from completion_server.core.safe_logging import describe
 
 LEVELS = ("debug", "info", "warning", "error")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,35 @@ class LogSettings:
     """Level of the server's own logs; engine.log_level sets the engine's."""
     format: Literal["auto", "console", "json"] = "auto"
     """"auto" means console on a terminal, else JSON."""
+
+
+class CountingHandler(logging.StreamHandler[TextIO]):
+    """Writes records to a stream. Those that it can't write, as on a full disk, are counted, and the server goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Write to `stream`."""
+        super().__init__(stream)
+        self.num_lost = 0
+        """Records that could not be written."""
+        self._num_told = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record; after the first that can be written again, tell how many were lost."""
+        num_lost = self.num_lost
+        super().emit(record)
+        if self._num_told < self.num_lost == num_lost:
+            num_untold, self._num_told = num_lost - self._num_told, num_lost
+            logger.warning("%d log records could not be written", num_untold)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Count a record that could not be written."""
+        del record
+        self.num_lost += 1
+
+
+def num_lost_records() -> int:
+    """Return how many log records this process could not write."""
+    return sum(each.num_lost for each in logging.getLogger().handlers if isinstance(each, CountingHandler))
 
 
 def configure(settings: LogSettings) -> None:
@@ -33,7 +64,7 @@ def configure(settings: LogSettings) -> None:
         _describe_exception,
     ]
     last = structlog.processors.JSONRenderer() if is_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    handler = logging.StreamHandler(sys.stderr)
+    handler = CountingHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

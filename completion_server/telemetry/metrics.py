@@ -14,6 +14,7 @@ from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason,
 from completion_server.core.request import Request, Trigger
 from completion_server.core.trace_context import TraceContext
 from completion_server.speculation.figures import SpeculationTotals
+from completion_server.telemetry.authentication import AuthenticationMetrics
 from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics
 from completion_server.telemetry.tenants import TenantMetrics
 
@@ -27,6 +28,8 @@ _AGE_BUCKETS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0
 """Buckets for the ages of completions, which live for seconds or minutes."""
 _STAGES = ("receive", "admission", "queue", "tokenise", "prefill", "decode_token", "stream", "total")
 _TOKEN_KINDS = ("prompt", "cached_prompt", "completion", "drafted", "accepted_draft")
+_AUDITED = (events.AuthenticationRefused, events.SessionOpened, events.SessionClosed, events.AdminChanged)
+"""Events for the audit log alone."""
 _WASTED = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CANCELLED, FinishReason.DEADLINE})
 
 
@@ -47,7 +50,13 @@ class Metrics:
     """Counts and times requests from events."""
 
     def __init__(
-        self, registry: CollectorRegistry, *, budget_s: float = 0.2, model: str = "", tenants: Sequence[str] = ()
+        self,
+        registry: CollectorRegistry,
+        *,
+        budget_s: float = 0.2,
+        model: str = "",
+        tenants: Sequence[str] = (),
+        is_authenticating: bool = False,
     ) -> None:
         """Register the metrics; those by tenant for `tenants`.
 
@@ -78,6 +87,7 @@ class Metrics:
         self._stalls = make.counter("engine_stalls", "Pauses of the engine that are no samples of its latency.")
         self.cache = CacheMetrics(make)
         self._by_tenant = TenantMetrics(tenants, registry)
+        self._authentication = AuthenticationMetrics(registry, is_on=is_authenticating)
         # Looking up a series by its labels costs more than counting, and happens twenty times for each request.
         self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
         self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
@@ -112,8 +122,11 @@ class Metrics:
             events.CacheHit: self.cache.hit,
             events.CacheMiss: self.cache.missed,
             events.CacheReplied: self.cache.replied,
+            events.CredentialsChecked: self._authentication.checked,
+            events.CredentialSourceRead: self._authentication.source_read,
             events.FeedbackReported: self._feedback_reported,
             events.FeedbackRefused: lambda _event: self._feedback.labels("refused").inc(),
+            **dict.fromkeys(_AUDITED, lambda _event: None),
         }
 
     def handle(self, event: events.Event) -> None:

@@ -1,6 +1,7 @@
 """Parts that the commands share: options, expected errors, the progress line, output and exit statuses."""
 
 import functools
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -14,13 +15,14 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from completion_client import EndpointError
+from completion_client import EndpointError, ServiceError
+from completion_client.token_sources import VARIABLE
 from loadtest import LoadTestError
 from loadtest.driving.run import RunProgress
 from loadtest.report.document import RunDocument
 from loadtest.report.page import render_page
 from loadtest.report.tables import print_report
-from loadtest.targets import NO_TLS, TargetSpec, TlsFiles, parse_target
+from loadtest.targets import Credentials, TargetSpec, parse_target
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -99,41 +101,73 @@ scenario_options = _with_options(
 """Gives a command the options `overrides`, `duration` and `workers`."""
 
 
-def tls_options(command: Callable[..., None], listener: str = "") -> Callable[..., None]:
-    """Add the options of the TLS files; the command gets them as the argument `tls`, or `LISTENER_tls`."""
-    flag, whose = (f"--{listener}-tls", f"the {listener} listener's") if listener else ("--tls", "the servers'")
-    name = flag.strip("-").replace("-", "_")
+def credential_options(command: Callable[..., None], listener: str = "") -> Callable[..., None]:
+    """Add the options of TLS files and tokens; the command gets them as `credentials`, or `LISTENER_credentials`."""
+    prefix, whose = (f"--{listener}-", f"the {listener} listener's") if listener else ("--", "the servers'")
+    start = f"{listener}_" if listener else ""
+    fields = ("tls_ca", "tls_cert", "tls_key", "token_file", "token_command", *(() if listener else ("tokens",)))
 
     @functools.wraps(command)
     def with_files(**options: Any) -> None:  # noqa: ANN401
-        files = TlsFiles(*(options.pop(f"{name}_{each}") for each in ("ca", "cert", "key")))
+        found = Credentials(*(options.pop(f"{start}{each}") for each in fields))
         try:
-            files.endpoint("127.0.0.1:1").open_channel().close()
+            _check_credentials(found)
         except EndpointError as error:
-            raise Refused(f"{flag}-cert and {flag}-key: {error.problem}") from error
-        command(**options, **{name: files})
+            raise Refused(f"{prefix}tls-cert and {prefix}tls-key: {error.problem}") from error
+        except LoadTestError as error:
+            raise Refused(f"{prefix}token-file, {prefix}token-command: {error}") from error
+        command(**options, **{f"{start}credentials": found})
 
+    many = click.option("--tokens", type=FILE, help="A token in each line, for one user after another, around.")
     return _with_options(
-        click.option(f"{flag}-ca", type=FILE, help=f"Encrypt, and check {whose} certificates against this file."),
-        click.option(f"{flag}-cert", type=FILE, help="The user's certificate, if one is needed."),
-        click.option(f"{flag}-key", type=FILE, help=f"The key of {flag}-cert."),
+        click.option(f"{prefix}tls-ca", type=FILE, help=f"Encrypt, and check {whose} certificates against this file."),
+        click.option(f"{prefix}tls-cert", type=FILE, help="The user's certificate, if one is needed."),
+        click.option(f"{prefix}tls-key", type=FILE, help=f"The key of {prefix}tls-cert."),
+        click.option(
+            f"{prefix}token-file", type=FILE, help=f"The users' token, if one is needed.  [default: {VARIABLE}]"
+        ),
+        click.option(f"{prefix}token-command", metavar="COMMAND", help="A command that prints the token."),
+        *(() if listener else (many,)),
     )(with_files)
 
 
-def secured(specs: Iterable[TargetSpec], tls: TlsFiles) -> list[TargetSpec]:
-    """Return targets with the TLS files of the command line. Raises Refused if one is not a server over gRPC."""
-    found = [replace(spec, tls=tls) for spec in specs]
-    for spec in found if tls != NO_TLS else ():
-        if not spec.kind.startswith("grpc"):
+def _check_credentials(credentials: Credentials) -> None:
+    """Raise EndpointError for PEM files that can't be used, LoadTestError for tokens that can't."""
+    credentials.endpoint("127.0.0.1:1").open_channel().close()
+    if sum(map(bool, (credentials.token_file, credentials.token_command, credentials.user_tokens))) > 1:
+        raise LoadTestError("give one of them")
+    try:
+        for token in credentials.tokens():
+            token.get_blocking()
+    except ServiceError as error:
+        raise LoadTestError(error.message) from error
+
+
+def secured(specs: Iterable[TargetSpec], credentials: Credentials) -> list[TargetSpec]:
+    """Return targets with the credentials of the command line.
+
+    Raises Refused for TLS files of a target that is not a server over gRPC, and for a token that would leave this
+    machine in plain text.
+    """
+    found = [replace(spec, credentials=credentials) for spec in specs]
+    tokens = credentials.tokens()
+    for spec in found:
+        is_grpc = spec.kind.startswith("grpc")
+        if credentials.is_encrypted and not is_grpc:
             raise Refused(
                 f"target {spec.name}: --tls-ca, --tls-cert and --tls-key are for completion servers over gRPC only"
             )
+        try:
+            for endpoint, token in itertools.product(spec.endpoints, tokens[:1]):
+                endpoint.check_token(token)
+        except EndpointError as error:
+            raise Refused(f"target {spec.name}: {error.problem}") from error
     return found
 
 
-def parse_targets(texts: Iterable[str], tls: TlsFiles) -> list[TargetSpec]:
-    """Parse targets; their connections use the TLS files. Raises TargetError or Refused."""
-    return secured(map(parse_target, texts), tls)
+def parse_targets(texts: Iterable[str], credentials: Credentials) -> list[TargetSpec]:
+    """Parse targets; their connections use the credentials. Raises TargetError or Refused."""
+    return secured(map(parse_target, texts), credentials)
 
 
 class Live:

@@ -17,12 +17,12 @@ from loadtest.commands.outcome import (
     Exit,
     Live,
     Refused,
+    credential_options,
     deliver,
     output_options,
     refusing,
     scenario_options,
     secured,
-    tls_options,
 )
 from loadtest.driving.run import Machine, RunResult, default_workers, run_scenario
 from loadtest.report.compare import CONFIDENCE, Interval, RunDifferences, compare_documents
@@ -38,7 +38,7 @@ from loadtest.report.document import (
 )
 from loadtest.report.tables import print_differences
 from loadtest.stats import merge as merge_stats
-from loadtest.targets import TargetSpec, TlsFiles, nearest_target, parse_target
+from loadtest.targets import Credentials, TargetSpec, nearest_target, parse_target
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.typed import join_digests
 
@@ -68,7 +68,7 @@ _BLOCKS = 8
 )
 @click.option("--num-workers", type=click.IntRange(1), default=1, help="Number of machines; each has --workers.")
 @click.option("--start-at", type=float, metavar="UNIX_TIME", help="When all machines start.")
-@tls_options
+@credential_options
 @output_options
 def run(
     *,
@@ -84,7 +84,7 @@ def run(
     worker_index: int,
     num_workers: int,
     start_at: float | None,
-    tls: TlsFiles,
+    credentials: Credentials,
     gates: tuple[str, ...],
     out: Path | None,
     html: Path | None,
@@ -109,7 +109,7 @@ def run(
     with refusing():
         loaded = Scenario.load(scenario, overrides).scaled(sessions=sessions, duration_s=duration)
         conditions = parse_gates(gates)
-        specs = secured([*map(parse_target, targets), *map(nearest_target, servers)], tls)
+        specs = secured([*map(parse_target, targets), *map(nearest_target, servers)], credentials)
         machine = Machine(worker_index, num_workers, start_at)
         _check(specs, machine, is_interleaved=is_interleaved)
         _check_edits(loaded, specs)

@@ -12,7 +12,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from loadtest.commands.outcome import NEW_FILE, Exit, Live, parse_targets, refusing, scenario_options, tls_options
+from loadtest.commands.outcome import (
+    NEW_FILE,
+    Exit,
+    Live,
+    credential_options,
+    parse_targets,
+    refusing,
+    scenario_options,
+)
 from loadtest.driving.run import default_workers, run_scenario
 from loadtest.processes.meter import ProcessMeter
 from loadtest.report.document import Condition, is_passed, judge, parse_gates
@@ -30,7 +38,7 @@ from loadtest.search import (
     run_sweep,
     sweep_table,
 )
-from loadtest.targets import TargetSpec, TlsFiles
+from loadtest.targets import Credentials, TargetSpec
 from loadtest.traffic.scenario import Scenario
 
 _WIDTH = 120
@@ -49,7 +57,7 @@ _target_option = click.option(
 @click.option("--to", "to_sessions", type=int, default=20_000, show_default=True, help="Where to end.")
 @click.option("--tolerance", type=float, default=0.05, show_default=True, help="How exact, as a share.")
 @click.option("--repeats", type=int, default=3, show_default=True, help="Runs of each count; most of them decide.")
-@tls_options
+@credential_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each target.")
 def capacity(
     *,
@@ -63,7 +71,7 @@ def capacity(
     to_sessions: int,
     tolerance: float,
     repeats: int,
-    tls: TlsFiles,
+    credentials: Credentials,
     as_json: bool,
 ) -> None:
     """Find how many sessions pass a gate.
@@ -77,7 +85,7 @@ def capacity(
     found: dict[str, Capacity] = {}
     with refusing():
         loaded = Scenario.load(scenario, overrides).scaled(duration_s=duration)
-        conditions, specs = parse_gates(gates), parse_targets(targets, tls)
+        conditions, specs = parse_gates(gates), parse_targets(targets, credentials)
         settings = SearchSettings(from_sessions, to_sessions, tolerance, repeats)
         with Live(Console(stderr=True)) as live:
             runner = ScenarioRunner(loaded, conditions, workers or default_workers(), live)
@@ -100,7 +108,7 @@ def capacity(
 @click.option(
     "--pid", "pids", multiple=True, metavar="[TARGET=]PID", help="A server's process, to watch CPU and memory."
 )
-@tls_options
+@credential_options
 @click.option("--out", type=NEW_FILE, help="Write the figures as JSON.")
 @click.option("--html", type=NEW_FILE, help="Write a page with the curves.")
 def sweep(
@@ -113,7 +121,7 @@ def sweep(
     counts: str | None,
     loads: str | None,
     pids: tuple[str, ...],
-    tls: TlsFiles,
+    credentials: Credentials,
     out: Path | None,
     html: Path | None,
 ) -> None:
@@ -126,7 +134,7 @@ def sweep(
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     with refusing():
         loaded = Scenario.load(scenario, overrides).scaled(duration_s=duration)
-        specs = {spec.name: spec for spec in parse_targets(targets, tls)}
+        specs = {spec.name: spec for spec in parse_targets(targets, credentials)}
         meters = parse_pids(pids, list(specs))
         sizes = parse_counts(counts, loads, loaded.sessions)
         with Live(Console(stderr=True)) as live:

@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from completion_client.endpoint import DEFAULT_ADMIN_PORT, with_port
-from loadtest.commands.outcome import NEW_FILE, Exit, refusing, tls_options
+from loadtest.commands.outcome import NEW_FILE, Exit, credential_options, refusing
 from loadtest.processes.child import end_on_sigterm
 from loadtest.report.tables import print_table
-from loadtest.targets import TargetError, TlsFiles, parse_target
+from loadtest.targets import Credentials, TargetError, parse_target
 from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
 from loadtest.tuning.choice import MIN_ROUNDS
@@ -32,7 +32,7 @@ _WIDTH = 150
 
 @click.command("tune-k")
 @click.option("--server", required=True, metavar="HOST:PORT", help="Where the server takes completions.")
-@tls_options
+@credential_options
 @click.option(
     "--admin",
     default=f"127.0.0.1:{DEFAULT_ADMIN_PORT}",
@@ -41,7 +41,7 @@ _WIDTH = 150
     metavar="HOST:PORT",
     help="Its admin listener.",
 )
-@functools.partial(tls_options, listener="admin")
+@functools.partial(credential_options, listener="admin")
 @click.option(
     "--trace",
     default="steady",
@@ -71,9 +71,9 @@ _WIDTH = 150
 def tune_k(
     *,
     server: str,
-    tls: TlsFiles,
+    credentials: Credentials,
     admin: str,
-    admin_tls: TlsFiles,
+    admin_credentials: Credentials,
     trace: str,
     overrides: tuple[str, ...],
     concurrency: str | None,
@@ -120,7 +120,7 @@ def tune_k(
         address, admin = _address("--server", server), _address("--admin", with_port(admin, DEFAULT_ADMIN_PORT))
         end_on_sigterm()
         with Bar(Console(stderr=True)) as bar:
-            tuned = asyncio.run(_tune(address, tls, admin, admin_tls, scenario, settings, bar))
+            tuned = asyncio.run(_tune(address, credentials, admin, admin_credentials, scenario, settings, bar))
     about = {
         "version": version("completion-server"),
         "started_at": started_at,
@@ -194,11 +194,17 @@ def numbers(option: str, text: str | None, *, least: int) -> tuple[int, ...]:
 
 
 async def _tune(
-    server: str, tls: TlsFiles, admin: str, admin_tls: TlsFiles, scenario: Scenario, settings: TuningSettings, bar: Bar
+    server: str,
+    credentials: Credentials,
+    admin: str,
+    admin_credentials: Credentials,
+    scenario: Scenario,
+    settings: TuningSettings,
+    bar: Bar,
 ) -> Tuned:
-    replay = Replay(server, scenario, tls)
+    replay = Replay(server, scenario, credentials)
     try:
-        async with Operator(admin, admin_tls) as operator:
+        async with Operator(admin, admin_credentials) as operator:
             return await Tuner(operator, {"": replay}, scenario, bar.on_progress).tune(settings)
     finally:
         await replay.close()

@@ -28,14 +28,18 @@ class MetricsError(LoadTestError):
 
 
 def read_counter(url: str, names: Sequence[str], labels: Mapping[str, str] | None = None) -> float:
-    """Return `sum_counter` of a page. Proxies are not used. Raises MetricsError also if the page can't be read."""
+    """Return `sum_counter` of a page. Raises MetricsError also if the page can't be read."""
+    return sum_counter(read_page(url), names, url, labels)
+
+
+def read_page(url: str) -> str:
+    """Return the text of a page of metrics. Proxies are not used. Raises MetricsError if it can't be read."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=_TIMEOUT_S) as answer:
-            text = answer.read().decode()
+            return str(answer.read().decode())
     except (urllib.error.URLError, OSError) as error:
         raise MetricsError(f"{url} can't be read: {error}") from error
-    return sum_counter(text, names, url, labels)
 
 
 def sum_counter(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
-from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.outcome import Delta, FinishReason
 from completion_server.core.request import Caller, Mode, Request, Trigger
 from completion_server.engine.interface import GenerationRequest, Output

@@ -7,10 +7,10 @@ the text of prompts and typing through are left out. The number of slots is adap
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import cast
 
-from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.clock import Deadline
 from completion_server.core.events import Event, RequestEnded
 from completion_server.core.request import Caller, Request
@@ -68,7 +68,7 @@ async def _serving(
     """Run the server's service in front of an engine."""
     clock = LoopClock()
     engine = SupervisedEngine(_engine_maker(workload, others), EngineSettings(warm_up=False, heartbeat_s=0), clock)
-    service = Service(_settings(workload, policy), engine, _Prompts(workload), clock, recorder.handle)
+    service = Service(_settings(workload, policy), engine, _Prompts(workload, recorder.open), clock, recorder.handle)
     service.gate.set_engine_ready(True)
     await engine.start()
     tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]
@@ -86,6 +86,7 @@ def _settings(workload: Workload, policy: Policy) -> ServingSettings:
         step_tolerance=SchedulingSettings().step_tolerance if workload.engine == "measured" else 0,
         order=cast("OrderName", policy.order),
         supersede=policy.supersede,
+        tenant_weights=policy.tenant_weights,
         typing_through=False,
         single_flight=False,  # simulated requests have no text
     )
@@ -109,7 +110,11 @@ def _engine_maker(workload: Workload, others: OtherWork) -> Callable[[], Engine]
 
 def _request(number: int, typed: SimulatedRequest, num_tokens: int, deadline: Deadline, now: float) -> Request:
     name = str(typed.user)
-    return Request(str(number), Caller(name, name), number, "", "", "", "", num_tokens, now, deadline=deadline)
+    caller = Caller(name, name, typed.tenant, is_verified=bool(typed.tenant))
+    return Request(
+        str(number), caller, number, "", "", "", "", num_tokens, now, trigger=typed.trigger, deadline=deadline,
+        lane=typed.lane,
+    )  # fmt: skip
 
 
 def _check_nothing_left(service: Service, engine: SupervisedEngine, recorder: "_Recorder") -> None:
@@ -128,17 +133,21 @@ def _check_nothing_left(service: Service, engine: SupervisedEngine, recorder: "_
 class _Prompts:
     """Prompts that have no block in common, of the tokens that a real one computes after its cached ones."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._profile, self._seed = workload.profile, workload.seed
+    def __init__(self, workload: Workload, open_requests: Mapping[str, SimulatedRequest]) -> None:
+        self._profile, self._seed, self._open = workload.profile, workload.seed, open_requests
 
     def build(self, request: Request) -> Prompt:
         """Return a prompt; the same for the same request and seed."""
-        num = self._profile.draw_prompt_tokens(random.Random(f"{self._seed} prompt {request.id}"))
+        typed = self._open.get(request.id)  # the request may have ended
+        num = None if typed is None else typed.num_prompt_tokens
+        if num is None:
+            num = self._profile.draw_prompt_tokens(random.Random(f"{self._seed} prompt {request.id}"))
         return Prompt([request.sequence] * num, (), num, num)
 
-    def expected_new_tokens(self, _request: Request) -> int:
-        """Return the mean."""
-        return self._profile.mean_prompt_tokens
+    def expected_new_tokens(self, request: Request) -> int:
+        """Return the mean, or the number of the request's own."""
+        num = self._open[request.id].num_prompt_tokens
+        return self._profile.mean_prompt_tokens if num is None else num
 
 
 class _Recorder:
@@ -158,4 +167,8 @@ class _Recorder:
         if typed is None or marks.ended is None:
             self.num_surplus_ends += 1  # a listener must not raise
             return
-        self.results.append(SimulatedResult(typed, reason, marks.started, marks.first_output, marks.ended))
+        usage = event.end.usage
+        num_computed = usage.prompt_tokens - usage.cached_prompt_tokens + usage.completion_tokens
+        self.results.append(
+            SimulatedResult(typed, reason, marks.started, marks.first_output, marks.ended, num_computed)
+        )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import parse_qsl
 
-from completion_client import Endpoint
+from completion_client import Endpoint, Token
 from completion_client.endpoint import with_port
 from loadtest import LoadTestError
 from loadtest.processes.meter import GENERATED_TOKENS, read_counter
@@ -107,19 +107,58 @@ class ClientSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files for the connections to a target; without any of them they are not encrypted."""
+class Credentials:
+    """What the connections to a target need: PEM files, without any of which they are not encrypted, and tokens."""
 
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
+    token_file: Path | None = None
+    """A file with the token of all users. Without it and `token_command` it is in the environment, if there is one."""
+    token_command: str | None = None
+    """A command that prints the token of all users."""
+    user_tokens: Path | None = None
+    """A file with a token in each line, for one user after another, around."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether there is any PEM file."""
+        return any((self.ca, self.certificate, self.key))
 
     def endpoint(self, host: str) -> Endpoint:
         """Return a host with these files. Raises EndpointError for a certificate without its key, and the reverse."""
         return Endpoint(host, self.ca, self.certificate, self.key)
 
+    def tokens(self) -> tuple[Token, ...]:
+        """Return the tokens of the users, for `token_of`; none if there is none.
 
-NO_TLS = TlsFiles()
+        Raises TargetError if they can't be read, or the command is none.
+        """
+        try:
+            if self.user_tokens is not None:
+                lines = self.user_tokens.read_text(encoding="ascii").split()
+                if not lines:
+                    raise TargetError(f"{self.user_tokens} has no tokens, one a line")
+                return tuple(map(Token.of_text, lines))
+            if self.token_file is not None:
+                return (Token.of_file(self.token_file),)
+            if self.token_command is not None:
+                return (Token.of_command(self.token_command),)
+            return (found,) if (found := Token.of_environment()).is_given else ()
+        except UnicodeDecodeError:
+            raise TargetError(f"{self.user_tokens} has other characters than those of tokens") from None
+        except OSError as error:
+            raise TargetError(f"{self.user_tokens} can't be read: {error.strerror}") from error
+        except ValueError as error:
+            raise TargetError(f"the token's command: {error}") from error
+
+
+NO_CREDENTIALS = Credentials()
+
+
+def token_of(tokens: Sequence[Token], number: int) -> Token | None:
+    """Return the token of a session by its number: users have them one after another, around."""
+    return tokens[number % len(tokens)] if tokens else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +175,12 @@ class TargetSpec:
     """URL of its engine's metrics; "" if it has none."""
     uri: str = ""
     """The specification as it was given, without the name."""
-    tls: TlsFiles = NO_TLS
-    """Those of completion servers over gRPC."""
+    credentials: Credentials = NO_CREDENTIALS
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The hosts, with the files for their connections."""
-        return tuple(map(self.tls.endpoint, self.hosts))
+        return tuple(map(self.credentials.endpoint, self.hosts))
 
     async def generated_tokens(self) -> float:
         """Return the counter of generated tokens of its engine; nan without a metrics URL."""

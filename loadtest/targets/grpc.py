@@ -13,9 +13,10 @@ from completion_client import (
     Endpoint,
     Regions,
     ServiceError,
+    Token,
 )
 from completion_client.tls_faults import explain_tls
-from loadtest.targets import NEAREST, ClientSettings, Editor, TargetError, TargetSpec
+from loadtest.targets import NEAREST, ClientSettings, Editor, TargetError, TargetSpec, token_of
 from loadtest.targets.editor import (
     CallEditor,
     RequestFactory,
@@ -41,9 +42,9 @@ _OPTIONS = (("grpc.enable_http_proxy", 0),)
 class FixedHost:
     """A session's client of one of a target's hosts, which a drop of the connection may change."""
 
-    def __init__(self, regions: Regions, hosts: Sequence[Endpoint], connection: int) -> None:
-        """Use the connections of a number."""
-        self.client = CompletionClient(regions, connection=connection, connect_timeout_s=CONNECT_S)
+    def __init__(self, regions: Regions, hosts: Sequence[Endpoint], connection: int, token: Token | None) -> None:
+        """Use the connections of a number, and present a token."""
+        self.client = CompletionClient(regions, connection=connection, connect_timeout_s=CONNECT_S, token=token)
         self._hosts = hosts
 
     def choose(self, number: int) -> None:
@@ -125,6 +126,7 @@ class RegionHosts:
     def __init__(self, spec: TargetSpec, settings: ClientSettings, log: StreamLog) -> None:
         """Connect nothing yet; lost streams are added to `log`."""
         self._regions = Regions(dict.fromkeys(spec.endpoints), channel_options=_OPTIONS)
+        self._tokens = spec.credentials.tokens()
         self._num_shared = 0
         self._spec = spec
         self._settings = settings
@@ -173,7 +175,8 @@ class RegionHosts:
         if host is None:
             # A worker has some of all sessions, so their numbers have gaps.
             connection = len(self._hosts) % self._num_shared if self._num_shared else session.number
-            host = self._hosts[session.number] = FixedHost(self._regions, self._spec.endpoints, connection)
+            token = token_of(self._tokens, session.number)
+            host = self._hosts[session.number] = FixedHost(self._regions, self._spec.endpoints, connection, token)
         host.choose(session.region)
         return host
 

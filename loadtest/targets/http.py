@@ -9,11 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Self
 
 import aiohttp
 
-from loadtest.targets import ClientSettings, Editor, TargetError, TargetSpec
+from completion_client import ServiceError, Token, UnauthenticatedError
+from loadtest.targets import ClientSettings, Editor, TargetError, TargetSpec, token_of
 from loadtest.targets.editor import CallEditor
 from loadtest.targets.record import Outcome, Record
 from loadtest.traffic.typed import Trace, TypedRequest, TypedSession
@@ -168,6 +170,7 @@ class HttpTarget:
         self._settings = settings
         self._dialect = _dialect_of(spec)
         self._body = _extra_body(spec) | dict(body or {})
+        self._tokens = spec.credentials.tokens()
         self._http: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
@@ -175,8 +178,8 @@ class HttpTarget:
         """Yield an editor for each session; connections are opened when they are needed, and kept alive."""
         assert self._http is not None, "the target was not entered"
         found = [
-            _HttpEditor(self._http, self._spec.hosts, session, self._dialect, self._settings, self._body)
-            for session in trace.sessions
+            _HttpEditor(self._http, self._spec.hosts, session, self._dialect, self._settings, self._body, token)
+            for session, token in ((each, token_of(self._tokens, each.number)) for each in trace.sessions)
         ]
         self.num_connected = len(found)
         try:
@@ -215,6 +218,7 @@ class _HttpEditor(CallEditor):
         dialect: Dialect,
         settings: ClientSettings,
         body: dict[str, Any],
+        token: Token | None,
     ) -> None:
         super().__init__(settings)
         self._http = http
@@ -222,6 +226,7 @@ class _HttpEditor(CallEditor):
         self._session = session
         self._dialect = dialect
         self._body = body
+        self._token = token or Token()
         self._shift = 0
 
     async def ask(self, record: Record, max_tokens: int) -> None:
@@ -234,6 +239,8 @@ class _HttpEditor(CallEditor):
                 await self._post(url, data, record)
             except aiohttp.ClientConnectionError:  # the server closed an idle connection just as the request came
                 await self._post(url, data, record)
+        except ServiceError as error:
+            record.end(Outcome.ERROR, error.message)
         except aiohttp.ClientError as error:
             record.end(Outcome.ERROR, f"{type(error).__name__}: {error}")
         except (ValueError, KeyError, TypeError) as error:
@@ -245,11 +252,18 @@ class _HttpEditor(CallEditor):
             self._shift = host_shift
 
     async def _post(self, url: str, body: bytes, record: Record) -> None:
+        presented = await self._token.get()
         headers = {"Content-Type": "application/json"}
+        if presented:
+            headers["Authorization"] = f"Bearer {presented}"
         async with self._http.post(url, data=body, headers=headers) as answer:
             if not answer.ok:
-                record.end(Outcome.ERROR, await answer.text())
+                text = await answer.text()
+                if presented and answer.status == HTTPStatus.UNAUTHORIZED:
+                    self._token.refused(presented, UnauthenticatedError(text))
+                record.end(Outcome.ERROR, text)
                 return
+            self._token.accepted(presented)
             async for line in answer.content:
                 self._dialect.take(line, record)
         record.end_whole()

@@ -17,7 +17,7 @@ from completion_client import (
 )
 from completion_client.regions.availability import Health
 from completion_client.tls_faults import explain_tls
-from loadtest.targets import ClientSettings, TargetError, TargetSpec
+from loadtest.targets import ClientSettings, TargetError, TargetSpec, token_of
 from loadtest.targets.editor import RequestFactory, StreamEditor, StreamLog, session_settings
 from loadtest.targets.record import Record
 from loadtest.traffic.typed import Trace, TypedSession
@@ -34,6 +34,7 @@ class NearestHosts:
         self._name = spec.name
         self._region_settings = _region_settings(spec)
         self._numbers = {each: number for number, each in enumerate(spec.endpoints)}
+        self._tokens = spec.credentials.tokens()
         self._settings = settings
         self._log = log
         self._regions: Regions | None = None
@@ -52,10 +53,11 @@ class NearestHosts:
             reasons = "; ".join(f"{each.endpoint.address}: {fault}" for each, fault in zip(states, faults, strict=True))
             raise TargetError(f"{self._name}: no server can be used: {reasons}")
 
-    def editor(self, _session: TypedSession, factory: RequestFactory, seed: str) -> "NearestEditor":
+    def editor(self, session: TypedSession, factory: RequestFactory, seed: str) -> "NearestEditor":
         """Return the editor of a session, wherever it is."""
         assert self._regions is not None, "connect comes first"
-        client = CompletionClient(self._regions, user=factory.user)
+        token = token_of(self._tokens, session.number)
+        client = CompletionClient(self._regions, user=factory.user, token=token)
         stream = client.stream(
             metadata=factory.metadata, settings=session_settings(factory, self._settings, seed), listener=self._log
         )

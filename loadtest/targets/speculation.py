@@ -1,16 +1,19 @@
 """Reads and sets the speculation schedule of a running server, over its admin listener."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from completion.v1 import admin_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceStub
+from completion_client import EndpointError, ServiceError, Token
+from completion_client.endpoint import with_token
 from completion_client.errors import error_of_call
-from loadtest.targets import NO_TLS, TargetError, TlsFiles
+from loadtest.targets import NO_CREDENTIALS, Credentials, TargetError, token_of
 
 if TYPE_CHECKING:
     from completion.v1.admin_pb2_grpc import AdminServiceAsyncStub
@@ -27,19 +30,27 @@ _MS = 1000.0
 class Operator:
     """A client of a server's admin listener. Its calls raise TargetError if the server refuses or does not answer."""
 
-    def __init__(self, address: str, tls: TlsFiles = NO_TLS) -> None:
-        """Connect to HOST:PORT with the first call."""
+    def __init__(self, address: str, credentials: Credentials = NO_CREDENTIALS) -> None:
+        """Connect to HOST:PORT with the first call.
+
+        Raises TargetError if the token would leave this machine in plain text.
+        """
         self.address = address
-        self._channel = tls.endpoint(address).open_aio_channel((("grpc.enable_http_proxy", 0),))
+        endpoint, self._token = credentials.endpoint(address), token_of(credentials.tokens(), 0) or Token()
+        try:
+            endpoint.check_token(self._token)
+        except EndpointError as error:
+            raise TargetError(f"{address}: {error.problem}") from error
+        self._channel = endpoint.open_aio_channel((("grpc.enable_http_proxy", 0),))
         self._stub: AdminServiceAsyncStub = AdminServiceStub(self._channel)
 
     async def status(self) -> pb.GetStatusResponse:
         """Return the server's status."""
-        return await self._answer(self._stub.GetStatus(pb.GetStatusRequest(), timeout=_TIMEOUT_S))
+        return await self._answer(self._stub.GetStatus, pb.GetStatusRequest())
 
     async def get(self) -> pb.GetSpeculationResponse:
         """Return the active schedule and its figures."""
-        return await self._answer(self._stub.GetSpeculation(pb.GetSpeculationRequest(), timeout=_TIMEOUT_S))
+        return await self._answer(self._stub.GetSpeculation, pb.GetSpeculationRequest())
 
     async def put(self, rows: Sequence[tuple[int, int, int]]) -> float:
         """Set a schedule of rows (first, last, K); return how long the call took, in milliseconds."""
@@ -85,12 +96,15 @@ class Operator:
 
     async def _set(self, request: pb.SetSpeculationRequest) -> float:
         start = time.perf_counter()
-        await self._answer(self._stub.SetSpeculation(request, timeout=_TIMEOUT_S))
+        await self._answer(self._stub.SetSpeculation, request)
         return (time.perf_counter() - start) * _MS
 
-    async def _answer(self, call: Awaitable[T]) -> T:
+    async def _answer(self, call: Callable[..., Awaitable[T]], request: Message) -> T:
         try:
-            return await call
+            metadata = with_token((), await self._token.get())
+            return await call(request, timeout=_TIMEOUT_S, metadata=metadata)
+        except ServiceError as error:
+            raise TargetError(f"{self.address}: {error.message}") from error
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 why = "this is not a server's admin listener (server.admin_listen)"

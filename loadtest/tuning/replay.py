@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from dataclasses import dataclass, replace
 
-from loadtest.targets import NO_TLS, ClientSettings, Editor, TargetError, TargetSpec, TlsFiles
+from loadtest.targets import NO_CREDENTIALS, ClientSettings, Credentials, Editor, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import WHOLE, Outcome, Record, RunClock
 from loadtest.traffic.scenario import Scenario
@@ -37,9 +37,10 @@ class BlockResult:
 class Replay:
     """The callers of one server."""
 
-    def __init__(self, address: str, scenario: Scenario, tls: TlsFiles = NO_TLS) -> None:
+    def __init__(self, address: str, scenario: Scenario, credentials: Credentials = NO_CREDENTIALS) -> None:
         """Call the server at HOST:PORT. Requests refuse its completion cache, and are not cancelled at the next key."""
-        spec = TargetSpec(address, "grpc+complete", (address,), {"connections": _CONNECTIONS}, tls=tls)
+        options = {"connections": _CONNECTIONS}
+        spec = TargetSpec(address, "grpc+complete", (address,), options, credentials=credentials)
         settings = ClientSettings(
             max_tokens=scenario.editor.max_tokens,
             mode=scenario.editor.mode,

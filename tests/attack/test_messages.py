@@ -14,6 +14,7 @@ from grpc_status import rpc_status
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.settings import LimitSettings
 from loadtest.bench.attacks.http2 import Http2Connection, framed
+from loadtest.bench.attacks.mutation import mutated
 from tests.attack.conftest import MIB, attacked, engine
 from tests.support.server import RunningServer, ask, make_config, request, run_server
 
@@ -38,9 +39,7 @@ async def answer(
     connection: Http2Connection, method: str, data: bytes, metadata: tuple[tuple[str, str], ...] = ()
 ) -> tuple[int | None, str]:
     """Send a framed message as a whole call; return the status and its text."""
-    stream = connection.call(method, metadata)
-    await stream.send(data, ends=True)
-    assert await stream.ended(20), "the call did not end"
+    stream = await connection.ask(data, metadata, method)
     return stream.status, stream.details
 
 
@@ -207,20 +206,3 @@ async def test_mutated_messages_are_answered_and_harm_no_other_caller(num: int) 
                 assert status in {OK, INVALID}, details
             assert (await ask(server.stub, request())).reason == "stop"
             assert server.count("completion_live_sessions") == 0
-
-
-def mutated(data: bytes, chance: random.Random) -> bytes:
-    """Return bytes with some of them changed, dropped, doubled or cut off."""
-    found = bytearray(data)
-    for _ in range(chance.randint(1, 5)):
-        place = chance.randrange(len(found) or 1)
-        match chance.randrange(4):
-            case 0:
-                found[place : place + 1] = [chance.randrange(256)]
-            case 1:
-                del found[place : place + 1]
-            case 2:
-                found[place:place] = found[place : place + chance.randint(1, 30)]
-            case _:
-                del found[place + 1 :]
-    return bytes(found)

@@ -46,6 +46,7 @@ def cache(hits: str, misses: str) -> dict[str, str]:
 
 REQUESTS = "completion_requests_total"
 EXPIRY = "completion_tls_certificate_not_after_timestamp_seconds"
+RELOAD_FAILED = "completion_tls_certificate_reload_failed"
 STARTED = 'kube_pod_start_time{{namespace="completion",pod="redis-{}"}}'
 DAY_S = 86_400
 
@@ -209,6 +210,19 @@ SCENARIOS = (
     Scenario(
         "CompletionRedisUnavailable", "a failover of a minute", of_pod("completion_redis_available", "1 0 1x10"), "5m",
     ),
+    Scenario(
+        "CompletionRecordsFailing", "the disk is full", of_pod("completion_records_failing", "0 1x10", kind="audit"),
+        "7m", [{**POD, "kind": "audit"}],
+    ),
+    Scenario(
+        "CompletionRecordsFailing", "full for a minute", of_pod("completion_records_failing", "0 1 0x10", kind="audit"),
+        "7m",
+    ),
+    Scenario(
+        "CompletionRecordsLost", "some records", of_pod("completion_records_lost_total", "0x5 7x20", kind="usage"),
+        "20m", [{**POD, "kind": "usage"}],
+    ),
+    Scenario("CompletionRecordsLost", "none", of_pod("completion_records_lost_total", "7x20", kind="usage"), "20m"),
     *(
         Scenario(
             alert, f"cert-manager's in the label {label}, {days} days left",
@@ -244,6 +258,37 @@ SCENARIOS = (
             ("CompletionCertificateAgeing", 29, []),
             ("CompletionCertificateExpiring", 1, [{**POD, "listener": "public"}]),
             ("CompletionCertificateExpiring", 10, []),
+        )
+    ),
+    Scenario(
+        "CompletionCertificateReloadFailed", "a bad pair stays",
+        of_pod(RELOAD_FAILED, "0x5 1x20", listener="public"), "15m", [{**POD, "listener": "public"}],
+    ),
+    Scenario(
+        "CompletionCertificateReloadFailed", "the second file came a minute later",
+        of_pod(RELOAD_FAILED, "0x5 1x1 0x20", listener="public"), "15m",
+    ),
+    *(
+        Scenario(
+            "CompletionCredentialSourceFailed", name,
+            of_pod("completion_credential_source_failed", values, source="auth.issuer"), "15m", fires,
+        )
+        for name, values, fires in (
+            ("the issuer stays away", "0x5 1x20", [{**POD, "source": "auth.issuer"}]),
+            ("the issuer restarts", "0x5 1x2 0x20", []),
+        )
+    ),
+    *(
+        Scenario(
+            "CompletionCredentialsRefused", name,
+            counted("completion_authentications_total", "result", accepted=accepted, unknown=unknown, missing="0x30"),
+            "25m", fires,
+        )
+        for name, accepted, unknown, fires in (
+            ("half of the users after a rotation", "0+5x30", "0+5x30", [EAST]),
+            ("a flood", "0+5x30", "0+500x30", [EAST]),
+            ("some expired", "0+100x30", "0+5x30", []),
+            ("the only user's key has expired", "0x30", "0+1x30", []),
         )
     ),
     Scenario(

@@ -174,8 +174,11 @@ def test_panels_of_latency_over_time_link_to_traces() -> None:
 
 
 @pytest.fixture(scope="module")
-def prometheus() -> Iterator[Prometheus]:
-    """Yield the Prometheus that scrapes two regions of one server each under load, which share a Redis."""
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Yield the Prometheus that scrapes two regions of one server each under load, which share a Redis.
+
+    A third server, with authentication, has no load.
+    """
     require_prometheus()
     redis = RedisServer()
     with ExitStack() as stack:
@@ -191,9 +194,11 @@ def prometheus() -> Iterator[Prometheus]:
             )
             replicas.append(Replica(region, redis.address, settings))
             stack.callback(replicas[-1].child.stop)
-        for replica in replicas:
-            replica.wait()
-        prometheus = stack.enter_context(running_prometheus(*(Target(each.metrics_address) for each in replicas)))
+        settings = (f"server.region={REGIONS[1]}", f"auth.keys_file={tmp_path_factory.mktemp('auth') / 'keys.json'}")
+        verifying = Replica("verifying", "", settings)
+        stack.callback(verifying.child.stop)
+        targets = [Target(each.wait().metrics_address) for each in (*replicas, verifying)]
+        prometheus = stack.enter_context(running_prometheus(*targets))
         stack.enter_context(dashboard_load([replica.address for replica in replicas]))
         prometheus.wait_scraped()
         yield prometheus

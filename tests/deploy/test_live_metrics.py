@@ -19,6 +19,7 @@ from prometheus_client.samples import Sample
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from tests.support.authentication import KnownCallers, principal
 from tests.support.background import background_loop
 from tests.support.certificates import make_identity_in
 from tests.support.models import ROOT
@@ -32,7 +33,7 @@ _PATIENCE_S = 60.0
 """For a machine with much other work."""
 K = 3
 SLOW_LINES = 80
-USER = (("x-user-id", "ann"),)
+USER = (("authorization", "Bearer ann"),)
 """A single call without a user shares no cached completion with a later one."""
 CALLERS_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SCRAPED_LABELS = {"track"}
@@ -116,12 +117,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             "admission.user_requests_per_s=1000", "admission.user_tokens_per_s=1000000",
             "admission.user_burst=1000", "admission.user_token_burst=1000000",
             f"server.admin_tls.certificate={admin.certificate}", f"server.admin_tls.key={admin.key}",
-            f"redis.addresses=['127.0.0.1:{free_port()}']",
+            f"auth.keys_file={folder}/keys.json",
+            f"redis.addresses=['127.0.0.1:{free_port()}']", f"records.usage_file={folder}/usage.jsonl",
             f"traces.endpoint={receiver.address}", "traces.sample_ratio=0", "traces.export_interval_s=0.1",
         )  # fmt: skip
-        servers = AsyncExitStack()
+        servers, known = AsyncExitStack(), KnownCallers({"ann": principal("ann", "k1")})
         stack.callback(lambda: background.run(servers.aclose()))
-        server = background.run(servers.enter_async_context(run_server(config, make_engine)), _PATIENCE_S)
+        server = background.run(servers.enter_async_context(run_server(config, make_engine, known)), _PATIENCE_S)
         channel = background.run(servers.enter_async_context(_channel(server)))
         rules = write_plain_rules(folder, interval="1s")
         target = Target(server.ready.metrics_address)
@@ -180,7 +182,7 @@ def test_each_reaction_is_counted_with_the_active_k_and_the_model(site: Site) ->
 
 
 def test_the_end_of_the_certificate_in_use_is_shown(site: Site) -> None:
-    (expiry,) = (each for each in site.samples if each.name.startswith("completion_tls_certificate"))
+    (expiry,) = (each for each in site.samples if each.name.startswith("completion_tls_certificate_not"))
     assert expiry.labels == {"listener": "admin", "region": "us-east"}
     assert 0 < expiry.value - time.time() <= 86_400  # the test's certificates are for a day
 

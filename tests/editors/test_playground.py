@@ -16,6 +16,7 @@ from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTime
 from tests.support.http_clients import HTTP, PAGE_ADMIN
 from tests.support.playground import Playground, playground
 from tests.support.server import RunningServer, eventually, make_config, run_server
+from tests.support.tokens import Tokens, principal
 from tests.support.vocabularies import embedded
 
 MAX_K = 4
@@ -31,6 +32,8 @@ CONTINUATIONS = {
     "Push(item T) {\n\t": "q.mu.Lock()\n\tdefer q.mu.Unlock()\n\tq.items = append(q.items, item)\n",
 }
 MEAN = "total = sum(values)\n    return total / len(values)"
+WHY = "document.querySelector('#sign-in-why').textContent"
+EXPIRES_AT = 1000.0
 COLOUR = "getComputedStyle(document.body).backgroundColor"
 
 SERVER_AWAY = "WebSocket connection to "
@@ -148,6 +151,44 @@ async def test_without_the_scope_the_slider_is_locked_with_the_reason(tab: Playg
         assert await tab.evaluate("document.querySelector('#k-auto').disabled")
         assert await tab.evaluate("document.querySelector('#simulate').getAttribute('aria-disabled')") == "true"
         assert "server.http_admin" in await tab.evaluate("document.querySelector('#simulate-why').textContent")
+
+
+async def test_a_user_signs_in_by_the_keyboard_and_the_tab_keeps_the_token(tab: Playground) -> None:
+    tokens = Tokens({"ann": principal("ann"), "brief": principal("ann", expires_at=EXPIRES_AT)})
+    async with run_server(make_config(HTTP, PAGE_ADMIN), make_engine, tokens) as server:
+        address = server.ready.http_address
+        await tab.do("open", url=f"http://{address}/")
+        await tab.until("document.activeElement.id === 'token'")
+        assert await tab.evaluate(WHY) == "This server needs a token."
+        await tab.type("forged")
+        await tab.press("Enter")
+        await tab.until(f"{WHY}.includes('the token is unknown or has expired')")
+        await tab.type("brief")
+        await tab.press("Enter")
+        await tab.until("document.querySelector('#sign-in').hidden")
+        await tab.until("document.activeElement.closest('.cm-editor') !== null")
+        await tab.press("Alt+\\")
+        await tab.ghost(MEAN)
+        assert await tab.evaluate("document.querySelector('#k').disabled")
+        assert "scope admin" in await tab.evaluate("document.querySelector('#k-why').textContent")
+
+        tokens.now = EXPIRES_AT
+        await tab.until(f"{WHY}.includes('the token has expired')")
+        assert await tab.evaluate("document.activeElement.closest('.cm-editor') !== null")  # the user types on
+        await tab.evaluate("document.querySelector('#token').focus()")
+        await tab.type("ann")
+        await tab.press("Enter")
+        await tab.until("document.querySelector('#sign-in').hidden")
+        await tab.open(address)  # signs in again by itself
+        kept = "[location.href, document.cookie, JSON.stringify(localStorage), JSON.stringify(sessionStorage)]"
+        *elsewhere, session = await tab.evaluate(kept)
+        assert "ann" in session
+        assert "ann" not in "".join(elsewhere)
+
+        tokens.revoke("ann")
+        await tab.until(f"{WHY}.includes('key id-of-ann: was revoked')")
+        assert await tab.evaluate("sessionStorage.length") == 0
+        assert await tab.evaluate("document.querySelector('#connection').dataset.state") == "away"
 
 
 async def test_dark_and_light_follow_the_system_and_the_switch(server: RunningServer, tab: Playground) -> None:

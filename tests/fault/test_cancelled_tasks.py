@@ -12,7 +12,6 @@ import pytest
 from redis.asyncio.connection import AbstractConnection
 
 from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.admission.quotas import RefusalBudget
 from completion_server.composition.shared_state import SharedState
 from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
@@ -20,7 +19,8 @@ from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTime
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.rpc.intake import Intake
-from completion_server.rpc.session import SessionCall, StreamTimes
+from completion_server.rpc.session import SessionCall
+from completion_server.rpc.stream_ends import StreamTimes
 from completion_server.serving.service import Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.state.clients import make_client
@@ -29,6 +29,7 @@ from completion_server.state.settings import RedisSettings
 from completion_server.state.subscription import ChannelSubscription
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
+from tests.support.authentication import callers
 from tests.support.cancels import ENDS_WITHIN_S, LongLived, check_ends_at_each_await
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.services import FOUR_SLOTS, NO_SHEDDING, REQUEST, UNLIMITED, Prompts, running_service
@@ -167,7 +168,7 @@ async def service() -> AsyncIterator[Running]:
     """Yield a service that gets a request every few milliseconds."""
     engine = SupervisedEngine(lambda: ScriptedEngine(times=TIMES), EngineSettings(warm_up=False), LoopClock())
     await engine.start()
-    settings = ServingSettings(UNLIMITED, FOUR_SLOTS, NO_SHEDDING, cache_scope="user")
+    settings = ServingSettings(UNLIMITED, FOUR_SLOTS, NO_SHEDDING)
     made = Service(settings, engine, Prompts(), LoopClock(), lambda _event: None)
 
     async def ask() -> None:
@@ -195,7 +196,7 @@ async def session_stream() -> AsyncIterator[Running]:
             await asyncio.sleep(0.005)
 
     async with running_service(lambda: ScriptedEngine(times=TIMES), LoopClock()) as running:
-        intake = Intake(LIMITS, RefusalBudget(0, 1), RefusalBudget(0, 1), 10.0, running.service.now, lambda _: IDENTITY)
+        intake = Intake(LIMITS, callers(running.service.now), 10.0, running.service.now)
         times = StreamTimes(first_request_s=1e6, idle_s=1e6, max_age_s=1e6, stall_timeout_s=60.0)
         typing = asyncio.create_task(type_on())
         yield SessionCall(running.service, intake, times, caller, IDENTITY).run()  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -156,15 +155,38 @@ async def test_a_text_beyond_its_limit_is_refused_with_its_name(server: RunningS
     assert answer.json["error"]["message"] == "prompt or prefix: must be at most 524288 bytes, got 600000"
 
 
-async def test_idle_connections_are_bounded() -> None:
+async def test_idle_connections_are_bounded_and_keep_nobody_out() -> None:
     limits = (f"server.http_max_connections={MAX_CONNECTIONS}", "server.receive_timeout_s=600", HTTP)
-    async with run_server(make_config(*limits), make_engine) as server:
-        async with AsyncExitStack() as stack:
-            opened = [await stack.enter_async_context(raw_connection(server)) for _ in range(1000)]
-            idle, further = opened[:MAX_CONNECTIONS], opened[MAX_CONNECTIONS:]
-            assert await closed_within(further, ANSWERS_WITHIN_S) == further
-            assert await closed_within(idle, 0.1) == []
-        await eventually(lambda: is_served(server))
+    async with run_server(make_config(*limits), make_engine) as server, AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(raw_connection(server)) for _ in range(1000)]
+        older, newest = opened[:-MAX_CONNECTIONS], opened[-MAX_CONNECTIONS:]
+        assert await closed_within(older, ANSWERS_WITHIN_S) == older
+        assert await closed_within(newest, 0.1) == []
+        assert await is_served(server)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"POST /infill HTTP/1.1\r\nhost: loc", head("/infill", "content-length: 100") + b"{"], ids=["head", "body"]
+)
+async def test_requests_that_never_end_keep_nobody_out(sent: bytes) -> None:
+    limits = (f"server.http_max_connections={MAX_CONNECTIONS}", "server.receive_timeout_s=600", HTTP)
+    async with run_server(make_config(*limits), make_engine) as server, AsyncExitStack() as stack:
+        for _ in range(2 * MAX_CONNECTIONS):
+            slow = await stack.enter_async_context(raw_connection(server))
+            await slow.send(sent)
+        assert await is_served(server)
+
+
+async def test_a_connection_whose_request_is_served_makes_no_room() -> None:
+    engine = endless_engine(lambda _request: (f"{i} " for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
+    async with run_server(endless_config(HTTP, "server.http_max_connections=1"), lambda: engine) as server:
+        body = json.dumps({"prompt": "x", "stream": True, "n_predict": ENDLESS}).encode()
+        async with raw_connection(server) as busy:
+            await busy.send(head("/infill", f"content-length: {len(body)}") + body)
+            await eventually(lambda: engine.stats().num_running == 1)
+            async with raw_connection(server) as further:
+                assert await further.rest() == b""
+            assert engine.stats().num_running == 1
 
 
 async def closed_within(connections: list[RawConnection], within_s: float) -> list[RawConnection]:
@@ -198,7 +220,7 @@ async def test_a_stalled_reader_is_cut_off_and_frees_the_engine() -> None:
     async with run_server(config, lambda: engine) as server:
         body = json.dumps({"prompt": "x", "stream": True, "n_predict": ENDLESS}).encode()
         async with raw_connection(server) as connection:
-            connection.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.read_little()
             await connection.send(head("/infill", f"content-length: {len(body)}") + body)
             await eventually(lambda: engine.stats().num_generated_tokens > 0)
             await eventually(lambda: engine.stats().num_running == 0)

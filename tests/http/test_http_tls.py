@@ -1,13 +1,17 @@
-"""The HTTP listener over TLS: connections in a handshake count, and end in time."""
+"""The HTTP listener over TLS: connections in a handshake count and end in time; a certificate names its user."""
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
+import aiohttp
 import pytest
 
 from completion_server.engine.scripted.engine import ScriptedEngine
 from tests.support.certificates import Identity, MakeIdentity
-from tests.support.http_clients import raw_connection, serves_tls
+from tests.support.http_clients import http_session, raw_connection, serves_tls
+from tests.support.page_sockets import Page
 from tests.support.server import RunningServer, eventually, make_config, run_server
 
 MAX_CONNECTIONS = 20
@@ -26,15 +30,17 @@ async def tls_server(identity: Identity, *settings: str) -> AsyncIterator[Runnin
         yield running
 
 
-async def test_connections_in_a_handshake_count_and_end_with_the_server(identity: Identity) -> None:
+async def test_connections_in_a_handshake_count_make_room_and_end_with_the_server(identity: Identity) -> None:
     limits = (f"server.http_max_connections={MAX_CONNECTIONS}", "server.receive_timeout_s=600")
     async with AsyncExitStack() as stack, tls_server(identity, *limits) as server:
         silent = [await stack.enter_async_context(raw_connection(server)) for _ in range(MAX_CONNECTIONS)]
-        async with raw_connection(server) as further:
-            assert await further.rest() == b""
-        assert not await serves_tls(server.ready.http_address, identity)
-        silent[0].writer.close()
-        await eventually(lambda: serves_tls(server.ready.http_address, identity))
+        assert await serves_tls(server.ready.http_address, identity)
+        assert await silent[0].rest() == b""
+        further = [await stack.enter_async_context(raw_connection(server)) for _ in range(MAX_CONNECTIONS)]
+        for each in silent[1:]:
+            assert await each.rest() == b""
+        assert await serves_tls(server.ready.http_address, identity)
+        assert await further[0].rest() == b""
 
 
 @pytest.mark.parametrize(
@@ -47,3 +53,70 @@ async def test_a_handshake_that_does_not_end_ends_the_connection(identity: Ident
             await connection.send(sent)
             await connection.rest()
         await eventually(lambda: serves_tls(server.ready.http_address, identity))
+
+
+def origin_of(server: RunningServer) -> str:
+    return f"https://127.0.0.1:{server.ready.http_address.rpartition(':')[2]}"
+
+
+@pytest.mark.parametrize(("host", "status"), [("Completions.example:8012", 200), ("evil.example:8012", 403)])
+async def test_a_name_of_the_certificate_is_the_servers_own(
+    make_identity: MakeIdentity, host: str, status: int
+) -> None:
+    identity = make_identity("server", "completions.example")
+    context = ssl.create_default_context(cafile=str(identity.certificate))
+    async with tls_server(identity) as running, http_session() as session:
+        url = f"{origin_of(running)}/health"
+        names = {"headers": {"host": host}, "server_hostname": "completions.example"}
+        async with session.get(url, ssl=context, **names) as answer:
+            assert answer.status == status
+
+
+@asynccontextmanager
+async def client_of(server: RunningServer, ours: Identity, client: Identity) -> AsyncIterator[aiohttp.ClientSession]:
+    """Yield a client that shows a certificate; its paths are those of the server."""
+    context = ssl.create_default_context(cafile=str(ours.certificate))
+    context.load_cert_chain(client.certificate, client.key)
+    connector = aiohttp.TCPConnector(ssl=context)
+    async with aiohttp.ClientSession(origin_of(server), connector=connector) as session:
+        yield session
+
+
+@asynccontextmanager
+async def page_of(session: aiohttp.ClientSession, server: RunningServer) -> AsyncIterator[Page]:
+    async with session.ws_connect("/playground/socket", headers={"Origin": origin_of(server)}) as socket:
+        yield Page(socket)
+
+
+async def test_a_client_s_certificate_names_its_user(identity: Identity, make_identity: MakeIdentity) -> None:
+    authority = make_identity("authority")
+    ada, nobody = (make_identity(name, issuer=authority) for name in ("ada", "nobody"))
+    ca = f"server.tls.client_ca={authority.certificate}"
+    rules = ("auth.certificate_user=cn", "auth.certificate_pattern=(?P<user>ada)")
+    async with tls_server(identity, ca, *rules) as server:
+        for client, status in ((ada, 200), (nobody, 401)):
+            async with client_of(server, identity, client) as session:
+                for path in ("/infill", "/v1/completions"):
+                    async with session.post(path, json={"prompt": "x"}) as answer:
+                        assert answer.status == status
+                async with session.get("/v1/models") as answer:
+                    assert answer.status == status
+                async with page_of(session, server) as page:
+                    if status == 200:
+                        await page.next("about")
+                    else:
+                        assert await page.close_code() == 4401
+
+
+async def test_a_certificate_that_is_no_credential_leaves_a_page_asked_for_its_token(
+    identity: Identity, make_identity: MakeIdentity, tmp_path: Path
+) -> None:
+    authority = make_identity("authority")
+    ada = make_identity("ada", issuer=authority)
+    settings = (f"server.tls.client_ca={authority.certificate}", f"auth.keys_file={tmp_path / 'keys.json'}")
+    async with (
+        tls_server(identity, *settings) as server,
+        client_of(server, identity, ada) as session,
+        page_of(session, server) as page,
+    ):
+        await page.next("sign_in")

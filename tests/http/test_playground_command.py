@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from completion_server.auth.principal import Scope
 from completion_server.client.playground_command import playground
 from completion_server.config import load_config
 from completion_server.engine.scripted.engine import ScriptedEngine
@@ -13,10 +15,12 @@ from completion_server.server_commands import page_url
 from tests.support.certificates import MakeIdentity
 from tests.support.http_clients import HTTP
 from tests.support.server import make_config, run_server
+from tests.support.tokens import Tokens, principal
 
 
-async def run(url: str) -> Result:
-    return await asyncio.to_thread(CliRunner().invoke, playground, ["--url", url, "--no-open"])
+async def run(url: str, *options: str, **variables: str) -> Result:
+    arguments = ["--url", url, "--no-open", *options]
+    return await asyncio.to_thread(CliRunner().invoke, playground, arguments, env=variables)
 
 
 async def test_the_page_of_a_running_server_is_named() -> None:
@@ -29,6 +33,27 @@ async def test_the_page_of_a_running_server_is_named() -> None:
         assert "is no page of a completion-server" in other.output
         missing = await run(f"{url}nothing")
         assert "HTTP status 404" in missing.output
+
+
+async def test_a_token_is_checked_and_never_in_the_address(tmp_path: Path) -> None:
+    (good := tmp_path / "token").write_text("ann\n")
+    tokens = Tokens({"ann": principal("ann"), "admin": principal("dora", Scope.ADMIN)})
+    async with run_server(make_config(HTTP), ScriptedEngine, tokens) as server:
+        url = f"http://{server.ready.http_address}/"
+        for found in (await run(url, "--token-file", str(good)), await run(url, COMPLETION_TOKEN="ann")):
+            assert (found.exit_code, found.output) == (0, f"{url}\n")
+        without = await run(url)
+        assert without.exit_code == 0
+        assert "The page asks for a token" in without.output
+        for token, reason in (
+            ("forged", "unknown or has expired"),
+            ("admin", "lacks the scope complete"),
+            ("a\nb", ""),
+        ):
+            refused = await run(url, "--token", token)
+            assert refused.exit_code == 1
+            assert "the server refuses the token: " in refused.output
+            assert reason in refused.output
 
 
 async def test_without_a_server_it_says_how_to_start_one() -> None:

@@ -3,9 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator
 
 import aiohttp
 import psutil
@@ -15,7 +13,8 @@ import pytest_asyncio
 from completion_server.engine.processes import runs
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.http.playground.connection import MAX_MESSAGE_BYTES
-from tests.support.http_clients import ANSWERS_WITHIN_S, HTTP, PAGE_ADMIN, get, http_session, raw_connection
+from tests.support.http_clients import HTTP, PAGE_ADMIN, get, http_session, raw_connection
+from tests.support.page_sockets import opened
 from tests.support.server import (
     ENDLESS,
     RunningServer,
@@ -28,62 +27,10 @@ from tests.support.server import (
 
 MAX_K = 4
 WORDS = ("alpha", " beta", "\n")
-Message = dict[str, Any]
 HANDSHAKE = (
     b"GET /playground/socket HTTP/1.1\r\nhost: localhost\r\norigin: http://localhost\r\nconnection: upgrade\r\n"
     b"upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
-
-
-class Page:
-    """An open WebSocket, as the page has one."""
-
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self.socket = socket
-
-    async def send(self, type_: str, **fields: Any) -> None:
-        await self.socket.send_str(json.dumps({"type": type_, **fields}))
-
-    async def until(self, condition: Callable[[Message], bool]) -> Message:
-        """Return the next message with which a condition holds."""
-        seen: list[Message] = []
-        try:
-            async with asyncio.timeout(ANSWERS_WITHIN_S):
-                while True:
-                    seen.append(json.loads(await self.socket.receive_str()))
-                    if condition(seen[-1]):
-                        return seen[-1]
-        except TimeoutError:
-            raise AssertionError(f"the message did not come; the last ones: {seen[-5:]}") from None
-
-    async def next(self, kind: str) -> Message:
-        return await self.until(lambda message: message["type"] == kind)
-
-    async def answer(self, number: int) -> tuple[str, Message]:
-        """Return the whole text of a request's answer, and its end."""
-        text = ""
-        while True:
-            part = await self.until(lambda message: message.get("number") == number)
-            text += part["text"]
-            if part["type"] == "end":
-                return text, part
-
-    async def close_code(self) -> int:
-        """Return the code with which the server closes."""
-        async with asyncio.timeout(ANSWERS_WITHIN_S):
-            while (await self.socket.receive()).type is not aiohttp.WSMsgType.CLOSE:
-                pass
-        return self.socket.close_code or 0
-
-
-@asynccontextmanager
-async def opened(server: RunningServer, **headers: str) -> AsyncIterator[Page]:
-    """Open a page's WebSocket. Fails with the status of a refusal."""
-    address = server.ready.http_address
-    sent = {"Origin": f"http://{address}", **headers}
-    url = f"http://{address}/playground/socket"
-    async with http_session() as session, session.ws_connect(url, headers=sent) as socket:
-        yield Page(socket)
 
 
 def make_engine() -> ScriptedEngine:
@@ -221,6 +168,7 @@ async def test_a_page_that_does_not_read_is_cut_off_and_frees_the_engine() -> No
     ask = json.dumps({"type": "ask", "number": 1, "trigger": "explicit", "mode": "multi_line", "prefix": "x"}).encode()
     masked = bytes([0x81, 0x80 | len(ask), 0, 0, 0, 0]) + ask  # one whole text frame, masked with zeros
     async with run_server(config, lambda: engine) as server, raw_connection(server) as connection:
+        connection.read_little()
         await connection.send(HANDSHAKE)
         assert await connection.status() == 101
         await connection.send(masked)

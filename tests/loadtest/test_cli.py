@@ -26,6 +26,7 @@ from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
 from tests.loadtest.golden import GoldenServer, golden_server
 from tests.support.certificates import MakeIdentity
+from tests.support.guarded_replica import run_guarded
 from tests.support.server import make_config, run_server
 
 SHORT = ("steady", "--duration", "0.5", "--sessions", "20", "--workers", "1")
@@ -97,6 +98,38 @@ def test_tls_files_are_refused_where_they_have_no_use(command: tuple[str, ...], 
     ):
         result = CliRunner().invoke(main, [name, "steady", *options, "--target", target, option, ca])
         assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize("kind", ["grpc", "grpc+complete"])
+async def test_users_present_the_tokens_of_a_file(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    await asyncio.to_thread(file.write_text, "good\nother\n")
+    async with run_guarded() as (server, address):
+        server.tokens.add("other")
+        options = ("--target", f"{kind}://{address}", "--tokens", str(file), "--json")
+        result = await asyncio.to_thread(run, *SHORT, *options)
+    assert result.exit_code in {0, 3}, result.output
+    assert json.loads(result.stdout)["targets"][0]["figures"]["error_rate"] == 0
+    assert set(server.presented) == {"good", "other"}
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        (
+            "grpc://example.com:1",
+            ("--token-command", "echo t"),
+            "the token of the command echo is not sent to example.com",
+        ),
+        ("llama+http://example.com:1", ("--token-command", "echo t"), "is not sent to example.com:1 without TLS"),
+        ("grpc://127.0.0.1:1", ("--token-command", "false"), "the command false: it ended with status 1"),
+        ("grpc://127.0.0.1:1", ("--token-command", "echo t", "--tokens", __file__), "give one of them"),
+        ("grpc://127.0.0.1:1", ("--tokens", "/dev/null"), "/dev/null has no tokens, one a line"),
+    ],
+)
+def test_tokens_that_cannot_be_used_are_refused(target: str, options: tuple[str, ...], said: str) -> None:
+    result = run(*SHORT, "--target", target, *options)
+    assert (result.exit_code, said in result.output) == (2, True), result.output
 
 
 async def test_a_sweep_of_a_server_with_tls_fails_no_request(make_identity: MakeIdentity, tmp_path: Path) -> None:

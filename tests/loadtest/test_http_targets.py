@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from loadtest.driving.driver import drive
-from loadtest.targets import ClientSettings, parse_target
+from loadtest.targets import ClientSettings, Credentials, parse_target
 from loadtest.targets.http import HttpTarget
 from loadtest.traffic.typed import Trace
 from tests.support.server import eventually
@@ -205,3 +206,29 @@ async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again() 
         run = await drive(found, made, has_lead_in=False)
     assert [result.outcome.value for result in run.results] == ["answered", "answered"]
     assert connections == [2, 1]
+
+
+async def test_users_present_their_tokens_and_a_refused_one_is_not_sent_in_a_loop(tmp_path: Path) -> None:
+    presented: list[str] = []
+    tokens = tmp_path / "tokens"
+    await asyncio.to_thread(tokens.write_text, "ada\nbad\n")
+
+    async def infill(http: web.Request) -> web.Response:
+        presented.append(http.headers["Authorization"])
+        if presented[-1] != "Bearer ada":
+            return web.Response(status=401, text="it is unknown")
+        return web.Response(body=b'data: {"content": "hello", "stop": true, "tokens_predicted": 1}\n\n')
+
+    app = web.Application()
+    app.router.add_post("/infill", infill)
+    async with TestServer(app) as running:
+        spec = parse_target(f"llama+http://127.0.0.1:{running.port}")
+        spec = replace(spec, credentials=Credentials(user_tokens=tokens))
+        async with HttpTarget(spec, ClientSettings()) as found:
+            made = text_only(trace((0.0, 5.0), (0.1, 5.0), (0.2, 5.0), num_sessions=2))
+            run = await drive(found, made, has_lead_in=False)
+    assert sorted(result.outcome.value for result in run.results) == ["answered"] * 3 + ["error"] * 3
+    assert sorted(presented) == ["Bearer ada"] * 3 + ["Bearer bad"]
+    assert {result.error for result in run.results if result.error} == {
+        "it is unknown", "the server refused the token of the program's own settings: it is unknown",
+    }  # fmt: skip

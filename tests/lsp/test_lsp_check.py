@@ -1,11 +1,15 @@
 """The command: `--check` in words, its exit status, and its help."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
+import grpc
+
 from completion_server.engine.scripted.engine import ScriptedEngine
 from tests.support.certificates import make_identity_in
+from tests.support.guarded_replica import run_guarded
 from tests.support.oracle_server import run_oracle
 from tests.support.server import make_config, run_server
 
@@ -13,10 +17,13 @@ TIMEOUT_S = 60.0
 NOBODY = "127.0.0.1:1"
 
 
-async def run(*arguments: str | Path) -> tuple[int | None, str]:
+async def run(*arguments: str | Path, token: str = "") -> tuple[int | None, str]:
     """Return the exit status of the command, and what it prints."""
     command, pipe = (sys.executable, "-m", "completion_lsp", *arguments), asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+    variables = os.environ | {"COMPLETION_TOKEN": token}
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=pipe, stderr=asyncio.subprocess.STDOUT, env=variables
+    )
     try:
         async with asyncio.timeout(TIMEOUT_S):
             output, _ = await process.communicate()
@@ -53,6 +60,34 @@ async def test_no_server_and_wrong_certificates_are_explained(tmp_path: Path) ->
     assert (plain[0], wrong[0], right[0]) == (1, 1, 0)
     assert "give the certificate of its authority with --tls-ca FILE" in plain[1]
     assert "not signed by an authority in the file of --tls-ca" in wrong[1]
+
+
+async def test_a_token_that_is_missing_refused_or_lacks_the_scope_is_explained(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    await asyncio.to_thread(file.write_text, "good")
+    async with run_guarded() as (server, address):
+        check = ("--server", address, "--check")
+        good = await run(*check, "--token-file", file)
+        variable = await run(*check, token="good")
+        missing = await run(*check)
+        refused = await run(*check, "--token-command", "echo bad-tok")
+        server.status = grpc.StatusCode.PERMISSION_DENIED
+        denied = await run(*check, "--token-command", "echo bad-tok")
+    assert [each[0] for each in (good, variable, missing, refused, denied)] == [0, 0, 1, 1, 1]
+    assert (
+        f"{address} was reached, but wants a token: there is none.\n    Give one with --token-file FILE" in missing[1]
+    )
+    assert f"{address} was reached, but the server refused the token of the command echo: it is unknown." in refused[1]
+    assert f"{address} knows you, but does not allow it: it is unknown.\n    Completions need the scope" in denied[1]
+    assert "bad-tok" not in refused[1] + denied[1]
+
+
+async def test_a_token_is_not_sent_in_plain_text() -> None:
+    status, output = await run("--server", "example.com", "--check", token="t")
+    assert status == 2
+    assert "the token of the environment variable COMPLETION_TOKEN is not sent to example.com:50051 without" in output
+    status, output = await run("--server", "localhost", "--token-command", "")
+    assert (status, output.splitlines()[-1]) == (2, "completion-lsp: error: --token-command: there is no command")
 
 
 async def test_wrong_arguments_name_the_flag() -> None:

@@ -3,14 +3,16 @@
 import asyncio
 import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Endpoint
+from completion_client import Endpoint, Token
 from completion_lsp.link import Link, Servers
+from tests.support.guarded_replica import run_guarded
 from tests.support.oracle_server import LINE, run_oracle
 from tests.support.server import eventually
 
@@ -94,3 +96,37 @@ async def test_the_loss_of_one_of_several_servers_is_no_pause(caplog: pytest.Log
         assert (await session.complete(request)).text == LINE[2:]
         assert "away" not in events.names
         await link.aclose()
+
+
+async def test_a_refused_token_is_told_once_and_another_is_used(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    told: list[str] = []
+    await asyncio.to_thread(file.write_text, "bad")
+    async with run_guarded() as (server, address):
+        link = Link(Servers([Endpoint(address, token=Token.of_file(file))]))
+        link.on_refused = told.append
+        link.start_nowait()
+        try:
+            await eventually(lambda: bool(told))
+            await asyncio.to_thread(file.write_text, "good")
+            await eventually(lambda: link.session() is not None)
+        finally:
+            await link.aclose()
+    assert told == [f"no completions: the server refused the token of the file {file}: it is unknown"]
+    assert server.presented == ["bad", "good"]
+
+
+async def test_an_editor_shows_that_the_server_wants_a_token() -> None:
+    client = LanguageClient("editor", "1")
+    messages: list[str] = []
+    client.feature(types.WINDOW_SHOW_MESSAGE)(lambda params: messages.append(params.message))
+    async with run_guarded() as (_server, address):
+        await client.start_io(sys.executable, "-m", "completion_lsp", "--server", address)
+        await client.initialize_async(types.InitializeParams(types.ClientCapabilities()))
+        client.initialized(types.InitializedParams())
+        await eventually(lambda: bool(messages))
+        await client.shutdown_async(None)
+        client.exit(None)
+        await client.stop()
+    (message,) = messages
+    assert message.startswith("completion-lsp: no completions: the server wants a token: there is none; start")

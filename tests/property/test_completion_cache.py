@@ -12,8 +12,9 @@ from completion_server.state.cache.cache import Lookup, TwoLevelCache
 from completion_server.state.cache.keys import MAX_ANCHORS
 from completion_server.state.cache.local import MAX_ENTRIES, Entry, Terms, bytes_of_anchor, bytes_of_entry
 from completion_server.state.settings import CacheSettings
+from tests.support.clocks import ManualClock
 from tests.support.examples import examples
-from tests.unit.state.cache.cache_parts import ManualClock, answer_of, make_keys, request_of
+from tests.unit.state.cache.cache_parts import answer_of, make_keys, request_of
 
 TTL_S = 10.0
 NAME = bytes(24)
@@ -126,7 +127,7 @@ class Editor:
     """A user who edits one document, and asks both the cache and the model."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.clock = ManualClock()
+        self.clock = ManualClock(1000.0)
         self.model = Model(max_bytes)
         cache_settings = CacheSettings(local_bytes=max_bytes, local_ttl_s=TTL_S)
         self.cache = TwoLevelCache(cache_settings, self.clock, lambda _event: None, make_keys())

@@ -28,16 +28,19 @@ CHECKS = {
     "scheduling.lanes": (*BOOK_TESTS, MACHINE),
     "scheduling.generations": (*BOOK_TESTS, MACHINE),
     "scheduling.queue": (*BOOK_TESTS, MACHINE),
+    "scheduling.shares": ("unit.scheduling.test_shares",),
+    "scheduling.fair_queue": ("unit.scheduling.test_shares",),
     "scheduling.shedding": (*BOOK_TESTS, MACHINE),
     "scheduling.requests": (*BOOK_TESTS, *RUNNER_TESTS, MACHINE),
-    "scheduling.book": (*BOOK_TESTS, MACHINE),
+    "scheduling.book": (*BOOK_TESTS, "unit.scheduling.test_shares", MACHINE),
     "serving.runner": RUNNER_TESTS,
     "scheduling.reattach": ("unit.scheduling.test_reattach",),
 }
 """The tests that must notice a mistake in a module."""
 LOADED = (
-    "scheduling.reattach", "scheduling.requests", "scheduling.queue", "scheduling.lanes", "scheduling.shedding",
-    "scheduling.generations", "scheduling.actions", "scheduling.book", "serving.runner",
+    "scheduling.reattach", "scheduling.shares", "scheduling.requests", "scheduling.queue", "scheduling.fair_queue",
+    "scheduling.lanes", "scheduling.shedding", "scheduling.generations", "scheduling.actions",
+    "scheduling.book", "serving.runner",
 )  # fmt: skip
 """The modules under test, each after those that it imports; all are reloaded around a mutant."""
 HELPERS = ("unit.scheduling.live_requests", "unit.serving.readers", "property.book_driver")
@@ -69,15 +72,50 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "scheduling.queue": (
         (
             "classes are served the wrong way round",
-            "for queue in self._queues:\n",
-            "for queue in reversed(self._queues):\n",
+            "(request.trigger, self.order(request), next",
+            "(-request.trigger, self.order(request), next",
         ),
+        ("a prediction counts lower classes", "return begin if begin == end or", "return len(self) if begin == end or"),
+    ),
+    "scheduling.shares": (
         (
-            "the best class is given up first",
-            "self._queues[: request.trigger - 1 if request.trigger else None : -1]",
-            "self._queues[: request.trigger + 1]",
+            "an owner who was idle keeps its credit",
+            "        account.position = max(account.position, self.now - TOLERANCE)\n",
+            "        pass\n",
         ),
-        ("the first of a class is given up", "(last := queue.last())", "(last := queue.first())"),
+        ("nobody is over its share", "least.position + TOLERANCE", "least.position + 1e9"),
+        ("time stands still", "self.now = max(self.now, least", "self.now = min(self.now, least"),
+        ("time counts what is only expected", "least.position - least.running", "least.position"),
+        ("prompts in the engine want nothing", "itertools.chain(self.waiting, prompts)", "self.waiting"),
+        ("the owner with the least is given up", "most = max(positions", "most = min(positions"),
+    ),
+    "scheduling.fair_queue": (
+        ("weights are ignored", "num_tokens / tenant.weight - by_weight", "num_tokens - by_weight"),
+        ("running generations cost nothing yet", "        user.position += num_tokens\n", ""),
+        ("expected tokens are never corrected", "+= num_tokens - num_expected", "+= 0"),
+        ("one owner's long queue delays all", "min(super().num_ahead(request), ", "max(super().num_ahead(request), "),
+        ("a slot counts as its tokens alone", "max(SLOT_TOKENS, request", "max(0.0, request"),
+        ("a long prompt counts at the end only", "max(SLOT_TOKENS, request.num_new_tokens)", "SLOT_TOKENS"),
+        ("new weights are ignored", "tenant.weight = request.weight", "tenant.weight = 1.0"),
+        ("accounts are kept for ever", "if self.num_accounts > self._max_accounts:", "if False:"),
+        ("tenants are kept for ever", "if not tenant.accounts:", "if False:"),
+        ("the account of one who waits is dropped", "if user.num_waiting or user.running or", "if user.running or"),
+        ("the account of one who runs is dropped", "if user.num_waiting or user.running or", "if user.num_waiting or"),
+        ("a tenant over its share gives nothing up", "tenant = self._level.furthest_over(own.tenant)", "tenant = None"),
+        ("a user over its share gives nothing up", "if user in {None, last.account} and", "if"),
+        ("the first of an owner is given up", "reversed(self._waiting)", "self._waiting"),
+        (
+            "a more urgent request gives way",
+            "self.rank(request) < self.rank(last)",
+            "self.rank(request) > self.rank(last)",
+        ),
+        ("tenants do not share", "if tenant.position > limit:", "if False:"),
+        ("users do not share", "if user.position <= limits[tenant]:", "if True:"),
+        (
+            "a tenant whose users wait for each other stops all",
+            "            if user.position <= limits[tenant]:\n                return request\n",
+            "            return request if user.position <= limits[tenant] else None\n",
+        ),
     ),
     "scheduling.shedding": (
         (
@@ -219,6 +257,12 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "",
         ),
         ("the text so far is missing", "if generation.num_tokens else", "if False else"),
+        (
+            "what is computed costs nothing",
+            "        self._queues.settle(generation.id,",
+            '        self._queues.settle("",',
+        ),
+        ("a busy engine is filled", " and self._queues.is_over_share():", " and False:"),
         ("a diverged reader reads on", "        self._leave(request)\n        num_wasted", "        num_wasted"),
         (
             "tokens that others read are wasted",

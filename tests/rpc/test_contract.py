@@ -18,7 +18,6 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.admission.feedback import KEPT_S
 from completion_server.core.errors import CompletionError
 from completion_server.core.outcome import ShedReason
-from completion_server.core.trace_context import TRACEPARENT, TRACESTATE
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.rpc import identity, status
 from completion_server.rpc.messages import convert
@@ -53,7 +52,7 @@ def test_a_reason_is_said_with_its_code(error: type[CompletionError]) -> None:
 
 
 def test_each_metadata_key_is_described() -> None:
-    for key in (identity._USER_KEY, identity._TENANT_KEY, TRACEPARENT, TRACESTATE, "grpc-status-details-bin"):
+    for key in (*identity._KEYS, "grpc-status-details-bin"):
         assert re.search(rf"^//.*\b{key}\b", CONTRACT, re.MULTILINE), key
 
 

@@ -11,13 +11,15 @@ from tokenizers import Tokenizer
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.admission.entrance import Arrival, Entrance
 from completion_server.admission.identity import Identity
-from completion_server.admission.settings import LimitSettings
+from completion_server.admission.settings import AdmissionSettings, LimitSettings
+from completion_server.auth.principal import Credentials
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Caller
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.rpc.identity import identity_of, split_peer
+from completion_server.rpc.identity import arrival_of, split_peer
 from tests.support.models import TARGET
 from tests.support.server import (
     ENDLESS,
@@ -177,6 +179,9 @@ class Call:
     def peer(self) -> str:
         return self._peer
 
+    def auth_context(self) -> dict[str, tuple[bytes, ...]]:
+        return {"x509_pem_cert": (b"PEM",)}
+
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return self._metadata
 
@@ -200,15 +205,35 @@ def test_a_peer_is_a_connection_and_an_address(peer: str, connection: str, addre
     assert split_peer(peer) == (connection, address)
 
 
-def test_user_and_tenant_names_come_from_the_metadata() -> None:
+async def identity_of(call: Call, **settings: bool) -> Identity:
+    return await Entrance(AdmissionSettings(**settings), LimitSettings()).identify(arrival_of(call))
+
+
+async def test_user_and_tenant_names_come_from_the_metadata() -> None:
     call = Call("ipv4:10.0.0.7:1", ("x-user-id", "alice"), ("x-tenant-id", b"acme"), ("other", "x"))
-    identity = identity_of(call, LimitSettings())
+    identity = await identity_of(call)
     assert identity == Identity("alice", "acme", "10.0.0.7:1", "10.0.0.7")
     assert identity.call("s") == Caller("alice", "s", "acme", "10.0.0.7:1", "10.0.0.7")
-    assert identity_of(call, LimitSettings(), trusts_names=True).call("s").is_verified
-    assert not identity_of(Call("unix:"), LimitSettings(), trusts_names=True).is_verified
-    with pytest.raises(InvalidRequestError, match="metadata x-user-id: must be at most 128 bytes, got 129"):
-        identity_of(Call("unix:", ("x-user-id", "a" * 129)), LimitSettings())
+    assert (await identity_of(call, trust_user_names=True)).call("s").is_verified
+    assert not (await identity_of(Call("unix:"), trust_user_names=True)).is_verified
+    with pytest.raises(InvalidRequestError, match="x-user-id: must be at most 128 bytes, got 129"):
+        await identity_of(Call("unix:", ("x-user-id", "a" * 129)))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "token"),
+    [
+        ((("authorization", "Bearer one"),), "one"),
+        ((("authorization", "bearer  one "), ("x-api-key", "two")), "one"),
+        ((("authorization", "Basic one"), ("x-api-key", "two")), "two"),
+        ((("authorization", "one"),), ""),
+        ((), ""),
+    ],
+)
+def test_a_call_brings_a_token_and_a_certificate(metadata: tuple[tuple[str, str], ...], token: str) -> None:
+    call = Call("ipv4:10.0.0.7:1", *metadata)
+    assert arrival_of(call).credentials == Credentials(token, b"PEM")
+    assert arrival_of(call, with_credentials=False) == Arrival("", "", "10.0.0.7:1", "10.0.0.7", Credentials())
 
 
 def test_a_verified_user_is_charged_instead_of_the_proxys_connection() -> None:

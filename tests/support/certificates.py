@@ -11,6 +11,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+DAY_S = 86_400.0
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -27,6 +29,11 @@ class Identity:
             server.certificate.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes()
         )
 
+    @property
+    def expires_at(self) -> float:
+        """When the certificate expires, in Unix seconds."""
+        return x509.load_pem_x509_certificate(self.certificate.read_bytes()).not_valid_after_utc.timestamp()
+
     def server_credentials(self) -> grpc.ServerCredentials:
         """Return the credentials of a server that asks for no client certificate."""
         return grpc.ssl_server_credentials([(self.key.read_bytes(), self.certificate.read_bytes())])
@@ -36,8 +43,10 @@ MakeIdentity = Callable[..., Identity]
 """Takes a name, the host that the certificate is for, and the issuer; without one it is signed by itself."""
 
 
-def make_identity_in(folder: Path, name: str, host: str = "127.0.0.1", issuer: Identity | None = None) -> Identity:
-    """Write a new key and a certificate for a host, an IP address or a DNS name."""
+def make_identity_in(
+    folder: Path, name: str, host: str = "127.0.0.1", issuer: Identity | None = None, lives_s: float = DAY_S
+) -> Identity:
+    """Write a new key and a certificate for a host, an IP address or a DNS name, which expires after `lives_s`."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -52,7 +61,7 @@ def make_identity_in(folder: Path, name: str, host: str = "127.0.0.1", issuer: I
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(seconds=lives_s))
         .add_extension(x509.SubjectAlternativeName([general]), critical=False)
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
         .sign(issuer.signer if issuer else key, hashes.SHA256())

@@ -1,4 +1,4 @@
-"""`completion-server serve` with injected faults: a request with a prefix that begins "fault=PART;" fails in PART.
+"""`completion-server serve` with injected faults: a request with a prefix that has "fault=PART;" fails in PART.
 
 The part raises with the request's text in its exception's message, as careless code would. Run as a module, it takes
 the arguments of `serve`. All loggers write all levels.
@@ -22,7 +22,7 @@ from completion_server.telemetry import logs
 from completion_server.telemetry.metrics import Metrics
 
 PARTS = ("prompt", "engine", "rules", "mailbox", "observer", "convert", "feedback", "decoder")
-"""Besides them, "background" raises in a task, a callback, a thread and a finalizer."""
+"""Besides them, "background" raises in a task, a callback, a thread and a finalizer, and "crash" kills the engine."""
 _texts: dict[str, str] = {}
 """The text of each request that has a prompt, by id."""
 _newest = [""]
@@ -64,6 +64,12 @@ def _fail_in_the_background(text: str) -> None:
     Finalized()
 
 
+def _crash(engine: ScriptedEngine, job: Any) -> None:
+    text = _texts.get(job.id, "")
+    if "fault=crash;" in text:
+        engine.crash(text)
+
+
 def _before(owner: Any, name: str, check: Callable[..., None]) -> None:
     """Have `check` called with the arguments of a function before the function."""
     function = getattr(owner, name)
@@ -91,6 +97,7 @@ def inject() -> None:
         _make_failure(part)
     _before(PromptBuilder, "build", _note_prompt)
     _before(ScriptedEngine, "generate", lambda _engine, job: fail_in("engine", _texts.get(job.id, "")))
+    _before(ScriptedEngine, "generate", _crash)
     _before(TextRules, "feed", lambda *_: fail_in("rules", _newest[0]))
     _before(Mailbox, "put_nowait", lambda *_: fail_in("mailbox", _newest[0]))
     _before(Metrics, "handle", lambda _metrics, event: fail_in("observer", _prefix_of(event)))

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -71,6 +72,10 @@ class RawConnection:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+
+    def read_little(self) -> None:
+        """Let the system hold no more than a few kilobytes that are not read; else a test sends it megabytes."""
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)

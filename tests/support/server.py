@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.auth.principal import Authenticator
 from completion_server.composition.app import App, Ready
 from completion_server.config import Config, load_config
 from completion_server.engine.interface import Engine
@@ -83,10 +84,12 @@ class RunningServer:
 
 
 @asynccontextmanager
-async def run_server(config: Config, make_engine: Callable[[], Engine]) -> AsyncIterator[RunningServer]:
+async def run_server(
+    config: Config, make_engine: Callable[[], Engine], authenticator: Authenticator | None = None
+) -> AsyncIterator[RunningServer]:
     """Start an app, wait until it is ready, and drain it afterwards."""
     registry = CollectorRegistry()
-    app = App(config, make_engine, registry=registry)
+    app = App(config, make_engine, registry=registry, authenticator=authenticator)
     ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(app.run(ready.set_result))
     try:

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core import events
 from completion_server.core.clock import Clock
 from completion_server.core.errors import Code
@@ -24,6 +24,7 @@ from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.serving.completion import Completion
+from completion_server.serving.isolation import Isolation
 from completion_server.serving.rules import EditPrompts, EditRules
 from completion_server.serving.service import CompletionCache, Service
 from completion_server.serving.settings import ServingSettings
@@ -160,8 +161,18 @@ async def running_service(
     """Run a service, by default with four slots and without shedding, and check that it is empty at the end."""
     recorder, prompts = recorder or EventRecorder(), prompts or Prompts()
     engine = SupervisedEngine(make_engine, EngineSettings(warm_up=False), clock)
-    settings = ServingSettings(admission, scheduling, shed, cache_scope=cache_scope)
-    service = Service(settings, engine, prompts, clock, recorder.handle, loop_lag=loop_lag, edits=edits, cache=cache)
+    settings, isolation = ServingSettings(admission, scheduling, shed), Isolation(bytes(32), cache_scope)
+    service = Service(
+        settings,
+        engine,
+        prompts,
+        clock,
+        recorder.handle,
+        isolation=isolation,
+        loop_lag=loop_lag,
+        edits=edits,
+        cache=cache,
+    )
     await engine.start()
     tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]
     await asyncio.sleep(0)

@@ -54,7 +54,6 @@ def check(*overrides: str) -> Result:
     [
         ("server.listen=127.0.0.1:99999", "server.listen: the port must be from 0 to 65535, got '127.0.0.1:99999'"),
         ("server.listen=127.0.0.1", "server.listen: must be HOST:PORT, got '127.0.0.1' (or unix:PATH)"),
-        ("server.admin_listen=0.0.0.0:50052", "server.admin_listen: 0.0.0.0:50052 is not loopback; that needs "),
         ("server.http_listen=unix:/run/h", "server.http_listen: must be HOST:PORT, got 'unix:/run/h'"),
         ("server.max_session_age_s=5000", "server.max_session_age_s: must be less than max_connection_age_grace_s"),
     ],
@@ -83,11 +82,26 @@ def test_a_prompt_that_no_template_can_build_is_refused_without_an_engine() -> N
 
 
 def test_check_config_warns_as_serve_does_and_says_what_it_leaves_out() -> None:
-    found = check("server.listen=0.0.0.0:6000", "server.metrics_listen=0.0.0.0:0", "redis.addresses=['127.0.0.1:1']")
+    open_to_all = ("server.listen=0.0.0.0:6000", "server.metrics_listen=0.0.0.0:0", "server.insecure=true")
+    found = check(*open_to_all, "redis.addresses=['127.0.0.1:1']")
     assert found.exit_code == 0
-    for key in ("server.listen", "server.metrics_listen"):
-        assert f"completion-server: warning: {key}: listening on 0.0.0.0:" in found.stderr
-    assert found.stdout.splitlines()[1] == "not checked: whether the ports are free; whether Redis answers"
+    assert "completion-server: warning: server.insecure: server.listen: other machines can reach " in found.stderr
+    assert "completion-server: warning: server.metrics_listen: listening on 0.0.0.0:" in found.stderr
+    assert found.stdout.splitlines()[2] == "not checked: whether the ports are free; whether Redis answers"
+
+
+EXPOSED = "server.listen: other machines can reach 0.0.0.0:0, and it lacks TLS (server.tls) and authentication ([auth])"
+
+
+def test_a_server_that_others_can_reach_starts_only_if_it_is_told_that_this_is_insecure() -> None:
+    refused = [judge(command, *FREE_PORTS, "server.listen=0.0.0.0:0") for command in ("serve", "check-config")]
+    assert [each.returncode for each in refused] == [2, 2]
+    assert all(each.stderr.splitlines()[-1].startswith(f"completion-server: {EXPOSED}: set them") for each in refused)
+    arguments = (*BASE, *flags("server.listen=0.0.0.0:0"), "--insecure")
+    allowed = CliRunner().invoke(check_config, arguments)
+    assert allowed.exit_code == 0
+    assert allowed.stderr.count("warning: ") == 1
+    assert f"completion-server: warning: server.insecure: {EXPOSED}: others can read" in allowed.stderr
 
 
 def test_a_missing_model_is_told_before_anything_heavy_is_imported() -> None:
@@ -228,8 +242,9 @@ async def test_a_start_says_what_it_loads_how_long_that_took_last_time_and_a_com
     server = make_identity("server")
     tls = f"server.tls.certificate={server.certificate}", f"server.tls.key={server.key}"
     ready, log = await run_until_ready(
-        tmp_path, *tls, "server.listen=0.0.0.0:0", "admission.require_user=true", try_it=try_command
-    )
+        tmp_path, *tls, "server.listen=0.0.0.0:0", "server.insecure=true", "admission.require_user=true",
+        try_it=try_command,
+    )  # fmt: skip
     assert re.search(r"the last start took \d+ s", log)
     assert re.search(r"loading the models; the last time took \d+ s", log)
     assert f" --tls-ca {server.certificate} --user me -\n" in ready
@@ -246,6 +261,25 @@ def test_a_certificate_names_the_host_to_ask(make_identity: MakeIdentity) -> Non
         assert client_options(address, config) == (
             f" --server localhost:6000 --tls-ca {server.certificate} --tls-cert CLIENT_CERTIFICATE --tls-key ITS_KEY"
         )
+
+
+def test_the_command_of_a_server_with_keys_has_a_token() -> None:
+    found = client_options("127.0.0.1:50051", load_config(None, ["auth.keys_file=keys.json"], {}))
+    assert found == " --token-file TOKEN_FILE"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("server.http_listen=127.0.0.1:8012", "server.http_admin=true"),
+         "completions at 127.0.0.1:50051 and 127.0.0.1:8012; administration at 127.0.0.1:50052 and 127.0.0.1:8012; "
+         "metrics at 127.0.0.1:9464"),
+        (("auth.keys_file=keys.json", "server.http_listen=127.0.0.1:8012"), "metrics at 127.0.0.1:9464"),
+        (("auth.keys_file=keys.json", "server.metrics_listen="), "nothing"),
+    ],
+)  # fmt: skip
+def test_what_a_configuration_leaves_open_is_said(settings: tuple[str, ...], said: str) -> None:
+    assert f"open to callers without a credential: {said}\n" in check(*settings).stdout
 
 
 def test_fewer_tokens_alone_are_accepted() -> None:

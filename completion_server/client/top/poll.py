@@ -8,7 +8,8 @@ import grpc
 
 from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
-from completion_client import Endpoint
+from completion_client import Endpoint, Metadata, ServiceError, Token, UnauthenticatedError
+from completion_client.endpoint import with_token
 from completion_client.errors import error_of_call
 from completion_client.health import CHECK, SERVING, WHOLE_SERVER, status_of
 from completion_client.tls_faults import explain_tls
@@ -50,6 +51,8 @@ class PolledServer:
         self._channel = endpoint.open_aio_channel(_CHANNEL_OPTIONS)
         self._admin = AdminServiceStub(self._channel)
         self._check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(CHECK)
+        self._token = endpoint.token or Token()
+        self._metadata: Metadata = ()
         self._before: Reading | None = None
         self._tls_problem: str | None = None
         """None until it was looked for, after a first failure."""
@@ -58,11 +61,14 @@ class PolledServer:
         """Ask the server; a server that does not answer is a state, too."""
         address = self._endpoint.address
         try:
-            status = await self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=self._timeout_s)
+            status = await self._get_status()
             health = await self._check_health(status)
         except grpc.aio.AioRpcError as error:
             self._before = None
             return ServerState(address, problem=await self._explain(error))
+        except ServiceError as error:
+            self._before = None
+            return ServerState(address, problem=explain(error, address))
         try:
             change = await self._read()
         except (grpc.aio.AioRpcError, ValueError) as error:
@@ -74,8 +80,25 @@ class PolledServer:
         """Close the channel."""
         await self._channel.close()
 
+    async def _get_status(self) -> admin_pb2.GetStatusResponse:
+        """Return the status. A token that is refused is fetched anew for the next poll, which waits after that."""
+        presented = await self._token.get()
+        self._metadata = with_token((), presented)
+        request = admin_pb2.GetStatusRequest()
+        try:
+            answer = await self._admin.GetStatus(request, timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            failure = error_of_call(error)
+            if not isinstance(failure, UnauthenticatedError):
+                raise
+            self._token.refused(presented, failure)
+            raise self._token.refusal(failure) from error
+        self._token.accepted(presented)
+        return answer
+
     async def _read(self) -> IntervalChange | None:
-        answer = await self._admin.GetMetrics(admin_pb2.GetMetricsRequest(names=NAMES), timeout=self._timeout_s)
+        request = admin_pb2.GetMetricsRequest(names=NAMES)
+        answer = await self._admin.GetMetrics(request, timeout=self._timeout_s, metadata=self._metadata)
         now, before = parse(answer.text, answer.uptime_s), self._before
         self._before = now
         return None if before is None else IntervalChange(now, now.since(before))

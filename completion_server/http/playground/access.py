@@ -1,5 +1,6 @@
 """Who may change the server from the page, where `server.http_admin` allows it. Pure.
 
+With authentication on, that is a caller with the scope admin, wherever it is. The rest is about a server without.
 An admin listener on loopback without client certificates is open to everybody on its machine. The page gives the same
 right to a browser on that machine which addresses the server as such. A proxy there looks like one if it adds no header
 of those below, so the setting is off unless an operator knows that there is none.
@@ -8,6 +9,7 @@ of those below, so the setting is off unless an operator knows that there is non
 from collections.abc import Mapping
 
 from completion_server.admission.settings import ServerSettings
+from completion_server.auth.principal import Principal, Scope
 from completion_server.core.addresses import is_loopback, is_unix_socket
 
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
@@ -33,6 +35,11 @@ def refusal_reason(client: str, headers: Mapping[str, str]) -> str:
     if any(name in headers for name in _FORWARDED) or not is_loopback(_with_port(headers.get("host", ""))):
         return "only for a browser on the server's machine, without a proxy"
     return ""
+
+
+def scope_reason(principal: Principal) -> str:
+    """Return why a verified caller is no operator, if callers can be; "" if it is one."""
+    return "" if Scope.ADMIN in principal.scopes else f"only with a token that has the scope {Scope.ADMIN.value}"
 
 
 def _bracketed(host: str) -> str:

@@ -1,11 +1,17 @@
 """One open page: reads its messages, opens its requests through the service, and pushes live figures."""
 
 import asyncio
-from typing import Any
+from typing import Any, NoReturn
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from completion_server.core.errors import CompletionError, InvalidRequestError, Limit, OverloadedError
+from completion_server.core.errors import (
+    CompletionError,
+    InvalidRequestError,
+    Limit,
+    OverloadedError,
+    UnauthenticatedError,
+)
 from completion_server.core.events import Feedback, FeedbackRefused, RequestRefused
 from completion_server.core.outcome import Delta
 from completion_server.core.request import Caller
@@ -16,12 +22,15 @@ from completion_server.http.playground.messages import (
     Report,
     SetK,
     Simulate,
+    Token,
     failure_of,
     message_of,
     note_of,
     part_of,
+    sign_in_of,
 )
 from completion_server.http.playground.parts import Operator, PlaygroundParts
+from completion_server.http.playground.sign_in import INVALID, PageUser, received, refuse
 from completion_server.http.requests import Turn, request_of
 from completion_server.http.writing import dumped
 from completion_server.limits.local import RateLimiter
@@ -34,19 +43,16 @@ _MESSAGES_PER_S = 50.0
 _MESSAGE_BURST = 100
 _BYTES_PER_S = 2 * 1024 * 1024
 _BYTE_BURST = 8 * 1024 * 1024
-_INVALID = 1008
-"""The close code for a message that no page sends."""
-_MAX_REASON = 100
-"""Characters of the reason in a close frame, which holds 123 bytes."""
 
 
 class PageConnection:
     """Serves one page until it leaves."""
 
-    def __init__(self, parts: PlaygroundParts, socket: WebSocket, caller: Caller, *, locked_reason: str) -> None:
-        """Serve an accepted socket. `locked_reason` says why its user may not change the server, "" for an operator."""
+    def __init__(self, parts: PlaygroundParts, socket: WebSocket, caller: Caller, user: PageUser) -> None:
+        """Serve an accepted socket, whose requests are `caller`'s."""
         self._parts = parts
-        self._operator = Operator(parts, locked_reason)
+        self._user = user
+        self._operator = Operator(parts, lambda: user.locked_reason)
         self._service = parts.service
         self._socket = socket
         self._caller = caller
@@ -70,7 +76,7 @@ class PageConnection:
     async def _read(self, group: asyncio.TaskGroup) -> None:
         """Take messages until the page leaves, which raises, not faster than the limits."""
         while True:
-            data = await self._received()
+            data = await received(self._socket)
             now = self._service.now()
             self._rate.charge("", now)
             self._volume.charge("", now, len(data))
@@ -78,16 +84,9 @@ class PageConnection:
             try:
                 message = message_of(data)
             except InvalidRequestError as error:
-                await self._socket.close(_INVALID, error.message[:_MAX_REASON])
-                raise WebSocketDisconnect(_INVALID) from error
-            await self._take(message, group)
-
-    async def _received(self) -> str:
-        """Return the next message, "" for one that is no text. Raises WebSocketDisconnect."""
-        event = await self._socket.receive()
-        if event["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(event["code"])
-        return event.get("text") or ""
+                await self._end(error)
+            else:
+                await self._take(message, group)
 
     async def _take(self, message: PageMessage, group: asyncio.TaskGroup) -> None:
         match message:
@@ -102,6 +101,32 @@ class PageConnection:
                 if fault := self._operator.carry_out(message):
                     await self._send(note_of(fault))
                 await self._send(self._operator.figures())
+            case Token(token=token):
+                await self._renew(token)
+
+    async def _renew(self, token: str) -> None:
+        """Go on with a newer token, or end."""
+        try:
+            await self._user.renew(token)
+        except CompletionError as error:
+            self._service.emit(RequestRefused(error))
+            await self._end(error)
+        await self._send_about()
+
+    async def _check_user(self) -> None:
+        """Ask for another token if it has expired; end if it is of no use any more."""
+        try:
+            reason = self._user.check()
+        except UnauthenticatedError as error:
+            await self._end(error)
+        else:
+            if reason:
+                await self._send(sign_in_of(reason))
+
+    async def _end(self, error: CompletionError) -> NoReturn:
+        """Close the connection with a reason, unless it is closed already. Raises WebSocketDisconnect."""
+        self._check_connected()
+        raise WebSocketDisconnect(await refuse(self._socket, error, is_open=False))
 
     async def _ask(self, ask: Ask, group: asyncio.TaskGroup) -> None:
         try:
@@ -148,19 +173,31 @@ class PageConnection:
 
     def _report(self, report: Report) -> None:
         """Take feedback; what is wrong with it is counted and not answered."""
+        if not self._user.may_report:
+            self._service.emit(FeedbackRefused())
+            return
         try:
             self._service.report_feedback(self._caller, report.number, Feedback(report.kind, report.characters))
         except InvalidRequestError:
             self._service.emit(FeedbackRefused())
 
     async def _push(self) -> None:
-        await self._send({"type": "about"} | self._parts.about())
+        await self._send_about()
         while True:
+            await self._check_user()
             await self._send(self._operator.figures())
             await asyncio.sleep(_PUSH_EVERY_S)
 
+    async def _send_about(self) -> None:
+        """Say what the server is, which also tells the page that its token is taken."""
+        await self._send({"type": "about"} | self._parts.about())
+
     async def _send(self, document: dict[str, Any]) -> None:
         """Send a message. Raises WebSocketDisconnect if the page has left."""
-        if self._socket.application_state is not WebSocketState.CONNECTED:
-            raise WebSocketDisconnect(_INVALID)
+        self._check_connected()
         await self._socket.send_text(dumped(document))
+
+    def _check_connected(self) -> None:
+        """Raise WebSocketDisconnect once the server has closed the connection."""
+        if self._socket.application_state is not WebSocketState.CONNECTED:
+            raise WebSocketDisconnect(INVALID)

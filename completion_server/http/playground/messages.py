@@ -14,6 +14,8 @@ _TIMEOUTS_S = {Trigger.EXPLICIT: 15.0, Trigger.AUTOMATIC: 5.0, Trigger.PREFETCH:
 _TRIGGERS = {each.name.lower(): each for each in Trigger}
 _MAX_NUMBER = 2**53 - 1
 """The largest integer that JavaScript has exactly."""
+_MAX_TOKEN_CHARACTERS = 16 * 1024
+"""As many as fit into the head of a request."""
 
 Number = Annotated[int, Field(ge=1, le=_MAX_NUMBER)]
 
@@ -67,13 +69,20 @@ class Simulate(Body):
     on: bool
 
 
-PageMessage = Ask | Cancel | Report | SetK | Simulate
+class Token(Body):
+    """The token of the page's user, first of all messages; a newer one may follow."""
+
+    token: Annotated[str, Field(min_length=1, max_length=_MAX_TOKEN_CHARACTERS, repr=False)]
+
+
+PageMessage = Ask | Cancel | Report | SetK | Simulate | Token
 _KINDS: Mapping[str, type[PageMessage]] = {
     "ask": Ask,
     "cancel": Cancel,
     "report": Report,
     "set_k": SetK,
     "simulate": Simulate,
+    "token": Token,
 }
 
 
@@ -128,6 +137,11 @@ def failure_of(number: int, error: CompletionError) -> dict[str, Any]:
         "retry_after_ms": error.retry_after_ms,
         "error": error.message,
     }
+
+
+def sign_in_of(reason: str) -> dict[str, Any]:
+    """Return the question for a token. With a reason the last one is of no use."""
+    return {"type": "sign_in", "reason": reason}
 
 
 def note_of(text: str) -> dict[str, Any]:

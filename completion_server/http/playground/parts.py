@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from completion_server.admission.callers import Callers
 from completion_server.admission.settings import LimitSettings
 from completion_server.http.playground.figures import LiveFigures
 from completion_server.http.playground.messages import SetK, Simulate
@@ -46,6 +47,7 @@ class PlaygroundParts:
     """The parts of a server that the page shows and changes."""
 
     service: Service
+    callers: Callers
     speculation: LiveSpeculation
     figures: LiveFigures
     editors: SimulatedEditors
@@ -57,15 +59,15 @@ class PlaygroundParts:
 class Operator:
     """The user of one page, who may be an operator."""
 
-    def __init__(self, parts: PlaygroundParts, locked_reason: str) -> None:
-        """Know why the user may not change the server; "" for an operator."""
+    def __init__(self, parts: PlaygroundParts, locked_reason: Callable[[], str]) -> None:
+        """`locked_reason` returns why the user may not change the server now; "" for an operator."""
         self._parts = parts
         self._locked_reason = locked_reason
 
     def carry_out(self, message: SetK | Simulate) -> str:
         """Change the server; return why that can't be, "" if it was done."""
-        if self._locked_reason:
-            return self._locked_reason
+        if reason := self._locked_reason():
+            return reason
         try:
             return self._simulate(message) if isinstance(message, Simulate) else self._set_k(message)
         except ScheduleError as error:
@@ -76,17 +78,17 @@ class Operator:
     def figures(self) -> dict[str, Any]:
         """Return the message with the live figures, and what the user may change."""
         parts, load = self._parts, self._parts.service.load()
-        active, editors = parts.speculation.active, parts.editors
+        active, editors, locked_reason = parts.speculation.active, parts.editors, self._locked_reason()
         return {
             "type": "figures",
             **parts.figures.document(load),
             "k": parts.speculation.num_speculative_tokens(load.num_occupied),
             "k_max": active.max_num_speculative_tokens,
             "k_mode": active.mode.value,
-            "k_locked": self._locked_reason or active.locked_reason,
+            "k_locked": locked_reason or active.locked_reason,
             "acceptance": parts.speculation.figures().acceptance,
             "editors_left_s": editors.left_s,
-            "editors_locked": self._locked_reason or editors.unavailable_reason,
+            "editors_locked": locked_reason or editors.unavailable_reason,
             "editors_failure": editors.failure,
         }
 

@@ -1,30 +1,34 @@
 """The paths of the page."""
 
 import secrets
+from collections.abc import Mapping
+from contextlib import ExitStack
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from completion_server.admission.entrance import Arrival
+from completion_server.admission.identity import Identity
 from completion_server.admission.settings import ServerSettings
 from completion_server.core.errors import CompletionError
 from completion_server.core.events import RequestRefused
-from completion_server.http.identity import headers_of, identity_of
+from completion_server.http.identity import arrival_of, headers_of
 from completion_server.http.playground import files
-from completion_server.http.playground.access import closed_reason, refusal_reason
+from completion_server.http.playground.access import closed_reason, refusal_reason, scope_reason
 from completion_server.http.playground.connection import PageConnection
 from completion_server.http.playground.parts import PlaygroundParts
+from completion_server.http.playground.sign_in import PageUser, asked_token, refuse, with_token
 
 SOCKET = "/playground/socket"
 _REFUSED = 1008
-_TRY_LATER = 1013
 _SESSION = "playground"
 
 
 def playground_routes(parts: PlaygroundParts, server: ServerSettings, *, trusts_names: bool) -> list[BaseRoute]:
     """Return the routes of the page, its files and its WebSocket."""
-    closed = closed_reason(server, trusts_names=trusts_names)
+    sockets = _Sockets(parts, server, trusts_names=trusts_names)
 
     async def page(_request: Request) -> Response:
         body, headers = files.page()
@@ -36,28 +40,59 @@ def playground_routes(parts: PlaygroundParts, server: ServerSettings, *, trusts_
             return Response(status_code=404)
         return Response(files.read(name), headers=files.headers_of(name))
 
-    async def socket(socket: WebSocket) -> None:
-        headers, service = headers_of(socket.scope), parts.service
+    return [
+        Route("/", page, methods=["GET"]),
+        Route("/playground/{name}", file, methods=["GET"]),
+        WebSocketRoute(SOCKET, sockets.serve),
+    ]
+
+
+class _Sockets:
+    """Serves the WebSockets of pages."""
+
+    def __init__(self, parts: PlaygroundParts, server: ServerSettings, *, trusts_names: bool) -> None:
+        self._parts = parts
+        self._receive_timeout_s = server.receive_timeout_s
+        self._closed_reason = closed_reason(server, trusts_names=trusts_names)
+
+    async def serve(self, socket: WebSocket) -> None:
+        """Serve a page to its end."""
+        headers, service, callers = headers_of(socket.scope), self._parts.service, self._parts.callers
         if "origin" not in headers:  # every browser sends it; the guard has compared it with the host
             await socket.close(_REFUSED)
             return
         await socket.accept()
-        client = socket.scope["client"]
         try:
-            identity = identity_of(headers, client, parts.limits, trusts_names=trusts_names)
-            service.gate.check_user(identity.user)
-            permit = service.gate.enter_session(identity.named_owner, identity.peer, identity.tenant_key)
+            arrival, identity, permit = await self._admit(socket, arrival_of(headers, socket.scope))
+        except WebSocketDisconnect:
+            return
         except CompletionError as error:
             service.emit(RequestRefused(error))
-            await socket.close(_TRY_LATER, error.message[:100])
+            await refuse(socket, error, is_open=callers.is_open)
             return
+        host = (socket.scope["client"] or ("",))[0]
         with permit:
-            locked = closed or refusal_reason(client[0] if client else "", headers)
             caller = identity.stream(f"{_SESSION} {secrets.token_hex(8)}")  # each page has its own numbers
-            await PageConnection(parts, socket, caller, locked_reason=locked).run()
+            user = PageUser(callers, arrival, identity, lambda each: self._locked(each, host, headers), service.now)
+            await PageConnection(self._parts, socket, caller, user).run()
 
-    return [
-        Route("/", page, methods=["GET"]),
-        Route("/playground/{name}", file, methods=["GET"]),
-        WebSocketRoute(SOCKET, socket),
-    ]
+    async def _admit(self, socket: WebSocket, arrival: Arrival) -> tuple[Arrival, Identity, ExitStack]:
+        """Return what the page brings, with its token, who it is, and its place among the sessions.
+
+        Raises:
+            CompletionError: it is refused.
+            WebSocketDisconnect: it has left.
+
+        """
+        callers, shown = self._parts.callers, arrival.credentials
+        if not (callers.is_open or shown.token or shown.certificate):
+            arrival = with_token(arrival, await asked_token(socket, self._receive_timeout_s))
+        identity = await callers.identify(arrival)
+        gate = self._parts.service.gate
+        return arrival, identity, gate.enter_session(identity.named_owner, identity.limited_peer, identity.tenant_key)
+
+    def _locked(self, identity: Identity, host: str, headers: Mapping[str, str]) -> str:
+        """Return why a caller may not change the server; "" for an operator."""
+        if self._closed_reason:
+            return self._closed_reason
+        return refusal_reason(host, headers) if identity.principal is None else scope_reason(identity.principal)

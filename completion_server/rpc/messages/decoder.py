@@ -27,6 +27,8 @@ from completion_server.core.errors import InvalidRequestError
 
 _UNKNOWN_FIELDS = 64
 """Allowance for fields that are not in the contract, such as those of a newer one, and for fields sent twice."""
+_MAX_AUTHORIZATION_BYTES = 8 * 1024
+"""As much as the metadata of a call."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MORE = 0x80
 _MAX_VARINT_BYTES = 10
@@ -219,8 +221,9 @@ def session_request(limits: LimitSettings) -> MessageLimits:
         1: Field("complete", shape=complete_request(limits)),
         2: Field("cancel", shape=MessageLimits(1 + _UNKNOWN_FIELDS, {})),
         3: Field("feedback", shape=report_feedback_request(limits)),
+        4: Field("authorization", _MAX_AUTHORIZATION_BYTES),
     }
-    return MessageLimits(1 + _UNKNOWN_FIELDS, events)
+    return MessageLimits(2 + _UNKNOWN_FIELDS, events)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,6 @@ def make_cache(
         return None
     emit, shared = guarded(emit), None
     if store is not None and settings.shared:
-        encrypts = settings.encrypt if settings.encrypt is not None else not redis.is_local
-        codec = Codec(secret.derive("cache values"), encrypts=encrypts)
+        codec = Codec(secret.derive("cache values"), encrypts=settings.encrypt)
         shared = SharedCache(store, codec, clock, emit, key_prefix=redis.key_prefix, ttl_s=settings.shared_ttl_s)
     return TwoLevelCache(settings, clock, emit, shared=shared, may_be_elsewhere=may_be_elsewhere)

@@ -54,12 +54,12 @@ class Scopes:
     def of(self, caller: Caller) -> Scope | None:
         """Return the scope; None if the caller shares completions with no later request.
 
-        A caller without a name shares them with its own stream only. A single call without a name has none, because
-        another caller may get its connection's address next.
+        A caller without a name shares them with its own stream only, unless its whole tenant does. A single call
+        without a name has none, because another caller may get its connection's address next.
         """
         salt = self.salt_of(caller)
         if self.is_tenant_wide:
-            return Scope(key_of("tenant", salt), is_shared=True)
+            return Scope(key_of("tenant", salt), caller.is_known_everywhere)
         if caller.user:
             return Scope(key_of("owner", salt), caller.is_known_everywhere)
         return Scope(key_of("stream", salt, str(caller.stream)), is_shared=False) if caller.stream else None

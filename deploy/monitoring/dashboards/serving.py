@@ -119,6 +119,7 @@ def _outcomes() -> Section:
             "Share of the ended requests, by reason.",
             SHARE,
             Query(f"{shed} / on () group_left () ({rate(requests)} > 0)", "{{shed_reason}}"),
+            width=6,
             stacked=True,
         ),
         lines(
@@ -126,8 +127,18 @@ def _outcomes() -> Section:
             "Requests that were not admitted, by status code.",
             PER_SECOND,
             rates("completion_refused_requests_total", by=("code",)),
+            width=6,
         ),
-        lines("By trigger", "Ended requests by what caused them.", PER_SECOND, rates(requests, by=("trigger",))),
+        lines(
+            "Refused credentials",
+            "Callers that were not verified, by reason; only with authentication.",
+            PER_SECOND,
+            rates("completion_authentications_total", 'result!="accepted"', by=("result",)),
+            width=6,
+        ),
+        lines(
+            "By trigger", "Ended requests by what caused them.", PER_SECOND, rates(requests, by=("trigger",)), width=6
+        ),
     )
 
 

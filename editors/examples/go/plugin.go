@@ -18,12 +18,16 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
 const firstBound, lastBound = 100 * time.Millisecond, 5 * time.Second
+
+// refusedWait is for a token that was refused: it is refused again.
+const refusedWait = 15 * time.Second
 
 // streamEvent is what a stream's reader tells the main loop: exactly one of the three.
 type streamEvent struct {
@@ -140,6 +144,9 @@ func (p *plugin) send(message *pb.SessionRequest) {
 func (p *plugin) connect() {
 	p.reconnect = nil
 	ctx := metadata.AppendToOutgoingContext(context.Background(), "x-user-id", "ada")
+	if token := os.Getenv("COMPLETION_TOKEN"); token != "" { // send it only over TLS, or to this machine
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+	}
 	call, err := p.client.Session(ctx)
 	if err != nil {
 		p.end(err)
@@ -196,6 +203,12 @@ func (p *plugin) end(err error) {
 	p.isAway = true
 	p.hide()
 	p.request = nil // an answer that comes after the reconnect is too late
+	if status.Code(err) == codes.Unauthenticated {
+		fmt.Println("token", status.Convert(err).Message())
+		if wait < refusedWait { // tell the user, and do not ask in a loop
+			wait = refusedWait
+		}
+	}
 	wait += time.Duration(rand.Int63n(int64(p.bound)))
 	if p.bound *= 2; p.bound > lastBound {
 		p.bound = lastBound

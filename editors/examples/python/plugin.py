@@ -5,6 +5,7 @@ Input lines: "type TEXT" (TEXT is now the document up to the cursor), "accept" a
 
 import asyncio
 import json
+import os
 import random
 import sys
 import time
@@ -22,6 +23,10 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.keepalive_time_ms", 20_000),  # notices a connection that broke without a word
 ]
+METADATA = [("x-user-id", "ada")]
+if token := os.environ.get("COMPLETION_TOKEN"):  # send it only over TLS, or to this machine
+    METADATA.append(("authorization", f"Bearer {token}"))
+REFUSED_WAIT_S = 15.0  # a token that was refused is refused again: tell the user, and do not ask in a loop
 WHOLE = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 
 
@@ -104,7 +109,7 @@ class Plugin:
         while True:
             reason, retry_after_s = "", 0.0
             try:
-                call = self.stub.Session(metadata=(("x-user-id", "ada"),))
+                call = self.stub.Session(metadata=METADATA)
                 await call.wait_for_connection()
                 self.is_away = False
                 say("connected")
@@ -116,6 +121,9 @@ class Plugin:
                     await self.receive(response)
             except grpc.aio.AioRpcError as error:
                 reason, retry_after_s = details_of(error)
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    say("token", error.details())
+                    retry_after_s = max(retry_after_s, REFUSED_WAIT_S)
             self.call = None
             # A write into a stream that is just ending hides its status in grpc.aio; a real loss shows in the next one.
             if reason == "SESSION_ENDED" or self.has_write_failed:

@@ -5,7 +5,7 @@
  */
 import { randomUUID } from "node:crypto";
 import { createInterface } from "node:readline";
-import { type ClientDuplexStream, credentials, Metadata, type StatusObject } from "@grpc/grpc-js";
+import { type ClientDuplexStream, status as Code, credentials, Metadata, type StatusObject } from "@grpc/grpc-js";
 import * as pb from "completion-server-stubs";
 
 const FIRST_BOUND_MS = 100;
@@ -17,6 +17,10 @@ const client = new pb.CompletionServiceClient(process.argv[2]!, credentials.crea
 });
 const metadata = new Metadata();
 metadata.set("x-user-id", "ada");
+const token = process.env.COMPLETION_TOKEN; // send it only over TLS, or to this machine
+if (token) metadata.set("authorization", `Bearer ${token}`);
+/** A token that was refused is refused again: tell the user, and do not ask in a loop. */
+const REFUSED_WAIT_MS = 15_000;
 
 const sessionId = randomUUID();
 let call: ClientDuplexStream<pb.SessionRequest, pb.SessionResponse> | undefined;
@@ -89,7 +93,9 @@ function ended(status: StatusObject): void {
   isAway = true;
   hide();
   request = undefined; // an answer that comes after the reconnect is too late
-  const waitMs = retryAfterMs + Math.random() * boundMs;
+  const isUnknown = status.code === Code.UNAUTHENTICATED;
+  if (isUnknown) say("token", status.details);
+  const waitMs = Math.max(retryAfterMs, isUnknown ? REFUSED_WAIT_MS : 0) + Math.random() * boundMs;
   boundMs = Math.min(LAST_BOUND_MS, 2 * boundMs);
   say("lost", reason || "-", Math.round(waitMs));
   setTimeout(connect, waitMs);

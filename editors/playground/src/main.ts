@@ -5,6 +5,7 @@ import { Editor } from "./editor";
 import type { ServerMessage } from "./messages";
 import { byId, Panel } from "./panel";
 import { SAMPLES } from "./samples";
+import { SignIn } from "./sign_in";
 import { followTheme } from "./theme";
 
 const SAID_CHARACTERS = 200;
@@ -23,11 +24,14 @@ const completer = new Completer({
   },
 });
 const panel = new Panel((message) => channel.send(message));
+const signIn = new SignIn({ onToken: (token) => channel.signIn(token), onDone: () => editor.view.focus() });
 const channel = new Channel({
+  token: () => signIn.token,
   onOpen: () => {
     connected("connected", "connected");
     completer.back();
   },
+  onSignIn: (why) => signIn.ask(why),
   onClose: (why) => {
     connected("away", why || "reconnecting");
     completer.away();
@@ -44,6 +48,7 @@ select.addEventListener("change", () => {
 });
 followTheme(byId("theme"));
 editor.view.focus();
+completer.away(); // until the server serves this page
 channel.open();
 
 function take(message: ServerMessage): void {
@@ -58,6 +63,7 @@ function take(message: ServerMessage): void {
     case "figures":
       return panel.figures(message);
     case "about":
+      signIn.done();
       return panel.about(message);
     case "note":
       status.textContent = message.text;

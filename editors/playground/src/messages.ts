@@ -15,7 +15,8 @@ export type PageMessage =
   | { type: "cancel"; number: number }
   | { type: "report"; number: number; kind: FeedbackName; characters: number }
   | { type: "set_k"; k: number | null }
-  | { type: "simulate"; on: boolean };
+  | { type: "simulate"; on: boolean }
+  | { type: "token"; token: string };
 
 /** The end of a request. Without times and tokens it was refused. */
 export interface End {
@@ -77,4 +78,6 @@ export type ServerMessage =
   | End
   | Figures
   | About
-  | { type: "note"; text: string };
+  | { type: "note"; text: string }
+  /** The server needs a token. With a reason the one that it has is of no use any more. */
+  | { type: "sign_in"; reason: string };

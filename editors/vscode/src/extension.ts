@@ -4,6 +4,7 @@ import * as vscode from "vscode";
 import { type Answer, Session } from "./client/session";
 import { outcomeOf, stagesOf } from "./client/stages";
 import type { StreamListener } from "./client/stream";
+import { TokenError } from "./client/token";
 import { Completer } from "./completer";
 import { Provider } from "./editor/provider";
 import { readSettings, readStreamSettings, SECTION, type Settings } from "./editor/settings";
@@ -15,6 +16,7 @@ import { SnippetRing } from "./policy/snippets";
 import { Status } from "./policy/status";
 
 const TOKEN = "token";
+const SET_TOKEN = "Set Token";
 
 export async function activate(context: vscode.ExtensionContext): Promise<void> {
   const extension = new Extension(context);
@@ -45,11 +47,13 @@ interface Running {
 
 class Extension implements vscode.Disposable {
   readonly #log = vscode.window.createOutputChannel("Completions", { log: true });
-  readonly #statusBar = new StatusBar(`${SECTION}.showLastRequest`);
+  readonly #statusBar = new StatusBar(`${SECTION}.showLastRequest`, `${SECTION}.setToken`);
   #status = new Status();
   #running?: Running;
   #lastAnswer?: Answer;
   #numStarts = 0;
+  /** Whether the person was asked for a token since the last start. */
+  #hasAskedToken = false;
   /** Why nothing runs, such as a setting that can't be used. */
   #whyStopped?: string;
 
@@ -63,6 +67,7 @@ class Extension implements vscode.Disposable {
     const start = ++this.#numStarts;
     this.#running?.all.dispose();
     this.#running = this.#whyStopped = undefined;
+    this.#hasAskedToken = false;
     this.#status = new Status();
     const token = await this.context.secrets.get(TOKEN);
     if (start !== this.#numStarts) return; // another change came meanwhile
@@ -119,7 +124,9 @@ class Extension implements vscode.Disposable {
       },
       onLost: (error) => {
         this.#log.warn(`not connected: ${error.message}`);
-        this.#status.connection = { state: "away", why: error.message };
+        const isUnknown = error instanceof TokenError;
+        this.#status.connection = { state: isUnknown ? "unknown" : "away", why: error.message };
+        if (isUnknown) void this.#askForToken(error.message);
         completer.away();
         this.nextEdits?.edits.away();
         this.updateStatus();
@@ -145,6 +152,14 @@ class Extension implements vscode.Disposable {
   async showLastRequest(): Promise<void> {
     const lines = this.#lastAnswer ? stagesOf(this.#lastAnswer) : ["no request has been answered yet"];
     await vscode.window.showQuickPick(lines, { title: "Completions: Stages of the Last Request" });
+  }
+
+  /** Say once that the server wants a token. The session itself waits before it presents it again. */
+  async #askForToken(why: string): Promise<void> {
+    if (this.#hasAskedToken) return;
+    this.#hasAskedToken = true;
+    const choice = await vscode.window.showWarningMessage(`No completions: ${why}`, SET_TOKEN);
+    if (choice === SET_TOKEN) await this.setToken();
   }
 
   async setToken(): Promise<void> {

@@ -3,6 +3,7 @@ import { test } from "node:test";
 import { Backoff } from "../src/client/backoff";
 import { type Caller, callerMetadata, EndpointChoice, parseAddresses, type Tls } from "../src/client/endpoints";
 import { SessionStream } from "../src/client/stream";
+import { Token } from "../src/client/token";
 import { Recorder } from "./support";
 
 test("addresses are parsed, and the default port is added", () => {
@@ -15,6 +16,7 @@ test("a token does not go to another machine in plain text", () => {
     callerMetadata({ token: "t" }, address, isEncrypted).get("authorization").length > 0;
   assert.equal(sent("example.com:1", false), false);
   assert.equal(sent("localhost.example.com:1", false), false);
+  assert.equal(sent("127.0.0.1.example.com:1", false), false);
   assert.equal(sent("example.com:1", true), true);
   assert.equal(sent("127.0.0.1:1", false), true);
 });
@@ -23,7 +25,9 @@ test("what can't be used is named at the start, without the token", () => {
   const start = (caller: Caller, tls?: Tls) =>
     new SessionStream({ addresses: ["127.0.0.1:1"], caller, tls }, new Recorder()).close();
   assert.throws(() => start({ user: "zo\u00eb" }), /^Error: user: /);
-  assert.throws(() => start({ token: "s\u00e9same" }), /^Error: token: (?!.*same)/);
+  assert.throws(() => Token.ofText("s\u00e9same", "here"), /^Error: token: (?!.*same)/);
+  const settings = { addresses: ["example.com:1"], caller: {}, token: Token.ofText("t", "here") };
+  assert.throws(() => new SessionStream(settings, new Recorder()), /not sent to example.com:1 without TLS/);
   const der = Buffer.from("30820122300d0609", "hex");
   for (const name of ["ca", "certificate", "key"]) {
     assert.throws(() => start({}, { [name]: der }), new RegExp(`^Error: tls\\.${name}: expected a PEM file`));

@@ -159,6 +159,16 @@ test("survival is reported after 30, 90, 180 and 360 s, once for words of one an
   }
 });
 
+test("the status bar asks a person whom the server does not know to sign in", () => {
+  const status = new Status();
+  status.connection = { state: "unknown", why: "the server refused the token" };
+  const { text, tooltip, isWarning } = status.textFor(undefined);
+  assert.deepEqual(
+    [text, tooltip, isWarning],
+    ["$(key) Completions: sign in", "Completions: the server refused the token", true],
+  );
+});
+
 test("the status bar says connected, slow, away and off", () => {
   const status = new Status();
   const text = (off?: string) => status.textFor(off).text.replace(/^\S+ /, "");

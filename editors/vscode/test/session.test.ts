@@ -4,6 +4,7 @@ import { afterEach, beforeEach, test } from "node:test";
 import { CompletionServiceClient, ErrorReason, FeedbackKind, FinishReason, ShedReason } from "completion-server-stubs";
 import { Session, shownText } from "../src/client/session";
 import { stagesOf } from "../src/client/stages";
+import { Token } from "../src/client/token";
 import { answering, endWith, FakeServer, Recorder, until } from "./support";
 
 const TIMEOUT_MS = 20_000;
@@ -25,8 +26,8 @@ afterEach(() => {
   server.stop();
 });
 
-async function connected(caller = {}): Promise<void> {
-  session = new Session(server.settings({ caller }), recorder);
+async function connected(caller = {}, token?: Token): Promise<void> {
+  session = new Session(server.settings({ caller, token }), recorder);
   await until("the connection", () => numConnected() === 1);
 }
 
@@ -49,7 +50,7 @@ test("an answer is the deltas and the text of its end", async () => {
 
 test("sequence numbers rise, and every message has the session's id and the deadline", async () => {
   server.onMessage = answering("a");
-  await connected({ user: "ada", tenant: "acme", token: "t0ken" });
+  await connected({ user: "ada", tenant: "acme" }, Token.ofText("t0ken", "the test"));
   await session.complete({}, 1234);
   await session.complete({}, TIMEOUT_MS);
   const [first, second] = server.received.map(({ event }) => (event?.$case === "complete" ? event.value : undefined));

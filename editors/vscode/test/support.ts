@@ -23,6 +23,8 @@ export class FakeServer {
   calls: Call[] = [];
   /** What to do with each message. */
   onMessage: (call: Call, message: SessionRequest) => void = () => {};
+  /** Why a stream with this authorization is refused; "" if it is not. */
+  refuses: (authorization: string) => string = () => "";
   #server?: Server;
   port = 0;
 
@@ -32,6 +34,8 @@ export class FakeServer {
       session: (call: Call) => {
         this.calls.push(call);
         this.metadata.push(call.metadata);
+        const refusal = this.refuses(call.metadata.get("authorization").join());
+        if (refusal) return void call.emit("error", { code: Code.UNAUTHENTICATED, details: refusal });
         call.sendMetadata(new Metadata());
         call.on("data", (message: SessionRequest) => {
           this.received.push(message);

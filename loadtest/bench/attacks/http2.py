@@ -19,9 +19,16 @@ SERVICE = "/completion.v1.CompletionService"
 ATTACKER = "127.0.0.2"
 Metadata = Sequence[tuple[str, str]]
 
+_ANSWER_S = 20.0
 _OUR_WINDOW = 1 << 30
 _RECEIVED_BYTES = 1 << 16
 _CONFIG = H2Configuration(header_encoding="utf-8", validate_outbound_headers=False, normalize_outbound_headers=False)
+
+
+async def connect(address: str, source: str = ATTACKER) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to HOST:PORT from a source address. Raises OSError if no server listens."""
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host, int(port), local_addr=(source, 0))
 
 
 class _H2(H2Connection):
@@ -99,8 +106,7 @@ class Http2Connection(AsyncClosing):
             OSError: no server listens, or the server hangs up.
 
         """
-        host, _, port = address.rpartition(":")
-        connection = cls(*await asyncio.open_connection(host, int(port), local_addr=(source, 0)))
+        connection = cls(*await connect(address, source))
         connection.h2.initiate_connection()
         connection.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: _OUR_WINDOW})
         connection.h2.increment_flow_control_window(_OUR_WINDOW)
@@ -128,9 +134,20 @@ class Http2Connection(AsyncClosing):
         self.write()
         return stream
 
+    async def ask(self, data: bytes, metadata: Metadata = (), method: str = "Complete") -> Stream:
+        """Send a whole call and wait for its end, up to 20 s."""
+        stream = self.call(method, metadata)
+        await stream.send(data, ends=True)
+        await stream.ended(_ANSWER_S)
+        return stream
+
     def write(self) -> None:
         """Give the socket what is to be sent."""
         self._writer.write(self.h2.data_to_send())
+
+    def write_raw(self, data: bytes) -> None:
+        """Give the socket bytes of which the state of the protocol knows nothing."""
+        self._writer.write(data)
 
     async def drain(self) -> None:
         """Wait until the socket takes more."""

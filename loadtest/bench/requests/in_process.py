@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.outcome import End
 from completion_server.core.request import Request
 from completion_server.engine.interface import GenerationRequest, Output

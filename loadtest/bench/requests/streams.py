@@ -11,14 +11,17 @@ from dataclasses import dataclass
 import grpc
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.callers import Callers
+from completion_server.admission.entrance import Entrance
 from completion_server.admission.identity import Identity
-from completion_server.admission.quotas import RefusalBudget
-from completion_server.admission.settings import LimitSettings
+from completion_server.admission.refusals import Refusals, refusal_budgets
+from completion_server.admission.settings import AdmissionSettings, LimitSettings
 from completion_server.core.clock import Deadline
 from completion_server.core.request import Caller, Mode, Request, Trigger
 from completion_server.core.trace_context import no_trace
 from completion_server.rpc.intake import Intake
-from completion_server.rpc.session import SessionCall, StreamTimes
+from completion_server.rpc.session import SessionCall
+from completion_server.rpc.stream_ends import StreamTimes
 from completion_server.serving.service import Service
 from loadtest.targets.editor import is_typed_along
 from loadtest.traffic import typed
@@ -147,8 +150,9 @@ class EditorCall:
 async def serve(service: Service, keys: Sequence[Key]) -> None:
     """Serve the requests at their times, each session on a stream of its own, and wait for the last end."""
     loop, limits = asyncio.get_running_loop(), LimitSettings()
-    budgets = RefusalBudget(0, 1), RefusalBudget(0, 1)
-    intake = Intake(limits, *budgets, _NEVER_S, service.now, lambda _context: _IDENTITY, no_trace)
+    admission = AdmissionSettings(refused_bytes_per_s=0)
+    callers = Callers(Entrance(admission, limits), Refusals(*refusal_budgets(admission), service.now))
+    intake = Intake(limits, callers, _NEVER_S, service.now, no_trace)
     times = StreamTimes(_NEVER_S, _NEVER_S, _NEVER_S, _STALL_S)
     contexts = {key.typed.session: EditorCall() for key in keys}
     async with asyncio.TaskGroup() as group:

@@ -864,6 +864,12 @@ class SessionRequest(_message.Message):
     COMPLETE_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     FEEDBACK_FIELD_NUMBER: _builtins.int
+    AUTHORIZATION_FIELD_NUMBER: _builtins.int
+    authorization: _builtins.str
+    """A new token of the stream's caller, in the form of the metadata "authorization", for when the one before expires. It
+    may come without an event. It must name the same user and tenant (else the stream ends with PERMISSION_DENIED) and be
+    valid (else UNAUTHENTICATED). At most 8 KiB. Not read by a server that does not authenticate callers.
+    """
     @_builtins.property
     def complete(self) -> Global___CompleteRequest:
         """Asks for a completion. Its session_id may be empty after the first one."""
@@ -882,13 +888,19 @@ class SessionRequest(_message.Message):
         complete: Global___CompleteRequest | None = ...,
         cancel: Global___Cancel | None = ...,
         feedback: Global___ReportFeedbackRequest | None = ...,
+        authorization: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "complete", b"complete", "event", b"event", "feedback", b"feedback"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_authorization", b"_authorization", "authorization", b"authorization", "cancel", b"cancel", "complete", b"complete", "event", b"event", "feedback", b"feedback"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "complete", b"complete", "event", b"event", "feedback", b"feedback"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_authorization", b"_authorization", "authorization", b"authorization", "cancel", b"cancel", "complete", b"complete", "event", b"event", "feedback", b"feedback"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__authorization: _TypeAlias = _typing.Literal["authorization"]  # noqa: Y015
+    _WhichOneofArgType__authorization: _TypeAlias = _typing.Literal["_authorization", b"_authorization"]  # noqa: Y015
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["complete", "cancel", "feedback"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__authorization) -> _WhichOneofReturnType__authorization | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015

@@ -44,8 +44,11 @@ class CompletionServiceStub:
       traceparent, tracestate
                    The trace that a Complete call is a part of (W3C Trace Context). Not read on a Session, whose
                    stream outlives many traces; CompleteRequest has fields for it.
-      authorization
-                   A token for an authenticating proxy; the server does not read it.
+      authorization, x-api-key
+                   Who calls, if the server authenticates callers: "Bearer " and a token or an API key, or an API key alone
+                   in x-api-key. User and tenant are then those of the token, and the two names above are not read. A call
+                   without a valid token ends with UNAUTHENTICATED, one that the token does not permit with
+                   PERMISSION_DENIED: neither is worth a retry with the same token.
 
     A call that is refused or fails ends with a gRPC status, whose trailer grpc-status-details-bin is a google.rpc.Status
     (third_party/google/rpc) with up to three details:
@@ -83,7 +86,8 @@ class CompletionServiceStub:
     sends its initial metadata when it has accepted the stream. It ends a stream that is idle (5 minutes by default) or
     old (30 minutes) with UNAVAILABLE and the reason SESSION_ENDED, after the answers to all requests that it has read:
     open another with the next request, without back-off, and send requests without an answer again. Any other end of
-    the stream loses its open requests.
+    the stream loses its open requests. When the token of a stream expires, the editor has 30 s to send another one
+    (SessionRequest.authorization); then the stream ends with UNAUTHENTICATED, as it does soon after a key is revoked.
     """
     ReportFeedback: _grpc.UnaryUnaryMultiCallable[_completion_pb2.ReportFeedbackRequest, _completion_pb2.ReportFeedbackResponse]
     """ReportFeedback reports how a user reacted to a completion that was shown."""
@@ -105,8 +109,11 @@ class CompletionServiceAsyncStub(CompletionServiceStub):
       traceparent, tracestate
                    The trace that a Complete call is a part of (W3C Trace Context). Not read on a Session, whose
                    stream outlives many traces; CompleteRequest has fields for it.
-      authorization
-                   A token for an authenticating proxy; the server does not read it.
+      authorization, x-api-key
+                   Who calls, if the server authenticates callers: "Bearer " and a token or an API key, or an API key alone
+                   in x-api-key. User and tenant are then those of the token, and the two names above are not read. A call
+                   without a valid token ends with UNAUTHENTICATED, one that the token does not permit with
+                   PERMISSION_DENIED: neither is worth a retry with the same token.
 
     A call that is refused or fails ends with a gRPC status, whose trailer grpc-status-details-bin is a google.rpc.Status
     (third_party/google/rpc) with up to three details:
@@ -141,7 +148,8 @@ class CompletionServiceAsyncStub(CompletionServiceStub):
     sends its initial metadata when it has accepted the stream. It ends a stream that is idle (5 minutes by default) or
     old (30 minutes) with UNAVAILABLE and the reason SESSION_ENDED, after the answers to all requests that it has read:
     open another with the next request, without back-off, and send requests without an answer again. Any other end of
-    the stream loses its open requests.
+    the stream loses its open requests. When the token of a stream expires, the editor has 30 s to send another one
+    (SessionRequest.authorization); then the stream ends with UNAUTHENTICATED, as it does soon after a key is revoked.
     """
     ReportFeedback: _aio.UnaryUnaryMultiCallable[_completion_pb2.ReportFeedbackRequest, _completion_pb2.ReportFeedbackResponse]  # type: ignore[assignment]
     """ReportFeedback reports how a user reacted to a completion that was shown."""
@@ -162,8 +170,11 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
       traceparent, tracestate
                    The trace that a Complete call is a part of (W3C Trace Context). Not read on a Session, whose
                    stream outlives many traces; CompleteRequest has fields for it.
-      authorization
-                   A token for an authenticating proxy; the server does not read it.
+      authorization, x-api-key
+                   Who calls, if the server authenticates callers: "Bearer " and a token or an API key, or an API key alone
+                   in x-api-key. User and tenant are then those of the token, and the two names above are not read. A call
+                   without a valid token ends with UNAUTHENTICATED, one that the token does not permit with
+                   PERMISSION_DENIED: neither is worth a retry with the same token.
 
     A call that is refused or fails ends with a gRPC status, whose trailer grpc-status-details-bin is a google.rpc.Status
     (third_party/google/rpc) with up to three details:
@@ -208,7 +219,8 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
         sends its initial metadata when it has accepted the stream. It ends a stream that is idle (5 minutes by default) or
         old (30 minutes) with UNAVAILABLE and the reason SESSION_ENDED, after the answers to all requests that it has read:
         open another with the next request, without back-off, and send requests without an answer again. Any other end of
-        the stream loses its open requests.
+        the stream loses its open requests. When the token of a stream expires, the editor has 30 s to send another one
+        (SessionRequest.authorization); then the stream ends with UNAUTHENTICATED, as it does soon after a key is revoked.
         """
 
     @_abc_1.abstractmethod

@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion_server.admission.feedback import KEPT_S, RecentAnswers
-from completion_server.admission.gate import AdmissionSettings, Gate, Readiness
+from completion_server.admission.gate import Gate, Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Excess, Quotas, RefusalBudget
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.errors import (
     DrainingError,
     InvalidRequestError,
@@ -19,6 +20,7 @@ from completion_server.core.errors import (
 from completion_server.core.events import Event, Feedback, LoopLagged
 from completion_server.core.outcome import Reaction, ServedAnswer
 from completion_server.core.request import Caller
+from tests.support.clocks import ManualClock
 
 
 def make_gate(max_sessions: int = 2, **limits: int) -> Gate:
@@ -84,16 +86,8 @@ def test_the_sessions_of_one_address_are_limited_except_on_a_unix_socket() -> No
         assert gate.num_sessions == 1
 
 
-class SetClock:
-    def __init__(self) -> None:
-        self.at = 5.0
-
-    def now(self) -> float:
-        return self.at
-
-
 def test_a_long_iteration_is_overload_until_the_next_one_begins() -> None:
-    clock, emitted = SetClock(), list[Event]()
+    clock, emitted = ManualClock(5.0), list[Event]()
     loop_lag = LoopLagMonitor(0.05, clock, emitted.append)
     assert [loop_lag.is_behind(5.0 + seconds) for seconds in (0.0, 0.05, 0.0599, 0.0601, 9.0)] == [
         False, False, False, True, True,
@@ -180,6 +174,14 @@ def test_an_address_has_no_limit_if_names_are_trusted() -> None:
     assert AdmissionSettings(trust_user_names=True, users_per_peer=7).num_users_per_peer == 7
     quotas = Quotas(AdmissionSettings(trust_user_names=True))
     assert num_allowed(quotas, [caller(f"user-{number}") for number in range(1000)]) == 1000
+
+
+def test_verified_callers_share_an_address_without_its_limits() -> None:
+    quotas = Quotas(SETTINGS)
+    callers = [Caller(f"user {number}", "s", "acme", "10.0.0.7:1", "10.0.0.7", is_verified=True) for number in range(9)]
+
+    assert num_allowed(quotas, callers * SETTINGS.user_burst) == 9 * SETTINGS.user_burst
+    assert take(quotas, caller("unverified"), 0.0) is None
 
 
 def test_the_wait_is_bounded_however_many_tokens_were_computed() -> None:

@@ -15,6 +15,7 @@ from completion.v1 import admin_pb2 as pb
 from completion_server.client.complete_command import complete
 from completion_server.client.operator_commands import drain, status
 from completion_server.client.speculation_command import speculation
+from completion_server.client.top.command import top
 
 READY = admin_pb2.GetStatusResponse(
     version="1.2.3",
@@ -280,3 +281,61 @@ async def test_a_refusal_is_explained(serve: Serve, run: Run) -> None:
     result = await run(speculation, "set", "--auto", "--admin", fake.address)
     assert result.exit_code == 1
     assert "schedule[1]: leaves a gap" in result.stderr
+
+
+async def test_commands_present_the_token(serve: Serve, run: Run, tmp_path: Path) -> None:
+    fake = await serve(FakeServer(status=READY), SERVING)
+    file = tmp_path / "token"
+    file.write_text("tok\n")
+    ways: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
+        (("--token-file", str(file)), {}),
+        (("--token-command", f"cat {file}"), {}),
+        ((), {"COMPLETION_TOKEN": "tok"}),
+        (("--token-file", str(file)), {"COMPLETION_TOKEN": "other"}),
+    )
+    for options, variables in ways:
+        for command in (("-",), ("status",), ("top", "--once", "--interval", "0.2")):
+            named = {"-": complete, "status": status, "top": top}[command[0]]
+            address = ("--server" if named is complete else "--admin", fake.address)
+            arguments = command if named is complete else command[1:]
+            fake.metadata.clear()
+            result = await run(named, *arguments, *address, *options, env=variables, input="x = ")
+            assert result.exit_code == 0, result.output
+            assert {each.get("authorization") for each in fake.metadata} == {"Bearer tok"}
+    fake.metadata.clear()
+    await run(status, "--admin", fake.address, env={"COMPLETION_TOKEN": ""})
+    assert "authorization" not in fake.metadata[0]
+
+
+async def test_a_refused_or_missing_token_is_explained(serve: Serve, run: Run, tmp_path: Path) -> None:
+    fake = await serve(FakeServer(failure=Failure(grpc.StatusCode.UNAUTHENTICATED, "key k1 is revoked")))
+    (tmp_path / "token").write_text("secret-tok")
+    file = ("--token-file", str(tmp_path / "token"))
+    for named, arguments in ((status, ()), (top, ("--once", "--interval", "0.2")), (complete, ("-",))):
+        address = ("--server" if named is complete else "--admin", fake.address)
+        without = await run(named, *arguments, *address, input="x = ")
+        refused = await run(named, *arguments, *address, *file, input="x = ")
+        assert (without.exit_code, refused.exit_code) == (1, 1)
+        said = " ".join(without.output.split())
+        assert f"The server at {fake.address} wants a token: key k1 is revoked. Give one with --token-file FILE" in said
+        said = " ".join(refused.output.split())
+        assert f"the server refused the token of the file {file[1]}: key k1 is revoked" in said
+        assert "secret-tok" not in refused.output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--token-file", "/nowhere/token"), "there is no token to send: the file /nowhere/token: it can't be read"),
+        (("--token-command", "false"), "there is no token to send: the command false: it ended with status 1"),
+        (("--token-command", "vault 'read"), "--token-command: no closing quotation"),
+        (("--token-file", "x", "--token-command", "y"), "give --token-file or --token-command, not both"),
+        (("--token-command", "echo x", "--admin", "example.com"), "is not sent to example.com:50052 without TLS"),
+    ],
+)
+async def test_a_token_that_cannot_be_used_is_said_before_anything_is_sent(
+    run: Run, options: tuple[str, ...], said: str
+) -> None:
+    result = await run(status, *options)
+    assert result.exit_code == 2
+    assert said in result.stderr

@@ -10,14 +10,18 @@ from pathlib import Path
 import pytest
 
 from completion_server.composition import shared_state
-from completion_server.composition.checks import warn_of_exposure
+from completion_server.composition.checks import refuse_exposure, warn_of_exposure
 from completion_server.composition.shared_state import SharedState
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
+from completion_server.core.errors import ConfigError
+from completion_server.core.request import Caller
 from completion_server.prompt.builder import PromptBuilder
+from completion_server.serving.isolation import Isolation
 from completion_server.state.secret import Secret
 from tests.support.cancels import cancel_and_wait
+from tests.support.certificates import MakeIdentity
 from tests.support.redis_servers import free_port
 from tests.support.server import eventually, make_config
 from tests.unit.prompt.prompts import builder_of
@@ -86,7 +90,8 @@ def prompts() -> PromptBuilder:
 
 
 def identity_of(prompts: PromptBuilder, *overrides: str) -> str:
-    return shared_state._completion_keys(make_config(*overrides), prompts, SECRET).identity_hash
+    keys = shared_state._completion_keys(make_config(*overrides), prompts, SECRET, Isolation(bytes(32)))
+    return keys.identity_hash
 
 
 def test_hosts_may_keep_the_model_in_different_folders(prompts: PromptBuilder) -> None:
@@ -101,6 +106,21 @@ def test_the_identity_is_logged_once(prompts: PromptBuilder, caplog: pytest.LogC
     assert [identity in message for message in caplog.messages] == [True]
 
 
+def test_replicas_with_one_secret_have_the_same_salts_and_others_their_own(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 64)
+    caller = Caller("ada", "s", "acme", is_verified=True)
+
+    def salts(*overrides: str) -> set[str]:
+        """Return the salts of a caller on two servers."""
+        config = load_config(None, overrides, {})
+        return {SharedState(config, MonotonicClock()).isolation.salt(caller) for _ in range(2)}
+
+    kept, shared, alone = salts(f"redis.secret_file={secret}"), salts('redis.addresses=["127.0.0.1:6379"]'), salts()
+    assert (len(kept), len(shared), len(alone)) == (1, 1, 2)
+    assert len(kept | shared | alone) == 4
+
+
 REMOTE = ('redis.addresses=["redis.example:6379"]',)
 OPEN = "0.0.0.0:50051"
 
@@ -110,19 +130,18 @@ OPEN = "0.0.0.0:50051"
     [
         ((), "127.0.0.1:50051", ""),
         (
-            (),
-            OPEN,
-            "server.listen: listening on 0.0.0.0:50051 without TLS: others can read what is typed, and any caller",
+            (), OPEN,
+            r"server\.insecure: server\.listen: other machines can reach 0\.0\.0\.0:50051, and it lacks TLS "
+            r"\(server\.tls\) and authentication \(\[auth\]\): others can read what is typed or claim to be any user",
         ),
-        (("server.http_listen=0.0.0.0:1",), "127.0.0.1:50051", "server.http_listen: listening on 0.0.0.0:1"),
+        (("server.http_listen=0.0.0.0:1",), "127.0.0.1:50051", "server.http_listen: other machines can reach 0"),
         (("server.metrics_listen=0.0.0.0:1",), "127.0.0.1:50051", "server.metrics_listen: listening on 0.0.0.0:1"),
-        (("admission.trust_user_names=true",), OPEN, "admission.trust_user_names: .* without client certificates"),
         (('redis.addresses=["127.0.0.1:6379"]',), "127.0.0.1:50051", ""),
         (REMOTE, "127.0.0.1:50051", "redis.tls: off"),
         (('redis.addresses=["127.0.0.1:26379"]', "redis.topology=sentinel"), "127.0.0.1:50051", "redis.tls: off"),
         ((*REMOTE, "redis.tls.enabled=true"), "127.0.0.1:50051", ""),
     ],
-)
+)  # fmt: skip
 def test_what_others_can_reach_without_protection_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, overrides: tuple[str, ...], address: str, expected: str
 ) -> None:
@@ -130,6 +149,38 @@ def test_what_others_can_reach_without_protection_is_warned_of(
     secret.write_bytes(b"s" * 32)
     warn_of_exposure(load_config(None, [*overrides, f"redis.secret_file={secret}"], {}), address)
     assert re.search(expected, caplog.text) if expected else caplog.text == ""
+
+
+LISTENERS = ("listen", "http_listen", "admin_listen")
+
+
+@pytest.mark.parametrize("key", LISTENERS)
+def test_others_can_reach_no_listener_without_tls_and_authentication(make_identity: MakeIdentity, key: str) -> None:
+    ours = make_identity("server")
+    section = "admin_tls" if key == "admin_listen" else "tls"
+    tls = (f"server.{section}.certificate={ours.certificate}", f"server.{section}.key={ours.key}")
+    mutual = (*tls, f"server.{section}.client_ca={ours.certificate}", "admission.trust_user_names=true")
+
+    def lacks(*overrides: str) -> str:
+        try:
+            refuse_exposure(load_config(None, overrides, {}))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    reachable = f"server.{key}=10.0.0.1:1"
+    begin = f"server.{key}: other machines can reach 10.0.0.1:1, and it lacks "
+    assert lacks(reachable).startswith(f"{begin}TLS (server.{section}) and authentication ([auth]): set them")
+    assert lacks(reachable, *tls).startswith(f"{begin}authentication ([auth]): set them")
+    assert lacks(reachable, "server.insecure=true") == ""
+    assert lacks(reachable, *mutual) == ""
+    assert lacks(f"server.{key}=127.0.0.1:1") == ""
+
+
+def test_each_listener_that_others_can_reach_is_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        refuse_exposure(load_config(None, [f"server.{key}=[::]:1" for key in LISTENERS], {}))
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [f"server.{key}" for key in LISTENERS]
 
 
 WAIT_S = 30.0

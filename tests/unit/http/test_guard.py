@@ -2,10 +2,16 @@
 
 import pytest
 
-from completion_server.admission.settings import LimitSettings
-from completion_server.core.errors import InvalidRequestError
+from completion_server.admission.callers import Callers
+from completion_server.admission.entrance import Entrance
+from completion_server.admission.identity import Identity
+from completion_server.admission.refusals import Refusals, refusal_budgets
+from completion_server.admission.settings import AdmissionSettings, LimitSettings
+from completion_server.auth.principal import Scope
+from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError, UnauthenticatedError
 from completion_server.http.guard import Guard
-from completion_server.http.identity import caller_of, identity_of, with_document
+from completion_server.http.identity import arrival_of, caller_of, with_document
+from tests.support.tokens import Tokens, principal
 
 
 async def nothing(*_arguments: object) -> None: ...
@@ -54,58 +60,95 @@ def test_foreign_pages_are_refused(origin: str) -> None:
     assert GUARD.fault("127.0.0.1:8012", origin).startswith("header origin: ")
 
 
-def owner(
-    headers: dict[str, str], port: int = 50_000, host: str = "10.0.0.7", body_user: str = "", **options: bool
-) -> str:
-    identity = identity_of(headers, (host, port), LIMITS, **options)
-    return caller_of(identity, headers, body_user, LIMITS)[0].owner
+HERE = "10.0.0.7", 50_000
 
 
-def test_a_caller_without_a_name_is_its_address_over_all_connections() -> None:
-    assert owner({}) == owner({}, 50_001)
-    assert owner({}) != owner({}, host="10.0.0.8")
-    assert owner({}, host="::ffff:10.0.0.7") == owner({})
+async def identified(
+    headers: dict[str, str], client: tuple[str, int] = HERE, *, trusts_names: bool = False, tokens: Tokens | None = None
+) -> Identity:
+    entrance = Entrance(AdmissionSettings(trust_user_names=trusts_names), LIMITS, tokens)
+    return await entrance.identify(arrival_of(headers, {"client": client, "state": {}}))
 
 
-def test_tokens_tell_callers_apart_and_are_not_names() -> None:
+async def owner(headers: dict[str, str], client: tuple[str, int] = HERE, body_user: str = "") -> str:
+    return caller_of(await identified(headers, client), headers, body_user, LIMITS)[0].owner
+
+
+async def test_a_caller_without_a_name_is_its_address_over_all_connections() -> None:
+    assert await owner({}) == await owner({}, ("10.0.0.7", 50_001))
+    assert await owner({}) != await owner({}, ("10.0.0.8", 50_000))
+    assert await owner({}, ("::ffff:10.0.0.7", 1)) == await owner({})
+
+
+async def test_tokens_tell_callers_apart_and_are_not_names() -> None:
     token = {"authorization": "Bearer very-secret"}
-    assert owner(token) != owner({})
-    assert owner(token) == owner({"x-api-key": "very-secret"}) == owner({"authorization": "bearer very-secret"})
-    assert "very-secret" not in owner(token)
-    assert owner({"authorization": "Basic x"}) == owner({})
+    found = await owner(token)
+    assert found != await owner({})
+    assert found == await owner({"x-api-key": "very-secret"}) == await owner({"authorization": "bearer very-secret"})
+    assert "very-secret" not in found
+    assert await owner({"authorization": "Basic x"}) == await owner({})
 
 
-def test_the_header_counts_before_the_body_and_the_body_before_the_token() -> None:
+async def test_the_header_counts_before_the_body_and_the_body_before_the_token() -> None:
     token, header = {"authorization": "Bearer t"}, {"x-user-id": "ann"}
-    assert owner(token | header, body_user="bob") == owner(header)
-    assert owner(token, body_user="bob") == owner({}, body_user="bob")
-    assert owner({}, body_user="ann") == owner(header)
+    assert await owner(token | header, body_user="bob") == await owner(header)
+    assert await owner(token, body_user="bob") == await owner({}, body_user="bob")
+    assert await owner({}, body_user="ann") == await owner(header)
 
 
-def test_people_who_share_a_token_have_limits_for_each_document() -> None:
+async def test_people_who_share_a_token_have_limits_for_each_document() -> None:
     headers = {"authorization": "Bearer any"}
-    identity = identity_of(headers, ("10.0.0.7", 1), LIMITS)
+    identity = await identified(headers)
     caller, has_name = caller_of(identity, headers, "", LIMITS)
     assert (identity.user, caller.user, has_name) == ("", "", False)
     owners = {with_document(caller, document).owner for document in (1, 2)}
     assert len(owners | {with_document(caller_of(identity, {}, "", LIMITS)[0], 1).owner}) == 3
 
 
-def test_a_name_in_the_body_counts_for_nothing_where_names_are_trusted() -> None:
-    identity = identity_of({}, ("10.0.0.7", 1), LIMITS, trusts_names=True)
+async def test_a_name_in_the_body_counts_for_nothing_where_names_are_trusted() -> None:
+    identity = await identified({}, trusts_names=True)
     ann, has_name = caller_of(identity, {}, "ann", LIMITS, trusts_names=True)
     assert ann == caller_of(identity, {}, "", LIMITS)[0]
     assert not has_name
 
 
-def test_only_the_header_is_verified() -> None:
-    assert identity_of({"x-user-id": "ann"}, ("10.0.0.7", 1), LIMITS, trusts_names=True).is_verified
-    assert not identity_of({"x-api-key": "t"}, ("10.0.0.7", 1), LIMITS, trusts_names=True).is_verified
+async def test_only_the_header_is_verified() -> None:
+    assert (await identified({"x-user-id": "ann"}, trusts_names=True)).is_verified
+    assert not (await identified({"x-api-key": "t"}, trusts_names=True)).is_verified
 
 
-def test_long_names_are_refused() -> None:
-    with pytest.raises(InvalidRequestError, match=r"header x-user-id: must be at most 128 bytes, got 129"):
-        identity_of({"x-user-id": "u" * 129}, ("10.0.0.7", 1), LIMITS)
-    identity = identity_of({}, ("10.0.0.7", 1), LIMITS)
-    with pytest.raises(InvalidRequestError, match=r"user: must be at most 128 bytes, got 129"):
-        caller_of(identity, {}, "u" * 129, LIMITS)
+async def test_long_names_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match=r"x-user-id: must be at most 128 bytes, got 129"):
+        await identified({"x-user-id": "u" * 129})
+    for headers in ({}, {"x-api-key": "t"}):
+        identity = await identified(headers, tokens=Tokens({"t": principal("ann")}) if headers else None)
+        with pytest.raises(InvalidRequestError, match=r"user: must be at most 128 bytes, got 129"):
+            caller_of(identity, headers, "u" * 129, LIMITS)
+
+
+async def test_with_authentication_the_token_alone_names_the_user() -> None:
+    tokens = Tokens({"a": principal("ann", tenant="acme"), "a2": principal("ann", tenant="acme")})
+    claims = {"x-user-id": "bob", "x-tenant-id": "other"}
+    callers = [
+        caller_of(await identified({"x-api-key": token} | claims, tokens=tokens), claims, body_user, LIMITS)
+        for token, body_user in (("a", ""), ("a2", ""), ("a", "bob"))
+    ]
+    assert all(has_name for _caller, has_name in callers)
+    first, renewed, other_client = (caller for caller, _has_name in callers)
+    assert first == renewed  # so a token that replaces another changes nothing
+    assert (first.user, first.tenant, first.is_verified) == ("ann", "acme", True)
+    assert first.owner == other_client.owner
+    assert first.session != other_client.session
+
+
+async def test_refused_tokens_are_charged_and_do_not_hold_up_the_users_of_their_address() -> None:
+    settings = AdmissionSettings(refused_bytes_per_s=1e6, refused_burst_bytes=16 * 1024)
+    tokens = Tokens({"a": principal("ann")})
+    callers = Callers(Entrance(settings, LIMITS, tokens), Refusals(*refusal_budgets(settings), lambda: 0.0))
+    forged, own = (arrival_of({"x-api-key": token}, {"client": HERE, "state": {}}) for token in ("forged", "a"))
+    for expected in (UnauthenticatedError, UnauthenticatedError, TooManyRefusalsError):
+        with pytest.raises(expected):
+            await callers.identify(forged)
+    assert (await callers.identify(own)).user == "ann"
+    with pytest.raises(TooManyRefusalsError):
+        await callers.identify(own, Scope.ADMIN)

@@ -20,7 +20,9 @@ from completion_server.core.events import RequestEnded
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.intake import Intake
-from completion_server.rpc.session import SessionCall, StreamTimes
+from completion_server.rpc.session import SessionCall
+from completion_server.rpc.stream_ends import StreamTimes
+from tests.support.authentication import NO_LIMIT, callers
 from tests.support.cancels import cancel_and_wait
 from tests.support.server import eventually, request
 from tests.support.services import FOUR_SLOTS, RunningService, in_virtual_time
@@ -73,14 +75,15 @@ class Stream:
 
     def __init__(self, running: RunningService, caller: Caller, **options: Any) -> None:
         times = {"first_request_s": LONG_S, "idle_s": LONG_S, "max_age_s": LONG_S, "stall_timeout_s": 60.0}
-        budget = options.pop("budget", RefusalBudget(0, 1))
-        intake = Intake(LIMITS, budget, RefusalBudget(0, 1), 10.0, running.service.now, lambda _context: IDENTITY)
+        budget, authenticator = options.pop("budget", NO_LIMIT), options.pop("authenticator", None)
+        identity = options.pop("identity", IDENTITY)
+        intake = Intake(LIMITS, callers(running.service.now, budget, authenticator), 10.0, running.service.now)
         stream = SessionCall(
             running.service,
             intake,
             StreamTimes(**(times | options)),
-            caller,
-            IDENTITY,  # type: ignore[arg-type]
+            caller,  # type: ignore[arg-type]
+            identity,
         )
         self.serving = asyncio.create_task(stream.run())
 

@@ -29,6 +29,9 @@ def live(
     prefix: str | None = None,
     answer_key: Hashable | None = None,
     stamp: int = 0,
+    owner: str = "",
+    tenant: str = "",
+    weight: float = 1.0,
 ) -> LiveRequest:
     """Return a request; without a `prefix` nothing reattaches to it, without an `answer_key` nothing joins it."""
     return LiveRequest(
@@ -44,6 +47,9 @@ def live(
         continuation=None if prefix is None else Continuation(prefix, max_tokens=100),
         answer_key=answer_key,
         stamp=stamp,
+        owner=owner,
+        tenant=tenant,
+        weight=weight,
     )
 
 

@@ -18,7 +18,7 @@ from completion_server.scheduling.actions import (
 )
 from completion_server.scheduling.book import Book, IllegalTransitionError
 from completion_server.scheduling.lanes import Sequences
-from completion_server.scheduling.queue import ORDERS, Queue
+from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.shedding import Ticks
 from tests.unit.scheduling.live_requests import STOPPED, busy_book, generate, live, stop
 
@@ -181,16 +181,6 @@ def test_illegal_events_are_errors() -> None:
     book.end("a", CANCELLED, 0.0)
     with pytest.raises(IllegalTransitionError):  # its generation is still stopping
         book.submit(live("a"), 0.0)
-
-
-def test_a_long_queue_of_ended_requests_is_not_kept() -> None:
-    queue = Queue()
-    for number in range(5000):
-        queue.add(f"r{number}", (0.0, number))
-        if number:
-            queue.remove(f"r{number - 1}")
-    assert len(queue) == 1
-    assert queue.num_kept < 200
 
 
 def test_the_times_of_ended_requests_are_not_kept() -> None:

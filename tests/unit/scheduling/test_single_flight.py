@@ -22,7 +22,7 @@ from completion_server.scheduling.actions import (
 )
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.generations import Generations
-from completion_server.scheduling.queue import TriggerQueues, first_come
+from completion_server.scheduling.queue import RequestQueue, first_come
 from tests.unit.scheduling.live_requests import STOPPED, busy_book, generate, live, stop
 
 EXPLICIT, PREFETCH = Trigger.EXPLICIT, Trigger.PREFETCH
@@ -217,7 +217,7 @@ def test_only_the_request_with_the_slot_is_a_sample_of_first_tokens() -> None:
 
 
 def test_generations_keep_nothing_of_ended_requests() -> None:
-    generations = Generations(TriggerQueues(first_come), 10)
+    generations = Generations(RequestQueue(first_come), 10)
     requests = [live(f"r{number}", answer_key=number % 2) for number in range(6)]
     for request in requests:
         generations.take_in(request, generations.find(request.answer_key))

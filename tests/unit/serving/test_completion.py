@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.clock import MonotonicClock
 from completion_server.core.outcome import FinishReason, Usage
 from completion_server.core.request import Caller, Mode, Sampling

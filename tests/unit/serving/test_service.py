@@ -4,12 +4,11 @@ import asyncio
 import dataclasses
 import itertools
 import threading
-from dataclasses import dataclass
 
 import pytest
 
-from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.config import load_config
 from completion_server.core.clock import Deadline, MonotonicClock
 from completion_server.core.errors import ShedError
@@ -22,7 +21,9 @@ from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTime
 from completion_server.scheduling.queue import newest_first
 from completion_server.scheduling.shedding import Shedding
 from completion_server.serving.generate import Generator
+from completion_server.serving.isolation import Isolation
 from completion_server.serving.settings import ServingSettings, make_book
+from tests.support.clocks import ManualClock
 from tests.support.services import (
     FOUR_SLOTS,
     REQUEST,
@@ -36,14 +37,6 @@ from tests.support.services import (
 )
 
 CLOCK = MonotonicClock()
-
-
-@dataclass
-class SettableClock:
-    at: float
-
-    def now(self) -> float:
-        return self.at
 
 
 def quick_engine() -> Engine:
@@ -71,7 +64,7 @@ async def test_a_short_prompt_is_built_on_the_event_loop_and_a_long_one_in_a_thr
 )
 async def test_large_edits_are_built_into_a_prompt_in_a_thread(diff: str, is_here: bool) -> None:
     edits = RecordedEdits()
-    generator = Generator(Prompts(), quick_engine(), CLOCK, edits=edits)
+    generator = Generator(Prompts(), quick_engine(), CLOCK, Isolation(bytes(32)), edits=edits)
     asked = dataclasses.replace(REQUEST, mode=Mode.NEXT_EDIT, next_edit=NextEdit(0, (RecentEdit("a.py", diff),)))
     await generator._build_prompt(asked)
     assert (edits.threads == [threading.get_ident()]) is is_here
@@ -93,7 +86,7 @@ def test_a_request_over_a_limit_is_not_read() -> None:
 
 
 def test_under_loop_lag_only_explicit_requests_are_served() -> None:
-    clock = SettableClock(-1.0)
+    clock = ManualClock(-1.0)
     loop_lag = LoopLagMonitor(0.05, clock)  # looked at the clock a second before it all began
 
     async def scenario(running: RunningService) -> None:
@@ -112,7 +105,7 @@ def test_under_loop_lag_only_explicit_requests_are_served() -> None:
 
 
 def test_a_message_that_needs_no_engine_is_charged_like_a_request() -> None:
-    clock = SettableClock(-1.0)
+    clock = ManualClock(-1.0)
     loop_lag = LoopLagMonitor(0.05, clock)
     admission = AdmissionSettings(user_requests_per_s=1, user_burst=2, users_per_peer=1)
     ann, bob = (Caller(name, "s", peer="192.0.2.1") for name in ("ann", "bob"))

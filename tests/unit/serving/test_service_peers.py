@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.outcome import ShedReason
 from completion_server.core.request import Caller, Request, Trigger
 from completion_server.engine.interface import Engine

@@ -6,18 +6,11 @@ from prometheus_client import CollectorRegistry
 from completion_server.engine.interface import EngineStep
 from completion_server.speculation.figures import FiguresWindow, SpeculationTotals
 from completion_server.telemetry.metrics import SpeculationCollector
-
-
-class ManualClock:
-    def __init__(self) -> None:
-        self.at = 100.0
-
-    def now(self) -> float:
-        return self.at
+from tests.support.clocks import ManualClock
 
 
 def test_an_empty_window() -> None:
-    figures = FiguresWindow(ManualClock()).read()
+    figures = FiguresWindow(ManualClock(100.0)).read()
     assert (figures.num_tokens, figures.num_drafted, figures.tokens_per_s) == (0, 0, 0.0)
     assert figures.acceptance is None
     assert figures.mean_accepted_length is None
@@ -25,7 +18,7 @@ def test_an_empty_window() -> None:
 
 
 def test_sums_by_position() -> None:
-    clock = ManualClock()
+    clock = ManualClock(100.0)
     window = FiguresWindow(clock)
     window.add(EngineStep(num_seqs=4, num_tokens=7, drafted=(4, 4), accepted=(2, 1)))
     clock.at += 0.5
@@ -43,7 +36,7 @@ def test_sums_by_position() -> None:
 
 
 def test_what_is_older_than_the_window_is_forgotten() -> None:
-    clock = ManualClock()
+    clock = ManualClock(100.0)
     window = FiguresWindow(clock, window_s=10)
     for _ in range(100):
         window.add(EngineStep(num_seqs=1, num_tokens=2, drafted=(1,), accepted=(1,)))

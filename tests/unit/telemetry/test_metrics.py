@@ -98,6 +98,11 @@ WASTED = events.RequestEnded(REQUEST, End(Outcome(FinishReason.CANCELLED), Usage
         (events.GenerationAborted(0.25), {"abort_seconds_sum": 0.25}),
         (events.EngineStalled(30.0), {"engine_stalls_total": 1}),
         (events.LoopLagged(0.1), {"loop_lag_seconds_count": 1}),
+        (events.CredentialsChecked("key", "revoked"), {'authentications_total{kind="key",result="revoked"}': 1}),
+        (events.CredentialSourceRead("auth.issuer", has_failed=True),
+         {'credential_source_failed{source="auth.issuer"}': 1}),
+        (events.CredentialSourceRead("auth.issuer", has_failed=False),
+         {'credential_source_failed{source="auth.issuer"}': 0}),
     ],
 )  # fmt: skip
 def test_an_event_is_counted(registry: CollectorRegistry, event: events.Event, counted: dict[str, float]) -> None:
@@ -139,6 +144,9 @@ def test_every_event_has_a_handler(registry: CollectorRegistry) -> None:
         events.FeedbackReported(events.Feedback("shown"), SERVED, ()), events.FeedbackRefused(), events.LoopLagged(0.1),
         events.CacheHit(CacheLevel.LOCAL, 1.0, 1, 1, 0.1), events.CacheReplied(0.1),
         events.CacheMiss(CacheLevel.LOCAL, events.MissReason.ABSENT),
+        events.CredentialsChecked("token", "accepted"), events.CredentialSourceRead("auth.keys_file", has_failed=True),
+        events.AuthenticationRefused(events.Actor(), CompletionError("failed")), events.SessionOpened(events.Actor()),
+        events.SessionClosed(events.Actor(), 1.0), events.AdminChanged(events.Actor(), "drain", "ready", "draining"),
     ]  # fmt: skip
     assert {type(event) for event in one_of_each} == set(get_args(events.Event))
     for event in one_of_each:

@@ -31,7 +31,7 @@ export function parseAddresses(text: string): string[] {
   return [...new Set(complete)];
 }
 
-export const isLocal = (address: string) => /^(127\.|localhost:|\[::1\]|unix:)/.test(address);
+export const isLocal = (address: string) => /^(127(\.\d{1,3}){3}:\d+$|localhost:|\[::1\]:|unix:)/.test(address);
 
 /** What the file of each setting has. Without this check gRPC would take another file for one without authorities. */
 const PEM_LABELS: Record<keyof Tls, string> = { ca: "CERTIFICATE", certificate: "CERTIFICATE", key: "PRIVATE KEY" };
@@ -73,6 +73,12 @@ export function checkCaller(caller: Caller): void {
   for (const [name, value] of Object.entries(caller)) {
     if (value && !/^[ -~]*$/.test(value)) throw new Error(`${name}: expected ASCII characters`);
   }
+}
+
+/** Throws an Error if the token would leave this machine in plain text. */
+export function checkTransport(addresses: readonly string[], isEncrypted: boolean): void {
+  const plain = isEncrypted ? undefined : addresses.find((each) => !isLocal(each));
+  if (plain) throw new Error(`a token is not sent to ${plain} without TLS: set completionServer.tls.enabled`);
 }
 
 /** The metadata that names a caller. A token is never sent in plain text to another machine. */

@@ -2,15 +2,16 @@
  * A `Session` stream that reconnects: the transport below session.ts.
  *
  *     connected  -- the server ends it as SESSION_ENDED -->  resting
+ *     connected  -- the token is refused, no text yet --->  resting (with the token that is fetched again)
  *     connected  -- any other end, or drop() ------------->  lost
  *     resting    -- a message is sent -------------------->  connected (requests without an answer are sent again)
  *     resting    -- no connection, or drop() ------------->  lost
  *     lost       -- after the back-off ------------------->  connected
  *
  * A loss fails all open requests, since their text would be stale after a reconnect; a request that is sent while the
- * stream is lost fails at once. A GOAWAY needs no state of its own: gRPC opens the next stream on a new connection.
+ * stream is lost fails at once. A token that is refused twice is presented again when it may be. A GOAWAY needs no state of its own: gRPC opens the next stream on a new connection.
  */
-import type { ChannelCredentials, ClientDuplexStream } from "@grpc/grpc-js";
+import { type ChannelCredentials, type ClientDuplexStream, status as Code } from "@grpc/grpc-js";
 import type { ReportFeedbackRequest, SessionRequest, SessionResponse } from "completion-server-stubs";
 import { type CompleteRequest, CompletionServiceClient, type End } from "completion-server-stubs";
 import { Backoff } from "./backoff";
@@ -20,19 +21,26 @@ import {
   channelCredentials,
   channelOptions,
   checkCaller,
+  checkTransport,
   EndpointChoice,
   type Tls,
 } from "./endpoints";
 import { connectionLost, errorOfStatus, SESSION_ENDED, type ServiceError } from "./errors";
+import { Token, TokenError } from "./token";
 
 const CONNECT_TIMEOUT_MS = 10_000;
 /** Shorter where another server can be asked. */
 const CONNECT_TIMEOUT_OF_SEVERAL_MS = 2_000;
+/** Between two looks at the source of a token that is refused. */
+const LOOK_MS = 1_000;
+/** A token that is refused on a stream of this age was accepted before. */
+const ACCEPTED_AFTER_MS = 60_000;
 
 export interface StreamSettings {
   addresses: readonly string[];
   tls?: Tls;
   caller: Caller;
+  token?: Token;
 }
 
 /** Gets the events of one request. Either `onEnd` or `onError` comes last, once. */
@@ -54,6 +62,7 @@ interface OpenRequest {
   message: CompleteRequest;
   listener: RequestListener;
   sentAtMs: number;
+  hasText?: boolean;
 }
 
 type Call = ClientDuplexStream<SessionRequest, SessionResponse>;
@@ -64,6 +73,9 @@ export class SessionStream {
   #call?: Call;
   #address = "";
   #isConnecting = false;
+  /** The token with which the stream was opened, and when. */
+  #presented = "";
+  #openedAtMs = 0;
   #timer?: NodeJS.Timeout;
   readonly #requests = new Map<number, OpenRequest>();
   /** Feedback that waits for the next stream. */
@@ -71,6 +83,7 @@ export class SessionStream {
   readonly #backoff: Backoff;
   readonly #choice: EndpointChoice;
   readonly #credentials: ChannelCredentials;
+  readonly #token: Token;
 
   /** Throws an Error that names what can't be used of the settings. */
   constructor(
@@ -82,6 +95,8 @@ export class SessionStream {
     this.#choice = new EndpointChoice(settings.addresses, settings.caller.user ?? "");
     this.#credentials = channelCredentials(settings.tls);
     checkCaller(settings.caller);
+    this.#token = settings.token ?? Token.none();
+    if (this.#token.isGiven) checkTransport(settings.addresses, settings.tls !== undefined);
     void this.#connect();
   }
 
@@ -138,15 +153,19 @@ export class SessionStream {
     this.#address = address;
     const client = this.#client;
     const isReady = await becomesReady(client, addresses.length);
+    const token = isReady ? await this.#token.get().catch((error) => error as ServiceError) : "";
     this.#isConnecting = false;
     if (this.#client !== client) return; // dropped or closed meanwhile
-    if (isReady) this.#open(client);
-    else this.#lose(connectionLost(`no connection to ${address}`));
+    if (!isReady) this.#lose(connectionLost(`no connection to ${address}`));
+    else if (typeof token === "string") this.#open(client, token);
+    else this.#lose(token);
   }
 
-  #open(client: CompletionServiceClient): void {
+  #open(client: CompletionServiceClient, token: string): void {
     const { tls, caller } = this.settings;
-    const call = client.session(callerMetadata(caller, this.#address, tls !== undefined));
+    const call = client.session(callerMetadata({ ...caller, token }, this.#address, tls !== undefined));
+    this.#presented = token;
+    this.#openedAtMs = Date.now();
     this.#call = call;
     this.#state = "connected";
     call.on("metadata", () => call === this.#call && this.listener.onConnected(this.#address));
@@ -167,11 +186,15 @@ export class SessionStream {
 
   #dispatch({ sequence, event }: SessionResponse): void {
     this.#backoff.reset();
+    this.#token.accepted();
     this.#choice.answered(this.#address);
     if (event?.$case === "refusal") this.listener.onRefused(event.value.error?.message ?? "");
     const request = this.#requests.get(sequence);
     if (!request) return;
-    if (event?.$case === "delta") request.listener.onText(event.value.text);
+    if (event?.$case === "delta") {
+      request.hasText = true;
+      request.listener.onText(event.value.text);
+    }
     if (event?.$case === "end") {
       this.#requests.delete(sequence);
       request.listener.onEnd(event.value);
@@ -179,16 +202,40 @@ export class SessionStream {
   }
 
   #ended(error: ServiceError): void {
+    if (error.code === Code.UNAUTHENTICATED || error.code === Code.PERMISSION_DENIED) return this.#refused(error);
     if (error.reason !== SESSION_ENDED) return this.#lose(error);
     this.#call = undefined;
     this.#state = "resting";
     if (this.#requests.size > 0) void this.#connect();
   }
 
+  /** Present another token, if the source has one: `#connect` loses the stream otherwise. */
+  #refused(error: ServiceError): void {
+    if (Date.now() - this.#openedAtMs > ACCEPTED_AFTER_MS) this.#token.accepted();
+    this.#token.refused(this.#presented, error.message);
+    const requests = [...this.#requests.values()];
+    if (requests.some(({ hasText }) => hasText)) return this.#lose(error);
+    this.#call = undefined;
+    this.#state = "resting";
+    void this.#connect();
+  }
+
+  /** Look until the token may be sent again or is another. */
+  #waitForToken(): void {
+    const leftMs = this.#token.waitLeftMs;
+    const next = () => (leftMs ? this.#waitForToken() : void this.#connect());
+    this.#timer = setTimeout(next, leftMs ? Math.min(LOOK_MS, leftMs) : 0);
+  }
+
   #lose(error: ServiceError): void {
     this.#state = "lost";
     this.#disconnect();
     this.#waiting = [];
+    if (error instanceof TokenError) {
+      this.#waitForToken(); // it is no fault of the server's
+      this.listener.onLost(error);
+      return this.#failRequests(error);
+    }
     const nowMs = Date.now();
     this.#choice.failed(this.#address, nowMs, error.retryAfterMs);
     const isAnotherNext = this.#choice.choose(nowMs) !== this.#address;

@@ -3,6 +3,7 @@ import { readFileSync } from "node:fs";
 import * as vscode from "vscode";
 import { parseAddresses, type Tls } from "../client/endpoints";
 import type { StreamSettings } from "../client/stream";
+import { Token } from "../client/token";
 import type { MultiLine } from "../completer";
 import { patternsOf, type SendingRules } from "../policy/exclude";
 import type { PolicySettings } from "../policy/settings";
@@ -36,13 +37,25 @@ export function readSettings(): Settings {
   };
 }
 
-/** Where to connect and as whom. Throws an Error that names the setting that can't be used. */
-export function readStreamSettings(token: string | undefined): StreamSettings {
+/**
+ * Where to connect and as whom; `secret` is the token that a person has set. Throws an Error that names the setting that
+ * can't be used.
+ */
+export function readStreamSettings(secret: string | undefined): StreamSettings {
   return {
     addresses: parseAddresses(get("address", "127.0.0.1:50051")),
     tls: readTls(),
-    caller: { user: get("user", ""), tenant: get("tenant", ""), token },
+    caller: { user: get("user", ""), tenant: get("tenant", "") },
+    token: readToken(secret),
   };
+}
+
+function readToken(secret: string | undefined): Token {
+  const [command, file] = [get<string[]>("tokenCommand", []), get("tokenFile", "")];
+  if (command.length > 0 && file) throw new Error("tokenCommand and tokenFile: give one of them");
+  if (command.length > 0) return Token.ofCommand(command);
+  if (file) return Token.ofFile(file);
+  return secret ? Token.ofText(secret, `the command "Set Token"`) : Token.none();
 }
 
 function readTls(): Tls | undefined {

@@ -5,9 +5,12 @@ import type { Status } from "../policy/status";
 export class StatusBar implements vscode.Disposable {
   readonly #item = vscode.window.createStatusBarItem("completionServer.status", vscode.StatusBarAlignment.Right, 100);
 
-  constructor(command: string) {
+  /** The item runs a command, and another while the person has to sign in. */
+  constructor(
+    private readonly command: string,
+    private readonly signIn: string,
+  ) {
     this.#item.name = "Completions";
-    this.#item.command = command;
     this.#item.show();
   }
 
@@ -15,6 +18,7 @@ export class StatusBar implements vscode.Disposable {
     const { text, tooltip, isWarning } = status.textFor(whyOff);
     this.#item.text = text;
     this.#item.tooltip = tooltip;
+    this.#item.command = status.connection.state === "unknown" ? this.signIn : this.command;
     this.#item.backgroundColor = isWarning ? new vscode.ThemeColor("statusBarItem.warningBackground") : undefined;
   }
 

@@ -7,7 +7,9 @@ const NUM_ANSWERS = 8;
 export type Connection =
   | { state: "connecting" }
   | { state: "connected"; address: string }
-  | { state: "away"; why: string };
+  | { state: "away"; why: string }
+  /** The server wants a token, or another one. */
+  | { state: "unknown"; why: string };
 
 export interface StatusText {
   /** With a codicon. */
@@ -42,6 +44,8 @@ export class Status {
         return item("$(sync~spin) Completions", "connecting");
       case "away":
         return item("$(debug-disconnect) Completions away", connection.why, true);
+      case "unknown":
+        return item("$(key) Completions: sign in", connection.why, true);
       case "connected":
         return this.#connectedTo(connection.address);
     }

@@ -43,7 +43,8 @@ def test_the_options_reach_the_simulation() -> None:
     times = ("--budget-ms", "100", "--look-ms", "0", "--burst-keys", "9", "--hurried-ms", "80")
     found = json.loads(simulate(*arguments, *options, *times).stdout)
     (run,) = found["runs"]
-    assert run["policy"] == {"order": "first_come", "shed": "never", "supersede": False, "user_requests_per_s": 0.0}
+    limits = {"user_requests_per_s": 0.0, "tenant_weights": {}}
+    assert run["policy"] == {"order": "first_come", "shed": "never", "supersede": False, **limits}
     workload = found["scenario"]
     assert (workload["num_slots"], workload["num_sessions"], workload["engine"]) == (4, 50, "steps")
     assert (workload["budget_s"], workload["look_s"], workload["hurried_s"]) == (0.1, 0, 0.08)

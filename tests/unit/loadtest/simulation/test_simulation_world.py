@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.outcome import FinishReason
 from completion_server.engine.interface import EngineStats, GenerationRequest
 from completion_server.engine.scripted.model import LARGE_MODEL_ON_A_GPU, ServiceTimes

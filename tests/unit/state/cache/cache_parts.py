@@ -17,16 +17,6 @@ ALICE = Caller("alice", "editor", "acme", is_verified=True)
 REQUEST = Request("r", ALICE, 0, "file:///a.py", "python", "x = ", "", 64, 0.0, mode=Mode.MULTI_LINE)
 
 
-@dataclass
-class ManualClock:
-    """A clock that tests set."""
-
-    at: float = 1000.0
-
-    def now(self) -> float:
-        return self.at
-
-
 def request_of(prefix: str, **fields: Any) -> Request:
     return dataclasses.replace(REQUEST, prefix=prefix, **fields)
 

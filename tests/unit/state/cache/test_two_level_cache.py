@@ -15,13 +15,13 @@ from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret
 from completion_server.state.settings import CacheSettings, RedisSettings
 from tests.support.cancels import cancel_and_wait
+from tests.support.clocks import ManualClock
 from tests.support.redis_servers import RedisServer
 from tests.support.server import eventually
 from tests.unit.state.cache.cache_parts import (
     REQUEST,
     SECRET,
     FakeStore,
-    ManualClock,
     Received,
     answer_of,
     make_keys,
@@ -45,7 +45,7 @@ class Replica:
         secret: bytes = SECRET,
         **settings: object,
     ) -> None:
-        self.clock = ManualClock()
+        self.clock = ManualClock(1000.0)
         self.events: list[Event] = []
         cache = make_cache(
             replace(CacheSettings(), **settings),  # type: ignore[arg-type]
@@ -204,15 +204,13 @@ async def test_the_same_answer_is_written_once() -> None:
     assert [command[0] for command in store.commands] == ["SET", "SET"]
 
 
-@pytest.mark.parametrize(
-    ("redis", "encrypt", "is_readable"),
-    [(REMOTE, None, False), (LOCAL, None, True), (LOCAL, True, False), (REMOTE, False, True)],
-)
-async def test_values_are_encrypted_unless_redis_is_on_loopback(
-    redis: RedisSettings, encrypt: bool | None, is_readable: bool
+@pytest.mark.parametrize("redis", [REMOTE, LOCAL])
+@pytest.mark.parametrize(("settings", "is_readable"), [({}, False), ({"encrypt": False}, True)])
+async def test_values_are_encrypted_by_default_wherever_redis_is(
+    redis: RedisSettings, settings: dict[str, Any], is_readable: bool
 ) -> None:
     store = FakeStore()
-    await keep_in(store, text="CANARY", redis=redis, encrypt=encrypt)
+    await keep_in(store, text="CANARY", redis=redis, **settings)
     ((key, value),) = store.values.items()
     assert (b"CANARY" in value) == is_readable
     assert key.startswith("completion:cache:")

@@ -414,6 +414,12 @@ export interface SessionRequest {
     /** Reports feedback on a completion; has no answer unless it is refused. */
     { $case: "feedback"; value: ReportFeedbackRequest }
     | undefined;
+  /**
+   * A new token of the stream's caller, in the form of the metadata "authorization", for when the one before expires. It
+   * may come without an event. It must name the same user and tenant (else the stream ends with PERMISSION_DENIED) and be
+   * valid (else UNAUTHENTICATED). At most 8 KiB. Not read by a server that does not authenticate callers.
+   */
+  authorization?: string | undefined;
 }
 
 /** Cancel ends a request that the editor no longer wants. */
@@ -1851,7 +1857,7 @@ export const FieldViolation: MessageFns<FieldViolation> = {
 };
 
 function createBaseSessionRequest(): SessionRequest {
-  return { event: undefined };
+  return { event: undefined, authorization: undefined };
 }
 
 export const SessionRequest: MessageFns<SessionRequest> = {
@@ -1866,6 +1872,9 @@ export const SessionRequest: MessageFns<SessionRequest> = {
       case "feedback":
         ReportFeedbackRequest.encode(message.event.value, writer.uint32(26).fork()).join();
         break;
+    }
+    if (message.authorization !== undefined) {
+      writer.uint32(34).string(message.authorization);
     }
     return writer;
   },
@@ -1907,6 +1916,14 @@ export const SessionRequest: MessageFns<SessionRequest> = {
             message.event = { $case: "feedback", value: ReportFeedbackRequest.decode(reader, reader.uint32()) };
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.authorization = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1944,6 +1961,7 @@ export const SessionRequest: MessageFns<SessionRequest> = {
         break;
       }
     }
+    message.authorization = object.authorization ?? undefined;
     return message;
   },
 };
@@ -2344,8 +2362,11 @@ export const ReportFeedbackResponse: MessageFns<ReportFeedbackResponse> = {
  *   traceparent, tracestate
  *                The trace that a Complete call is a part of (W3C Trace Context). Not read on a Session, whose
  *                stream outlives many traces; CompleteRequest has fields for it.
- *   authorization
- *                A token for an authenticating proxy; the server does not read it.
+ *   authorization, x-api-key
+ *                Who calls, if the server authenticates callers: "Bearer " and a token or an API key, or an API key alone
+ *                in x-api-key. User and tenant are then those of the token, and the two names above are not read. A call
+ *                without a valid token ends with UNAUTHENTICATED, one that the token does not permit with
+ *                PERMISSION_DENIED: neither is worth a retry with the same token.
  *
  * A call that is refused or fails ends with a gRPC status, whose trailer grpc-status-details-bin is a google.rpc.Status
  * (third_party/google/rpc) with up to three details:
@@ -2389,7 +2410,8 @@ export const CompletionServiceService = {
    * sends its initial metadata when it has accepted the stream. It ends a stream that is idle (5 minutes by default) or
    * old (30 minutes) with UNAVAILABLE and the reason SESSION_ENDED, after the answers to all requests that it has read:
    * open another with the next request, without back-off, and send requests without an answer again. Any other end of
-   * the stream loses its open requests.
+   * the stream loses its open requests. When the token of a stream expires, the editor has 30 s to send another one
+   * (SessionRequest.authorization); then the stream ends with UNAUTHENTICATED, as it does soon after a key is revoked.
    */
   session: {
     path: "/completion.v1.CompletionService/Session" as const,
@@ -2426,7 +2448,8 @@ export interface CompletionServiceServer extends UntypedServiceImplementation {
    * sends its initial metadata when it has accepted the stream. It ends a stream that is idle (5 minutes by default) or
    * old (30 minutes) with UNAVAILABLE and the reason SESSION_ENDED, after the answers to all requests that it has read:
    * open another with the next request, without back-off, and send requests without an answer again. Any other end of
-   * the stream loses its open requests.
+   * the stream loses its open requests. When the token of a stream expires, the editor has 30 s to send another one
+   * (SessionRequest.authorization); then the stream ends with UNAUTHENTICATED, as it does soon after a key is revoked.
    */
   session: handleBidiStreamingCall<SessionRequest, SessionResponse>;
   /** ReportFeedback reports how a user reacted to a completion that was shown. */
@@ -2450,7 +2473,8 @@ export interface CompletionServiceClient extends Client {
    * sends its initial metadata when it has accepted the stream. It ends a stream that is idle (5 minutes by default) or
    * old (30 minutes) with UNAVAILABLE and the reason SESSION_ENDED, after the answers to all requests that it has read:
    * open another with the next request, without back-off, and send requests without an answer again. Any other end of
-   * the stream loses its open requests.
+   * the stream loses its open requests. When the token of a stream expires, the editor has 30 s to send another one
+   * (SessionRequest.authorization); then the stream ends with UNAUTHENTICATED, as it does soon after a key is revoked.
    */
   session(): ClientDuplexStream<SessionRequest, SessionResponse>;
   session(options: Partial<CallOptions>): ClientDuplexStream<SessionRequest, SessionResponse>;

@@ -1,0 +1,204 @@
+"""Where a caller's token comes from: a text, an environment variable, a file or a command."""
+
+import base64
+import json
+import math
+import os
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+VARIABLE = "COMPLETION_TOKEN"
+"""The environment variable with a token."""
+_ENDS_WITHIN_S = 1.0
+"""How long the pipe of a command that was killed may stay open."""
+MAX_TOKEN_BYTES = 16 * 1024
+"""Of a file's content or of what a command prints."""
+
+
+class SourceError(Exception):
+    """A source has no token. The message says why, and never holds what the source had."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedToken:
+    """A token that the program was given, or none."""
+
+    where: str
+    """Where it comes from, in words; "" for no token."""
+    text: str = field(repr=False)
+
+    def state(self) -> object:
+        """Return what never changes."""
+        return None
+
+    def fetch(self) -> str:
+        """Return the token. Raises SourceError if it is none."""
+        return checked(self.text.encode()) if self.where else ""
+
+
+NO_TOKEN = FixedToken("", "")
+"""The source of a caller that has no token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """A file that holds a token alone. It is read again when it changes."""
+
+    path: Path
+
+    @property
+    def where(self) -> str:
+        """Where it comes from, in words."""
+        return f"the file {self.path}"
+
+    def state(self) -> object:
+        """Return what differs once the file has changed; None if there is no file."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def fetch(self) -> str:
+        """Return the token. A pipe is refused: it can't be read twice, and a read of it may wait.
+
+        Raises:
+            SourceError: there is no file, or no token in it.
+
+        """
+        try:
+            if not stat.S_ISREG(self.path.stat().st_mode):
+                raise SourceError("it is not a regular file")
+            with self.path.open("rb") as file:
+                return checked(file.read(MAX_TOKEN_BYTES + 1))
+        except OSError as error:
+            raise SourceError(f"it can't be read: {(error.strerror or str(error)).lower()}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCommand:
+    """A command that prints a token. It is run without a shell, and again before its token expires."""
+
+    command: str = field(repr=False)
+    ttl_s: float = 300.0
+    """Seconds for which a token holds that names no time of its own."""
+    limit_s: float = 10.0
+    """How long the command may take."""
+
+    @property
+    def where(self) -> str:
+        """Where it comes from, in words. Only the program is named: an argument may be a secret."""
+        return f"the command {self._arguments()[0]}"
+
+    def state(self) -> object:
+        """Return what never changes: only running it can tell."""
+        return None
+
+    def fetch(self) -> str:
+        """Return the token; waits. What the command writes to standard error is dropped: it may hold the token.
+
+        Raises:
+            SourceError: it failed, took too long or printed no token.
+
+        """
+        arguments = self._arguments()
+        try:
+            process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SourceError(f"it can't be run: {(error.strerror or str(error)).lower()}") from error
+        output, status = _output(process, self.limit_s)
+        if status:
+            raise SourceError(f"it ended with status {status}; run it by hand to see why")
+        return checked(output)
+
+    def _arguments(self) -> list[str]:
+        """Return the words of the command; `Token.of_command` has checked that there are any."""
+        return shlex.split(self.command)
+
+
+TokenSource = FixedToken | TokenFile | TokenCommand
+
+
+def checked(raw: bytes) -> str:
+    """Return a token without the white space around it.
+
+    Raises:
+        SourceError: it is empty, too long, or no token: it has characters that metadata can't hold.
+
+    """
+    if len(raw) > MAX_TOKEN_BYTES:
+        raise SourceError(f"it holds more than {MAX_TOKEN_BYTES // 1024} KiB")
+    token = raw.decode("ascii", "replace").strip()
+    if not token:
+        raise SourceError("it is empty")
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise SourceError("it holds no token alone, which is one line of ASCII characters without blanks")
+    return token
+
+
+def expiry_of(token: str) -> float | None:
+    """Return the Unix time at which a JWT expires, as it says itself; None for any other token."""
+    parts = token.split(".")
+    if len(parts) != 3:  # noqa: PLR2004 - header, claims and signature
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        found = float(claims["exp"])
+    except (ValueError, TypeError, KeyError, RecursionError):  # binascii's error is a ValueError
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _output(process: "subprocess.Popen[bytes]", limit_s: float) -> tuple[bytes, int]:
+    """Return what a process prints and its exit status; end it with its children if it takes or prints too much.
+
+    Raises:
+        SourceError: it took too long or printed too much.
+
+    """
+    stdout = process.stdout
+    assert stdout is not None
+    chunks: list[bytes] = []
+    # A child that goes on may hold the pipe open, so the read has a thread of its own, which ends with the pipe.
+    reader = threading.Thread(target=lambda: chunks.append(stdout.read(MAX_TOKEN_BYTES + 1)), daemon=True)
+    ends_at_s = time.monotonic() + limit_s
+    reader.start()
+    try:
+        reader.join(limit_s)
+        if not chunks:
+            raise SourceError(f"it printed no token within {limit_s:g} s")
+        if len(chunks[0]) > MAX_TOKEN_BYTES:
+            raise SourceError(f"it printed more than {MAX_TOKEN_BYTES // 1024} KiB")
+        status = process.wait(max(0.0, ends_at_s - time.monotonic()))
+    except (SourceError, subprocess.TimeoutExpired) as error:
+        _kill(process)
+        reader.join(_ENDS_WITHIN_S)
+        if isinstance(error, SourceError):
+            raise
+        raise SourceError(f"it did not end within {limit_s:g} s") from None
+    finally:
+        if not reader.is_alive():
+            stdout.close()
+    return chunks[0], status
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End a process with its children, which may outlive it."""
+    if sys.platform == "win32":
+        process.kill()
+    else:
+        os.killpg(process.pid, signal.SIGKILL)  # its number is no other's: it has not been waited for
+    process.wait()

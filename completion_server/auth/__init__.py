@@ -1,0 +1,1 @@
+"""Who may ask: API keys, tokens of a company's issuer and client certificates, checked in one place."""

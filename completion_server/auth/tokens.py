@@ -1,0 +1,169 @@
+"""Verifies the tokens (JWT) of a company's issuer."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jwt
+from jwt.types import Options
+
+from completion_server.auth.claims import is_name, name_in, scopes_in
+from completion_server.auth.issuer import IssuerKeys
+from completion_server.auth.key_set import IssuerKey
+from completion_server.auth.lru import LruCache
+from completion_server.auth.principal import Principal
+from completion_server.auth.refusal import RefusedCredentialError, Result
+from completion_server.auth.settings import AuthSettings
+from completion_server.core.errors import IssuerUnavailableError
+
+KIND = "token"
+MAX_TOKEN_CHARACTERS = 8192
+_MAX_KEY_ID = 256
+_MAX_TOKEN_ID = 64
+_MAX_VERIFIED = 4096
+_MAX_REFUSED = 4096
+_REFUSED_S = 5.0
+"""How long a refused token is refused without a look at it."""
+_RETRY_AFTER_MS = 10_000
+_LATEST = 1e12
+"""Seconds; what lies behind is no time."""
+_OPTIONS: Options = {
+    "require": ["exp", "iss", "aud"],
+    # Checked here, by the clock that the server is given.
+    "verify_exp": False,
+    "verify_nbf": False,
+    "verify_iat": False,
+}
+_BROKEN = (jwt.PyJWTError, ValueError, TypeError, RecursionError)
+
+
+class Tokens:
+    """Verifies tokens. The same token is verified once; afterwards it is looked up by its hash."""
+
+    def __init__(self, settings: AuthSettings, keys: IssuerKeys, wall: Callable[[], float]) -> None:
+        """Verify by the issuer's `keys`; `wall` returns Unix seconds."""
+        self._settings = settings
+        self._algorithms = frozenset(settings.algorithms)
+        self._keys = keys
+        self._wall = wall
+        self._verified: LruCache[bytes, Principal] = LruCache(_MAX_VERIFIED)
+        self._refused: LruCache[bytes, tuple[float, Result, str]] = LruCache(_MAX_REFUSED)
+
+    async def poll(self) -> None:
+        """Keep the issuer's keys up to date."""
+        await self._keys.poll()
+
+    async def verify(self, token: str) -> Principal:
+        """Return the holder of a token.
+
+        Raises:
+            RefusedCredentialError: the token is malformed, forged, expired or meant for others.
+            IssuerUnavailableError: the issuer's keys were never fetched.
+
+        """
+        if len(token) > MAX_TOKEN_CHARACTERS or not token.isascii():
+            msg = f"the token is no JSON Web Token of at most {MAX_TOKEN_CHARACTERS} characters"
+            raise RefusedCredentialError(Result.MALFORMED, msg)
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._verified.get(digest)
+        if known is not None and self.is_current(known):
+            return known
+        refused = self._refused.get(digest)
+        if refused is not None and 0 <= self._wall() - refused[0] < _REFUSED_S:
+            raise RefusedCredentialError(refused[1], refused[2])
+        try:
+            principal = await self._check(token, digest)
+        except RefusedCredentialError as error:
+            if error.result is not Result.UNKNOWN:  # its key may come at any time
+                self._refused.put(digest, (self._wall(), error.result, error.message))
+            raise
+        self._verified.put(digest, principal)
+        return principal
+
+    def is_current(self, principal: Principal) -> bool:
+        """Return whether a token has not expired, and the issuer still shows the key that signed it."""
+        return self._wall() < principal.expires_at and principal.fingerprint in self._keys.current.fingerprints
+
+    async def _check(self, token: str, digest: bytes) -> Principal:
+        try:
+            header = jwt.get_unverified_header(token)
+        except _BROKEN:
+            raise RefusedCredentialError(Result.MALFORMED, "the token is no JSON Web Token") from None
+        algorithm, key_id = header.get("alg"), header.get("kid", "")
+        if not isinstance(algorithm, str) or algorithm not in self._algorithms:
+            raise RefusedCredentialError(Result.ALGORITHM, "the token's algorithm is not allowed here")
+        if len(key_id) > _MAX_KEY_ID:
+            raise RefusedCredentialError(Result.MALFORMED, "the token's key id is too long")
+        key = await self._key(key_id, algorithm)
+        claims = self._claims(token, key, algorithm)
+        expires_at = self._expiry(claims)
+        token_id = claims.get("jti")
+        has_id = is_name(token_id) and len(str(token_id)) <= _MAX_TOKEN_ID
+        settings = self._settings
+        return Principal(
+            name_in(claims, settings.user_claim),
+            name_in(claims, settings.tenant_claim, default="") if settings.tenant_claim else "",
+            scopes_in(claims, settings.scopes_claim, settings.default_scopes),
+            KIND,
+            str(token_id) if has_id else digest.hex()[:16],
+            expires_at,
+            key.fingerprint,
+        )
+
+    async def _key(self, key_id: str, algorithm: str) -> IssuerKey:
+        """Return the one key that a token may be signed with."""
+        found = self._keys.current.find(key_id)
+        if not found:
+            keys = await self._keys.renewed_for(key_id)
+            found = keys.find(key_id)
+            if not keys.fingerprints:
+                msg = "the keys of the issuer can't be fetched yet, so no token can be verified: try again"
+                raise IssuerUnavailableError(msg, retry_after_ms=_RETRY_AFTER_MS)
+            if not found:
+                raise RefusedCredentialError(Result.UNKNOWN, "the issuer has no key with the token's key id")
+        fitting = [key for key in found if algorithm in key.algorithms]
+        if not fitting:
+            raise RefusedCredentialError(Result.ALGORITHM, "the token's key is not for its algorithm")
+        if len(fitting) > 1:
+            raise RefusedCredentialError(Result.UNKNOWN, "the token does not say which of the issuer's keys signed it")
+        return fitting[0]
+
+    def _claims(self, token: str, key: IssuerKey, algorithm: str) -> Mapping[str, Any]:
+        """Return the claims of a token whose signature, issuer and audience are right."""
+        settings = self._settings
+        try:
+            return jwt.decode(
+                token,
+                key.key,
+                algorithms=[algorithm],
+                audience=settings.audience,
+                issuer=settings.issuer,
+                options=_OPTIONS,
+            )
+        except jwt.InvalidSignatureError:
+            result, why = Result.FORGED, "the token's signature is wrong"
+        except jwt.InvalidIssuerError:
+            result, why = Result.ISSUER, "the token is from another issuer"
+        except jwt.InvalidAudienceError:
+            result, why = Result.AUDIENCE, "the token is for another service: its audience is not this server"
+        except jwt.MissingRequiredClaimError as error:
+            result, why = Result.CLAIMS, f"the token lacks the claim {error.claim}"
+        except _BROKEN:
+            result, why = Result.MALFORMED, "the token's claims are broken"
+        raise RefusedCredentialError(result, why)
+
+    def _expiry(self, claims: Mapping[str, Any]) -> float:
+        """Return the Unix time at which verified claims end, with the leeway."""
+        now, leeway_s = self._wall(), self._settings.leeway_s
+        expires, begins = claims["exp"], claims.get("nbf", 0)
+        if not _is_time(expires) or not _is_time(begins):
+            raise RefusedCredentialError(Result.CLAIMS, "the token's exp or nbf is no time")
+        if now >= expires + leeway_s:
+            raise RefusedCredentialError(Result.EXPIRED, "the token has expired: log in again")
+        if now < begins - leeway_s:
+            raise RefusedCredentialError(Result.NOT_YET_VALID, "the token is not valid yet")
+        return float(expires) + leeway_s
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LATEST

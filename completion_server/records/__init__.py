@@ -1,0 +1,1 @@
+"""Usage records for billing, and the audit log. They hear of requests by events, and hold no text."""

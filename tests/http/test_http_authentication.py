@@ -1,0 +1,185 @@
+"""With authentication on: what each dialect needs, how it refuses, and whose request it is."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+import pytest_asyncio
+
+from completion_server.auth.principal import Credentials, Principal, Scope
+from completion_server.core.errors import UnavailableError
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from tests.support.http_clients import HTTP, HttpAnswer, get, head, http_session, post, raw_connection
+from tests.support.server import (
+    ENDLESS,
+    RunningServer,
+    endless_config,
+    endless_engine,
+    eventually,
+    make_config,
+    run_server,
+)
+from tests.support.tokens import Tokens, principal
+from tests.support.waits import named_limit
+
+WORDS = ("alpha", "\n")
+BODY = {"prompt": "x"}
+"""A request to each path but Tabby's."""
+OPENAI, FIM, INFILL, COMPLETION = "/v1/completions", "/v1/fim/completions", "/infill", "/completion"
+EVENTS = "/v1/events"
+LLAMA = (INFILL, COMPLETION, "/props")
+POSTS = (OPENAI, FIM, INFILL, COMPLETION, EVENTS)
+DOCUMENTS = ("/v1/models", "/props", "/v1beta/server_setting")
+PUBLIC = ("/health", "/v1/health", "/", "/playground/main.js")
+
+
+def make_engine() -> ScriptedEngine:
+    return ScriptedEngine(lambda _request: WORDS)
+
+
+@pytest.fixture
+def tokens() -> Tokens:
+    return Tokens(
+        {
+            "ann": principal("ann", tenant="acme"),
+            "ann-2": principal("ann", tenant="acme"),
+            "bob": principal("bob", tenant="acme"),
+            "complete": principal("carl", Scope.COMPLETE),
+            "admin": principal("dora", Scope.ADMIN),
+        }
+    )
+
+
+@pytest_asyncio.fixture
+async def server(tokens: Tokens) -> AsyncIterator[RunningServer]:
+    async with run_server(make_config(HTTP), make_engine, tokens) as running:
+        yield running
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+async def asked(server: RunningServer, path: str, headers: dict[str, str]) -> HttpAnswer:
+    return await (get(server, path, headers) if path in DOCUMENTS else post(server, path, BODY, headers))
+
+
+def error_type(path: str, answer: HttpAnswer) -> str:
+    """Return the type of an error, whose body has the form of its path's dialect."""
+    error = answer.json["error"]
+    own = {"code", "message", "type"} if path in LLAMA else {"code", "message", "type", "param"}
+    assert set(error) == own
+    assert error["code"] == (answer.status if path in LLAMA else None)
+    return str(error["type"])
+
+
+@pytest.mark.parametrize("path", [*POSTS, *DOCUMENTS])
+async def test_every_dialect_needs_a_token_and_its_scope(server: RunningServer, path: str) -> None:
+    for headers in (
+        {},
+        bearer("forged"),
+        {"x-api-key": "forged"},
+        {"x-user-id": "ann"},
+        {"authorization": "Basic ann"},
+    ):
+        refused = await asked(server, path, headers)
+        assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
+        assert error_type(path, refused) == "authentication_error"
+        assert "forged" not in refused.text
+    lacking = await asked(server, path, bearer("complete" if path == EVENTS else "admin"))
+    assert (lacking.status, error_type(path, lacking)) == (403, "permission_error")
+    assert "www-authenticate" not in lacking.headers
+    for headers in (bearer("ann"), {"x-api-key": "ann"}):
+        assert (await asked(server, path, headers)).status == (
+            400 if path == EVENTS else 200
+        )  # the event names nothing
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+async def test_health_and_the_files_of_the_page_need_none(server: RunningServer, path: str) -> None:
+    assert (await get(server, path)).status == 200
+    assert (await get(server, path, bearer("forged"))).status == 200
+
+
+async def test_the_openai_package_tells_a_refused_token(server: RunningServer) -> None:
+    base_url = f"http://{server.ready.http_address}/v1"
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="ann", max_retries=0, timeout=30) as client:
+        answer = await client.completions.create(model="", prompt="x")
+        assert answer.choices[0].text == "alpha"
+        with pytest.raises(openai.AuthenticationError, match="unknown or has expired"):
+            await client.with_options(api_key="forged").completions.create(model="", prompt="x")
+        with pytest.raises(openai.PermissionDeniedError, match="lacks the scope complete"):
+            await client.with_options(api_key="admin").completions.create(model="", prompt="x")
+
+
+async def test_the_user_is_the_tokens_and_not_the_headers(server: RunningServer) -> None:
+    """Tabby's feedback is taken from the user of its completion alone."""
+    claims = {"x-user-id": "bob", "x-tenant-id": "other"}
+    body = {"segments": {"prefix": "x"}, "user": "bob"}
+    completion = (await post(server, OPENAI, body, bearer("ann") | claims)).json
+    event = {"type": "select", "completion_id": completion["id"]}
+    assert (await post(server, EVENTS, event, bearer("bob") | claims)).status == 400
+    assert (await post(server, EVENTS, event, bearer("ann-2"))).status == 200  # another token of the same user
+    assert server.count("completion_feedback_total", kind="accepted") == 1
+
+
+async def test_a_revoked_token_is_refused_from_the_next_request_on(server: RunningServer, tokens: Tokens) -> None:
+    assert (await asked(server, INFILL, bearer("ann"))).status == 200
+    tokens.revoke("ann")
+    assert (await asked(server, INFILL, bearer("ann"))).status == 401
+    assert (await asked(server, INFILL, bearer("ann-2"))).status == 200
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_revoked_token_ends_its_running_answer(tokens: Tokens, is_streamed: bool) -> None:
+    """Until its deadline: half a minute."""
+
+    def make_engine() -> ScriptedEngine:
+        return endless_engine(lambda _request: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
+
+    async with run_server(endless_config(HTTP), make_engine, tokens) as server:
+        body = BODY | {"max_tokens": ENDLESS, "stream": is_streamed}
+        asking = asyncio.create_task(post(server, OPENAI, body, bearer("bob")))
+        await eventually(lambda: server.count("completion_running_requests") == 1)
+        tokens.revoke("bob")
+        async with named_limit(5.0, "the end of the answer"):
+            answer = await asking
+        assert answer.status == (200 if is_streamed else 401)
+        error = (answer.events[-1] if is_streamed else answer.json)["error"]
+        assert error["message"] == "key id-of-bob: was revoked"
+
+
+async def test_a_sender_of_refused_tokens_is_turned_away_and_others_of_its_address_are_served(tokens: Tokens) -> None:
+    limits = ("admission.refused_bytes_per_s=1", "admission.refused_burst_bytes=20000")
+    async with run_server(make_config(*limits, HTTP), make_engine, tokens) as server, http_session() as session:
+        url, statuses = f"http://{server.ready.http_address}/v1/models", []
+        for _ in range(3):
+            async with session.get(url, headers=bearer("forged")) as answer:  # all over one connection
+                await answer.read()
+                statuses.append(answer.status)
+        assert statuses == [401, 401, 429]
+        assert (await asked(server, INFILL, bearer("ann"))).status == 200
+
+
+async def test_a_client_that_still_writes_gets_the_refusal(server: RunningServer) -> None:
+    body = b'{"prompt":"' + b"x" * 500_000 + b'"}'
+    async with raw_connection(server) as connection:
+        await connection.send(head(INFILL, f"content-length: {len(body)}") + body[:1000])
+        await connection.send(body[1000:])
+        assert await connection.status() == 401
+
+
+class Unreachable(Tokens):
+    """An issuer whose keys were never fetched."""
+
+    async def authenticate(self, _credentials: Credentials) -> Principal:
+        raise UnavailableError("the issuer's keys were not fetched yet", retry_after_ms=2000)
+
+
+@pytest.mark.parametrize("path", [INFILL, "/v1/models"])
+async def test_without_the_issuers_keys_callers_are_told_to_retry(path: str) -> None:
+    async with run_server(make_config(HTTP), make_engine, Unreachable({})) as server:
+        answer = await asked(server, path, bearer("ann"))
+        assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+        assert (await get(server, "/health")).status == 200

@@ -1,0 +1,128 @@
+"""A scripted issuer of tokens, the wall clock, and callers that are verified."""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from jwt.utils import base64url_encode
+
+from completion_server.auth.authenticator import CredentialVerifier
+from completion_server.auth.principal import Credentials, Principal
+from completion_server.auth.refusal import RefusedCredentialError, Result
+from completion_server.auth.settings import AuthSettings
+from completion_server.core.events import CredentialsChecked, CredentialSourceRead, Event
+
+URL = "https://issuer.example"
+AUDIENCE = "completion"
+SigningKey = EllipticCurvePrivateKey | RSAPrivateKey
+
+
+@dataclass
+class Wall:
+    """The wall clock."""
+
+    now: float = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Recorder:
+    """Keeps the events."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    @property
+    def failures(self) -> list[str]:
+        return [event.source for event in self.events if isinstance(event, CredentialSourceRead) and event.has_failed]
+
+    @property
+    def failing(self) -> set[str]:
+        """The sources that can't be used now."""
+        last = {event.source: event.has_failed for event in self.events if isinstance(event, CredentialSourceRead)}
+        return {source for source, has_failed in last.items() if has_failed}
+
+    @property
+    def results(self) -> list[tuple[str, str]]:
+        return [(event.kind, event.result) for event in self.events if isinstance(event, CredentialsChecked)]
+
+
+class Issuer:
+    """Signs tokens and shows its keys."""
+
+    def __init__(self, wall: Wall, **keys: SigningKey) -> None:
+        self.wall = wall
+        self.keys = keys
+        self.is_away = False
+        self.fetched: list[str] = []
+
+    @property
+    def num_key_fetches(self) -> int:
+        return self.fetched.count(f"{URL}/keys")
+
+    def fetch(self, url: str) -> bytes:
+        self.fetched.append(url)
+        if self.is_away:
+            raise ConnectionRefusedError(111, "Connection refused")
+        documents = {
+            f"{URL}/.well-known/openid-configuration": json.dumps({"issuer": URL, "jwks_uri": f"{URL}/keys"}).encode(),
+            f"{URL}/keys": self.key_set(),
+        }
+        return documents[url]
+
+    def key_set(self) -> bytes:
+        return json.dumps(
+            {"keys": [jwk(key) | {"kid": key_id, "use": "sig"} for key_id, key in self.keys.items()]}
+        ).encode()
+
+    def claims(self, **changes: Any) -> dict[str, Any]:
+        """Return good claims, changed; None leaves a claim out."""
+        found = {"iss": URL, "aud": AUDIENCE, "exp": self.wall.now + 600, "sub": "ada", "tenant": "acme"} | changes
+        return {name: value for name, value in found.items() if value is not None}
+
+    def token(self, key_id: str = "first", *, key: SigningKey | None = None, **changes: Any) -> str:
+        signer = key or self.keys[key_id]
+        algorithm = "RS256" if isinstance(signer, RSAPrivateKey) else "ES256"
+        payload = json.dumps(self.claims(**changes)).encode()  # not jwt.encode, which refuses bad claims
+        return jwt.PyJWS().encode(payload, signer, algorithm, headers={"kid": key_id})
+
+
+def jwk(key: SigningKey) -> dict[str, Any]:
+    algorithm: Any = RSAAlgorithm if isinstance(key, RSAPrivateKey) else ECAlgorithm
+    found: dict[str, Any] = algorithm.to_jwk(key.public_key(), as_dict=True)
+    return found
+
+
+def by_hand(header: Mapping[str, Any], claims: Mapping[str, Any], secret: bytes | None = None) -> str:
+    """Return a token that no library would make: unsigned, or signed with a secret (HS256)."""
+    parts = [base64url_encode(json.dumps(part).encode()) for part in (header, claims)]
+    signature = b"" if secret is None else hmac.digest(secret, b".".join(parts), hashlib.sha256)
+    return b".".join([*parts, base64url_encode(signature)]).decode()
+
+
+def make_callers(issuer: Issuer, emit: Recorder | None = None, **settings: Any) -> CredentialVerifier:
+    """Return callers that are verified by the issuer's tokens."""
+    auth = AuthSettings(**{"issuer": URL, "audience": AUDIENCE} | settings)
+    return CredentialVerifier(auth, issuer.wall, emit=emit or Recorder(), fetch=issuer.fetch)
+
+
+async def accepted(callers: CredentialVerifier, token: str = "", certificate: bytes = b"") -> Principal:
+    return await callers.authenticate(Credentials(token, certificate))
+
+
+async def refusal(callers: CredentialVerifier, token: str = "", certificate: bytes = b"") -> Result:
+    with pytest.raises(RefusedCredentialError) as caught:
+        await callers.authenticate(Credentials(token, certificate))
+    return caught.value.result

@@ -1,0 +1,160 @@
+"""The caller of an open stream is verified again: a key is revoked, a token expires, a new one comes."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from completion.v1 import completion_pb2 as pb
+from completion_server.admission.identity import Identity
+from completion_server.auth.principal import Principal, Scope
+from completion_server.core.errors import Code
+from tests.support.authentication import LONG_PAST_S, KnownCallers, principal
+from tests.support.services import RunningService
+from tests.unit.rpc.test_session_writes import Caller, Stream, run
+
+ADA = principal("ada", "first", expires_at=LONG_PAST_S)
+AGAIN = principal("ada", "second")
+BOB = principal("bob", "third")
+TOKENS = {"again": AGAIN, "bob": BOB, "other": principal("ada", "fourth", tenant="initech")}
+GRACE_S, NOTICED_S = 30.0, 2.0
+
+
+class Connected(Caller):
+    """A caller with a connection."""
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.7:1"
+
+    def auth_context(self) -> dict[str, tuple[bytes, ...]]:
+        return {}
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", "Bearer first"),)
+
+    def bring(self, token: str, **event: Any) -> None:
+        self.send(pb.SessionRequest(authorization=f"Bearer {token}", **event))
+
+
+def open_stream(running: RunningService, caller: Caller, known: KnownCallers, who: Principal, **options: Any) -> Stream:
+    identity = Identity(who.user, who.tenant, "10.0.0.7:1", "10.0.0.7", True, principal=who)
+    return Stream(running, caller, authenticator=known, identity=identity, **options)
+
+
+def test_a_silent_stream_whose_key_is_revoked_ends_soon_and_its_request_with_it() -> None:
+    async def scenario(running: RunningService) -> None:
+        loop, known, caller = asyncio.get_running_loop(), KnownCallers(), Connected()
+        stream = open_stream(running, caller, known, AGAIN)
+        await asyncio.sleep(9.5)
+        caller.ask(1, max_tokens=100)  # a second's worth
+        await asyncio.sleep(0.1)
+        known.ended.add(AGAIN.credential)
+        revoked_at = loop.time()
+        failure = await stream.end()
+        assert failure is not None
+        assert (failure.code, failure.message) == (Code.UNAUTHENTICATED, "key second: was revoked")
+        assert loop.time() - revoked_at <= NOTICED_S + 0.1
+        assert caller.written[-1].end.finish_reason == pb.FINISH_REASON_CANCELLED
+
+    run(scenario)
+
+
+def test_the_next_message_of_a_revoked_key_is_not_served() -> None:
+    async def scenario(running: RunningService) -> None:
+        known, caller = KnownCallers(), Connected()
+        stream = open_stream(running, caller, known, AGAIN)
+        await asyncio.sleep(0.1)
+        known.ended.add(AGAIN.credential)
+        caller.ask(1)
+        failure = await stream.end()
+        assert failure is not None
+        assert failure.code is Code.UNAUTHENTICATED
+        assert caller.written == []
+
+    run(scenario)
+
+
+def test_an_expired_token_has_a_time_of_grace_in_which_requests_are_served() -> None:
+    async def scenario(running: RunningService) -> None:
+        loop, known, caller = asyncio.get_running_loop(), KnownCallers(), Connected()
+        stream = open_stream(running, caller, known, ADA)
+        await asyncio.sleep(10.0)
+        known.ended.add(ADA.credential)
+        expired_at = loop.time()
+        caller.ask(1, max_tokens=3)
+        await asyncio.sleep(GRACE_S - 2 * NOTICED_S)
+        caller.ask(2, max_tokens=3)
+        failure = await stream.end()
+        assert failure is not None
+        assert failure.code is Code.UNAUTHENTICATED
+        assert failure.message == "key first: expired, and no valid one came within 30 s"
+        assert GRACE_S <= loop.time() - expired_at <= GRACE_S + NOTICED_S + 0.1
+        assert [caller.events(sequence)[-1] for sequence in (1, 2)] == ["end", "end"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("has_event", [False, True])
+def test_a_new_token_of_the_same_user_lets_the_stream_go_on(has_event: bool) -> None:
+    async def scenario(running: RunningService) -> None:
+        known, caller = KnownCallers(TOKENS), Connected()
+        stream = open_stream(running, caller, known, ADA)
+        caller.ask(1, max_tokens=3)
+        await asyncio.sleep(10.0)
+        known.ended.add(ADA.credential)
+        await asyncio.sleep(GRACE_S - NOTICED_S)
+        caller.bring("again", **({"cancel": pb.Cancel(sequence=9)} if has_event else {}))
+        await asyncio.sleep(10 * GRACE_S)
+        caller.ask(2, max_tokens=3)
+        await asyncio.sleep(1.0)
+        assert caller.events(2)[-1] == "end"
+        assert caller.errors() == []
+        assert not stream.serving.done()
+        await stream.cut()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("token", "code"),
+    [("bob", Code.PERMISSION_DENIED), ("other", Code.PERMISSION_DENIED), ("forged", Code.UNAUTHENTICATED)],
+)
+def test_a_token_of_another_user_or_tenant_or_of_nobody_ends_the_stream(token: str, code: Code) -> None:
+    async def scenario(running: RunningService) -> None:
+        caller = Connected()
+        stream = open_stream(running, caller, KnownCallers(TOKENS), AGAIN)
+        caller.bring(token, complete=pb.CompleteRequest(session_id="s", sequence=1, prefix="x = "))
+        failure = await stream.end()
+        assert failure is not None
+        assert failure.code is code
+        assert caller.written == []
+
+    run(scenario)
+
+
+def test_feedback_on_a_stream_needs_its_scope() -> None:
+    async def scenario(running: RunningService) -> None:
+        caller = Connected()
+        stream = open_stream(running, caller, KnownCallers(), principal("ada", "first", Scope.COMPLETE))
+        caller.ask(1, max_tokens=3)
+        report = pb.ReportFeedbackRequest(session_id="s", sequence=1, kind=pb.FEEDBACK_KIND_SHOWN)
+        caller.send(pb.SessionRequest(feedback=report))
+        await asyncio.sleep(1.0)
+        (refusal,) = [each.refusal.error for each in caller.written if each.HasField("refusal")]
+        assert (refusal.code, refusal.message) == (Code.PERMISSION_DENIED, "key first: lacks the scope feedback")
+        assert caller.events(1)[-1] == "end"
+        await stream.cut()
+
+    run(scenario)
+
+
+def test_a_token_that_an_open_server_does_not_read_is_no_fault() -> None:
+    async def scenario(running: RunningService) -> None:
+        caller = Connected()
+        stream = Stream(running, caller)
+        caller.bring("whatever")
+        await asyncio.sleep(1.0)
+        assert caller.written == []
+        await stream.cut()
+
+    run(scenario)
