@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from functools import lru_cache
 from urllib.parse import quote
 
 from completion_server.core.clock import NEVER, Deadline
@@ -35,9 +36,14 @@ class Snippet:
     score: float = 0.0
 
 
+@lru_cache(4096)
+def _quoted(part: str) -> str:
+    return quote(part, safe="")
+
+
 def key_of(*parts: str) -> str:
     """Return a key made of several names, the same in every process. Different names never give the same key."""
-    return "/".join(quote(part, safe="") for part in parts)
+    return "/".join(map(_quoted, parts))
 
 
 def tenant_key_of(tenant: str, peer: str, *, is_verified: bool) -> str:
@@ -78,8 +84,11 @@ class Caller:
     another owner.
     """
 
+    tenant_key: str = field(init=False)
+    """Key of the tenant's limits. A name that nothing trusted vouches for belongs to its network address."""
+
     def __post_init__(self) -> None:
-        """Make the owner's key once: it is read many times for each request."""
+        """Make the keys once: they are read many times for each request."""
         if self.is_verified:
             owner = key_of(self.tenant, "user", self.user)
         elif self.user:
@@ -87,11 +96,7 @@ class Caller:
         else:
             owner = key_of(self.tenant, "session", self.session, self.connection)
         object.__setattr__(self, "owner", owner)
-
-    @property
-    def tenant_key(self) -> str:
-        """Key of the tenant's limits. A name that nothing trusted vouches for belongs to its network address."""
-        return tenant_key_of(self.tenant, self.peer, is_verified=self.is_verified)
+        object.__setattr__(self, "tenant_key", tenant_key_of(self.tenant, self.peer, is_verified=self.is_verified))
 
     @property
     def limited_peer(self) -> str:

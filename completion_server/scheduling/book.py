@@ -249,7 +249,7 @@ class Book:
             actions.append(Report(EngineStalled(stalled_s)))
         step_s = generation.add(output, now)
         if step_s is None:
-            self._queue.prompts.pop(generation, None)
+            self._queue.computed(generation)
         else:
             is_stall = self.latency.stalls.has_delayed(now - step_s)
             actions += self._follow_engine(now, None if is_stall else step_s)

@@ -46,14 +46,14 @@ class FairQueue(RequestQueue):
 
     def first(self) -> LiveRequest | None:
         """Return the request whose turn is next; None if all that wait are of owners over their share."""
-        limit, limits = self._level.limit([user.tenant for user in self.prompts.values()]), dict[Tenant, float]()
+        limit, limits = self._level.limit(), dict[Tenant, float]()
         for *_, request in self._waiting:
             user = request.account
             tenant = user.tenant
             if tenant.position > limit:
                 continue
             if tenant not in limits:
-                limits[tenant] = tenant.users.limit([each for each in self.prompts.values() if each.tenant is tenant])
+                limits[tenant] = tenant.users.limit()
             if user.position <= limits[tenant]:
                 return request
         return None
@@ -102,6 +102,15 @@ class FairQueue(RequestQueue):
         tenant.running += by_weight
         request.generation.charge = user, num_tokens, by_weight
         self.prompts[request.generation] = user
+        tenant.users.begin(user)
+        self._level.begin(tenant)
+
+    def computed(self, generation: Generation) -> None:
+        """Note that the engine has computed a generation's prompt, or gave it up."""
+        user = self.prompts.pop(generation, None)
+        if user is not None:
+            user.tenant.users.computed(user)
+            self._level.computed(user.tenant)
 
     def settle(self, generation: Generation) -> None:
         """Charge the tokens computed for a generation that no request reads any more, the first time."""
@@ -115,7 +124,7 @@ class FairQueue(RequestQueue):
         user.running -= num_expected
         tenant.position += num_tokens / tenant.weight - by_weight
         tenant.running -= by_weight
-        self.prompts.pop(generation, None)
+        self.computed(generation)
 
     def _account(self, request: LiveRequest) -> User:
         """Return the account of a request's owner, a new one if it has none."""

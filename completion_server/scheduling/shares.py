@@ -12,7 +12,7 @@ credit that it had, at most: most users type and pause, and would else get less 
 
 import itertools
 import operator
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -48,18 +48,27 @@ class Level(Generic[AccountT]):
         """Virtual time in tokens: what the account that is owed the most had been served at the last turn."""
         self.waiting: dict[AccountT, None] = {}
         """Those with a request that waits."""
+        self._computing: Counter[AccountT] = Counter()
+        """Those whose prompts the engine has not computed yet, and how many."""
 
     def enter(self, account: AccountT) -> None:
         """Have an account wait. It loses credit beyond the tolerance."""
         self.waiting[account] = None
         account.position = max(account.position, self.now - TOLERANCE)
 
-    def limit(self, prompts: Iterable[AccountT]) -> float:
-        """Return the position up to which accounts are within their share, and move the time on.
+    def begin(self, account: AccountT) -> None:
+        """Note that the engine begins with a prompt of an account."""
+        self._computing[account] += 1
 
-        `prompts` are accounts whose prompts the engine has not computed yet.
-        """
-        least = min(itertools.chain(self.waiting, prompts), key=_position)
+    def computed(self, account: AccountT) -> None:
+        """Note that it has computed one, or gave it up."""
+        self._computing[account] -= 1
+        if not self._computing[account]:
+            del self._computing[account]
+
+    def limit(self) -> float:
+        """Return the position up to which accounts are within their share, and move the time on."""
+        least = min(itertools.chain(self.waiting, self._computing), key=_position)
         self.now = max(self.now, least.position - least.running)
         return least.position + TOLERANCE
 

@@ -86,7 +86,7 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("nobody is over its share", "least.position + TOLERANCE", "least.position + 1e9"),
         ("time stands still", "self.now = max(self.now, least", "self.now = min(self.now, least"),
         ("time counts what is only expected", "least.position - least.running", "least.position"),
-        ("prompts in the engine want nothing", "itertools.chain(self.waiting, prompts)", "self.waiting"),
+        ("prompts in the engine want nothing", "itertools.chain(self.waiting, self._computing)", "self.waiting"),
         ("the owner with the least is given up", "most = max(positions", "most = min(positions"),
     ),
     "scheduling.fair_queue": (
