@@ -83,7 +83,7 @@ class FetchedKeys:
         self._report = report
         self._discovered = ""
         self._unknown: LruCache[str, float] = LruCache(_MAX_UNKNOWN)
-        """When each unknown key id was last asked for in vain."""
+        """When each unknown key id was last looked for."""
         self._begun_at: float | None = None
         self._fetched_at: float | None = None
         """When the last fetch that succeeded began."""

@@ -36,7 +36,7 @@ from loadtest.simulation.tenants import Ask, Seen, World, run_tenants
 
 PREFIX, COMPLETION, FLIGHT = CACHES = ("prefix_cache", "completion_cache", "single_flight")
 VICTIM = "acme", "victim"
-_RIVAL = "rival"
+_OTHER_TENANT = "initech"
 _TRIALS, _REAL_TRIALS, _CONTROL_SHARE, _FEWEST = 10_000, 1_000, 0.1, 20
 _LINES, _MAX_TOKENS = 20, 32
 _KEPT = (pb.CACHE_LEVEL_LOCAL, pb.CACHE_LEVEL_SHARED)
@@ -74,7 +74,7 @@ async def measure(world: World, trials: int, seed: int, caches: Sequence[str] = 
     controls = max(_FEWEST, round(trials * _CONTROL_SHARE))
     async with world as ask:
         for cache, (suffix, tenant, num) in itertools.product(
-            caches, (("", _RIVAL, trials), ("_within_tenant", VICTIM[0], controls))
+            caches, (("", _OTHER_TENANT, trials), ("_within_tenant", VICTIM[0], controls))
         ):
             seen = [await _trial(ask, cache, tenant, chance, is_asked=number % 2 == 0) for number in range(num)]
             asked, not_asked = ([each.ttft_s for each in seen[first::2]] for first in (0, 1))

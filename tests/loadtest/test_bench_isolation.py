@@ -20,10 +20,10 @@ async def ask_after_the_victim(cache: str, scope: CacheScope, tenant: str, user:
     ("scope", "tenant", "user", "is_hit"),
     [
         ("tenant", "acme", "bob", True),
-        ("tenant", "rival", "bob", False),
-        ("tenant", "rival", VICTIM[1], False),
+        ("tenant", "initech", "bob", False),
+        ("tenant", "initech", VICTIM[1], False),
         ("user", "acme", "bob", False),
-        ("user", "rival", VICTIM[1], False),
+        ("user", "initech", VICTIM[1], False),
     ],
 )
 def test_nothing_is_shared_beyond_the_scope(

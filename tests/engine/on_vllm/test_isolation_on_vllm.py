@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.serial
 
 ADA, BOB, EVE = (
-    Caller(user, "s", tenant, is_verified=True) for user, tenant in (("ada", "acme"), ("bob", "acme"), ("eve", "rival"))
+    Caller(user, "s", tenant, is_verified=True)
+    for user, tenant in (("ada", "acme"), ("bob", "acme"), ("eve", "initech"))
 )
 
 
