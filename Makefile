@@ -11,7 +11,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 .PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image wheels proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
-	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
+	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-processes bench-replicas \
 	bench-regions bench-gpu bench-trial bench-policy bench-isolation llama-server
 
 help: ## List the targets.
@@ -167,6 +167,9 @@ bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end,
 # h2load is in Debian's nghttp2-client; without it its figures are left out.
 bench-cpu: $(VENV)/installed ## CPU time of a request: the front end's, a bare gRPC server's, and that of the parts.
 	@$(BIN)/python -m loadtest.bench.requests --record benchmarks/cpu.json
+
+bench-processes: $(VENV)/installed ## Requests a second and their cost with one, two and four front ends.
+	@$(BIN)/python -m loadtest.bench.processes --record benchmarks/processes.json
 
 bench-attacks: $(VENV)/installed ## What honest users get while the server is attacked, and the server's memory.
 	@$(BIN)/python -m loadtest.bench.attacks --record benchmarks/attacks.json

@@ -3,7 +3,6 @@
 import asyncio
 import atexit
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -14,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,14 +21,15 @@ import click
 import uvloop
 
 from completion_server.client.options import DEFAULT_SERVER
-from completion_server.composition.checks import check, left_open, not_checked, warn_of_exposure
+from completion_server.composition.checks import check, left_open, not_checked, num_processes, warn_of_exposure
 from completion_server.composition.models import load_edits, load_prompts, prompt_budget
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config, load_config
 from completion_server.core import core_dumps, safe_logging
 from completion_server.core.addresses import is_loopback, is_unix_socket, split_address
 from completion_server.core.certificates import hosts_of
-from completion_server.core.errors import ConfigError
+from completion_server.core.collection import freeze_startup_objects
+from completion_server.core.errors import CompletionError, ConfigError
 from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
 from completion_server.engine.settings import EngineSettings
@@ -38,13 +39,12 @@ from completion_server.telemetry import logs
 
 if TYPE_CHECKING:
     from completion_server.composition.app import App, Ready
+    from completion_server.composition.parent import Parent
 
 logger = logging.getLogger(__name__)
 
 _WHOLE_START = "server: "
 """Begins the key under which the duration of the whole start is kept."""
-_GC_THRESHOLDS = (10_000, 50, 100)
-"""Allocations before a collection of the youngest generation, and collections before one of the next older."""
 
 _LAST_WORDS_S = 1.0
 """How long it may take to say why a stop is given up."""
@@ -85,22 +85,30 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
 
     def on_ready(ready: "Ready") -> None:
         start_times.record(_WHOLE_START + loaded.engine.start_key, time.monotonic() - began_at)
-        _freeze_startup_objects()
+        freeze_startup_objects()
         click.echo(json.dumps(ready_json(ready)) if as_json else ready_line(ready, loaded))
         sys.stdout.flush()
 
     try:
         check_ports(loaded.server)
         check(loaded, os.environ)
+        number = num_processes(loaded)
         # After the checks, because these imports take seconds.
         from completion_server.composition.app import App
         from completion_server.composition.engine_factory import make_engine_factory
+        from completion_server.composition.parent import Parent
 
         make_engine = make_engine_factory(loaded)
 
         async def run() -> None:
             shutdown = Shutdown(loaded.server.stop_timeout_s, _give_up_stop)
-            app = App(loaded, make_engine, start_times=start_times, shutdown=shutdown)
+            app: App | Parent
+            if number > 1:
+                read_again = partial(load_config, config, _all(overrides, insecure=insecure), os.environ)
+                app = Parent(loaded, make_engine, read_again, start_times=start_times, shutdown=shutdown)
+                _reload_on_hangup(app)
+            else:
+                app = App(loaded, make_engine, start_times=start_times, shutdown=shutdown)
             asyncio.get_running_loop().set_exception_handler(safe_logging.log_loop_error)
             _install_signal_handlers(app)
             await app.run(on_ready)
@@ -182,17 +190,24 @@ def _start_times_path(environ: Mapping[str, str]) -> Path | None:
     return Path(cache) / "completion-server" / "start-times.json"
 
 
-def _freeze_startup_objects() -> None:
-    """Keep the garbage collector from scanning all imported and loaded objects, which takes 200 ms.
+def _reload_on_hangup(parent: "Parent") -> None:
+    """Replace the front ends on SIGHUP, with the configuration as it is then."""
+    tasks = set[asyncio.Task[None]]()
 
-    Reference counting frees the objects of a request, except a few cycles of libraries, which die young.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
+    async def reload() -> None:
+        try:
+            logger.info("reloaded: %d front ends replaced", await parent.reload(False))
+        except CompletionError as error:
+            logger.error("not reloaded: %s", error)
+
+    def begin() -> None:
+        tasks.add(task := asyncio.get_running_loop().create_task(reload(), name="reload"))
+        task.add_done_callback(tasks.discard)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, begin)
 
 
-def _install_signal_handlers(app: "App") -> None:
+def _install_signal_handlers(app: "App | Parent") -> None:
     """Drain on SIGTERM and Ctrl-C. Before the server has served, or on a second signal, end at once with the engine."""
 
     def end() -> None:
@@ -233,10 +248,14 @@ def _end_at_once(status: int) -> None:
 
 def _load(path: Path | None, overrides: tuple[str, ...], *, insecure: bool) -> Config:
     try:
-        return load_config(path, (*overrides, *(("server.insecure=true",) if insecure else ())), os.environ)
+        return load_config(path, _all(overrides, insecure=insecure), os.environ)
     except ConfigError as error:
         _fail(str(error))
         raise AssertionError from error
+
+
+def _all(overrides: tuple[str, ...], *, insecure: bool) -> tuple[str, ...]:
+    return (*overrides, *(("server.insecure=true",) if insecure else ()))
 
 
 def _fail(message: str) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -26,7 +27,7 @@ from completion_server.composition.authentication import make_authenticator
 from completion_server.composition.checks import warn_of_exposure
 from completion_server.composition.http_listener import build_http
 from completion_server.composition.models import check_fits, load_edits, load_prompts
-from completion_server.composition.monitoring import Monitoring, WatchedParts, make_tracing
+from completion_server.composition.monitoring import Monitoring, WatchedParts, make_tracing, snapshot
 from completion_server.composition.playground import Playground
 from completion_server.composition.records import Records
 from completion_server.composition.samples import begin_speculation
@@ -51,6 +52,7 @@ from completion_server.rpc.server import HealthReporter, Listener, build_admin_s
 from completion_server.serving.service import LoadSnapshot, Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.speculation.live import LiveSpeculation
+from completion_server.state.status import CacheStatus, ReplicationStatus
 from completion_server.telemetry.logs import set_level
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,15 @@ class Ready:
     load: LoadSnapshot
 
 
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """What makes a server process one of several in front of an engine."""
+
+    place: int
+    parts: Any
+    """What it shares with the others beside the engine."""
+
+
 class App:
     """One server process: one engine, and everything in front of it."""
 
@@ -90,17 +101,19 @@ class App:
         start_times: StartTimes | None = None,
         shutdown: Shutdown | None = None,
         authenticator: Authenticator | None = None,
+        front_end: FrontEnd | None = None,
     ) -> None:
         """Build the parts that need no engine. vLLM's own metrics are in the process's one REGISTRY.
 
         `start_times` keeps how long the engine's last start took; `shutdown` limits the time of the stop.
-        `authenticator` verifies callers instead of the configured one.
+        `authenticator` verifies callers instead of the configured one. `front_end` has what it shares with others.
 
         Raises:
             ConfigError: a file that callers are verified against can't be used.
 
         """
         self._config = config
+        self._front_end = front_end
         self._clock = clock or MonotonicClock()
         self._started_at = self._clock.now()
         self._health = HealthReporter()
@@ -147,7 +160,8 @@ class App:
             self._tracing.start()
             certificates = self._certificates = load_certificates(config.server)
             self._records.start(self._shared.secret, stack)
-            watched = WatchedParts(self._engine, self._speculation, self._shared, lambda: self._service)
+            read = snapshot(self._engine, self._speculation, self._shared, self._load)
+            watched = WatchedParts(self._speculation, read, self._readiness)
             metrics_address = self._monitoring.start(watched, stack)
             prompts = await asyncio.to_thread(load_prompts, config)
             edits = await asyncio.to_thread(load_edits, config)
@@ -165,7 +179,10 @@ class App:
                 begin_trace=self._tracing.begin_trace,
             )
             certificate = certificates.get("public")
-            public = build_public_server(config.server, config.limits, servicer, self._health, certificate)
+            shares_port = self._front_end is not None
+            public = build_public_server(
+                config.server, config.limits, servicer, self._health, certificate, shares_port=shares_port
+            )
             admin = self._build_admin(service, prompts)
             await self._health.set(is_serving=False)
             stack.push_async_callback(self._stop_engine)
@@ -175,7 +192,14 @@ class App:
                 stack.push_async_callback(listener.server.stop, _CLOSE_S)
             page = self._playground.routes(service, self._entrance, public.address)
             self._http = build_http(
-                config, service, self._entrance, self._engine, self._tracing.begin_trace, certificate, page
+                config,
+                service,
+                self._entrance,
+                self._engine,
+                self._tracing.begin_trace,
+                certificate,
+                page,
+                shares_port=shares_port,
             )
             if self._http is not None:
                 stack.push_async_callback(self._playground.aclose)
@@ -200,15 +224,31 @@ class App:
             stack.callback(self._shutdown.begin, "closing the listeners")
             await self._serve(service, public, servicer, lambda: on_ready(ready))
 
+    def _readiness(self) -> Readiness:
+        return Readiness.STARTING if self._service is None else self._service.gate.readiness
+
+    def _load(self) -> LoadSnapshot | None:
+        return None if self._service is None else self._service.load()
+
     @property
     def has_served(self) -> bool:
         """Whether it was ever ready to accept requests."""
-        return self._service is not None and self._service.gate.readiness is not Readiness.STARTING
+        return self._readiness() is not Readiness.STARTING
 
     @property
     def is_draining(self) -> bool:
         """Whether new requests are turned away."""
-        return self._service is not None and self._service.gate.readiness is Readiness.DRAINING
+        return self._readiness() is Readiness.DRAINING
+
+    def render_metrics(self) -> str:
+        """Return the metrics in Prometheus' text format. Safe in any thread."""
+        return self._monitoring.render()
+
+    def report(self) -> tuple[LoadSnapshot, dict[str, int], ReplicationStatus | None, CacheStatus | None] | None:
+        """Return the load, ended requests, and what is shared with other servers; None until the prompts are loaded."""
+        if self._service is None:
+            return None
+        return self._service.load(), dict(self._metrics.ended), self._shared.replication_status(), self._cache_status()
 
     def drain(self, grace_s: float | None = None) -> None:
         """Stop taking requests, let accepted ones finish, then end."""
@@ -299,6 +339,9 @@ class App:
             num_speculative_tokens=self._speculation.num_speculative_tokens,
         )
 
+    def _cache_status(self) -> CacheStatus | None:
+        return self._shared.cache_status(self._metrics.cache.num_hits, self._metrics.cache.num_missed)
+
     def _build_admin(self, service: Service, prompts: PromptBuilder) -> Listener | None:
         if not self._config.server.admin_listen:
             return None
@@ -309,14 +352,14 @@ class App:
             uptime_s=lambda: self._clock.now() - self._started_at,
             ended_requests=lambda: self._metrics.ended,
             replication=self._shared.replication_status,
-            cache=lambda: self._shared.cache_status(self._metrics.cache.num_hits, self._metrics.cache.num_missed),
+            cache=self._cache_status,
             drain=self.drain,
             set_log_level=set_level,
             render_metrics=self._monitoring.render,
         )
         return build_admin_server(
             self._config.server,
-            AdminServicer(service, self._engine, self._speculation, controls),
+            AdminServicer(service.load, service.emit, self._engine, self._speculation, controls),
             self._health,
             Callers(self._entrance, Refusals(*refusal_budgets(self._config.admission), self._clock.now)),
             self._certificates.get("admin"),

@@ -18,7 +18,7 @@ from completion_server.core.certificates import CertificateFiles
 from completion_server.core.clock import Clock
 from completion_server.core.errors import ConfigError
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.serving.service import Service
+from completion_server.serving.service import LoadSnapshot
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.telemetry.logs import num_lost_records
 from completion_server.telemetry.metrics import Metrics, Snapshot, SpeculationCollector
@@ -34,18 +34,24 @@ _PROBE_S = 0.8
 class WatchedParts:
     """The parts of a server whose state is read at each scrape."""
 
-    engine: SupervisedEngine
     speculation: LiveSpeculation
-    shared: SharedState
-    service: Callable[[], Service | None]
-    """Returns None until the prompts are loaded."""
+    snapshot: Snapshot
+    readiness: Callable[[], Readiness]
 
 
 class Monitoring:
     """Owns the metrics of a server, and the HTTP server that shows them."""
 
-    def __init__(self, config: Config, registry: CollectorRegistry) -> None:
-        """Register the metrics that events change; `start` adds those that are read from the parts."""
+    def __init__(
+        self,
+        config: Config,
+        registry: CollectorRegistry,
+        shown_with: Callable[[CollectorRegistry], CollectorRegistry] = lambda own: own,
+    ) -> None:
+        """Register the metrics that events change; `start` adds those that are read from the parts.
+
+        `shown_with` may add those of other processes to the page.
+        """
         self._config = config
         self._registry = registry
         model, draft_model = (model_name(name) for name in (config.engine.model, config.engine.draft_model))
@@ -56,7 +62,7 @@ class Monitoring:
             tenants=config.metrics.tenants,
             is_authenticating=config.auth.is_on,
         )
-        self._page = LabelledRegistry(registry, {"region": config.server.region})
+        self._page = shown_with(LabelledRegistry(registry, {"region": config.server.region}))
         expiry = "When the listener's certificate in use expires, in Unix time."
         name = "completion_tls_certificate_not_after_timestamp_seconds"
         self._expiries = Gauge(name, expiry, ["listener"], registry=registry)
@@ -82,7 +88,7 @@ class Monitoring:
             ConfigError: the address can't be used.
 
         """
-        for collector in (_snapshot(parts), SpeculationCollector(parts.speculation.totals)):
+        for collector in (parts.snapshot, SpeculationCollector(parts.speculation.totals)):
             self._registry.register(collector)
             stack.callback(self._registry.unregister, collector)
         address = self._config.server.metrics_listen
@@ -92,7 +98,7 @@ class Monitoring:
         loop = asyncio.get_running_loop()
         probes = {
             "/healthz": lambda: _probe_life(loop),
-            "/readyz": lambda: _probe_readiness(parts.service()),
+            "/readyz": lambda: _probe_readiness(parts.readiness()),
         }
         try:
             server = MetricsServer(host, port, self._page, probes)
@@ -111,13 +117,17 @@ def _failure_of(files: CertificateFiles) -> float:
     return float(files.has_failed)
 
 
-def _snapshot(parts: WatchedParts) -> Snapshot:
-    engine, speculation, shared = parts.engine, parts.speculation, parts.shared
+def snapshot(
+    engine: SupervisedEngine,
+    speculation: LiveSpeculation,
+    shared: SharedState | None,
+    load_now: Callable[[], LoadSnapshot | None],
+) -> Snapshot:
+    """Return what is read from the parts of a server; `load_now` returns None while the service is being built."""
 
     def load(name: str) -> float:
-        """Return a figure of the service's load, 0 while it is being built."""
-        service = parts.service()
-        return 0.0 if service is None else float(getattr(service.load(), name))
+        found = load_now()
+        return 0.0 if found is None else float(getattr(found, name))
 
     return Snapshot(
         gauges={
@@ -130,14 +140,14 @@ def _snapshot(parts: WatchedParts) -> Snapshot:
             "engine_running_requests": lambda: engine.stats().num_running,
             "engine_waiting_requests": lambda: engine.stats().num_waiting,
             "engine_kv_usage_ratio": lambda: engine.stats().kv_usage,
-            **shared.gauges(),
+            **(shared.gauges() if shared is not None else {}),
         },
         counters={
             "engine_restarts": lambda: engine.num_restarts,
             "engine_generated_tokens": lambda: engine.stats().num_generated_tokens,
             "engine_aborted_tokens": lambda: engine.stats().num_aborted_tokens,
             "lost_log_records": num_lost_records,
-            **shared.counters(),
+            **(shared.counters() if shared is not None else {}),
         },
     )
 
@@ -153,9 +163,8 @@ def _probe_life(loop: asyncio.AbstractEventLoop) -> Probe:
     return Probe(is_passed, "ok" if is_passed else f"the event loop did not answer within {_PROBE_S:g} s")
 
 
-def _probe_readiness(service: Service | None) -> Probe:
+def _probe_readiness(readiness: Readiness) -> Probe:
     """Return whether requests are accepted. Called from another thread."""
-    readiness = Readiness.STARTING if service is None else service.gate.readiness
     return Probe(readiness is Readiness.READY, readiness.value)
 
 

@@ -33,6 +33,9 @@ from completion_server.engine.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
+_MAX_INTERVAL_S = 0.2
+"""An engine that says that it has died is not asked later than this."""
+
 
 class EngineState(Enum):
     """The states of a supervised engine."""
@@ -81,7 +84,7 @@ class SupervisedEngine:
         self._past_generated_tokens = self._past_aborted_tokens = 0
         """Of the engines before this one."""
         self._num_heartbeats = 0
-        self._watch_interval_s = settings.hang_timeout_s / WATCHES_PER_TIMEOUT
+        self._watch_interval_s = min(_MAX_INTERVAL_S, settings.hang_timeout_s / WATCHES_PER_TIMEOUT)
         self.state = EngineState.STARTING
         self.failure = ""
         """Why it last failed; "" if it never did."""

@@ -146,6 +146,10 @@ class ScriptedEngine:
         finally:
             self._abort(generation)
 
+    def share(self) -> object:
+        """Share nothing yet."""
+        return None
+
     def stats(self) -> EngineStats:
         """Return the counters."""
         batch = self._batch

@@ -1,0 +1,246 @@
+"""A front end: a process that takes requests for the engine of its parent. Part of the composition root."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from completion_server import __version__
+from completion_server.composition.app import App, FrontEnd, Ready
+from completion_server.composition.engine_factory import attach_engine
+from completion_server.composition.links import (
+    INTERFACE,
+    AskMetrics,
+    Drain,
+    EngineDown,
+    EngineUp,
+    FromFrontEnd,
+    Link,
+    Metrics,
+    Plan,
+    Refused,
+    Report,
+    Serving,
+    SetLogLevel,
+    ToFrontEnd,
+)
+from completion_server.composition.shutdown import Shutdown
+from completion_server.config import Config
+from completion_server.core import core_dumps, safe_logging
+from completion_server.core.collection import freeze_startup_objects
+from completion_server.core.errors import ConfigError
+from completion_server.engine.interface import (
+    Engine,
+    EngineDeadError,
+    EngineInfo,
+    EngineStats,
+    GenerationRequest,
+    Output,
+    SpeculationControl,
+)
+from completion_server.engine.settings import SpeculationSettings
+from completion_server.telemetry import logs
+
+logger = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 0.5
+_NEVER_S, _DAY_S = 3600.0, 86_400.0
+Limit = TypeVar("Limit", int, int | None)
+
+
+def run(plan: Plan, pipe: Connection) -> None:
+    """Serve until the parent or SIGTERM ends it. The whole life of a process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    logs.configure(plan.config.log)
+    safe_logging.install()
+    if not plan.config.server.core_dumps:
+        core_dumps.switch_off()
+    if plan.interface != INTERFACE:
+        pipe.send(Refused(f"the installed version {__version__} needs a restart of the server, engine included"))
+        return
+    if plan.version not in {"", __version__}:
+        pipe.send(Refused(f"version {__version__} is installed, not {plan.version}; see reload --code"))
+        return
+    uvloop.run(_serve(plan, Link(pipe)))
+    os._exit(0)  # without the teardown of every module, which takes a second
+
+
+async def _serve(plan: Plan, link: Link[ToFrontEnd, FromFrontEnd]) -> None:
+    asyncio.get_running_loop().set_exception_handler(safe_logging.log_loop_error)
+    engine = _ParentsEngine(plan.place)
+    shutdown = Shutdown(plan.config.server.stop_timeout_s, lambda _unfinished: os._exit(1))
+    own = FrontEnd(plan.place, plan.parts)
+    try:
+        app = App(_own(plan), lambda: _Attached(engine, plan.config), shutdown=shutdown, front_end=own)
+    except ConfigError as error:
+        link.send(Refused(str(error)))
+        return
+    link.watch(partial(_receive, app, engine, link), lambda: os._exit(1))  # without its parent there is no engine
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, app.drain)
+    reporting = asyncio.create_task(_report(app, link), name="reports to the parent")
+
+    def on_ready(ready: Ready) -> None:
+        freeze_startup_objects()
+        link.send(Serving(ready.address, ready.http_address, ready.prompt_template))
+
+    try:
+        await app.run(on_ready)
+    except (ConfigError, EngineDeadError) as error:
+        link.send(Refused(str(error)))
+    except Exception:
+        logger.exception("front end %d failed", plan.place)
+        raise
+    finally:
+        reporting.cancel()
+        link.send(Metrics(app.render_metrics()))
+
+
+def _receive(app: App, engine: "_ParentsEngine", link: Link[ToFrontEnd, FromFrontEnd], message: ToFrontEnd) -> None:
+    """Do what the parent says."""
+    match message:
+        case EngineUp():
+            engine.is_up(message)
+        case EngineDown():
+            engine.is_down()
+        case Drain(grace_s):
+            app.drain(grace_s)
+        case SetLogLevel(level):
+            logs.set_level(level)
+        case AskMetrics():
+            link.send(Metrics(app.render_metrics()))
+
+
+async def _report(app: App, link: Link[ToFrontEnd, FromFrontEnd]) -> None:
+    while True:
+        await asyncio.sleep(REPORT_EVERY_S)
+        if (report := app.report()) is not None:
+            link.send(Report(*report))
+
+
+def _own(plan: Plan) -> Config:
+    """Return the configuration of one front end: what there is one of, it leaves to its parent.
+
+    That finds out whether the engine hangs, warms it up and chooses K.
+    """
+    config, records = plan.config, plan.config.records
+    server, engine, admission = config.server, config.engine, config.admission
+    number = server.processes
+    assert isinstance(number, int)
+    return replace(
+        config,
+        server=replace(
+            server,
+            admin_listen="",
+            metrics_listen="",
+            http_admin=False,
+            max_connections=_part(server.max_connections, number),
+            http_max_connections=_part(server.http_max_connections, number),
+        ),
+        engine=replace(
+            engine,
+            start_timeout_s=_DAY_S,
+            warm_up=False,
+            heartbeat_s=0.0,
+            hang_timeout_s=_NEVER_S,
+            step_timeout_s=_NEVER_S,
+        ),
+        speculation=SpeculationSettings(mode="fixed"),
+        admission=replace(admission, max_sessions=_part(admission.max_sessions, number)),
+        records=replace(
+            records,
+            usage_file=_own_file(records.usage_file, plan.place),
+            audit_file=_own_file(records.audit_file, plan.place),
+        ),
+    )
+
+
+def _part(limit: Limit, number: int) -> Limit:
+    """Return one front end's part of a limit of the server, which may be None."""
+    return limit if limit is None else -(-limit // number)
+
+
+def _own_file(name: str, place: int) -> str:
+    """Return the name of one front end's own file, "" if there is none."""
+    path = Path(name)
+    return str(path.with_name(f"{path.stem}-{place}{path.suffix}")) if name else ""
+
+
+class _ParentsEngine:
+    """What the parent said last of its engine."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self._up: EngineUp | None = None
+        self._came = asyncio.Event()
+        self._attached: Engine | None = None
+        self._fail: Callable[[], None] | None = None
+
+    def is_up(self, message: EngineUp) -> None:
+        self._up = message
+        self._came.set()
+
+    def is_down(self) -> None:
+        self._up = None
+        self._came.clear()
+        if self._fail is not None:
+            self._fail()
+
+    async def wait(self) -> EngineUp:
+        await self._came.wait()
+        assert self._up is not None
+        return self._up
+
+    def on_failure(self, fail: Callable[[], None]) -> None:
+        self._fail = fail
+
+
+class _Attached(Engine):
+    """The parent's engine, from when the parent says that it is ready until it says that it died."""
+
+    def __init__(self, parent: _ParentsEngine, config: Config) -> None:
+        self._parent = parent
+        self._config = config
+        self._engine: Any = None
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._engine is None:
+            raise EngineDeadError("the engine has not started")
+        info: EngineInfo = self._engine.info
+        return info
+
+    @property
+    def is_alive(self) -> bool:
+        return self._engine is not None and bool(self._engine.is_alive)
+
+    async def start(self) -> None:
+        up = await self._parent.wait()
+        engine = attach_engine(self._config, up.share, self._parent.place)
+        self._parent.on_failure(getattr(engine, "fail", lambda: None))
+        await engine.start()
+        self._engine = engine
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
+        if self._engine is None:
+            raise EngineDeadError("the engine is not running")
+        stream: AsyncGenerator[Output] = self._engine.generate(request)
+        return stream
+
+    def stats(self) -> EngineStats:
+        return EngineStats() if self._engine is None else self._engine.stats()
+
+    @property
+    def speculation(self) -> SpeculationControl | None:
+        return None
+
+    async def stop(self) -> None:
+        if self._engine is not None:
+            await self._engine.stop()

@@ -1,0 +1,270 @@
+"""The front ends of a server: starts their processes, replaces those that die or hang, and renews them all.
+
+Part of the composition root.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from completion_server import __version__
+from completion_server.composition.front_end import REPORT_EVERY_S, run
+from completion_server.composition.links import (
+    INTERFACE,
+    PROCESSES,
+    AskMetrics,
+    Drain,
+    EngineDown,
+    EngineUp,
+    FromFrontEnd,
+    Link,
+    Metrics,
+    Plan,
+    Refused,
+    Report,
+    Serving,
+    ToFrontEnd,
+)
+from completion_server.config import Config
+from completion_server.core.clock import Clock
+from completion_server.core.errors import ConfigError
+from completion_server.engine.start_times import RestartBackoff
+
+logger = logging.getLogger(__name__)
+
+_SILENT_REPORTS = 30
+"""A front end that leaves out so many reports hangs. Much else may keep a busy machine from running it."""
+_METRICS_S = 1.0
+_END_S = 5.0
+
+
+@dataclass(eq=False)
+class FrontEndProcess:
+    """One process, from its start to its end."""
+
+    place: int
+    process: BaseProcess
+    link: Link[FromFrontEnd, ToFrontEnd]
+    began_at: float
+    serving: asyncio.Future[Serving]
+    """Set when it serves; a ConfigError if it refused to start."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    is_leaving: bool = False
+    """Whether its end is expected."""
+    report: Report | None = None
+    num_silent: int = 0
+    """Reports that it left out."""
+    page: str = ""
+    """Its metrics, as it sent them last."""
+    asked: asyncio.Future[None] | None = None
+
+
+class FrontEnds:
+    """The processes that take requests. `run` keeps as many as are configured."""
+
+    def __init__(
+        self,
+        config: Config,
+        number: int,
+        clock: Clock,
+        parts: object,
+        cleared: Callable[[int], Any],
+        ended: Callable[[str], None],
+    ) -> None:
+        """Keep `number` processes, which share `parts`.
+
+        A process that has ended leaves its place, whose traces `cleared` removes, and its last metrics, to `ended`.
+        """
+        self.config = config
+        self.number = number
+        self.num_replaced = 0
+        """Processes that were replaced because they had died or hung."""
+        self._clock = clock
+        self._parts = parts
+        self._cleared = cleared
+        self._page_ended = ended
+        self._engine: EngineUp | None = None
+        self._by_place: dict[int, FrontEndProcess] = {}
+        self._backoff = RestartBackoff(config.engine)
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
+        self._renewing = asyncio.Lock()
+
+    # What they are
+
+    @property
+    def all(self) -> list[FrontEndProcess]:
+        """Those that live, by place."""
+        return [self._by_place[place] for place in sorted(self._by_place)]
+
+    @property
+    def reports(self) -> list[Report]:
+        """What those that live reported last."""
+        return [each.report for each in self.all if each.report is not None]
+
+    # Their lives
+
+    def start(self) -> None:
+        """Start them all. They serve when the engine is up."""
+        for place in range(self.number):
+            self._start(place, self.config, __version__)
+
+    async def wait_serving(self) -> Serving:
+        """Wait until all serve; return what one said.
+
+        Raises:
+            ConfigError: one can't start.
+
+        """
+        found = await asyncio.gather(*(each.serving for each in self.all))
+        return found[0]
+
+    async def run(self) -> None:
+        """Watch for those that hang, until cancelled."""
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            for each in self.all:
+                if each.serving.done():
+                    each.num_silent += 1
+                if each.num_silent > _SILENT_REPORTS:
+                    logger.error("front end %d hangs", each.place)
+                    each.process.kill()
+
+    def engine_is_up(self, up: EngineUp) -> None:
+        """Tell them that an engine is ready."""
+        self._engine = up
+        self.tell(up)
+
+    def engine_is_down(self, remaining_start_s: float | None) -> None:
+        """Tell them that the engine has died."""
+        self._engine = None
+        self.tell(EngineDown(remaining_start_s))
+
+    def tell(self, message: ToFrontEnd) -> None:
+        """Send a message to all."""
+        for each in self.all:
+            each.link.send(message)
+
+    async def renew(self, config: Config, version: str) -> int:
+        """Replace them one after another by others with `config`; return how many. Requests go on meanwhile.
+
+        Raises:
+            ConfigError: the first new one can't start; the old ones stay.
+
+        """
+        async with self._renewing:
+            self.config = config
+            for old in self.all:
+                free = next(place for place in range(2 * self.number) if place not in self._by_place)
+                new = self._start(free, config, version)
+                try:
+                    await new.serving
+                except ConfigError:
+                    await self._end([new], 0.0)
+                    raise
+                await self._end([old], config.server.grace_s)
+            return self.number
+
+    async def stop(self, grace_s: float) -> None:
+        """Let accepted requests finish, and end them all."""
+        self._is_stopping = True
+        for task in self._replacing:
+            task.cancel()
+        await self._end(self.all, grace_s)
+
+    def kill(self) -> None:
+        """End them at once."""
+        self._is_stopping = True
+        for each in self.all:
+            each.process.kill()
+
+    async def collect_pages(self) -> dict[str, str]:
+        """Return the metrics of each; those that one sent before if it does not answer."""
+        asked = [each for each in self.all if each.serving.done()]
+        for each in asked:
+            if each.asked is None or each.asked.done():
+                each.asked = asyncio.get_running_loop().create_future()
+                each.link.send(AskMetrics())
+        waited = [each.asked for each in asked if each.asked is not None]
+        if waited:
+            await asyncio.wait(waited, timeout=_METRICS_S)
+        return {str(each.place): each.page for each in asked if each.page}
+
+    def _start(self, place: int, config: Config, version: str) -> FrontEndProcess:
+        self._cleared(place)
+        ours, theirs = PROCESSES.Pipe()
+        plan = Plan(INTERFACE, version, config, place, self._parts)
+        process = PROCESSES.Process(target=run, args=(plan, theirs), name=f"front end {place}", daemon=False)
+        process.start()
+        theirs.close()
+        serving: asyncio.Future[Serving] = asyncio.get_running_loop().create_future()
+        started = FrontEndProcess(place, process, Link(ours), self._clock.now(), serving)
+        self._by_place[place] = started
+        started.link.watch(lambda message: self._receive(started, message), lambda: self._closed(started))
+        if self._engine is not None:
+            started.link.send(self._engine)
+        return started
+
+    def _receive(self, sender: FrontEndProcess, message: FromFrontEnd) -> None:
+        match message:
+            case Report():
+                sender.report, sender.num_silent = message, 0
+            case Metrics(text):
+                sender.page = text
+                if sender.asked is not None and not sender.asked.done():
+                    sender.asked.set_result(None)
+            case Serving() if not sender.serving.done():
+                sender.serving.set_result(message)
+            case Refused(reason):
+                logger.error("front end %d: %s", sender.place, reason)
+                if not sender.serving.done():
+                    sender.serving.set_exception(ConfigError(reason))
+
+    def _closed(self, process: FrontEndProcess) -> None:
+        """Note that a process has ended, or is about to: nothing else closes its end of the pipe."""
+        process.process.kill()
+        process.process.join(_END_S)
+        del self._by_place[process.place]
+        self._cleared(process.place)
+        if process.page:
+            self._page_ended(process.page)
+        process.ended.set()
+        serving = process.serving
+        has_refused = serving.done() and not serving.cancelled() and serving.exception() is not None
+        if not serving.done():
+            serving.set_exception(ConfigError(f"front end {process.place} ended at its start"))
+            serving.exception()  # somebody may await it, or not
+        if process.is_leaving or self._is_stopping or has_refused:
+            return
+        self.num_replaced += 1
+        wait_s = self._backoff.next_wait_s(self._clock.now() - process.began_at)
+        logger.error("front end %d died; another one starts in %g s", process.place, wait_s)
+        task = asyncio.get_running_loop().create_task(self._replace(process.place, wait_s), name="replace a front end")
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+
+    async def _replace(self, place: int, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        if place not in self._by_place:
+            self._start(place, self.config, __version__)
+
+    async def _end(self, leaving: Iterable[FrontEndProcess], grace_s: float) -> None:
+        """Drain processes and wait for their end; kill those that take too long."""
+        found = list(leaving)
+        for each in found:
+            each.is_leaving = True
+            each.link.send(Drain(grace_s))
+        limit_s = grace_s + self.config.server.stop_timeout_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                for each in found:
+                    await each.ended.wait()
+        for each in found:
+            if not each.ended.is_set():
+                logger.error("front end %d did not end within %g s", each.place, limit_s)
+                each.process.kill()
+                await each.ended.wait()

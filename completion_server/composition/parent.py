@@ -1,0 +1,386 @@
+"""The parent of several front ends: owns the engine, and all that a server has one of. Part of the composition root.
+
+It loads, warms, supervises and replaces the engine, finds out which K pays, and answers operators and Prometheus.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from completion_server import __version__
+from completion_server.admission.callers import Callers
+from completion_server.admission.entrance import Entrance
+from completion_server.admission.gate import Readiness
+from completion_server.admission.refusals import Refusals, refusal_budgets
+from completion_server.composition.app import ENGINE_START, Ready
+from completion_server.composition.authentication import make_authenticator
+from completion_server.composition.checks import num_processes, warn_of_exposure
+from completion_server.composition.front_ends import FrontEnds
+from completion_server.composition.links import EngineUp, Serving, SetLogLevel
+from completion_server.composition.models import check_fits, load_prompts
+from completion_server.composition.monitoring import Monitoring, WatchedParts, snapshot
+from completion_server.composition.samples import begin_speculation
+from completion_server.composition.shutdown import Shutdown
+from completion_server.config import Config
+from completion_server.core.addresses import split_address
+from completion_server.core.certificates import CertificateFiles, watch
+from completion_server.core.clock import Clock, MonotonicClock
+from completion_server.core.errors import ConfigError, NotPossibleError
+from completion_server.engine.interface import Engine
+from completion_server.engine.start_times import StartTimes
+from completion_server.engine.supervisor import EngineState, SupervisedEngine
+from completion_server.rpc.admin import AdminServicer, Controls, FrontEndSeen
+from completion_server.rpc.listening import load_certificates
+from completion_server.rpc.server import HealthReporter, build_admin_server
+from completion_server.serving.service import LoadSnapshot
+from completion_server.speculation.live import LiveSpeculation
+from completion_server.state.status import CacheStatus
+from completion_server.telemetry.logs import set_level
+from completion_server.telemetry.merged import MergedRegistry
+
+logger = logging.getLogger(__name__)
+
+_PARENTS = ("engine", "speculation", "auth")
+"""Sections that belong to the engine or to the admin listener, which stay as they are until a restart."""
+_PARENTS_KEYS = (
+    "processes",
+    "admin_listen",
+    "admin_tls",
+    "metrics_listen",
+    "region",
+    "core_dumps",
+    "listen",
+    "http_listen",
+)
+"""Keys of [server] of which the same holds."""
+_CLOSE_S = 1.0
+_PAGES_S = 1.5
+
+
+def changed_for_good(before: Config, after: Config) -> Iterator[str]:
+    """Yield the keys that differ and that only a restart changes."""
+    for section in _PARENTS:
+        yield from _differing(getattr(before, section), getattr(after, section), section)
+    for key in _differing(before.server, after.server, "server"):
+        if key.split(".")[1] in _PARENTS_KEYS:
+            yield key
+
+
+def _differing(before: object, after: object, prefix: str) -> Iterator[str]:
+    for field in dataclasses.fields(before):  # type: ignore[arg-type]
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if old == new:
+            continue
+        if dataclasses.is_dataclass(old):
+            yield from _differing(old, new, f"{prefix}.{field.name}")
+        else:
+            yield f"{prefix}.{field.name}"
+
+
+class Parent:
+    """A server with several front ends."""
+
+    def __init__(
+        self,
+        config: Config,
+        make_engine: Callable[[], Engine],
+        read_config: Callable[[], Config],
+        *,
+        clock: Clock | None = None,
+        registry: CollectorRegistry = REGISTRY,
+        start_times: StartTimes | None = None,
+        shutdown: Shutdown | None = None,
+    ) -> None:
+        """Build the parts. `read_config` reads the configuration anew, for a reload.
+
+        Raises:
+            ConfigError: several processes can't share an address, or a file that callers are verified against is bad.
+
+        """
+        self._as_read = config
+        number = num_processes(config)
+        config = replace(config, server=replace(config.server, processes=number))
+        self._read_config = read_config
+        self._clock = clock or MonotonicClock()
+        self._started_at = self._clock.now()
+        self._health = HealthReporter()
+        self._start_times = start_times or StartTimes(None)
+        self._shutdown = shutdown or Shutdown()
+        self._engine = SupervisedEngine(
+            make_engine,
+            config.engine,
+            self._clock,
+            self._engine_changed,
+            usual_start_s=self._start_times.last_s(ENGINE_START + config.engine.start_key),
+        )
+        self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
+        self._pages: MergedRegistry | None = None
+        self._monitoring = Monitoring(config, registry, self._merged)
+        self._front_ends = FrontEnds(config, number, self._clock, None, self._place_cleared, self._page_ended)
+        self._emit = self._monitoring.metrics.handle
+        self._authenticator = make_authenticator(config, self._emit)
+        self._entrance = Entrance(config.admission, config.limits, self._authenticator, self._emit)
+        self._drain_requested = asyncio.Event()
+        self._grace_s = config.server.grace_s
+        self._has_served = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._health_tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def _config(self) -> Config:
+        return self._front_ends.config
+
+    async def run(self, on_ready: Callable[[Ready], None]) -> None:
+        """Start, serve until told to drain, drain and stop.
+
+        Raises:
+            ConfigError: an address or a certificate can't be used, or the prompt does not fit the model.
+            EngineDeadError: the engine did not start.
+
+        """
+        config = self._config
+        self._loop = asyncio.get_running_loop()
+        async with contextlib.AsyncExitStack() as stack:
+            certificates = load_certificates(config.server)
+            read = snapshot(self._engine, self._speculation, None, lambda: None)
+            watched = WatchedParts(self._speculation, read, self._readiness)
+            metrics_address = self._monitoring.start(watched, stack)
+            self._monitoring.add_certificates({name: each for name, each in certificates.items() if name == "admin"})
+            await self._health.set(is_serving=False)
+            self._front_ends.config = config = _with_ports(config, stack)
+            stack.callback(self._front_ends.kill)
+            self._front_ends.start()
+            stack.push_async_callback(self._stop_engine)
+            prompts = await asyncio.to_thread(load_prompts, config)
+            admin_address = await self._start_admin(prompts.template.name, certificates, stack)
+            await self._start_engine()
+            check_fits(self._engine.info, config)
+            choice = await begin_speculation(config, self._engine, self._speculation, prompts, self._clock)
+            try:
+                await self._serve(
+                    tuple(certificates.values()), partial(self._ready, admin_address, metrics_address, choice), on_ready
+                )
+            except ExceptionGroup as group:
+                if isinstance(group.exceptions[0], ConfigError):
+                    raise group.exceptions[0] from None
+                raise
+
+    async def _serve(
+        self,
+        certificates: Sequence[CertificateFiles],
+        ready: Callable[[Serving], Ready],
+        on_ready: Callable[[Ready], None],
+    ) -> None:
+        async with asyncio.TaskGroup() as group:
+            with self._shutdown.begins_on_failure():
+                tasks = [
+                    group.create_task(self._engine.run(), name="engine supervisor"),
+                    group.create_task(self._front_ends.run(), name="front ends"),
+                    group.create_task(watch(certificates), name="certificates"),
+                ]
+                if self._authenticator is not None:
+                    tasks.append(group.create_task(self._authenticator.run(), name="authentication"))
+                on_ready(ready(await self._front_ends.wait_serving()))
+                self._has_served = True
+                await self._set_health()
+                await self._drain_requested.wait()
+                await self._health.set(is_serving=False)
+                self._shutdown.drain(self._load().num_live, self._grace_s)
+                await self._front_ends.stop(self._grace_s)
+                self._shutdown.begin("ending the server's tasks")
+                for task in tasks:
+                    task.cancel()
+
+    def _ready(self, admin_address: str, metrics_address: str, choice: str, serving: Serving) -> Ready:
+        warn_of_exposure(self._config, serving.address)
+        return Ready(
+            serving.address, admin_address, metrics_address, serving.http_address,
+            self._engine.info, serving.prompt_template, choice, self._load(),
+        )  # fmt: skip
+
+    @property
+    def has_served(self) -> bool:
+        """Whether it was ever ready to accept requests."""
+        return self._has_served
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are turned away."""
+        return self._drain_requested.is_set()
+
+    def drain(self, grace_s: float | None = None) -> None:
+        """Stop taking requests, let accepted ones finish, then end."""
+        if grace_s is not None:
+            self._grace_s = grace_s
+        self._drain_requested.set()
+
+    async def reload(self, with_code: bool) -> int:
+        """Read the configuration anew, and replace the front ends one after another; return how many.
+
+        The engine goes on. `with_code` lets them start from another installed version.
+
+        Raises:
+            NotPossibleError: the configuration can't be used, or needs a restart; the message names the keys.
+
+        """
+        try:
+            config = self._read_config()
+        except ConfigError as error:
+            raise NotPossibleError(str(error)) from error
+        if changed := list(changed_for_good(self._as_read, config)):
+            raise NotPossibleError(f"{', '.join(changed)}: changed, which needs a restart of the server")
+        used = self._config.server
+        server = replace(config.server, processes=used.processes, listen=used.listen, http_listen=used.http_listen)
+        try:
+            return await self._front_ends.renew(replace(config, server=server), "" if with_code else __version__)
+        except ConfigError as error:
+            raise NotPossibleError(str(error)) from error
+
+    async def _start_engine(self) -> None:
+        usual_s = self._engine.remaining_start_s()
+        logger.info("loading the models%s", "" if usual_s is None else f"; the last time took {usual_s:.0f} s")
+        await self._engine.start()
+        self._start_times.record(ENGINE_START + self._config.engine.start_key, self._engine.start_s or 0.0)
+
+    async def _stop_engine(self) -> None:
+        self._shutdown.begin("stopping the engine")
+        await self._engine.stop()
+
+    async def _start_admin(
+        self, template: str, certificates: Mapping[str, Any], stack: contextlib.AsyncExitStack
+    ) -> str:
+        config = self._config
+        if not config.server.admin_listen:
+            return ""
+        controls = Controls(
+            version=__version__,
+            region=config.server.region,
+            prompt_template=template,
+            uptime_s=lambda: self._clock.now() - self._started_at,
+            ended_requests=self._ended,
+            replication=lambda: next((each.replication for each in self._front_ends.reports), None),
+            cache=self._cache_status,
+            drain=self.drain,
+            set_log_level=self._set_log_level,
+            render_metrics=self._monitoring.render,
+            front_ends=self._front_ends_seen,
+            reload=self.reload,
+        )
+        listener = build_admin_server(
+            config.server,
+            AdminServicer(self._load, self._emit, self._engine, self._speculation, controls),
+            self._health,
+            Callers(self._entrance, Refusals(*refusal_budgets(config.admission), self._clock.now)),
+            certificates.get("admin"),
+        )
+        await listener.server.start()
+        stack.push_async_callback(listener.server.stop, _CLOSE_S)
+        return listener.address
+
+    # What operators and Prometheus see
+
+    def _readiness(self) -> Readiness:
+        if self.is_draining:
+            return Readiness.DRAINING
+        found = [each.load.readiness for each in self._front_ends.reports]
+        return Readiness.READY if Readiness.READY in found else next(iter(found), Readiness.STARTING)
+
+    def _load(self) -> LoadSnapshot:
+        loads = [each.load for each in self._front_ends.reports]
+        most = max(loads, key=lambda load: load.num_slots, default=None)
+        return LoadSnapshot(
+            self._readiness(),
+            num_sessions=sum(each.num_sessions for each in loads),
+            num_live=sum(each.num_live for each in loads),
+            num_queued=sum(each.num_queued for each in loads),
+            num_occupied=sum(each.num_occupied for each in loads),
+            num_slots=most.num_slots if most else 0,
+            max_slots=self._config.scheduling.max_slots,
+            slots_reason=most.slots_reason if most else "",
+        )
+
+    def _ended(self) -> dict[str, int]:
+        return dict(sum((Counter(each.ended) for each in self._front_ends.reports), Counter[str]()))
+
+    def _cache_status(self) -> CacheStatus | None:
+        found = [each.cache for each in self._front_ends.reports if each.cache is not None]
+        return CacheStatus(*map(sum, zip(*map(dataclasses.astuple, found), strict=True))) if found else None
+
+    def _front_ends_seen(self) -> list[FrontEndSeen]:
+        return [
+            FrontEndSeen(each.process.pid or 0, each.serving.done(), each.report.load if each.report else None)
+            for each in self._front_ends.all
+        ]
+
+    def _set_log_level(self, level: str) -> str:
+        previous = set_level(level)
+        self._front_ends.tell(SetLogLevel(level))
+        return previous
+
+    def _merged(self, own: CollectorRegistry) -> CollectorRegistry:
+        self._pages = MergedRegistry(own, self._collect_pages)
+        return self._pages
+
+    def _collect_pages(self) -> dict[str, str]:
+        """Return the metrics of the front ends. Called from other threads than the event loop's."""
+        assert self._loop is not None
+        asked = asyncio.run_coroutine_threadsafe(self._front_ends.collect_pages(), self._loop)
+        return asked.result(_PAGES_S)
+
+    def _page_ended(self, page: str) -> None:
+        assert self._pages is not None
+        self._pages.ended(page)
+
+    # What happens
+
+    def _engine_changed(self, state: EngineState) -> None:
+        is_ready = state is EngineState.READY
+        if is_ready:
+            self._front_ends.engine_is_up(EngineUp(self._engine.current.share(), self._engine.info))
+        elif state is EngineState.FAILED:
+            self._front_ends.engine_is_down(self._engine.remaining_start_s())
+        task = asyncio.get_running_loop().create_task(self._set_health())
+        self._health_tasks.add(task)
+        task.add_done_callback(self._health_tasks.discard)
+
+    async def _set_health(self) -> None:
+        is_ready = self._engine.state is EngineState.READY
+        await self._health.set(is_serving=is_ready and self._has_served and not self.is_draining)
+
+    def _place_cleared(self, place: int) -> None:
+        """Free what a front end that has ended held in the engine and beside the others."""
+
+
+def _with_ports(config: Config, stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> Config:
+    """Return a configuration with the ports that the front ends share, held until `stack` is closed.
+
+    A bound socket that does not listen gets no connection.
+
+    Raises:
+        ConfigError: an address can't be used.
+
+    """
+    addresses = {"listen": config.server.listen, "http_listen": config.server.http_listen}
+    for key, address in addresses.items():
+        if not address:
+            continue
+        host, port = split_address(address)
+        held = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            held.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"server.{key}: can't listen on {address}: {error.strerror or error}") from error
+        addresses[key] = f"{address.rpartition(':')[0]}:{held.getsockname()[1]}"
+    listen, http_listen = addresses.values()
+    return replace(config, server=replace(config.server, listen=listen, http_listen=http_listen))

@@ -1,0 +1,185 @@
+"""A server with several front ends, as an operator runs it: real processes, a scripted engine, real signals."""
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+import pytest
+import pytest_asyncio
+
+from completion.v1 import admin_pb2
+from completion.v1.admin_pb2_grpc import AdminServiceStub
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from tests.support.server import request
+from tests.support.server_process import COMMAND, ServingProcess, flags, serving
+
+NUMBER = 2
+SETTINGS = (
+    "engine.kind=scripted",
+    "engine.scripted_times=instant",
+    "server.listen=127.0.0.1:0",
+    "server.admin_listen=127.0.0.1:0",
+    "server.metrics_listen=127.0.0.1:0",
+    "server.http_listen=127.0.0.1:0",
+    "admission.users_per_peer=0",
+    f"server.processes={NUMBER}",
+)
+WITHIN_S = 30.0
+
+
+@dataclass
+class Server:
+    """A server with two front ends."""
+
+    serving: ServingProcess
+    admin: Any
+    config: Path
+
+    def front_ends(self) -> set[int]:
+        """Return the ids of the processes that listen on the public port."""
+        port = int(self.serving.ready["address"].rpartition(":")[2])
+        return {
+            each.pid or 0
+            for each in psutil.net_connections("tcp")
+            if each.status == psutil.CONN_LISTEN and each.laddr.port == port
+        }
+
+    async def complete(self, num: int = 1) -> int:
+        """Ask over so many connections of their own; return how many were answered."""
+        return sum(await asyncio.gather(*(self._complete() for _ in range(num))))
+
+    async def _complete(self) -> bool:
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        async with grpc.aio.insecure_channel(self.serving.ready["address"], options=options) as channel:
+            answers = [answer async for answer in CompletionServiceStub(channel).Complete(request("def f("))]
+            return answers[-1].HasField("end")
+
+    async def status(self) -> admin_pb2.GetStatusResponse:
+        found: admin_pb2.GetStatusResponse = await self.admin.GetStatus(admin_pb2.GetStatusRequest())
+        return found
+
+    async def counted(self) -> float:
+        """Return how many requests the metrics page has counted."""
+        async with httpx.AsyncClient() as client:
+            page = (await client.get(f"http://{self.serving.ready['metrics_address']}/metrics")).text
+        lines = (line for line in page.splitlines() if line.startswith("completion_requests_total{"))
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+@pytest_asyncio.fixture(scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    config = folder / "server.toml"
+    config.write_text("[shed]\nbudget_ms = 200\n")
+    arguments = ("--json", "--config", str(config), *flags(*SETTINGS))
+    async with (
+        serving(folder, *arguments) as served,
+        grpc.aio.insecure_channel(served.ready["admin_address"]) as channel,
+    ):
+        yield Server(served, AdminServiceStub(channel), config)
+
+
+async def test_every_front_end_answers(server: Server) -> None:
+    assert await server.complete(40) == 40
+    assert len(server.front_ends()) == NUMBER
+    async with asyncio.timeout(WITHIN_S):
+        while sum((await server.status()).ended_requests.values()) < 40:
+            await asyncio.sleep(0.1)
+    assert [each.serving for each in (await server.status()).front_ends] == [True] * NUMBER
+    assert await server.counted() >= 40
+
+
+async def test_a_front_end_that_dies_is_replaced_and_its_counts_stay(server: Server) -> None:
+    await server.complete(20)
+    before, counted = server.front_ends(), await server.counted()
+    victim = min(before)
+    psutil.Process(victim).kill()
+    async with asyncio.timeout(WITHIN_S):
+        while len(server.front_ends() - {victim}) < NUMBER or victim in server.front_ends():
+            await asyncio.sleep(0.1)
+    assert before - {victim} <= server.front_ends()
+    assert await server.counted() >= counted
+    assert await server.complete(20) == 20
+
+
+async def test_a_front_end_that_hangs_is_replaced(server: Server) -> None:
+    before = server.front_ends()
+    victim = min(before)
+    psutil.Process(victim).suspend()
+    async with asyncio.timeout(2 * WITHIN_S):
+        while victim in server.front_ends() or len(server.front_ends()) < NUMBER:
+            await asyncio.sleep(0.2)
+    assert await server.complete(20) == 20
+
+
+async def test_a_reload_replaces_all_front_ends_and_no_request_is_lost(server: Server) -> None:
+    before = server.front_ends()
+    server.config.write_text("[shed]\nbudget_ms = 300\n")
+    asking = asyncio.create_task(_ask_until_told(server, told := asyncio.Event()))
+    answer = await server.admin.Reload(admin_pb2.ReloadRequest())
+    told.set()
+    failed = await asking
+    assert answer.replaced_front_ends == NUMBER
+    assert not before & server.front_ends()
+    assert failed == 0
+
+
+async def _ask_until_told(server: Server, told: asyncio.Event) -> int:
+    """Return how many requests failed, each with one retry."""
+    failed = 0
+    while not told.is_set():
+        for is_last in (False, True):
+            try:
+                await server.complete()
+            except grpc.aio.AioRpcError:
+                failed += is_last
+            else:
+                break
+    return failed
+
+
+async def test_a_reload_names_the_settings_that_need_a_restart(server: Server) -> None:
+    server.config.write_text("[engine]\nmax_num_seqs = 65\n")
+    before = server.front_ends()
+    with pytest.raises(grpc.aio.AioRpcError, match=r"engine.max_num_seqs: changed, which needs a restart") as error:
+        await server.admin.Reload(admin_pb2.ReloadRequest())
+    assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    server.config.write_text("[shed]\nbudget_ms = nothing\n")
+    with pytest.raises(grpc.aio.AioRpcError, match="not valid TOML"):
+        await server.admin.Reload(admin_pb2.ReloadRequest())
+    assert server.front_ends() == before
+    server.config.write_text("")
+
+
+async def test_sighup_reloads(server: Server) -> None:
+    before = server.front_ends()
+    server.serving.process.send_signal(signal.SIGHUP)
+    async with asyncio.timeout(2 * WITHIN_S):
+        while before & server.front_ends() or len(server.front_ends()) < NUMBER:
+            await asyncio.sleep(0.2)
+
+
+async def test_operators_see_one_server(server: Server) -> None:
+    admin = server.serving.ready["admin_address"]
+    done = await asyncio.to_thread(
+        subprocess.run, [*COMMAND, "status", "--admin", admin, "--json"], capture_output=True, text=True, check=False
+    )
+    status = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert len(status["front_ends"]) == NUMBER
+    await server.admin.SetLogLevel(admin_pb2.SetLogLevelRequest(level="info"))
+
+
+async def test_sigterm_ends_all_processes(server: Server) -> None:
+    processes = psutil.Process(server.serving.process.pid).children(recursive=True)
+    server.serving.process.send_signal(signal.SIGTERM)
+    assert await server.serving.ended() == 0
+    assert not psutil.wait_procs(processes, timeout=WITHIN_S)[1]
