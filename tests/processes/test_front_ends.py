@@ -46,11 +46,8 @@ class Server:
     def front_ends(self) -> set[int]:
         """Return the ids of the processes that listen on the public port."""
         port = int(self.serving.ready["address"].rpartition(":")[2])
-        return {
-            each.pid or 0
-            for each in psutil.net_connections("tcp")
-            if each.status == psutil.CONN_LISTEN and each.laddr.port == port
-        }
+        listening = (each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
+        return {each.pid or 0 for each in listening if each.laddr and each.laddr.port == port}
 
     async def complete(self, num: int = 1) -> int:
         """Ask over so many connections of their own; return how many were answered."""
