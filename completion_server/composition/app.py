@@ -51,6 +51,7 @@ from completion_server.rpc.server import HealthReporter, Listener, build_admin_s
 from completion_server.serving.service import LoadSnapshot, Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.speculation.live import LiveSpeculation
+from completion_server.state.local.group import LocalGroup
 from completion_server.telemetry.logs import set_level
 
 logger = logging.getLogger(__name__)
@@ -90,11 +91,13 @@ class App:
         start_times: StartTimes | None = None,
         shutdown: Shutdown | None = None,
         authenticator: Authenticator | None = None,
+        group: LocalGroup | None = None,
     ) -> None:
         """Build the parts that need no engine. vLLM's own metrics are in the process's one REGISTRY.
 
         `start_times` keeps how long the engine's last start took; `shutdown` limits the time of the stop.
-        `authenticator` verifies callers instead of the configured one.
+        `authenticator` verifies callers instead of the configured one. `group` has the other front ends of the server,
+        if there are any.
 
         Raises:
             ConfigError: a file that callers are verified against can't be used.
@@ -119,7 +122,7 @@ class App:
         self._emit: Emit = self._tracing.heard_by(heard)  # the one place that decides who hears events
         self._authenticator = make_authenticator(config, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
-        self._shared = SharedState(config, self._clock, self._emit)
+        self._shared = SharedState(config, self._clock, self._emit, group)
         self._entrance = Entrance(config.admission, config.limits, authenticator or self._authenticator, self._emit)
         self._certificates: dict[str, CertificateFiles] = {}
         quotas_file = config.admission.quotas_file
@@ -292,6 +295,7 @@ class App:
             edits=edits,
             cache=self._shared.cache,
             limiters=self._shared.limiters,
+            server_limiters=self._shared.server_limiters,
             file_quotas=self._file_quotas,
             weight_of=self._file_quotas.weight_of if self._file_quotas else None,
             replicas=self._shared,
