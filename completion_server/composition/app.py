@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -52,6 +51,7 @@ from completion_server.rpc.server import HealthReporter, Listener, build_admin_s
 from completion_server.serving.service import LoadSnapshot, Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.speculation.live import LiveSpeculation
+from completion_server.state.local.group import LocalGroup
 from completion_server.state.status import CacheStatus, ReplicationStatus
 from completion_server.telemetry.logs import set_level
 
@@ -83,9 +83,8 @@ class Ready:
 class FrontEnd:
     """What makes a server process one of several in front of an engine."""
 
-    place: int
-    parts: Any
-    """What it shares with the others beside the engine."""
+    group: LocalGroup
+    """Who the others are."""
 
 
 class App:
@@ -132,7 +131,7 @@ class App:
         self._emit: Emit = self._tracing.heard_by(heard)  # the one place that decides who hears events
         self._authenticator = make_authenticator(config, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
-        self._shared = SharedState(config, self._clock, self._emit)
+        self._shared = SharedState(config, self._clock, self._emit, front_end.group if front_end is not None else None)
         self._entrance = Entrance(config.admission, config.limits, authenticator or self._authenticator, self._emit)
         self._certificates: dict[str, CertificateFiles] = {}
         quotas_file = config.admission.quotas_file
@@ -332,6 +331,7 @@ class App:
             edits=edits,
             cache=self._shared.cache,
             limiters=self._shared.limiters,
+            server_limiters=self._shared.server_limiters,
             file_quotas=self._file_quotas,
             weight_of=self._file_quotas.weight_of if self._file_quotas else None,
             replicas=self._shared,

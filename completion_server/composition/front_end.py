@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from completion_server import __version__
-from completion_server.composition.app import App, FrontEnd, Ready
+from completion_server.composition.app import App, Ready
 from completion_server.composition.engine_factory import attach_engine
 from completion_server.composition.links import (
     INTERFACE,
@@ -75,11 +75,10 @@ def run(plan: Plan, pipe: Connection) -> None:
 
 async def _serve(plan: Plan, link: Link[ToFrontEnd, FromFrontEnd]) -> None:
     asyncio.get_running_loop().set_exception_handler(safe_logging.log_loop_error)
-    engine = _ParentsEngine(plan.place)
+    engine = _ParentsEngine(plan.front_end.group.place)
     shutdown = Shutdown(plan.config.server.stop_timeout_s, lambda _unfinished: os._exit(1))
-    own = FrontEnd(plan.place, plan.parts)
     try:
-        app = App(_own(plan), lambda: _Attached(engine, plan.config), shutdown=shutdown, front_end=own)
+        app = App(_own(plan), lambda: _Attached(engine, plan.config), shutdown=shutdown, front_end=plan.front_end)
     except ConfigError as error:
         link.send(Refused(str(error)))
         return
@@ -96,7 +95,7 @@ async def _serve(plan: Plan, link: Link[ToFrontEnd, FromFrontEnd]) -> None:
     except (ConfigError, EngineDeadError) as error:
         link.send(Refused(str(error)))
     except Exception:
-        logger.exception("front end %d failed", plan.place)
+        logger.exception("front end %d failed", plan.front_end.group.place)
         raise
     finally:
         reporting.cancel()
@@ -156,8 +155,8 @@ def _own(plan: Plan) -> Config:
         admission=replace(admission, max_sessions=_part(admission.max_sessions, number)),
         records=replace(
             records,
-            usage_file=_own_file(records.usage_file, plan.place),
-            audit_file=_own_file(records.audit_file, plan.place),
+            usage_file=_own_file(records.usage_file, plan.front_end.group.place),
+            audit_file=_own_file(records.audit_file, plan.front_end.group.place),
         ),
     )
 

@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from completion_server import __version__
+from completion_server.composition.app import FrontEnd
 from completion_server.composition.front_end import REPORT_EVERY_S, run
 from completion_server.composition.links import (
     INTERFACE,
@@ -71,11 +72,11 @@ class FrontEnds:
         config: Config,
         number: int,
         clock: Clock,
-        parts: object,
+        of_place: Callable[[int], FrontEnd],
         cleared: Callable[[int], Any],
         ended: Callable[[str], None],
     ) -> None:
-        """Keep `number` processes, which share `parts`.
+        """Keep `number` processes; `of_place` returns what the one at a place shares with the others.
 
         A process that has ended leaves its place, whose traces `cleared` removes, and its last metrics, to `ended`.
         """
@@ -84,7 +85,7 @@ class FrontEnds:
         self.num_replaced = 0
         """Processes that were replaced because they had died or hung."""
         self._clock = clock
-        self._parts = parts
+        self._of_place = of_place
         self._cleared = cleared
         self._page_ended = ended
         self._engine: EngineUp | None = None
@@ -197,7 +198,7 @@ class FrontEnds:
     def _start(self, place: int, config: Config, version: str) -> FrontEndProcess:
         self._cleared(place)
         ours, theirs = PROCESSES.Pipe()
-        plan = Plan(INTERFACE, version, config, place, self._parts)
+        plan = Plan(INTERFACE, version, config, self._of_place(place))
         process = PROCESSES.Process(target=run, args=(plan, theirs), name=f"front end {place}", daemon=False)
         process.start()
         theirs.close()

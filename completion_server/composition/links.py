@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
+from completion_server.composition.app import FrontEnd
 from completion_server.config import Config
 from completion_server.engine.interface import EngineInfo
 from completion_server.serving.service import LoadSnapshot
@@ -28,10 +29,7 @@ class Plan:
     version: str
     """The version of the code that the parent may start; "" for any with the same interface."""
     config: Config
-    place: int
-    """Where it stands among the front ends, in all that they share."""
-    parts: Any = None
-    """What the front ends share beside the engine."""
+    front_end: FrontEnd
 
 
 @dataclass(frozen=True, slots=True)

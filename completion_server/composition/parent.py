@@ -22,7 +22,7 @@ from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
 from completion_server.admission.gate import Readiness
 from completion_server.admission.refusals import Refusals, refusal_budgets
-from completion_server.composition.app import ENGINE_START, Ready
+from completion_server.composition.app import ENGINE_START, FrontEnd, Ready
 from completion_server.composition.authentication import make_authenticator
 from completion_server.composition.checks import num_processes, warn_of_exposure
 from completion_server.composition.front_ends import FrontEnds
@@ -44,6 +44,7 @@ from completion_server.rpc.listening import load_certificates
 from completion_server.rpc.server import HealthReporter, build_admin_server
 from completion_server.serving.service import LoadSnapshot
 from completion_server.speculation.live import LiveSpeculation
+from completion_server.state.local.group import LocalParent
 from completion_server.state.status import CacheStatus
 from completion_server.telemetry.logs import set_level
 from completion_server.telemetry.merged import MergedRegistry
@@ -124,9 +125,12 @@ class Parent:
             usual_start_s=self._start_times.last_s(ENGINE_START + config.engine.start_key),
         )
         self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
+        self._group = LocalParent(number, self._clock)
         self._pages: MergedRegistry | None = None
         self._monitoring = Monitoring(config, registry, self._merged)
-        self._front_ends = FrontEnds(config, number, self._clock, None, self._place_cleared, self._page_ended)
+        self._front_ends = FrontEnds(
+            config, number, self._clock, self._front_end_at, self._place_cleared, self._page_ended
+        )
         self._emit = self._monitoring.metrics.handle
         self._authenticator = make_authenticator(config, self._emit)
         self._entrance = Entrance(config.admission, config.limits, self._authenticator, self._emit)
@@ -158,6 +162,7 @@ class Parent:
             self._monitoring.add_certificates({name: each for name, each in certificates.items() if name == "admin"})
             await self._health.set(is_serving=False)
             self._front_ends.config = config = _with_ports(config, stack)
+            stack.callback(self._group.close)
             stack.callback(self._front_ends.kill)
             self._front_ends.start()
             stack.push_async_callback(self._stop_engine)
@@ -185,6 +190,7 @@ class Parent:
             with self._shutdown.begins_on_failure():
                 tasks = [
                     group.create_task(self._engine.run(), name="engine supervisor"),
+                    group.create_task(self._group.run(), name="limits of the front ends"),
                     group.create_task(self._front_ends.run(), name="front ends"),
                     group.create_task(watch(certificates), name="certificates"),
                 ]
@@ -357,8 +363,12 @@ class Parent:
         is_ready = self._engine.state is EngineState.READY
         await self._health.set(is_serving=is_ready and self._has_served and not self.is_draining)
 
+    def _front_end_at(self, place: int) -> FrontEnd:
+        return FrontEnd(self._group.group(place))
+
     def _place_cleared(self, place: int) -> None:
         """Free what a front end that has ended held in the engine and beside the others."""
+        self._group.clear(place)
 
 
 def _with_ports(config: Config, stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> Config:

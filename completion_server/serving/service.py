@@ -99,6 +99,7 @@ class Service:
         edits: EditPrompts | None = None,
         cache: CompletionCache | None = None,
         limiters: Limiters | None = None,
+        server_limiters: Limiters | None = None,
         file_quotas: FileQuotas | None = None,
         replicas: ReplicaGroup | None = None,
         remaining_start_s: Callable[[], float | None] = lambda: None,
@@ -109,18 +110,18 @@ class Service:
 
         Without `isolation` users share no cache, under a secret of this service alone. Without `edits` a request for a
         next edit is refused. `loop_lag` is run by the caller; without one no request is shed for loop lag. `limiters`
-        make the limits of users and tenants; without them they are this process's own. `file_quotas` has those that
-        `admission.quotas_file` gives. `remaining_start_s` predicts when the engine will be ready, while it is not.
-        `num_speculative_tokens` returns the active K of a number of generations. `weight_of` returns the weight of a
-        tenant by its name, now; without it the weights are those of the settings.
+        make the limits of users and tenants, `server_limiters` those of addresses; without them they are this process's
+        own. `file_quotas` has those that `admission.quotas_file` gives. `remaining_start_s` predicts when the engine
+        will be ready, while it is not. `num_speculative_tokens` returns the active K of a number of generations.
+        `weight_of` returns the weight of a tenant by its name, now; without it the weights are those of the settings.
         """
         admission, scheduling, emit = settings.admission, settings.scheduling, guarded(emit)
-        self.gate = Gate(admission, remaining_start_s, limiters, file_quotas)
+        self.gate = Gate(admission, remaining_start_s, limiters, file_quotas, server_limiters)
         self.runner = Runner(make_book(settings), clock, emit)
         self.emit = emit
         self.now = clock.now
         """Returns the time of the clock that requests and deadlines use."""
-        self._quotas = Quotas(admission, limiters, file_quotas)
+        self._quotas = Quotas(admission, limiters, file_quotas, server_limiters)
         self._book = self.runner.book
         self._prompts = prompts
         self._edits = edits

@@ -1,0 +1,98 @@
+"""The group of a server's front ends, as their parent makes it and as each of them is given it."""
+
+import os
+import secrets
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from completion_server.core.clock import Clock
+from completion_server.state.local.board import BoardKeeper
+from completion_server.state.local.bus import LocalBus
+from completion_server.state.local.table import LaneTable, make_table, open_table
+
+_SECRET_BYTES = 32
+_MEMORY = Path("/dev/shm")
+_TABLE = "lanes"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGroup:
+    """What one front end needs to work with the others. Picklable."""
+
+    folder: str
+    place: int
+    num_front_ends: int
+    """Front ends that usually live. While they are replaced there are more."""
+    num_places: int
+    secret: bytes
+    """Known to the front ends of this server alone, of which each derives the same salts from it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the front end, which a later one in its place has, too."""
+        return front_end_name(self.place)
+
+    @property
+    def parent(self) -> int:
+        """The parent's place on the bus."""
+        return self.num_places
+
+    def bus(self) -> LocalBus:
+        """Return the bus at this place."""
+        return LocalBus(self.folder, self.place)
+
+    def table(self) -> LaneTable:
+        """Return the table of lanes.
+
+        Raises:
+            OSError: the parent has closed the group.
+
+        """
+        return open_table(f"{self.folder}/{_TABLE}", self.place, self.num_places)
+
+
+class LocalParent:
+    """Owns the group: its folder, the table of lanes and the board of shared limits."""
+
+    def __init__(self, num_front_ends: int, clock: Clock) -> None:
+        """Make a group that has two places for each front end, so that a new one may live beside the one it replaces.
+
+        Raises:
+            OSError: no folder or file can be made.
+
+        """
+        self._num_front_ends = num_front_ends
+        self._num_places = 2 * num_front_ends
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        # In memory where possible: the pages of a file elsewhere would be written to a disk again and again.
+        memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+        self._folder = tempfile.mkdtemp(prefix="completion-server-", dir=memory)
+        make_table(f"{self._folder}/{_TABLE}", self._num_places)
+        self._table = open_table(f"{self._folder}/{_TABLE}", 0, self._num_places)
+        self.bus = LocalBus(self._folder, self._num_places)
+        """The parent's own place on the bus."""
+        self._keeper = BoardKeeper(self.bus, clock)
+
+    def group(self, place: int) -> LocalGroup:
+        """Return what the front end at a place needs, from 0 to twice the number of front ends less 1."""
+        return LocalGroup(self._folder, place, self._num_front_ends, self._num_places, self._secret)
+
+    def clear(self, place: int) -> None:
+        """Forget a front end that has died: its requests, sessions and shares of limits."""
+        self._table.clear(place)
+        self._keeper.forget(front_end_name(place))
+
+    async def run(self) -> None:
+        """Keep the board until cancelled."""
+        await self.bus.run()
+
+    def close(self) -> None:
+        """Remove the folder, when no front end lives any more."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def front_end_name(place: int) -> str:
+    """Return the name under which a front end shares limits."""
+    return f"front-end-{place}"
