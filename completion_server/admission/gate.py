@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from enum import Enum
 
-from completion_server.admission.keyed_sessions import KeyedSessions, NamedSessions, choose_by
+from completion_server.admission.file_quotas import FileQuotas
+from completion_server.admission.keyed_sessions import KeyedSessions, choose_by
 from completion_server.admission.settings import AdmissionSettings
 from completion_server.core import descriptors
 from completion_server.core.errors import (
@@ -57,7 +58,7 @@ class Gate:
         settings: AdmissionSettings,
         remaining_start_s: Callable[[], float | None] = lambda: None,
         limiters: Limiters | None = None,
-        named: NamedSessions | None = None,
+        named: FileQuotas | None = None,
         server_limiters: Limiters | None = None,
     ) -> None:
         """Start closed: no request is served before the engine is warm.

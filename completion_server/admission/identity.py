@@ -6,7 +6,7 @@ from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from completion_server.auth.principal import Principal
 from completion_server.core.events import Actor
-from completion_server.core.request import Caller, tenant_key_of
+from completion_server.core.request import Caller
 
 _IPV6_NETWORK_BITS = 64
 
@@ -33,14 +33,10 @@ class Identity:
     """The verified caller if authentication is on."""
 
     @property
-    def named_owner(self) -> str | None:
-        """The `Caller.owner` of all sessions of the user; None if the call names no user."""
-        return self.call("").owner if self.user else None
-
-    @property
-    def tenant_key(self) -> str:
-        """Key of the tenant's limits, as `Caller.tenant_key`."""
-        return tenant_key_of(self.tenant, self.peer, is_verified=self.is_verified)
+    def session_keys(self) -> tuple[str | None, str, str]:
+        """Keys of a named user, the address and the tenant in the limits of sessions, for `Gate.enter_session`."""
+        caller = self.call("")
+        return caller.owner if self.user else None, caller.limited_peer, caller.tenant_key
 
     @property
     def limited_peer(self) -> str:

@@ -2,29 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
 
 from completion_server.core.errors import Limit
 from completion_server.limits.shared import SessionLimiter
 
 SessionLimit = tuple[SessionLimiter, Limit]
 """A limiter of sessions, and the limit that it has."""
-
-
-class NamedSessions(Protocol):
-    """Limits of sessions that differ between users and tenants."""
-
-    def user_sessions(self, owner: str, /) -> SessionLimit | None:
-        """Return the limit of a user; None if it has the common one."""
-        ...
-
-    def tenant_sessions(self, tenant_key: str, /) -> SessionLimit | None:
-        """Return the limit of a tenant; None if it has the common one."""
-        ...
-
-    def on_change(self, listener: Callable[[], None], /) -> None:
-        """Call `listener` after each change."""
-        ...
 
 
 def choose_by(

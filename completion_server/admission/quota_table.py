@@ -19,7 +19,7 @@ from pydantic import Strict
 
 from completion_server.core.checks import Above, Between, require_bounds
 from completion_server.core.errors import ConfigError, Limit
-from completion_server.core.request import key_of, tenant_key_of
+from completion_server.core.request import key_of
 from completion_server.core.sections import read_section
 
 DEFAULT_WEIGHT = 1.0
@@ -152,7 +152,7 @@ def parse_quotas(text: str) -> QuotaTable:
     tenants, tenant_users, weights = dict[str, Quota](), dict[str, Quota](), dict[str, float]()
     users_of = {name: (f"quotas.tenant.{name}.user", tenant.user) for name, tenant in file.tenant.items()}
     for name, tenant in file.tenant.items():
-        key = tenant_key_of(name, "", is_verified=True)
+        key = key_of(name)
         tenants[key] = _quota((f"quotas.tenant.{name}", tenant), default)
         tenant_users[key] = _quota(users_of[name], default_user)
         weights[key] = tenant.weight or default_weight

@@ -27,6 +27,7 @@ _MAX_PROCESSES, _CORES_FOR_ONE = 8, 2
 _OPEN = "others can read what is typed or claim to be any user of any tenant"
 _REMEDY = "set them (docs/security.md), listen on loopback, or pass --insecure if only a proxy can reach this server"
 _COUNTS = "others can read the load and the outcome counts"
+_NOBODY = "not set, so nobody can use server.admin_listen: certificates alone tell who calls (auth.certificate_user)"
 _CLEAR = "its password, and what replicas tell each other, travel in clear"
 
 
@@ -51,6 +52,10 @@ def check(config: Config, environ: MutableMapping[str, str]) -> dict[str, Any]:
     descriptors.check_limits(limits)
     load_certificates(config.server)
     make_authenticator(config)
+    server, auth = config.server, config.auth
+    has_tokens = auth.keys_file or auth.issuer
+    if auth.takes_certificates and not has_tokens and server.admin_listen and not server.admin_tls.client_ca:
+        logger.warning("server.admin_tls.client_ca: %s", _NOBODY)
     if config.admission.quotas_file:
         QuotaFile(Path(config.admission.quotas_file))
     check_usable(config.traces, environ)

@@ -46,11 +46,6 @@ def key_of(*parts: str) -> str:
     return "/".join(map(_quoted, parts))
 
 
-def tenant_key_of(tenant: str, peer: str, *, is_verified: bool) -> str:
-    """Return the key of a tenant's limits. Like a user's name, an unverified name belongs to the address `peer`."""
-    return key_of(tenant) if is_verified else key_of(tenant, peer)
-
-
 def _is_within_host(peer: str) -> bool:
     """Return whether a peer's key is that of a Unix socket or of a loopback address."""
     return not peer or peer.startswith("127.") or peer == "::/64"
@@ -89,6 +84,7 @@ class Caller:
 
     def __post_init__(self) -> None:
         """Make the keys once: they are read many times for each request."""
+        tenant_key = key_of(self.tenant) if self.is_verified else key_of(self.tenant, self.peer)
         if self.is_verified:
             owner = key_of(self.tenant, "user", self.user)
         elif self.user:
@@ -96,7 +92,7 @@ class Caller:
         else:
             owner = key_of(self.tenant, "session", self.session, self.connection)
         object.__setattr__(self, "owner", owner)
-        object.__setattr__(self, "tenant_key", tenant_key_of(self.tenant, self.peer, is_verified=self.is_verified))
+        object.__setattr__(self, "tenant_key", tenant_key)
 
     @property
     def limited_peer(self) -> str:

@@ -28,7 +28,8 @@ class RotatingFile:
         """Append whole lines, all or none of them.
 
         Raises:
-            OSError: they can't be written, as on a full disk. The file is as before.
+            OSError: they can't be written, as on a full disk. The file is as before; if it can't be shortened, a cut
+                line stays in it, and the next lines begin on a new one.
 
         """
         if self._num_bytes and self._num_bytes + len(lines) > self._max_bytes:
@@ -42,7 +43,7 @@ class RotatingFile:
         try:
             _write_all(self._descriptor, lines)
         except OSError:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), contextlib.closing(self):  # opened again, it gets an end if it lacks one
                 os.ftruncate(self._descriptor, self._num_bytes)
             raise
         self._num_bytes += len(lines)
@@ -66,7 +67,7 @@ class RotatingFile:
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
         try:
             num_bytes = os.fstat(descriptor).st_size
-            if num_bytes and os.pread(descriptor, 1, num_bytes - 1) != b"\n":  # a crash cut the last line
+            if num_bytes and os.pread(descriptor, 1, num_bytes - 1) != b"\n":  # the last line is cut
                 _write_all(descriptor, b"\n")
                 num_bytes += 1
         except OSError:

@@ -122,7 +122,7 @@ class CompletionServicer:
         """Serve one session stream."""
         try:
             identity = await self._intake.enter(context)
-            permit = self._service.gate.enter_session(identity.named_owner, identity.limited_peer, identity.tenant_key)
+            permit = self._service.gate.enter_session(*identity.session_keys)
         except CompletionError as error:
             self._service.emit(RequestRefused(error))
             await abort(context, error)

@@ -121,7 +121,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             f"redis.addresses=['127.0.0.1:{free_port()}']", f"records.usage_file={folder}/usage.jsonl",
             f"traces.endpoint={receiver.address}", "traces.sample_ratio=0", "traces.export_interval_s=0.1",
         )  # fmt: skip
-        servers, known = AsyncExitStack(), KnownCallers({"ann": principal("ann", "k1")})
+        servers, known = AsyncExitStack(), KnownCallers({"ann": principal("ann")})
         stack.callback(lambda: background.run(servers.aclose()))
         server = background.run(servers.enter_async_context(run_server(config, make_engine, known)), _PATIENCE_S)
         channel = background.run(servers.enter_async_context(_channel(server)))

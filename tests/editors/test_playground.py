@@ -13,10 +13,10 @@ import pytest_asyncio
 
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from tests.support.authentication import LONG_PAST_S, KnownCallers, principal
 from tests.support.http_clients import HTTP, PAGE_ADMIN
 from tests.support.playground import Playground, playground
 from tests.support.server import RunningServer, eventually, make_config, run_server
-from tests.support.tokens import Tokens, principal
 from tests.support.vocabularies import embedded
 
 MAX_K = 4
@@ -33,7 +33,6 @@ CONTINUATIONS = {
 }
 MEAN = "total = sum(values)\n    return total / len(values)"
 WHY = "document.querySelector('#sign-in-why').textContent"
-EXPIRES_AT = 1000.0
 COLOUR = "getComputedStyle(document.body).backgroundColor"
 
 SERVER_AWAY = "WebSocket connection to "
@@ -154,8 +153,8 @@ async def test_without_the_scope_the_slider_is_locked_with_the_reason(tab: Playg
 
 
 async def test_a_user_signs_in_by_the_keyboard_and_the_tab_keeps_the_token(tab: Playground) -> None:
-    tokens = Tokens({"ann": principal("ann"), "brief": principal("ann", expires_at=EXPIRES_AT)})
-    async with run_server(make_config(HTTP, PAGE_ADMIN), make_engine, tokens) as server:
+    known = KnownCallers({"ann": principal("ann"), "brief": principal("ann", expires_at=LONG_PAST_S)})
+    async with run_server(make_config(HTTP, PAGE_ADMIN), make_engine, known) as server:
         address = server.ready.http_address
         await tab.do("open", url=f"http://{address}/")
         await tab.until("document.activeElement.id === 'token'")
@@ -172,7 +171,7 @@ async def test_a_user_signs_in_by_the_keyboard_and_the_tab_keeps_the_token(tab: 
         assert await tab.evaluate("document.querySelector('#k').disabled")
         assert "scope admin" in await tab.evaluate("document.querySelector('#k-why').textContent")
 
-        tokens.now = EXPIRES_AT
+        known.now = LONG_PAST_S
         await tab.until(f"{WHY}.includes('the token has expired')")
         assert await tab.evaluate("document.activeElement.closest('.cm-editor') !== null")  # the user types on
         await tab.evaluate("document.querySelector('#token').focus()")
@@ -185,7 +184,7 @@ async def test_a_user_signs_in_by_the_keyboard_and_the_tab_keeps_the_token(tab: 
         assert "ann" in session
         assert "ann" not in "".join(elsewhere)
 
-        tokens.revoke("ann")
+        known.revoke("id-of-ann")
         await tab.until(f"{WHY}.includes('key id-of-ann: was revoked')")
         assert await tab.evaluate("sessionStorage.length") == 0
         assert await tab.evaluate("document.querySelector('#connection').dataset.state") == "away"

@@ -10,6 +10,7 @@ import pytest_asyncio
 from completion_server.auth.principal import Credentials, Principal, Scope
 from completion_server.core.errors import UnavailableError
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from tests.support.authentication import KnownCallers, principal
 from tests.support.http_clients import HTTP, HttpAnswer, get, head, http_session, post, raw_connection
 from tests.support.server import (
     ENDLESS,
@@ -20,7 +21,6 @@ from tests.support.server import (
     make_config,
     run_server,
 )
-from tests.support.tokens import Tokens, principal
 from tests.support.waits import named_limit
 
 WORDS = ("alpha", "\n")
@@ -39,12 +39,12 @@ def make_engine() -> ScriptedEngine:
 
 
 @pytest.fixture
-def tokens() -> Tokens:
-    return Tokens(
+def known() -> KnownCallers:
+    return KnownCallers(
         {
-            "ann": principal("ann", tenant="acme"),
-            "ann-2": principal("ann", tenant="acme"),
-            "bob": principal("bob", tenant="acme"),
+            "ann": principal("ann"),
+            "ann-2": principal("ann", credential="another"),
+            "bob": principal("bob"),
             "complete": principal("carl", Scope.COMPLETE),
             "admin": principal("dora", Scope.ADMIN),
         }
@@ -52,8 +52,8 @@ def tokens() -> Tokens:
 
 
 @pytest_asyncio.fixture
-async def server(tokens: Tokens) -> AsyncIterator[RunningServer]:
-    async with run_server(make_config(HTTP), make_engine, tokens) as running:
+async def server(known: KnownCallers) -> AsyncIterator[RunningServer]:
+    async with run_server(make_config(HTTP), make_engine, known) as running:
         yield running
 
 
@@ -124,25 +124,25 @@ async def test_the_user_is_the_tokens_and_not_the_headers(server: RunningServer)
     assert server.count("completion_feedback_total", kind="accepted") == 1
 
 
-async def test_a_revoked_token_is_refused_from_the_next_request_on(server: RunningServer, tokens: Tokens) -> None:
+async def test_a_revoked_token_is_refused_from_the_next_request_on(server: RunningServer, known: KnownCallers) -> None:
     assert (await asked(server, INFILL, bearer("ann"))).status == 200
-    tokens.revoke("ann")
+    known.revoke("id-of-ann")
     assert (await asked(server, INFILL, bearer("ann"))).status == 401
     assert (await asked(server, INFILL, bearer("ann-2"))).status == 200
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-async def test_a_revoked_token_ends_its_running_answer(tokens: Tokens, is_streamed: bool) -> None:
+async def test_a_revoked_token_ends_its_running_answer(known: KnownCallers, is_streamed: bool) -> None:
     """Until its deadline: half a minute."""
 
     def make_engine() -> ScriptedEngine:
         return endless_engine(lambda _request: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
 
-    async with run_server(endless_config(HTTP), make_engine, tokens) as server:
+    async with run_server(endless_config(HTTP), make_engine, known) as server:
         body = BODY | {"max_tokens": ENDLESS, "stream": is_streamed}
         asking = asyncio.create_task(post(server, OPENAI, body, bearer("bob")))
         await eventually(lambda: server.count("completion_running_requests") == 1)
-        tokens.revoke("bob")
+        known.revoke("id-of-bob")
         async with named_limit(5.0, "the end of the answer"):
             answer = await asking
         assert answer.status == (200 if is_streamed else 401)
@@ -150,9 +150,9 @@ async def test_a_revoked_token_ends_its_running_answer(tokens: Tokens, is_stream
         assert error["message"] == "key id-of-bob: was revoked"
 
 
-async def test_a_sender_of_refused_tokens_is_turned_away_and_others_of_its_address_are_served(tokens: Tokens) -> None:
+async def test_a_sender_of_refused_tokens_is_turned_away_but_not_others_of_its_address(known: KnownCallers) -> None:
     limits = ("admission.refused_bytes_per_s=1", "admission.refused_burst_bytes=20000")
-    async with run_server(make_config(*limits, HTTP), make_engine, tokens) as server, http_session() as session:
+    async with run_server(make_config(*limits, HTTP), make_engine, known) as server, http_session() as session:
         url, statuses = f"http://{server.ready.http_address}/v1/models", []
         for _ in range(3):
             async with session.get(url, headers=bearer("forged")) as answer:  # all over one connection
@@ -170,7 +170,7 @@ async def test_a_client_that_still_writes_gets_the_refusal(server: RunningServer
         assert await connection.status() == 401
 
 
-class Unreachable(Tokens):
+class Unreachable(KnownCallers):
     """An issuer whose keys were never fetched."""
 
     async def authenticate(self, _credentials: Credentials) -> Principal:
@@ -179,7 +179,7 @@ class Unreachable(Tokens):
 
 @pytest.mark.parametrize("path", [INFILL, "/v1/models"])
 async def test_without_the_issuers_keys_callers_are_told_to_retry(path: str) -> None:
-    async with run_server(make_config(HTTP), make_engine, Unreachable({})) as server:
+    async with run_server(make_config(HTTP), make_engine, Unreachable()) as server:
         answer = await asked(server, path, bearer("ann"))
         assert (answer.status, answer.headers["retry-after"]) == (503, "2")
         assert (await get(server, "/health")).status == 200

@@ -12,10 +12,10 @@ from completion_server.client.playground_command import playground
 from completion_server.config import load_config
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.server_commands import page_url
+from tests.support.authentication import KnownCallers, principal
 from tests.support.certificates import MakeIdentity
 from tests.support.http_clients import HTTP
 from tests.support.server import make_config, run_server
-from tests.support.tokens import Tokens, principal
 
 
 async def run(url: str, *options: str, **variables: str) -> Result:
@@ -37,8 +37,8 @@ async def test_the_page_of_a_running_server_is_named() -> None:
 
 async def test_a_token_is_checked_and_never_in_the_address(tmp_path: Path) -> None:
     (good := tmp_path / "token").write_text("ann\n")
-    tokens = Tokens({"ann": principal("ann"), "admin": principal("dora", Scope.ADMIN)})
-    async with run_server(make_config(HTTP), ScriptedEngine, tokens) as server:
+    known = KnownCallers({"ann": principal("ann"), "admin": principal("dora", Scope.ADMIN)})
+    async with run_server(make_config(HTTP), ScriptedEngine, known) as server:
         url = f"http://{server.ready.http_address}/"
         for found in (await run(url, "--token-file", str(good)), await run(url, COMPLETION_TOKEN="ann")):
             assert (found.exit_code, found.output) == (0, f"{url}\n")

@@ -7,14 +7,12 @@ import pytest_asyncio
 
 from completion_server.auth.principal import Scope
 from completion_server.engine.scripted.engine import ScriptedEngine
+from tests.support.authentication import LONG_PAST_S, KnownCallers, principal
 from tests.support.http_clients import HTTP, PAGE_ADMIN
 from tests.support.page_sockets import Page, opened
 from tests.support.server import RunningServer, eventually, make_config, run_server
-from tests.support.tokens import Tokens, principal
 
 MAX_K = 4
-EXPIRES_AT = 1000.0
-"""Long ago: a token with it has expired once the test's clock says so."""
 
 
 def make_engine() -> ScriptedEngine:
@@ -22,11 +20,11 @@ def make_engine() -> ScriptedEngine:
 
 
 @pytest.fixture
-def tokens() -> Tokens:
-    return Tokens(
+def known() -> KnownCallers:
+    return KnownCallers(
         {
             "ann": principal("ann"),
-            "brief": principal("ann", expires_at=EXPIRES_AT),
+            "brief": principal("ann", expires_at=LONG_PAST_S),
             "bob": principal("bob"),
             "complete": principal("carl", Scope.COMPLETE),
             "feedback": principal("dora", Scope.FEEDBACK),
@@ -36,8 +34,8 @@ def tokens() -> Tokens:
 
 
 @pytest_asyncio.fixture
-async def server(tokens: Tokens) -> AsyncIterator[RunningServer]:
-    async with run_server(make_config(HTTP, PAGE_ADMIN), make_engine, tokens) as running:
+async def server(known: KnownCallers) -> AsyncIterator[RunningServer]:
+    async with run_server(make_config(HTTP, PAGE_ADMIN), make_engine, known) as running:
         yield running
 
 
@@ -84,26 +82,26 @@ async def test_nothing_comes_before_the_token(server: RunningServer) -> None:
         assert await page.closed() == (4401, "a token must come first")
 
 
-async def test_a_page_without_a_token_is_not_waited_for(tokens: Tokens) -> None:
+async def test_a_page_without_a_token_is_not_waited_for(known: KnownCallers) -> None:
     config = make_config(HTTP, "server.receive_timeout_s=0.2")
-    async with run_server(config, make_engine, tokens) as server, opened(server) as page:
+    async with run_server(config, make_engine, known) as server, opened(server) as page:
         assert await page.closed() == (4401, "no token came within 0.2 s")
 
 
-async def test_a_revoked_token_ends_the_page_and_its_session(server: RunningServer, tokens: Tokens) -> None:
+async def test_a_revoked_token_ends_the_page_and_its_session(server: RunningServer, known: KnownCallers) -> None:
     async with opened(server) as page:
         await sign_in(page, "ann")
         await page.next("figures")
-        tokens.revoke("ann")
+        known.revoke("id-of-ann")
         assert await page.closed() == (4401, "key id-of-ann: was revoked")
         await eventually(lambda: server.count("completion_live_sessions") == 0)
 
 
-async def test_an_expired_token_is_replaced_by_another_of_the_same_user(server: RunningServer, tokens: Tokens) -> None:
+async def test_an_expired_token_is_replaced_by_another_of_its_user(server: RunningServer, known: KnownCallers) -> None:
     async with opened(server) as page:
         await sign_in(page, "brief")
         await page.next("about")
-        tokens.now = EXPIRES_AT
+        known.now = LONG_PAST_S
         assert (await page.next("sign_in"))["reason"] == "the token has expired"
         await page.send("token", token="ann")
         await page.next("about")
@@ -130,8 +128,8 @@ async def test_only_the_scope_admin_changes_the_server(server: RunningServer) ->
         await page.until(lambda message: message.get("k") == 1)
 
 
-async def test_the_setting_keeps_the_page_from_changing_the_server(tokens: Tokens) -> None:
-    async with run_server(make_config(HTTP), make_engine, tokens) as server, opened(server) as page:
+async def test_the_setting_keeps_the_page_from_changing_the_server(known: KnownCallers) -> None:
+    async with run_server(make_config(HTTP), make_engine, known) as server, opened(server) as page:
         await sign_in(page, "admin")
         assert "server.http_admin" in (await page.next("figures"))["k_locked"]
 

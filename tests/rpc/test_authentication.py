@@ -52,12 +52,12 @@ class Generations(list[GenerationRequest]):
 def known() -> KnownCallers:
     return KnownCallers(
         {
-            "ada": principal("ada", "k1"),
-            "ada-again": principal("ada", "k2"),
-            "ada-expired": principal("ada", "k3", expires_at=LONG_PAST_S),
-            "bob": principal("bob", "k4"),
-            "reader": principal("reader", "k5", Scope.FEEDBACK),
-            "root": principal("root", "k6", Scope.ADMIN),
+            "ada": principal("ada", credential="k1"),
+            "ada-again": principal("ada", credential="k2"),
+            "ada-expired": principal("ada", credential="k3", expires_at=LONG_PAST_S),
+            "bob": principal("bob", credential="k4"),
+            "reader": principal("reader", Scope.FEEDBACK, credential="k5"),
+            "root": principal("root", Scope.ADMIN, credential="k6"),
         }
     )
 
@@ -108,7 +108,7 @@ async def test_a_completion_needs_a_valid_credential_with_its_scope(
 
 
 async def test_feedback_has_a_scope_of_its_own(server: RunningServer, known: KnownCallers) -> None:
-    known.tokens["completes"] = principal("ada", "k7", Scope.COMPLETE)
+    known.tokens["completes"] = principal("ada", Scope.COMPLETE, credential="k7")
     report = pb.ReportFeedbackRequest(session_id="s", sequence=1, kind=pb.FEEDBACK_KIND_SHOWN)
     codes = {
         token: await status_of(server.stub.ReportFeedback(report, metadata=bearer(token), timeout=ENDS_WITHIN_S))
@@ -180,7 +180,7 @@ async def test_a_revoked_key_s_silent_stream_ends(server: RunningServer, known: 
     revoked, other = server.stub.Session(metadata=bearer("ada")), server.stub.Session(metadata=bearer("bob"))
     for stream in (revoked, other):
         await stream.initial_metadata()
-    known.ended.add("k1")
+    known.revoke("k1")
     assert await status_of(revoked) is UNAUTHENTICATED
     assert "key k1: was revoked" in await revoked.details()
     assert not other.done()
@@ -197,7 +197,7 @@ async def test_a_revoked_key_s_running_call_ends(known: KnownCallers) -> None:
             for token in ("ada", "bob")
         )
         await eventually(lambda: server.count("completion_running_requests") == 2)
-        known.ended.add("k1")
+        known.revoke("k1")
         async with named_limit(5.0, "the end of the call"):
             answer = await revoked
         assert (answer.code, answer.details) == (UNAUTHENTICATED, "key k1: was revoked")
@@ -208,7 +208,7 @@ async def test_a_revoked_key_s_running_call_ends(known: KnownCallers) -> None:
 async def test_a_stream_goes_on_with_a_new_token_of_its_user(server: RunningServer, known: KnownCallers) -> None:
     stream = server.stub.Session(metadata=bearer("ada-expired"))
     await stream.initial_metadata()
-    known.ended.add("k3")
+    known.now = LONG_PAST_S
     await stream.write(pb.SessionRequest(authorization="Bearer ada-again", complete=request(sequence=1)))
     async with named_limit(ENDS_WITHIN_S, "the end of the request"):
         while not (await stream.read()).HasField("end"):
@@ -222,7 +222,7 @@ async def test_a_client_s_certificate_names_its_user(
 ) -> None:
     ours, authority = make_identity("server"), make_identity("authority")
     ada, nobody = (make_identity(name, issuer=authority) for name in ("ada", "nobody"))
-    known.names["ada"] = principal("ada", "serial 7", kind="certificate")
+    known.names["ada"] = principal("ada", credential="serial 7", kind="certificate")
     config = endless_config(
         "engine.heartbeat_s=0", f"server.tls.certificate={ours.certificate}", f"server.tls.key={ours.key}",
         f"server.tls.client_ca={authority.certificate}",

@@ -15,15 +15,14 @@ from completion_server.auth.principal import Authenticator, Credentials, Princip
 from completion_server.core.errors import UnauthenticatedError
 
 NO_LIMIT = RefusalBudget(0, 1)
-LONG_PAST_S = 1.0
+LONG_PAST_S = 1000.0
+"""A token with this end has expired once `KnownCallers.now` says so."""
 
 
-def principal(user: str, credential: str, *scopes: Scope, **fields: Any) -> Principal:
+def principal(user: str, *scopes: Scope, **fields: Any) -> Principal:
     """Return a caller of the tenant acme with an API key; without `scopes` it may complete and report feedback."""
-    fields = {"tenant": "acme", "kind": "key"} | fields
-    return Principal(
-        user, scopes=frozenset(scopes or (Scope.COMPLETE, Scope.FEEDBACK)), credential=credential, **fields
-    )
+    fields = {"tenant": "acme", "kind": "key", "credential": f"id-of-{user}"} | fields
+    return Principal(user, scopes=frozenset(scopes or (Scope.COMPLETE, Scope.FEEDBACK)), **fields)
 
 
 @dataclass
@@ -32,8 +31,9 @@ class KnownCallers:
 
     tokens: dict[str, Principal] = field(default_factory=dict)
     names: dict[str, Principal] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)
-    """Credentials that are revoked or have expired."""
+    revoked: set[str] = field(default_factory=set)
+    now: float = 0.0
+    """Unix seconds, which only a test moves on."""
 
     async def authenticate(self, credentials: Credentials) -> Principal:
         found = self.tokens.get(credentials.token)
@@ -42,11 +42,14 @@ class KnownCallers:
             (name,) = subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
             found = self.names.get(str(name.value))
         if found is None or not self.is_current(found):
-            raise UnauthenticatedError("the credential is unknown")
+            raise UnauthenticatedError("the token is unknown or has expired")
         return found
 
     def is_current(self, principal: Principal) -> bool:
-        return principal.credential not in self.ended
+        return principal.credential not in self.revoked and principal.expires_at > self.now
+
+    def revoke(self, credential: str) -> None:
+        self.revoked.add(credential)
 
 
 def callers(

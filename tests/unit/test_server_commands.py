@@ -282,6 +282,17 @@ def test_what_a_configuration_leaves_open_is_said(settings: tuple[str, ...], sai
     assert f"open to callers without a credential: {said}\n" in check(*settings).stdout
 
 
+def test_an_admin_listener_that_nobody_can_use_is_warned_of(make_identity: MakeIdentity) -> None:
+    one = make_identity("one")
+    tls = [f"server.tls.{key}={path}" for key, path in
+           (("certificate", one.certificate), ("key", one.key), ("client_ca", one.certificate))]  # fmt: skip
+    known = (*tls, "auth.certificate_user=cn")
+    assert "warning: server.admin_tls.client_ca: not set, so nobody can use" in check(*known).stderr
+    admin_tls = [each.replace("server.tls", "server.admin_tls") for each in tls]
+    for more in (admin_tls, ["auth.keys_file=keys.json"], ["server.admin_listen="]):
+        assert check(*known, *more).stderr == ""
+
+
 def test_fewer_tokens_alone_are_accepted() -> None:
     found = check("limits.max_tokens=64")
     assert (found.exit_code, found.stderr) == (0, "")

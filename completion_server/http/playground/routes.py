@@ -88,8 +88,7 @@ class _Sockets:
         if not (callers.is_open or shown.token or shown.certificate):
             arrival = with_token(arrival, await asked_token(socket, self._receive_timeout_s))
         identity = await callers.identify(arrival)
-        gate = self._parts.service.gate
-        return arrival, identity, gate.enter_session(identity.named_owner, identity.limited_peer, identity.tenant_key)
+        return arrival, identity, self._parts.service.gate.enter_session(*identity.session_keys)
 
     def _locked(self, identity: Identity, host: str, headers: Mapping[str, str]) -> str:
         """Return why a caller may not change the server; "" for an operator."""

@@ -11,7 +11,7 @@ from completion_server.auth.principal import Scope
 from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError, UnauthenticatedError
 from completion_server.http.guard import Guard
 from completion_server.http.identity import arrival_of, caller_of, with_document
-from tests.support.tokens import Tokens, principal
+from tests.support.authentication import KnownCallers, principal
 
 
 async def nothing(*_arguments: object) -> None: ...
@@ -64,9 +64,13 @@ HERE = "10.0.0.7", 50_000
 
 
 async def identified(
-    headers: dict[str, str], client: tuple[str, int] = HERE, *, trusts_names: bool = False, tokens: Tokens | None = None
+    headers: dict[str, str],
+    client: tuple[str, int] = HERE,
+    *,
+    trusts_names: bool = False,
+    known: KnownCallers | None = None,
 ) -> Identity:
-    entrance = Entrance(AdmissionSettings(trust_user_names=trusts_names), LIMITS, tokens)
+    entrance = Entrance(AdmissionSettings(trust_user_names=trusts_names), LIMITS, known)
     return await entrance.identify(arrival_of(headers, {"client": client, "state": {}}))
 
 
@@ -121,16 +125,16 @@ async def test_long_names_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match=r"x-user-id: must be at most 128 bytes, got 129"):
         await identified({"x-user-id": "u" * 129})
     for headers in ({}, {"x-api-key": "t"}):
-        identity = await identified(headers, tokens=Tokens({"t": principal("ann")}) if headers else None)
+        identity = await identified(headers, known=KnownCallers({"t": principal("ann")}) if headers else None)
         with pytest.raises(InvalidRequestError, match=r"user: must be at most 128 bytes, got 129"):
             caller_of(identity, headers, "u" * 129, LIMITS)
 
 
 async def test_with_authentication_the_token_alone_names_the_user() -> None:
-    tokens = Tokens({"a": principal("ann", tenant="acme"), "a2": principal("ann", tenant="acme")})
+    known = KnownCallers({"a": principal("ann"), "a2": principal("ann")})
     claims = {"x-user-id": "bob", "x-tenant-id": "other"}
     callers = [
-        caller_of(await identified({"x-api-key": token} | claims, tokens=tokens), claims, body_user, LIMITS)
+        caller_of(await identified({"x-api-key": token} | claims, known=known), claims, body_user, LIMITS)
         for token, body_user in (("a", ""), ("a2", ""), ("a", "bob"))
     ]
     assert all(has_name for _caller, has_name in callers)
@@ -143,8 +147,8 @@ async def test_with_authentication_the_token_alone_names_the_user() -> None:
 
 async def test_refused_tokens_are_charged_and_do_not_hold_up_the_users_of_their_address() -> None:
     settings = AdmissionSettings(refused_bytes_per_s=1e6, refused_burst_bytes=16 * 1024)
-    tokens = Tokens({"a": principal("ann")})
-    callers = Callers(Entrance(settings, LIMITS, tokens), Refusals(*refusal_budgets(settings), lambda: 0.0))
+    known = KnownCallers({"a": principal("ann")})
+    callers = Callers(Entrance(settings, LIMITS, known), Refusals(*refusal_budgets(settings), lambda: 0.0))
     forged, own = (arrival_of({"x-api-key": token}, {"client": HERE, "state": {}}) for token in ("forged", "a"))
     for expected in (UnauthenticatedError, UnauthenticatedError, TooManyRefusalsError):
         with pytest.raises(expected):

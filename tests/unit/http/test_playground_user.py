@@ -2,35 +2,29 @@
 
 import pytest
 
-from completion_server.admission.callers import GRACE_S, Callers
-from completion_server.admission.entrance import Arrival, Entrance
+from completion_server.admission.callers import GRACE_S
+from completion_server.admission.entrance import Arrival
 from completion_server.admission.identity import Identity
-from completion_server.admission.refusals import Refusals, refusal_budgets
-from completion_server.admission.settings import AdmissionSettings, LimitSettings
 from completion_server.auth.principal import Credentials, Principal, Scope
 from completion_server.core.errors import CompletionError, PermissionDeniedError, UnauthenticatedError
 from completion_server.http.playground.access import scope_reason
 from completion_server.http.playground.messages import Token, message_of
 from completion_server.http.playground.sign_in import PageUser
-from tests.support.tokens import Tokens, principal
-
-EXPIRES_AT = 1000.0
+from tests.support.authentication import LONG_PAST_S, KnownCallers, callers, principal
 
 
 class Page:
-    """A page whose clocks a test sets: `tokens.now` in Unix seconds, and `now`."""
+    """A page whose clocks a test sets: `known.now` in Unix seconds, and `now`."""
 
-    def __init__(self, tokens: Tokens) -> None:
-        self.tokens = tokens
+    def __init__(self, known: KnownCallers) -> None:
+        self.known = known
         self.now = 0.0
 
     async def user(self, token: str) -> PageUser:
-        settings = AdmissionSettings()
-        entrance = Entrance(settings, LimitSettings(), self.tokens)
-        callers = Callers(entrance, Refusals(*refusal_budgets(settings), lambda: self.now))
+        identifying = callers(lambda: self.now, authenticator=self.known)
         arrival = Arrival("", "", "10.0.0.7:1", "10.0.0.7", Credentials(token))
-        identity = await callers.identify(arrival)
-        return PageUser(callers, arrival, identity, locked, lambda: self.now, lambda: self.tokens.now)
+        identity = await identifying.identify(arrival)
+        return PageUser(identifying, arrival, identity, locked, lambda: self.now, lambda: self.known.now)
 
 
 def locked(identity: Identity) -> str:
@@ -38,15 +32,15 @@ def locked(identity: Identity) -> str:
     return scope_reason(identity.principal)
 
 
-def admin(user: str = "ann", expires_at: float = EXPIRES_AT) -> Principal:
+def admin(user: str = "ann", expires_at: float = LONG_PAST_S) -> Principal:
     return principal(user, *Scope, expires_at=expires_at)
 
 
 async def test_an_expired_token_is_asked_for_once_and_may_be_replaced_in_time() -> None:
-    page = Page(Tokens({"old": admin(), "new": admin(expires_at=2 * EXPIRES_AT)}))
+    page = Page(KnownCallers({"old": admin(), "new": admin(expires_at=2 * LONG_PAST_S)}))
     user = await page.user("old")
     assert (user.check(), user.locked_reason) == ("", "")
-    page.tokens.now = EXPIRES_AT
+    page.known.now = LONG_PAST_S
     assert user.check() == "the token has expired"
     assert user.locked_reason == "the token has expired"
     page.now = GRACE_S - 1
@@ -54,7 +48,7 @@ async def test_an_expired_token_is_asked_for_once_and_may_be_replaced_in_time() 
     await user.renew("new")
     page.now = 10 * GRACE_S
     assert (user.check(), user.locked_reason) == ("", "")
-    page.tokens.now = 2 * EXPIRES_AT
+    page.known.now = 2 * LONG_PAST_S
     assert user.check()
     page.now += GRACE_S
     with pytest.raises(UnauthenticatedError, match="key id-of-ann: expired, and no valid one came"):
@@ -62,15 +56,15 @@ async def test_an_expired_token_is_asked_for_once_and_may_be_replaced_in_time() 
 
 
 async def test_a_revoked_token_ends_the_page_at_once() -> None:
-    page = Page(Tokens({"old": admin()}))
+    page = Page(KnownCallers({"old": admin()}))
     user = await page.user("old")
-    page.tokens.revoke("old")
+    page.known.revoke("id-of-ann")
     with pytest.raises(UnauthenticatedError, match="key id-of-ann: was revoked"):
         user.check()
 
 
 async def test_a_newer_token_is_that_of_the_same_user_and_has_its_own_scopes() -> None:
-    page = Page(Tokens({"old": admin(), "bob": admin("bob"), "less": principal("ann", Scope.COMPLETE)}))
+    page = Page(KnownCallers({"old": admin(), "bob": admin("bob"), "less": principal("ann", Scope.COMPLETE)}))
     user = await page.user("old")
     assert user.may_report
     refusals: tuple[tuple[str, type[CompletionError]], ...] = (

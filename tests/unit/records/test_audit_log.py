@@ -235,6 +235,24 @@ def test_a_full_disk_breaks_no_chain_and_loses_no_count(tmp_path: Path) -> None:
     assert verify(path)[0] == 0
 
 
+def test_a_line_that_can_not_be_taken_back_is_the_only_one_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "audit.jsonl"
+    write(path, range(2))
+    writer = writer_of(path)
+
+    def fail(*_args: int) -> None:
+        raise OSError("the disk has failed")
+
+    with files_up_to(path.stat().st_size + 9), monkeypatch.context() as patched:
+        patched.setattr("os.ftruncate", fail)
+        writer.write([record(ended(2))])
+    writer.write([record(ended(3))])
+    *_, cut, lost, last = path.read_bytes().splitlines()
+    assert cut == b'{"seq":3,'
+    assert [json.loads(each)["kind"] for each in (lost, last)] == ["lost", "complete"]
+    assert verify(path) == (1, f"broken: {path}:3: is no line of an audit log\n")
+
+
 def test_a_flood_of_refused_tokens_is_counted(tmp_path: Path) -> None:
     path, now_s = tmp_path / "audit.jsonl", [NOON_S]
     writer = writer_of(path, flood=RefusalFlood(max_per_s=3), now_s=now_s)

@@ -13,10 +13,10 @@ from tests.support.authentication import LONG_PAST_S, KnownCallers, principal
 from tests.support.services import RunningService
 from tests.unit.rpc.test_session_writes import Caller, Stream, run
 
-ADA = principal("ada", "first", expires_at=LONG_PAST_S)
-AGAIN = principal("ada", "second")
-BOB = principal("bob", "third")
-TOKENS = {"again": AGAIN, "bob": BOB, "other": principal("ada", "fourth", tenant="initech")}
+ADA = principal("ada", credential="first", expires_at=LONG_PAST_S)
+AGAIN = principal("ada", credential="second")
+BOB = principal("bob", credential="third")
+TOKENS = {"again": AGAIN, "bob": BOB, "other": principal("ada", credential="fourth", tenant="initech")}
 GRACE_S, NOTICED_S = 30.0, 2.0
 
 
@@ -48,7 +48,7 @@ def test_a_silent_stream_whose_key_is_revoked_ends_soon_and_its_request_with_it(
         await asyncio.sleep(9.5)
         caller.ask(1, max_tokens=100)  # a second's worth
         await asyncio.sleep(0.1)
-        known.ended.add(AGAIN.credential)
+        known.revoke(AGAIN.credential)
         revoked_at = loop.time()
         failure = await stream.end()
         assert failure is not None
@@ -64,7 +64,7 @@ def test_the_next_message_of_a_revoked_key_is_not_served() -> None:
         known, caller = KnownCallers(), Connected()
         stream = open_stream(running, caller, known, AGAIN)
         await asyncio.sleep(0.1)
-        known.ended.add(AGAIN.credential)
+        known.revoke(AGAIN.credential)
         caller.ask(1)
         failure = await stream.end()
         assert failure is not None
@@ -79,7 +79,7 @@ def test_an_expired_token_has_a_time_of_grace_in_which_requests_are_served() -> 
         loop, known, caller = asyncio.get_running_loop(), KnownCallers(), Connected()
         stream = open_stream(running, caller, known, ADA)
         await asyncio.sleep(10.0)
-        known.ended.add(ADA.credential)
+        known.now = LONG_PAST_S
         expired_at = loop.time()
         caller.ask(1, max_tokens=3)
         await asyncio.sleep(GRACE_S - 2 * NOTICED_S)
@@ -101,7 +101,7 @@ def test_a_new_token_of_the_same_user_lets_the_stream_go_on(has_event: bool) -> 
         stream = open_stream(running, caller, known, ADA)
         caller.ask(1, max_tokens=3)
         await asyncio.sleep(10.0)
-        known.ended.add(ADA.credential)
+        known.now = LONG_PAST_S
         await asyncio.sleep(GRACE_S - NOTICED_S)
         caller.bring("again", **({"cancel": pb.Cancel(sequence=9)} if has_event else {}))
         await asyncio.sleep(10 * GRACE_S)
@@ -135,7 +135,7 @@ def test_a_token_of_another_user_or_tenant_or_of_nobody_ends_the_stream(token: s
 def test_feedback_on_a_stream_needs_its_scope() -> None:
     async def scenario(running: RunningService) -> None:
         caller = Connected()
-        stream = open_stream(running, caller, KnownCallers(), principal("ada", "first", Scope.COMPLETE))
+        stream = open_stream(running, caller, KnownCallers(), principal("ada", Scope.COMPLETE, credential="first"))
         caller.ask(1, max_tokens=3)
         report = pb.ReportFeedbackRequest(session_id="s", sequence=1, kind=pb.FEEDBACK_KIND_SHOWN)
         caller.send(pb.SessionRequest(feedback=report))

@@ -21,10 +21,14 @@ from tests.unit.scheduling.live_requests import live, stop
 EXPLICIT, AUTOMATIC, PREFETCH = Trigger
 
 
-def ask(book: Book, request_id: str, num_tokens: int = 200, **fields: Any) -> list[Action]:
-    """Submit a request of the owner that its id begins with."""
-    fields = {"owner": request_id[0], "tenant": "t", "num_new_tokens": num_tokens} | fields
-    return book.submit(live(request_id, **fields), 0.0)
+def ids(owner: str, numbers: range) -> str:
+    return " ".join(f"{owner}{number}" for number in numbers)
+
+
+def ask(book: Book, request_ids: str, num_tokens: int = 200, **fields: Any) -> list[Action]:
+    """Submit requests, each of the owner that its id begins with."""
+    fields = {"tenant": "t", "num_new_tokens": num_tokens} | fields
+    return [action for each in request_ids.split() for action in book.submit(live(each, owner=each[0], **fields), 0.0)]
 
 
 def started(actions: Sequence[Action]) -> list[str]:
@@ -53,32 +57,24 @@ def serve_in_turn(book: Book, request_id: str, num: int, num_tokens: int = 200) 
 def blocked_book(num_slots: int = 1, max_queued: int = 1000) -> Book:
     """Return a book whose slots another tenant has taken, for "z0", "z1" and so on."""
     book = Book(num_slots, max_queued)
-    for number in range(num_slots):
-        assert started(ask(book, f"z{number}", 1, tenant="z"))
+    assert len(started(ask(book, ids("z", range(num_slots)), 1, tenant="z"))) == num_slots
     return book
 
 
-def test_an_owner_over_its_share_waits_until_the_others_have_caught_up() -> None:
-    book = blocked_book()
-    for number in range(3):
-        ask(book, f"a{number}", 2000, trigger=EXPLICIT)
-        ask(book, f"b{number}", 2000)
-    assert serve_in_turn(book, "z0", 6, 2000) == ["a0", "b0", "a1", "b1", "a2", "b2"]
-
-
-def test_within_the_tolerance_the_order_of_the_queue_decides() -> None:
-    book = blocked_book()
-    for number in range(9):
-        ask(book, f"a{number}", 200, trigger=EXPLICIT)
-        ask(book, f"b{number}", 200)
-    # After six requests the explicit ones are 1200 tokens ahead, more than the 1024 of the tolerance.
-    assert serve_in_turn(book, "z0", 9) == ["a0", "a1", "a2", "a3", "a4", "a5", "b0", "a6", "b1"]
+@pytest.mark.parametrize(("num_tokens", "order"), [
+    (2000, "a0 b0 a1 b1 a2 b2"),
+    (200, "a0 a1 a2 a3 a4 a5 b0 a6 b1"),  # six are 1200 tokens ahead, more than the 1024 of the tolerance
+])  # fmt: skip
+def test_an_owner_further_over_its_share_than_the_tolerance_waits_for_the_others(num_tokens: int, order: str) -> None:
+    book, expected = blocked_book(), order.split()
+    ask(book, ids("a", range(9)), num_tokens, trigger=EXPLICIT)
+    ask(book, ids("b", range(9)), num_tokens)
+    assert serve_in_turn(book, "z0", len(expected), num_tokens) == expected
 
 
 def test_a_slot_is_not_kept_free_for_those_who_are_owed_it() -> None:
     book = Book(2, 10)
-    assert started(ask(book, "a0", 10000)) == ["a0"]
-    assert started(ask(book, "a1", 10000)) == ["a1"]
+    assert started(ask(book, "a0 a1", 10000)) == ["a0", "a1"]
     ask(book, "b0")
     ask(book, "a2", 10000)
     assert serve(book, "a0", 10000) == ["b0"]
@@ -87,9 +83,8 @@ def test_a_slot_is_not_kept_free_for_those_who_are_owed_it() -> None:
 
 def test_twice_the_weight_is_twice_the_tokens_however_many_users_share_them() -> None:
     book, owners = blocked_book(), {"a": ("heavy", 2.0), "b": ("light", 1.0), "c": ("light", 1.0)}
-    for number in range(60):
-        for owner, (tenant, weight) in owners.items():
-            ask(book, f"{owner}{number}", 1200, tenant=tenant, weight=weight)
+    for owner, (tenant, weight) in owners.items():
+        ask(book, ids(owner, range(60)), 1200, tenant=tenant, weight=weight)
     counts = Counter(each[0] for each in serve_in_turn(book, "z0", 60, 1200))
     assert counts["a"] == pytest.approx(40, abs=1)
     assert counts["b"] == pytest.approx(counts["c"], abs=1)
@@ -97,9 +92,8 @@ def test_twice_the_weight_is_twice_the_tokens_however_many_users_share_them() ->
 
 def test_a_new_weight_counts_from_the_next_request_on() -> None:
     book = blocked_book()
-    for number in range(40):
-        ask(book, f"a{number}", 1200, tenant="a", weight=1.0)
-        ask(book, f"b{number}", 1200, tenant="b")
+    ask(book, ids("a", range(40)), 1200, tenant="a", weight=1.0)
+    ask(book, ids("b", range(40)), 1200, tenant="b")
     first = serve_in_turn(book, "z0", 20, 1200)
     assert Counter(each[0] for each in first) == {"a": 10, "b": 10}
     ask(book, "a40", 1200, tenant="a", weight=3.0)
@@ -110,15 +104,11 @@ def test_a_new_weight_counts_from_the_next_request_on() -> None:
 def test_an_owner_who_was_idle_has_the_credit_of_the_tolerance_at_most() -> None:
     book = blocked_book()
     ask(book, "b0", 1200)
-    for number in range(20):
-        ask(book, f"a{number}", 1200)
+    ask(book, ids("a", range(20)), 1200)
     first = serve_in_turn(book, "z0", 12, 1200)
-    for number in range(1, 6):
-        ask(book, f"b{number}", 1200, trigger=EXPLICIT)
-    last = [first[-1]]
-    for _ in range(6):
-        last += serve(book, last[-1], 1200)
-    assert [each[0] for each in last[1:]] == ["b", "b", "b", "a", "b", "a"], "and not five times"
+    ask(book, ids("b", range(1, 6)), 1200, trigger=EXPLICIT)
+    last = serve_in_turn(book, first[-1], 6, 1200)
+    assert [each[0] for each in last] == ["b", "b", "b", "a", "b", "a"], "and not five times"
 
 
 def test_an_owner_who_asks_alone_owes_nothing_for_it() -> None:
@@ -126,39 +116,34 @@ def test_an_owner_who_asks_alone_owes_nothing_for_it() -> None:
     for number in range(50):
         assert started(ask(book, f"a{number}", 1200)) == [f"a{number}"]
         serve(book, f"a{number}", 1200)
-    ask(book, "b0", 200)
-    ask(book, "a50", 200, trigger=EXPLICIT)
-    ask(book, "b1", 200)
+    ask(book, "b0")
+    ask(book, "a50", trigger=EXPLICIT)
+    ask(book, "b1")
     assert serve_in_turn(book, "b0", 2) == ["a50", "b1"]
 
 
 def test_what_an_owner_runs_alone_is_not_charged_to_a_newcomer() -> None:
     book = Book(8, 20)
-    for number in range(7):
-        assert started(ask(book, f"a{number}", 200))
-    ask(book, "a7", 200)
+    assert len(started(ask(book, ids("a", range(8))))) == 8
     ask(book, "b0", 1200)
-    ask(book, "a8", 200, trigger=EXPLICIT)
-    ask(book, "b1", 200)
+    ask(book, "a8", trigger=EXPLICIT)
+    ask(book, "b1")
     assert serve(book, "a0") == ["b0"]
     assert serve(book, "a1") == ["b1"]
 
 
 def test_a_running_generation_counts_while_others_wait() -> None:
     book = blocked_book(num_slots=4)
-    for number in range(6):
-        ask(book, f"a{number}", 1, trigger=EXPLICIT)
-    for owner in "bcd":
-        ask(book, f"{owner}0", 1)
+    ask(book, ids("a", range(6)), 1, trigger=EXPLICIT)
+    ask(book, "b0 c0 d0", 1)
     found = [each for number in range(4) for each in serve(book, f"z{number}", 1)]
     assert found == ["a0", "a1", "b0", "c0"]
 
 
 def test_a_long_prompt_counts_from_the_start_and_is_corrected_at_the_end() -> None:
     book = blocked_book(num_slots=2)
-    for number in range(4):
-        ask(book, f"a{number}", 4000, trigger=EXPLICIT)
-        ask(book, f"b{number}", 200)
+    ask(book, ids("a", range(4)), 4000, trigger=EXPLICIT)
+    ask(book, ids("b", range(4)))
     assert serve(book, "z0", 1) == ["a0"]
     assert serve(book, "z1", 1) == ["b0"]
     assert serve(book, "b0") == ["b1"]
@@ -174,8 +159,8 @@ def test_an_aborted_generation_costs_its_prompt_and_holds_its_owner_back_no_long
     assert serve(book, "z0", 1) == ["a0"]
     if num_built is not None:
         book.prompt_ready("a0", num_built, num_built, 0.0)
-    ask(book, "a1", 200, trigger=EXPLICIT)
-    ask(book, "b0", 200)
+    ask(book, "a1", trigger=EXPLICIT)
+    ask(book, "b0")
     book.end("a0", CANCELLED, 0.0)
     assert serve(book, "z1", 1) == [then], "while it is stopping"
 
@@ -185,21 +170,18 @@ def busy_engine(first_token_s: float) -> Book:
     book = Book(8, 10, limiter=ConcurrencyLimiter(8, 8, first_token_s=0.15, tolerance=8.0))
     book.latency.first_token.add(first_token_s)
     assert started(ask(book, "a0", 4000)) == ["a0"]
-    assert started(ask(book, "b0", 200)) == ["b0"]
+    assert started(ask(book, "b0")) == ["b0"]
     return book
 
 
-def test_an_owner_over_its_share_leaves_a_busy_engine_to_the_others() -> None:
+def test_an_owner_over_its_share_leaves_the_engine_to_the_others_unless_it_has_time_to_spare() -> None:
+    assert started(ask(busy_engine(first_token_s=0.01), "a1", trigger=EXPLICIT)) == ["a1"]
     book = busy_engine(first_token_s=0.1)
-    assert started(ask(book, "a1", 200, trigger=EXPLICIT)) == []
-    assert started(ask(book, "b1", 200)) == ["b1"]
+    assert started(ask(book, "a1", trigger=EXPLICIT)) == []
+    assert started(ask(book, "b1")) == ["b1"]
     book.prompt_ready("b0", 200, 200, 0.0)
     assert started(book.output("b0", Output("a", 1), 0.0)) == []
     assert started(book.output("b1", Output("a", 1), 0.0)) == ["a1"], "when their prompts are computed"
-
-
-def test_an_owner_over_its_share_is_served_while_the_engine_has_time_to_spare() -> None:
-    assert started(ask(busy_engine(first_token_s=0.01), "a1", 200, trigger=EXPLICIT)) == ["a1"]
 
 
 def test_a_tenant_is_passed_over_whose_users_wait_for_each_other() -> None:
@@ -208,18 +190,18 @@ def test_a_tenant_is_passed_over_whose_users_wait_for_each_other() -> None:
     assert serve(book, "z0", 1) == ["c0"]
     assert serve(book, "c0", 600) == []
     assert started(ask(book, "a0", 4000, weight=100.0)) == ["a0"]
-    ask(book, "b0", 200, weight=100.0)
+    ask(book, "b0", weight=100.0)
     assert serve(book, "z1", 1) == ["b0"]
-    ask(book, "a1", 200, weight=100.0, trigger=EXPLICIT)
-    ask(book, "c1", 200, tenant="u")
+    ask(book, "a1", weight=100.0, trigger=EXPLICIT)
+    ask(book, "c1", tenant="u")
     assert serve(book, "z2", 1) == ["c1"]
 
 
 def test_what_was_not_computed_is_not_charged() -> None:
     book = blocked_book()
     ask(book, "a0", 10000, trigger=EXPLICIT)
-    ask(book, "a1", 200, trigger=EXPLICIT)
-    ask(book, "b0", 200)
+    ask(book, "a1", trigger=EXPLICIT)
+    ask(book, "b0")
     assert serve(book, "z0", 1) == ["a0"]
     assert started(stop(book, "a0", None, 0.0)) == ["a1"], "its prompt did not fit"
 
@@ -229,27 +211,24 @@ def full_book() -> Book:
     book = blocked_book(num_slots=2, max_queued=3)
     ask(book, "a0", 4000)
     assert serve(book, "z0", 1) == ["a0"]
-    ask(book, "a1", 200, trigger=EXPLICIT)
-    ask(book, "a2", 200, trigger=EXPLICIT)
-    ask(book, "b0", 200)
+    ask(book, "a1 a2", trigger=EXPLICIT)
+    ask(book, "b0")
     return book
 
 
 def test_a_full_queue_sheds_the_last_request_of_the_owner_furthest_over_its_share() -> None:
     book = full_book()
-    assert shed(ask(book, "c0", 200, trigger=PREFETCH)) == ["a2"]
-    assert shed(ask(book, "d0", 200, tenant="u")) == ["a1"], "of the tenant that is over its share"
-    assert shed(ask(book, "d1", 200, tenant="u")) == ["c0"]
-    assert shed(ask(book, "d2", 200, tenant="u")) == ["b0"]
-    assert shed(ask(book, "d3", 200, tenant="u")) == ["d3"], "nobody who waits is over it"
+    assert shed(ask(book, "c0", trigger=PREFETCH)) == ["a2"]
+    assert shed(ask(book, "d0 d1 d2", tenant="u")) == ["a1", "c0", "b0"], "of the tenant that is over its share"
+    assert shed(ask(book, "d3", tenant="u")) == ["d3"], "nobody who waits is over it"
 
 
 def test_a_full_queue_refuses_the_owner_that_is_over_its_share() -> None:
     book = full_book()
-    assert shed(ask(book, "a3", 200, trigger=EXPLICIT)) == ["a3"], "as urgent as its own last"
-    assert shed(ask(book, "b1", 200, trigger=PREFETCH)) == ["a2"]
-    ask(book, "a4", 200, trigger=PREFETCH)
-    assert shed(ask(book, "a5", 200, trigger=EXPLICIT)) == ["a5"]
+    assert shed(ask(book, "a3", trigger=EXPLICIT)) == ["a3"], "as urgent as its own last"
+    assert shed(ask(book, "b1", trigger=PREFETCH)) == ["a2"]
+    ask(book, "a4", trigger=PREFETCH)
+    assert shed(ask(book, "a5", trigger=EXPLICIT)) == ["a5"]
 
 
 def test_a_full_queue_sheds_within_the_tenant_that_is_over_its_share() -> None:
@@ -257,20 +236,19 @@ def test_a_full_queue_sheds_within_the_tenant_that_is_over_its_share() -> None:
     for number, owner in enumerate("ab"):
         ask(book, f"{owner}0", 800)
         assert serve(book, f"z{number}", 1) == [f"{owner}0"]
-    ask(book, "d0", 200, tenant="u", trigger=PREFETCH)
-    ask(book, "a1", 200)
-    assert shed(ask(book, "b1", 200)) == ["b1"], "and not the prefetch of another tenant"
-    assert shed(ask(book, "b2", 200, trigger=EXPLICIT)) == ["a1"]
+    ask(book, "d0", tenant="u", trigger=PREFETCH)
+    ask(book, "a1")
+    assert shed(ask(book, "b1")) == ["b1"], "and not the prefetch of another tenant"
+    assert shed(ask(book, "b2", trigger=EXPLICIT)) == ["a1"]
 
 
 def test_one_owners_long_queue_does_not_make_anothers_request_look_late() -> None:
     book = Book(1, 100, shedding=Shedding.PREDICTED)
-    ask(book, "a", 200)
+    ask(book, "a")
     book.latency.held.add(0.1)
-    for number in range(20):
-        ask(book, f"a{number}", 200, trigger=EXPLICIT)
-    assert shed(ask(book, "b0", 200, ttft_deadline=0.5)) == []
-    assert shed(ask(book, "a20", 200, ttft_deadline=0.5)) == ["a20"]
+    ask(book, ids("a", range(20)), trigger=EXPLICIT)
+    assert shed(ask(book, "b0", ttft_deadline=0.5)) == []
+    assert shed(ask(book, "a20", ttft_deadline=0.5)) == ["a20"]
 
 
 def begin(queue: FairQueue, request: LiveRequest) -> LiveRequest:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from completion_server.engine.interface import GenerationRequest, SpeculationLookup, constant_lookup
+from completion_server.engine.interface import GenerationRequest, Output, SpeculationLookup, constant_lookup
 from completion_server.engine.scripted.engine import Script, ScriptedEngine, ServiceTimes, plausible_code
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
@@ -22,11 +22,13 @@ from loadtest.simulation.virtual_time import LoopClock
 from tests.support.cancels import cancel_and_wait
 from tests.support.scripted import AsyncTest, in_virtual_time, with_first
 from tests.support.server import eventually
+from tests.support.waits import named_limit
 
 MAX_K = 4
 SEQS = 8
 TIMES = ServiceTimes(prefill_base_s=1e-2, decode_base_s=1e-2, draft_s=1e-3)
 ROWS = [[1, 2, 4], [3, 8, 1]]
+ENDS_WITHIN_S = 3600.0
 
 
 class Bench:
@@ -53,12 +55,14 @@ class Bench:
         num_restarts = self.supervised.num_restarts
         await eventually(lambda: self.supervised.num_restarts > num_restarts and self.is_ready, poll_s=0.1)
 
+    async def last(self, request: GenerationRequest) -> Output:
+        """Return the last output of a generation."""
+        async with named_limit(ENDS_WITHIN_S, f"the end of {request.id}"):
+            return [output async for output in self.supervised.generate(request)][-1]
+
     async def ask(self, name: str, num_tokens: int = 40) -> int:
         """Return the draft tokens of a generation."""
-        drafted = 0
-        async for output in self.supervised.generate(GenerationRequest(name, [1, 2, 3], num_tokens)):
-            drafted = output.drafted_tokens
-        return drafted
+        return (await self.last(GenerationRequest(name, [1, 2, 3], num_tokens))).drafted_tokens
 
 
 def lookup_of(engine: ScriptedEngine) -> SpeculationLookup:
@@ -71,13 +75,15 @@ async def running(
     settings: SpeculationSettings, max_k: int = MAX_K, start: StartChoice | None = None
 ) -> AsyncIterator[Bench]:
     bench = Bench(settings, max_k)
-    await bench.supervised.start()
+    async with named_limit(ENDS_WITHIN_S, "the start"):
+        await bench.supervised.start()
     bench.live.begin(start)
     run = asyncio.create_task(bench.supervised.run())
     await asyncio.sleep(0)
     yield bench
     await cancel_and_wait(run)
-    await bench.supervised.stop()
+    async with named_limit(ENDS_WITHIN_S, "the stop"):
+        await bench.supervised.stop()
 
 
 def on_bench(settings: SpeculationSettings | None = None, **how: Any) -> Callable[[AsyncTest], Callable[..., None]]:
@@ -161,10 +167,10 @@ async def test_the_time_of_the_change_moves_with_every_choice_and_with_nothing_e
     bench.engines[-1].acceptance_rate = 0.9
     asking = asyncio.create_task(bench.ask("long", 20_000))
     seen = [bench.live.active]
-    async with asyncio.timeout(3600):
-        while not asking.done():
-            await asyncio.sleep(0.003)
-            seen.append(bench.live.active)
+    while not asking.done():
+        await asyncio.sleep(0.003)
+        seen.append(bench.live.active)
+    await asking
     assert seen[-1].schedule.num_speculative_tokens(1) > 0
     for before, now in pairwise(seen):
         assert (before.schedule == now.schedule) == (before.since_unix_ms == now.since_unix_ms)
@@ -216,8 +222,7 @@ async def test_k_zero_of_an_operator_switches_the_draft_model_off(bench: Bench) 
     prompt = [1, 2, 3] * 30
 
     async def cached(name: str) -> int:
-        outputs = bench.supervised.generate(GenerationRequest(name, prompt, 8))
-        return [output.cached_prompt_tokens async for output in outputs][-1]
+        return (await bench.last(GenerationRequest(name, prompt, 8))).cached_prompt_tokens
 
     await cached("first")
     bench.live.set_fixed(0, "ada")
@@ -274,7 +279,8 @@ async def test_the_controller_keeps_the_choice_of_the_trial_for_the_same_text(*,
     """Completions of four tokens end before many drafts do, which the steps do not show."""
 
     bench = Bench(SpeculationSettings("auto"), MAX_K, lambda _request: ["x"] * 3)
-    await bench.supervised.start()
+    async with named_limit(ENDS_WITHIN_S, "the start"):
+        await bench.supervised.start()
     engine, control = bench.supervised.current, bench.supervised.speculation
     assert control is not None
     choice = await run_trial(engine, control, sample, LoopClock(), 10.0, random.Random(1))
