@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _SILENT_REPORTS = 30
 """A front end that leaves out so many reports hangs. Much else may keep a busy machine from running it."""
-_METRICS_S = 1.0
+_METRICS_S = 3.0
 _END_S = 5.0
 
 

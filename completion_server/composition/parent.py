@@ -65,7 +65,7 @@ _PARENTS_KEYS = (
 )
 """Keys of [server] of which the same holds."""
 _CLOSE_S = 1.0
-_PAGES_S = 1.5
+_PAGES_S = 5.0
 
 
 def changed_for_good(before: Config, after: Config) -> Iterator[str]:
