@@ -39,6 +39,10 @@ With shedding on, the book sheds: a request that can't have its first token in t
 to have it; one with a slot but without a token when its time is up, while another waits; and, when the queue is full,
 the last of the owner furthest over its share, else the last of the lowest class. An engine with a free slot sheds
 nothing: its next requests are how the book learns the engine's latency.
+
+Several front ends may share the engine, each with a book. A book knows of the others by its `neighbours`: a request
+starts while a slot of the engine is free that no more urgent request of another front end needs, and what waits and
+runs elsewhere counts wherever the book counts its own. `publish` tells the others, and rings those that should `look`.
 """
 
 from dataclasses import dataclass, field
@@ -50,6 +54,7 @@ from completion_server.core.events import (
     GenerationSource,
 )
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
+from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
 from completion_server.scheduling.actions import (
     CANCELLED,
@@ -61,6 +66,7 @@ from completion_server.scheduling.actions import (
     Join,
     Reattach,
     Report,
+    Ring,
     Start,
     Text,
 )
@@ -69,6 +75,7 @@ from completion_server.scheduling.generations import Generations
 from completion_server.scheduling.lanes import Lanes
 from completion_server.scheduling.latency import LatencyEstimates
 from completion_server.scheduling.limiter import ConcurrencyLimiter
+from completion_server.scheduling.neighbours import ALONE, OVER, Neighbours, Rank, Row
 from completion_server.scheduling.queue import QueueOrder, earliest_deadline
 from completion_server.scheduling.requests import Generation, LiveRequest, State
 from completion_server.scheduling.shedding import DeadlineWatch, Shedder, Shedding
@@ -101,6 +108,8 @@ class Book:
     limiter: ConcurrencyLimiter | None = None
     """Adapts the number of slots to the engine; None leaves it."""
     latency: LatencyEstimates = field(default_factory=LatencyEstimates)
+    neighbours: Neighbours = ALONE
+    """The other front ends of the engine."""
     _requests: dict[str, LiveRequest] = field(default_factory=dict, init=False)
     _lanes: Lanes = field(default_factory=Lanes, init=False)
     _queue: FairQueue = field(init=False)
@@ -109,18 +118,28 @@ class Book:
     _watch: DeadlineWatch = field(init=False)
     _is_held: bool = field(default=False, init=False)
     """Whether requests of owners over their share wait until the engine has computed a prompt."""
+    _is_changed: bool = field(default=False, init=False)
+    """Whether the others have not been told of the latest event."""
+    _published: Row = field(default=Row(), init=False)
 
     def __post_init__(self) -> None:
         """Begin empty."""
-        self._queue = FairQueue(self.order)
-        self._shedder = Shedder(self.shedding, self.latency, self._queue, self.max_retry_after_ms, self.max_queued)
-        self._generations = Generations(self._queue, self.max_queued)
+        self._queue = FairQueue(self.order, self.neighbours)
+        self._shedder = Shedder(
+            self.shedding, self.latency, self._queue, self.max_retry_after_ms, self.max_queued, self.neighbours
+        )
+        self._generations = Generations(self._queue, self.max_queued, self.neighbours)
         self._watch = DeadlineWatch(self._shedder, self._requests)
 
     @property
     def num_occupied(self) -> int:
         """Slots taken, by generations that requests read and by those that are stopping."""
         return len(self._generations.running)
+
+    @property
+    def num_in_engine(self) -> int:
+        """Slots taken by all front ends."""
+        return self.num_occupied + self.neighbours.num_occupied
 
     @property
     def num_queued(self) -> int:
@@ -145,7 +164,10 @@ class Book:
     @property
     def next_tick(self) -> float | None:
         """The latest time at which `tick` must be called."""
-        return self._watch.next
+        at = self._watch.next
+        if self.neighbours is ALONE or not len(self._queue):
+            return at
+        return self.neighbours.look_at if at is None else min(at, self.neighbours.look_at)
 
     @property
     def live_requests(self) -> list[LiveRequest]:
@@ -165,7 +187,8 @@ class Book:
         """Return when a newcomer's first token is expected, behind all prompts before it."""
         num_ahead = sum(each.num_new_tokens for each in self._queue)
         num_ahead += sum(each.num_new_tokens for each in self._generations.running.values() if each.last is None)
-        return self.latency.first_token_after(num_ahead + num_new_tokens)
+        num_elsewhere = self.neighbours.new_tokens + self.neighbours.computing_tokens
+        return self.latency.first_token_after(num_ahead + num_elsewhere + num_new_tokens)
 
     # Requests
 
@@ -187,7 +210,7 @@ class Book:
             if older is not None:
                 actions += self._end(older, SUPERSEDED, now)
         found = self._generations.find(request.answer_key)
-        if holder is None and found is None and self.num_occupied >= self.num_slots:
+        if holder is None and found is None and self._num_free(now) <= 0:
             actions += self._make_room(request, now)
             if request.id not in self._requests:
                 return actions
@@ -230,11 +253,71 @@ class Book:
 
     def tick(self, now: float) -> list[Action]:
         """End requests that are past their deadline, or have no time left for a first token."""
-        actions: list[Action] = []
+        self._is_changed, actions = True, list[Action]()
         while (request := self._watch.pop_due(now)) is not None:
             is_past = request.deadline.is_past(now)
             actions += self._end(request, DEADLINE if is_past else self._unreachable(request), now)
+        return actions + self.look(now) if now >= self.neighbours.look_at and len(self._queue) else actions
+
+    # Neighbours
+
+    def look(self, now: float) -> list[Action]:
+        """Look at the other front ends, because one of them rang or some time has passed."""
+        self._is_changed = True
+        self._num_free(now)
+        return self._fill(now)
+
+    def publish(self, now: float) -> list[Action]:
+        """Tell the other front ends what has changed, and look at them again, since they may have changed meanwhile.
+
+        To be called after each event until it returns no action.
+        """
+        if not self._is_changed or self.neighbours is ALONE:
+            return []
+        self._is_changed, row = False, self._row()
+        has_news = row[1:] != self._published[1:]
+        self._published = row
+        self.neighbours.write(row)
+        num_free = self._num_free(now)
+        actions = self._fill(now)
+        if has_news and not self._is_changed:  # else there is more to tell
+            actions += [Ring(place) for place in self.neighbours.to_ring(num_free, waits=len(self._queue) > 0)]
         return actions
+
+    def _row(self) -> Row:
+        queue = self._queue
+        following, rank = None, (0.0, 0.0)
+        if len(queue):
+            within = queue.first()
+            following = within or queue.least_over_share()
+            rank = self._rank(following, is_over=within is None)
+        level = queue.level(following)
+        return Row(
+            version=self._published.version + 1,
+            num_slots=self.num_slots,
+            num_occupied=self.num_occupied,
+            num_stopping=self.num_occupied + len(queue) + self.num_joined - self.num_live,
+            num_past_budget=self._watch.num_past_budget,
+            num_explicit=queue.num_of(Trigger.EXPLICIT),
+            num_automatic=queue.num_of(Trigger.AUTOMATIC),
+            num_prefetch=queue.num_of(Trigger.PREFETCH),
+            num_joined=self.num_joined,
+            new_tokens=sum(each.num_new_tokens for each in queue),
+            computing_tokens=sum(each.num_new_tokens for each in queue.prompts),
+            head_class=rank[0],
+            head_order=rank[1],
+            tenant=level.tenant,
+            tenant_least=level.least,
+            tenant_now=level.now,
+        )
+
+    def _rank(self, request: LiveRequest, *, is_over: bool) -> Rank:
+        trigger, order = self._queue.rank(request)
+        return 1.0 + trigger + OVER * is_over, order
+
+    def _num_free(self, now: float) -> int:
+        """Look at the other front ends; return how many slots are free."""
+        return self.neighbours.num_free(self.num_occupied, self.num_slots, now)
 
     # Generations
 
@@ -249,6 +332,7 @@ class Book:
             actions.append(Report(EngineStalled(stalled_s)))
         step_s = generation.add(output, now)
         if step_s is None:
+            self._is_changed = True
             self._queue.computed(generation)
         else:
             is_stall = self.latency.stalls.has_delayed(now - step_s)
@@ -273,6 +357,7 @@ class Book:
         if generation.aborted_at is not None:
             actions.append(Report(GenerationAborted(now - generation.aborted_at)))
             actions += self._follow_engine(now)
+        self._is_changed = True
         readers = self._generations.remove(generation)
         self._queue.settle(generation)
         for request in readers:
@@ -293,6 +378,7 @@ class Book:
 
     def resize(self, num_slots: int, now: float) -> list[Action]:
         """Change the number of slots. Requests that hold one too many keep it."""
+        self._is_changed = True
         self.num_slots = num_slots
         return self._fill(now)
 
@@ -311,6 +397,7 @@ class Book:
 
     def _take_in(self, request: LiveRequest, found: Generation | None, now: float) -> list[Action]:
         """Let a request join a generation with the same answer, or wait for a slot."""
+        self._is_changed = True
         self._generations.take_in(request, found)
         actions = self._join(request, now) if found is not None and found.has_slot else []
         actions += self._fill(now)
@@ -358,6 +445,7 @@ class Book:
     def _end(self, request: LiveRequest, outcome: Outcome, now: float) -> list[Action]:
         """End a live request; the generation that it read goes on if another request reads it."""
         state, generation = request.state, request.generation
+        self._is_changed = True
         self._lanes.leave(request)
         del self._requests[request.id]
         self._leave(request)
@@ -384,7 +472,7 @@ class Book:
         """Give free slots to waiting requests that can still have their first token in time."""
         actions: list[Action] = []
         self._is_held = False
-        while self.num_occupied < self.num_slots and len(self._queue):
+        while len(self._queue) and (num_free := self._num_free(now)) > 0:
             within = self._queue.first()
             request = within or self._queue.least_over_share()
             if request.queued_at < now and self._shedder.is_unreachable(request, now):
@@ -393,7 +481,11 @@ class Book:
             if within is None and not self._has_room_to_spare(request):
                 self._is_held = True
                 break
+            if self.neighbours.go_first(self._rank(request, is_over=within is None), num_free, now):
+                break
+            self._is_changed = True
             generation = self._generations.start(request, now)
+            self.neighbours.occupy(self.num_occupied)
             self.latency.left_queue(now - request.queued_at, abandoned=False)
             self.latency.took_slot(now)
             self._watch.add(request)
@@ -404,17 +496,20 @@ class Book:
 
     def _has_room_to_spare(self, request: LiveRequest) -> bool:
         """Return whether the engine could compute one more prompt in a part of the time that first tokens may take."""
-        prompts = [each.num_new_tokens for each in self._queue.prompts]
-        if self.limiter is None or not prompts:
+        prompts, num_elsewhere = self._queue.prompts, self.neighbours.computing_tokens
+        if self.limiter is None or not (prompts or num_elsewhere):
             return True
-        first_token_s = self.latency.first_token_after(sum(prompts) + request.num_new_tokens)
+        num_computing = sum(each.num_new_tokens for each in prompts) + num_elsewhere
+        first_token_s = self.latency.first_token_after(num_computing + request.num_new_tokens)
         return first_token_s <= _SPARE_SHARE * self.limiter.first_token_s
 
     def _reclaim(self, now: float) -> list[Action]:
         """Take slots from requests past their budget for waiting ones, less the slots that are coming free already."""
-        actions: list[Action] = []
-        num_missing = self.num_live - self.num_joined - self.num_occupied
-        for request in self._watch.past_budget:
+        actions, past_budget = list[Action](), self._watch.past_budget
+        if not past_budget:
+            return actions
+        num_missing = self.num_live - self.num_joined - self.num_occupied + self.neighbours.num_missing
+        for request in past_budget:
             if num_missing > 0:
                 generation = request.generation
                 actions += self._end(request, self._unreachable(request), now)
@@ -425,12 +520,12 @@ class Book:
         """Adapt the number of slots to the engine's latest steps and first tokens."""
         if self.limiter is None:
             return []
-        num_slots = self.limiter.observe(self.latency.first_token_s, self.num_occupied, step_s)
+        num_slots = self.limiter.observe(self.latency.first_token_s, self.num_in_engine, step_s)
         return self.resize(num_slots, now) if num_slots != self.num_slots else []
 
     def _make_room(self, request: LiveRequest, now: float) -> list[Action]:
         """Shed a newcomer that may not wait, or the request that gives way to it."""
-        shed = self._shedder.make_room(request, now, self.num_slots, has_room=self._generations.has_room)
+        shed = self._shedder.make_room(request, now, self._slots, has_room=self._generations.has_room)
         if shed is None:
             return []
         other, outcome = shed
@@ -440,7 +535,12 @@ class Book:
         return [Finish(request.id, outcome)]
 
     def _unreachable(self, request: LiveRequest) -> Outcome:
-        return self._shedder.outcome(request, ShedReason.DEADLINE_UNREACHABLE, self.num_slots)
+        return self._shedder.outcome(request, ShedReason.DEADLINE_UNREACHABLE, self._slots)
+
+    @property
+    def _slots(self) -> int:
+        """The number of slots of the engine."""
+        return self.neighbours.slots(self.num_occupied, self.num_slots)
 
     def _require(self, generation_id: str) -> Generation:
         generation = self._generations.running.get(generation_id)

@@ -8,9 +8,14 @@ decides, as if there was one owner. The others wait until the rest have caught u
 
 An owner that was idle begins where the accounts that wanted tokens meanwhile have come to. It keeps `TOLERANCE` of the
 credit that it had, at most: most users type and pause, and would else get less than one who always asks.
+
+Front ends of one engine tell each other the position of the user who is owed the most, and the time, of one tenant
+each: that of the request that would start next. So a user of one front end gets no more than one of another; a user of
+several counts as one in each. Tenants are compared within a front end only.
 """
 
 import itertools
+import math
 import operator
 from collections import Counter
 from dataclasses import dataclass, field
@@ -66,11 +71,19 @@ class Level(Generic[AccountT]):
         if not self._computing[account]:
             del self._computing[account]
 
-    def limit(self) -> float:
-        """Return the position up to which accounts are within their share, and move the time on."""
+    def limit(self, elsewhere: float = math.inf) -> float:
+        """Return the position up to which accounts are within their share, and move the time on.
+
+        `elsewhere` is the least position of an account that wants tokens in another front end.
+        """
         least = min(itertools.chain(self.waiting, self._computing), key=_position)
-        self.now = max(self.now, least.position - least.running)
-        return least.position + TOLERANCE
+        self.now = max(self.now, min(least.position - least.running, elsewhere))
+        return min(least.position, elsewhere) + TOLERANCE
+
+    @property
+    def least(self) -> float:
+        """The position of the account that is owed the most, infinity if none wants tokens."""
+        return min(map(_position, itertools.chain(self.waiting, self._computing)), default=math.inf)
 
     def furthest_over(self, own: AccountT | None) -> AccountT | None:
         """Return the account that is furthest over its share, of those that wait and a newcomer's own, if one is."""
@@ -90,10 +103,12 @@ class User(Account):
     """Requests that wait."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Tenant(Account):
     """The account of a tenant, and those of its users."""
 
+    key: float
+    """A hash of its name, the same in all processes."""
     weight: float = 1.0
     users: Level[User] = field(default_factory=Level)
     accounts: dict[str, User] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReaso
 from completion_server.core.request import Caller, Request, Trigger, key_of
 from completion_server.limits.shared import Limiters
 from completion_server.scheduling.actions import SUPERSEDED
+from completion_server.scheduling.neighbours import ALONE, Neighbours
 from completion_server.scheduling.reattach import AnswerKey, Continuation
 from completion_server.scheduling.requests import LiveRequest
 from completion_server.serving.completion import CacheLookup, Completion, Services
@@ -105,6 +106,8 @@ class Service:
         remaining_start_s: Callable[[], float | None] = lambda: None,
         num_speculative_tokens: Callable[[int], int] = lambda _num_seqs: 0,
         weight_of: Callable[[str], float] | None = None,
+        neighbours: Neighbours = ALONE,
+        ring: Callable[[int], None] = lambda _place: None,
     ) -> None:
         """Build a service in front of an engine.
 
@@ -114,10 +117,12 @@ class Service:
         own. `file_quotas` has those that `admission.quotas_file` gives. `remaining_start_s` predicts when the engine
         will be ready, while it is not. `num_speculative_tokens` returns the active K of a number of generations.
         `weight_of` returns the weight of a tenant by its name, now; without it the weights are those of the settings.
+        `neighbours` are the other front ends of the engine; `ring` has the one at a place call its
+        `runner.look_nowait`.
         """
         admission, scheduling, emit = settings.admission, settings.scheduling, guarded(emit)
         self.gate = Gate(admission, remaining_start_s, limiters, file_quotas, server_limiters)
-        self.runner = Runner(make_book(settings), clock, emit)
+        self.runner = Runner(make_book(settings, neighbours), clock, emit, ring)
         self.emit = emit
         self.now = clock.now
         """Returns the time of the clock that requests and deadlines use."""
@@ -289,7 +294,7 @@ class Service:
     def _answered(self, request: Request, num_characters: int, ttft_s: float, cache_level: CacheLevel) -> None:
         k: int | None = None
         if cache_level is CacheLevel.NONE:
-            k = self._num_speculative_tokens(self._book.num_occupied) if request.sampling.speculate else 0
+            k = self._num_speculative_tokens(self._book.num_in_engine) if request.sampling.speculate else 0
         caller, served = request.caller, ServedAnswer(ttft_s, k, cache_level)
         self._answers.add((caller.owner, caller.session, request.sequence), num_characters, self.now(), served)
 
