@@ -40,6 +40,10 @@ def make_attached_engine(config: Config, share: EngineShare, place: int) -> Atta
     """Return the engine of a front end: that of the share, which a parent of the same `[engine]` section has started.
 
     No other process may have the place, 0 to `share.num_places` - 1.
+
+    Raises:
+        EngineDeadError: the parent has stopped the engine.
+
     """
     settings = config.engine
     if settings.kind == "scripted":

@@ -143,6 +143,8 @@ async def test_the_parents_death_is_told_to_those_attached() -> None:
     await parent.stop()
     assert not share.path.parent.exists()
     first.stats()
+    with pytest.raises(EngineDeadError, match="was stopped"):
+        ScriptedEngine.from_share(share, 1, SETTINGS)
 
 
 def test_an_engine_that_is_not_made_for_it_is_not_shared() -> None:

@@ -11,7 +11,7 @@ from completion_server.composition.engine_factory import make_attached_engine
 from completion_server.config import Config
 from completion_server.engine.interface import EngineDeadError, EngineShare, GenerationRequest, Output
 
-START_S = 90.0
+START_S = 240.0
 """For a process that imports vLLM, on machines that are busy with other things."""
 
 Message = tuple[str, Any]

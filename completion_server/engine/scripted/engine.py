@@ -128,8 +128,16 @@ class ScriptedEngine:
     def from_share(
         cls, share: ScriptedShare, place: int, settings: EngineSettings, script: Script = plausible_code
     ) -> "ScriptedEngine":
-        """Return the engine of a front end at a place of a shared engine of the same settings."""
-        capacity = SharedCapacity(share.path, share.num_places, share.info.max_num_seqs, place)
+        """Return the engine of a front end at a place of a shared engine of the same settings.
+
+        Raises:
+            EngineDeadError: the parent has stopped the engine.
+
+        """
+        try:
+            capacity = SharedCapacity(share.path, share.num_places, share.info.max_num_seqs, place)
+        except FileNotFoundError:
+            raise EngineDeadError("the engine was stopped") from None
         return cls.from_settings(settings, script, attached=capacity)
 
     @property

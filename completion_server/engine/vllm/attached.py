@@ -26,13 +26,23 @@ class AttachedVllmEngine(VllmClient, AttachedEngine):
     """The engine of a front end."""
 
     def __init__(self, share: VllmShare, place: int) -> None:
-        """Prepare for a place that no other process has."""
+        """Prepare for a place that no other process has.
+
+        Raises:
+            EngineDeadError: the parent has stopped the engine.
+
+        """
         super().__init__(has_spans=share.has_spans)
         self._share = share
         self._place = place
         self._death = ""
-        self._board = EngineBoard(share.board)
-        self._lookup = SharedLookup(str(share.lookup), share.info.max_num_seqs) if share.lookup is not None else None
+        self._lookup: SharedLookup | None = None
+        try:
+            self._board = EngineBoard(share.board)
+            if share.lookup is not None:
+                self._lookup = SharedLookup(str(share.lookup), share.info.max_num_seqs)
+        except FileNotFoundError:
+            raise EngineDeadError("the engine was stopped") from None
 
     async def start(self) -> None:
         """Attach; see the interface."""

@@ -73,8 +73,7 @@ async def front_ends(parent: "VllmEngine") -> AsyncIterator[list[FrontEnd]]:
     share = parent.share()
     assert share is not None
     front_ends = [FrontEnd(vllm_config(), share, place) for place in (FIRST, SECOND)]
-    for each in front_ends:
-        await each.start()
+    await asyncio.gather(*(each.start() for each in front_ends))
     yield front_ends
     for each in front_ends:
         each.kill()

@@ -26,8 +26,8 @@ _RETRY_S = 0.01
 @patching(
     "vllm.v1.engine.core:make_zmq_socket",
     fault="a front end that replaces another one can't attach to the engine",
-    relies_on={"0.32": "vllm.v1.engine.core:EngineCoreProc.process_input_sockets"},
-    digests={"0.32": "64f70593d3c2b16c"},
+    relies_on=dict.fromkeys(("0.32", "0.33"), "vllm.v1.engine.core:EngineCoreProc.process_input_sockets"),
+    digests={"0.32": "64f70593d3c2b16c", "0.33": "05ccb56b568644c4"},
     is_required=True,
 )
 def repeated_ready(make_socket: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,8 +64,8 @@ def _repeat_first(dealer: Any) -> None:
 @patching(
     "vllm.v1.engine.core_client:make_zmq_socket",
     fault="a front end that replaces another one can't attach to the engine",
-    relies_on={"0.32": "vllm.v1.engine.core_client:MPClient.__init__"},
-    digests={"0.32": "d5347175cae6d906"},
+    relies_on=dict.fromkeys(("0.32", "0.33"), "vllm.v1.engine.core_client:MPClient.__init__"),
+    digests={"0.32": "d5347175cae6d906", "0.33": "3f70fcf92e30495a"},
     is_required=True,
 )
 def asked_ready(make_socket: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
@@ -110,7 +110,7 @@ def _ask(router: Any, deadline: float) -> None:
 @patching(
     "vllm.v1.engine.core_client:_process_utility_output",
     fault="the reply to a call of a front end that has ended may end the one that replaces it",
-    digests={"0.32": "fde3b9d58bd4f15b"},
+    digests={"0.32": "fde3b9d58bd4f15b", "0.33": "fde3b9d58bd4f15b"},
     is_required=True,
 )
 def late_replies(process_output: Callable[..., None]) -> Callable[..., None]:
