@@ -119,6 +119,18 @@ class EngineStep:
         return len(self.drafted)
 
 
+@dataclass(frozen=True, slots=True)
+class EngineShare:
+    """What a front end needs to attach to an engine of another process, its parent. Picklable.
+
+    Each kind of engine has a subclass. A share is for one running engine: the next one has another.
+    """
+
+    info: EngineInfo
+    num_places: int
+    """Front ends that can be attached at a time. Each has a place of its own, from 0 on."""
+
+
 class SpeculationControl(Protocol):
     """Changes the number of speculative tokens (K) of a running engine."""
 
@@ -152,7 +164,7 @@ class SpeculationControl(Protocol):
 class Engine(Protocol):
     """A loaded model that continues token sequences.
 
-    `speculation`, `watch_steps` and `cpu_seconds` are optional: an engine that inherits from this class gets defaults.
+    The members with a body are optional: an engine that inherits from this class gets defaults.
     """
 
     @property
@@ -189,11 +201,17 @@ class Engine(Protocol):
 
     @property
     def speculation(self) -> SpeculationControl | None:
-        """Changes K; None unless the engine is alive and `info.speculation_locked_reason` is empty."""
+        """Changes K; None unless the engine is alive and `info.speculation_locked_reason` is empty.
+
+        An attached engine has none: its parent changes K for all.
+        """
         return None
 
     def watch_steps(self, on_step: Callable[[EngineStep], None]) -> None:
-        """Call `on_step`, instead of an earlier callback, after every step. An engine without steps never calls it."""
+        """Call `on_step`, instead of an earlier callback, after every step. An engine without steps never calls it.
+
+        Nor does an attached engine: its parent sees the steps of all.
+        """
         del on_step
 
     def share(self) -> object:
@@ -204,8 +222,24 @@ class Engine(Protocol):
         """Return the CPU time that its processes have used; None if that does not show whether they compute."""
         return None
 
+    def share(self) -> EngineShare | None:
+        """Return what front ends need to attach; None unless the engine is alive and was made for that."""
+        return None
+
+    async def abort_place(self, place: int) -> None:
+        """Abort the generations of a front end whose process has ended. Its place is free for another one then."""
+        del place
+
     async def stop(self) -> None:
         """Free everything, in any state of the engine. May be called more than once."""
+        ...
+
+
+class AttachedEngine(Engine, Protocol):
+    """An engine of another process. `start` attaches, and `stop` detaches; neither changes the engine itself."""
+
+    def fail(self, reason: str) -> None:
+        """End every open generation with EngineDeadError, and refuse later ones: the parent says that it has died."""
         ...
 
 

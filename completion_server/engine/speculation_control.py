@@ -16,6 +16,11 @@ SEPARATED = "\0separated#"
 are hexadecimal digits, so none begins so."""
 
 
+def salted(cache_salt: str, epoch: int) -> str:
+    """Return the salt of a prompt in an epoch: how often drafts were switched on again."""
+    return f"{cache_salt}#{epoch}" if epoch and not cache_salt.startswith(SEPARATED) else cache_salt
+
+
 class EngineSpeculation:
     """The `SpeculationControl` of one engine, and the cache salts that follow from it.
 
@@ -23,8 +28,11 @@ class EngineSpeculation:
     prompt that is computed later. Drafts that are copied from the prompt have no KV at all.
     """
 
-    def __init__(self, info: EngineInfo, publish: Callable[[SpeculationLookup, bool], None] | None = None) -> None:
-        """Begin with the lookup of the start. `publish` is called with each lookup, and whether drafts are off."""
+    def __init__(self, info: EngineInfo, publish: Callable[[SpeculationLookup, bool, int], None] | None = None) -> None:
+        """Begin with the lookup of the start.
+
+        `publish` is called with each lookup, whether drafts are off, and the epoch of the salts from then on.
+        """
         self._info = info
         self._publish = publish
         self._lookup: SpeculationLookup = ()
@@ -51,13 +59,13 @@ class EngineSpeculation:
 
         While drafts are off, prompts may use all blocks; after they are switched on, only newer blocks.
         """
-        return f"{cache_salt}#{self._epoch}" if self._epoch and not cache_salt.startswith(SEPARATED) else cache_salt
+        return salted(cache_salt, self._epoch)
 
     def _change(self, lookup: SpeculationLookup, *, is_off: bool) -> None:
         self._epoch += self._is_off and not is_off and self._info.draft_model != NGRAM
         self._lookup, self._is_off = lookup, is_off
         if self._publish is not None:
-            self._publish(lookup, is_off)
+            self._publish(lookup, is_off, self._epoch)
 
 
 class SupervisedSpeculation:

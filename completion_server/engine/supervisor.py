@@ -17,6 +17,7 @@ from completion_server.engine.interface import (
     Engine,
     EngineDeadError,
     EngineInfo,
+    EngineShare,
     EngineStats,
     EngineStep,
     GenerationRequest,
@@ -181,6 +182,14 @@ class SupervisedEngine:
         self._on_step = on_step
         if self.state is EngineState.READY:
             self._engine.watch_steps(on_step)
+
+    def share(self) -> EngineShare | None:
+        """Return what front ends need to attach to the engine that runs now; None unless it can serve."""
+        return self._engine.share() if self.is_alive else None
+
+    async def abort_place(self, place: int) -> None:
+        """Abort the generations of a front end whose process has ended."""
+        await self._engine.abort_place(place)
 
     async def stop(self) -> None:
         """Stop for good."""

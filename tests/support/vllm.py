@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from completion_server.composition.engine_factory import make_engine_factory
+from completion_server.config import Config
 from tests.support.models import DRAFT
 from tests.support.server import make_config
 
@@ -14,11 +15,15 @@ if TYPE_CHECKING:
     from completion_server.engine.vllm.engine import VllmEngine
 
 
-def make_vllm_engine(*overrides: str) -> "VllmEngine":
-    """Return a vLLM engine with a draft model, not yet started."""
+def vllm_config(*overrides: str) -> Config:
+    """Return a configuration of a vLLM engine with a draft model."""
     sizes = ("engine.num_speculative_tokens=3", "engine.max_num_seqs=16", "scheduling.max_slots=16")
-    config = make_config(f"engine.draft_model={DRAFT}", *sizes, *overrides)
-    return cast("VllmEngine", make_engine_factory(config)())
+    return make_config(f"engine.draft_model={DRAFT}", *sizes, *overrides)
+
+
+def make_vllm_engine(*overrides: str, num_places: int = 0) -> "VllmEngine":
+    """Return a vLLM engine with a draft model, not yet started."""
+    return cast("VllmEngine", make_engine_factory(vllm_config(*overrides), num_places)())
 
 
 @contextmanager

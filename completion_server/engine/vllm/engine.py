@@ -4,17 +4,14 @@ The engine core runs in a process of its own; the server's process talks to it t
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import psutil
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.inputs.engine import tokens_input
-from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
@@ -24,10 +21,9 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import (
     EngineDeadError,
     EngineInfo,
+    EngineShare,
     EngineStats,
     EngineStep,
-    GenerationRequest,
-    Output,
     SpeculationControl,
     SpeculationLookup,
 )
@@ -42,15 +38,14 @@ from completion_server.engine.vllm.arguments import (
     lookup_at_start,
     schedulers_locked_reason,
 )
-from completion_server.engine.vllm.drafts.shared_lookup import SPECULATE, LookupPublisher
+from completion_server.engine.vllm.client import VllmClient
+from completion_server.engine.vllm.drafts.shared_lookup import LookupPublisher
 from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback, without_spans
 from completion_server.engine.vllm.patches import log_patches
-from completion_server.engine.vllm.patches.server import sampled_spans, span_exporter
 from completion_server.engine.vllm.process import yield_to_server
-from completion_server.engine.vllm.token_accounting import GenerationProgress, StepMeter, TokenAccounting
-
-_FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
-"""vLLM's finish reasons as those of the interface; any other ("abort", "error") means that it gave a generation up."""
+from completion_server.engine.vllm.sharing.clients import client_at, requests_of
+from completion_server.engine.vllm.sharing.parent import SharedCore, unshared_reason
+from completion_server.engine.vllm.token_accounting import REPORT_FIELD, StepCounts, StepMeter
 
 SCHEDULERS_MODULE = "completion_server.engine.vllm.drafts.schedulers"
 """The module of the schedulers that the engine core loads."""
@@ -59,6 +54,12 @@ _NICE_ON_A_CPU = 5
 
 _END_S = 5.0
 """How long killed processes may take to end."""
+
+_LAST_REQUESTS_S = 0.2
+"""How long after its end a front end's last requests may reach the core."""
+
+_ABORT_S = 5.0
+"""How long the core may take to abort a front end's requests: longer than a step."""
 
 
 class _Stats(StatLoggerBase):
@@ -71,49 +72,39 @@ class _Stats(StatLoggerBase):
         self.kv_usage = 0.0
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
-        if scheduler_stats is not None:
-            self.num_running = scheduler_stats.num_running_reqs
-            self.num_waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
-            self.kv_usage = scheduler_stats.kv_cache_usage
-            self._meter.end(scheduler_stats.spec_decoding_stats, self.num_running)
+        if scheduler_stats is None:
+            return
+        self.num_running = scheduler_stats.num_running_reqs
+        self.num_waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+        self.kv_usage = scheduler_stats.kv_cache_usage
+        report = getattr(scheduler_stats, REPORT_FIELD, None)
+        whole = StepCounts.from_report(report) if report else None
+        self._meter.end(scheduler_stats.spec_decoding_stats, self.num_running, whole)
 
     def log_engine_initialized(self) -> None:
         """Log nothing."""
 
 
-class VllmEngine:
+class VllmEngine(VllmClient):
     """One vLLM engine: one GPU, one tensor-parallel group, or a CPU."""
 
-    def __init__(self, settings: EngineSettings, *, traces_endpoint: str = "") -> None:
+    def __init__(self, settings: EngineSettings, *, traces_endpoint: str = "", num_places: int = 0) -> None:
         """Prepare; nothing is loaded before `start`.
 
         With `traces_endpoint`, the URL of a collector, vLLM makes spans of requests with trace headers. They go where
-        this process's provider of OpenTelemetry sends them.
+        this process's provider of OpenTelemetry sends them. Other processes can attach at `num_places` places.
         """
+        super().__init__(has_spans=bool(traces_endpoint))
         self._settings = settings
         self._traces_endpoint = traces_endpoint
-        self._llm: AsyncLLM | None = None
-        self._info: EngineInfo | None = None
-        self._accounting = TokenAccounting()
+        self._num_places = num_places
+        self._shared: SharedCore | None = None
         self._stats = _Stats(self._accounting.meter)
         self._publisher: LookupPublisher | None = None
         self._locked_reason = ""
         self._speculation: EngineSpeculation | None = None
         self._loading = Loading(self._load, self._discard)
         self._processes: list[psutil.Process] = []
-
-    @property
-    def info(self) -> EngineInfo:
-        """The loaded models and their limits."""
-        if self._info is None:
-            msg = "the engine has not started"
-            raise EngineDeadError(msg)
-        return self._info
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the core has not been seen to die."""
-        return self._llm is not None and not self._llm.errored
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -123,17 +114,16 @@ class VllmEngine:
     async def start(self) -> None:
         """Load the model. The event loop keeps running meanwhile."""
         try:
-            self._llm = await self._loading.run()
+            llm = await self._loading.run()
         except ConfigError:
             raise
         except Exception as error:
             msg = f"the engine did not start: {_reason(error)}"
             raise EngineDeadError(msg) from error
-        self._accounting.watch(self._llm.output_processor)
-        self._processes = still_running((), _core_ids(self._llm))
-        config = self._llm.vllm_config
+        self._processes = still_running((), _core_ids(llm))
+        config = llm.vllm_config
         speculative = config.speculative_config
-        self._info = EngineInfo(
+        info = EngineInfo(
             model=self._settings.model,
             max_model_len=config.model_config.max_model_len,
             draft_model=self._settings.draft_model if speculative else "",
@@ -142,15 +132,18 @@ class VllmEngine:
             speculation_lookup=lookup_at_start(self._settings, config, self._locked_reason),
             speculation_locked_reason=self._locked_reason,
         )
-        self._accounting.lookup = self._info.speculation_lookup
+        if self._shared is not None:
+            accounting, board = self._accounting, self._shared.board
+            accounting.read_k = lambda num_outputs: accounting.k_of(max(num_outputs, board.num_running))
+        self._connected(llm, info)
         if self._publisher is not None and not self._locked_reason:
-            self._speculation = EngineSpeculation(self._info, self._publish)
+            self._speculation = EngineSpeculation(info, self._publish)
 
-    def _publish(self, lookup: SpeculationLookup, is_off: bool) -> None:
+    def _publish(self, lookup: SpeculationLookup, is_off: bool, epoch: int) -> None:
         """Tell the engine core, and the accounting, which estimates the drafts of aborted generations from K."""
         assert self._publisher is not None
         self._accounting.lookup = lookup
-        self._publisher.write(lookup, is_off=is_off)
+        self._publisher.write(lookup, is_off=is_off, epoch=epoch)
 
     def _load(self) -> AsyncLLM:
         nice = self._settings.nice
@@ -161,87 +154,60 @@ class VllmEngine:
         args = AsyncEngineArgs(**given)
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
         check_draft_length(config)
-        self._locked_reason = locked_reason(self._settings, config) or schedulers_locked_reason(SCHEDULERS_MODULE)
+        schedulers_reason = schedulers_locked_reason(SCHEDULERS_MODULE)
+        self._locked_reason = locked_reason(self._settings, config) or schedulers_reason
+        if self._num_places and (reason := unshared_reason(self._settings) or schedulers_reason):
+            msg = f"server.processes: must be 1 with this engine: {reason}"
+            raise ConfigError(msg)
         log_patches(
-            is_cpu=current_platform.is_cpu(), is_k_live=not self._locked_reason, has_spans=bool(self._traces_endpoint)
+            is_cpu=current_platform.is_cpu(),
+            is_k_live=not self._locked_reason,
+            has_spans=self._has_spans,
+            is_shared=bool(self._num_places),
         )
+        if not self._locked_reason or self._num_places:
+            scheduler = "LookupAsyncScheduler" if config.scheduler_config.async_scheduling else "LookupScheduler"
+            config.scheduler_config.scheduler_cls = f"{SCHEDULERS_MODULE}.{scheduler}"
+        try:
+            return self._publish_and_make(args, config)
+        except BaseException:
+            self._close_shared()
+            raise
+
+    def _publish_and_make(self, args: AsyncEngineArgs, config: VllmConfig) -> AsyncLLM:
+        if self._num_places:
+            self._shared = SharedCore(self._num_places)
         if self._locked_reason:
             return self._make_llm(args, config)
-        scheduler = "LookupAsyncScheduler" if config.scheduler_config.async_scheduling else "LookupScheduler"
-        config.scheduler_config.scheduler_cls = f"{SCHEDULERS_MODULE}.{scheduler}"
-        self._publisher = LookupPublisher(config.scheduler_config.max_num_seqs)
-        try:
-            with self._publisher.published():
-                llm = self._make_llm(args, config)
-        except BaseException:
-            self._publisher.close()
-            raise
+        folder = self._shared.folder if self._shared is not None else None
+        self._publisher = LookupPublisher(config.scheduler_config.max_num_seqs, folder)
+        with self._publisher.published():
+            llm = self._make_llm(args, config)
         self._locked_reason = self._publisher.unread_reason
         return llm
 
     def _make_llm(self, args: AsyncEngineArgs, config: VllmConfig) -> AsyncLLM:
         self._loading.check()
-        with ExitStack() as stack:
-            if self._traces_endpoint:
-                stack.callback(span_exporter.apply())
+        make = AsyncLLM.from_vllm_config if self._shared is None else self._shared.start
+        with self._without_exporter() as stack:
+            if self._has_spans:
                 stack.enter_context(without_spans())
-            llm = AsyncLLM.from_vllm_config(
+            return make(
                 config,
                 stat_loggers=[self._make_stats],
                 enable_log_requests=args.enable_log_requests,
                 disable_log_stats=args.disable_log_stats,
             )
-        if self._traces_endpoint:
-            sampled_spans.apply(llm.output_processor)
-        return llm
 
     def _make_stats(self, _config: VllmConfig, _engine_index: int = 0) -> _Stats:
         return self._stats
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
-        """Generate; see the interface."""
-        llm = self._llm
-        if llm is None:
-            msg = "the engine is not running"
-            raise EngineDeadError(msg)
-        speculates = request.sampling.speculate or bool(self._locked_reason)
-        progress = self._accounting.progress[request.id] = GenerationProgress(speculates)
-        salt = self._speculation.salt(request.cache_salt) if self._speculation else request.cache_salt
-        prompt = tokens_input(request.prompt_token_ids, cache_salt=salt or None)
-        headers = request.trace_headers if self._traces_endpoint else None
-        stream = llm.generate(
-            prompt, _sampling_params(request), request.id, priority=request.priority, trace_headers=headers
-        )
-        try:
-            async for result in stream:
-                yield self._output(result, progress)
-        except VllmEngineDeadError as error:
-            msg = "the engine died"
-            raise EngineDeadError(msg) from error
-        finally:
-            # Forget it before the abort, so that tokens which the engine still computes for it count as aborted.
-            self._accounting.progress.pop(request.id, None)
-            await stream.aclose()
-
-    def _output(self, result: RequestOutput, progress: GenerationProgress) -> Output:
-        completion = result.outputs[0]
-        finish = None
-        if result.finished:
-            finish = _FINISH.get(str(completion.finish_reason))
-            if finish is None:
-                msg = f"the engine gave a generation up: {completion.finish_reason}"
-                raise EngineDeadError(msg)
-        return Output(
-            text=completion.text,
-            num_tokens=len(completion.token_ids),
-            finish=finish,
-            cached_prompt_tokens=result.num_cached_tokens or 0,
-            drafted_tokens=progress.drafted(),
-            accepted_draft_tokens=progress.accepted(),
-        )
+    def salt(self, cache_salt: str) -> str:
+        """Return the salt of a prompt that is computed now."""
+        return self._speculation.salt(cache_salt) if self._speculation else cache_salt
 
     def stats(self) -> EngineStats:
-        """Return the counters as last reported."""
+        """Return the counters as last reported. If the engine is shared, those of tokens are this process's own."""
         return EngineStats(
             num_running=self._stats.num_running,
             num_waiting=self._stats.num_waiting,
@@ -256,21 +222,35 @@ class VllmEngine:
         return self._speculation if self.is_alive else None
 
     def watch_steps(self, on_step: Callable[[EngineStep], None]) -> None:
-        """Call `on_step` after every step; see the interface."""
+        """Call `on_step` after every step, whichever process its generations are of; see the interface."""
         self._accounting.meter.on_step = on_step
 
     def cpu_seconds(self) -> float | None:
         """Return the CPU time of its processes; None on a GPU: a process that waits for the GPU uses as much."""
         return cpu_seconds(self._processes) if current_platform.is_cpu() else None
 
+    def share(self) -> EngineShare | None:
+        """Return what front ends need to attach; see the interface."""
+        if self._shared is None or not self.is_alive:
+            return None
+        lookup = self._publisher.path if self._publisher is not None and not self._locked_reason else None
+        return self._shared.share(self.info, lookup, has_spans=self._has_spans)
+
+    async def abort_place(self, place: int) -> None:
+        """Abort the generations of a front end whose process has ended; see the interface."""
+        for wait_s in (0.0, _LAST_REQUESTS_S):
+            await asyncio.sleep(wait_s)
+            if self._llm is not None:
+                with suppress(TimeoutError, VllmEngineDeadError):
+                    async with asyncio.timeout(_ABORT_S):
+                        ids = [requests_of(client_at(place))]
+                        await self._llm.engine_core.call_utility_async("abort_requests", ids)
+
     async def stop(self) -> None:
         """Free everything, and kill the processes, which open generations have no more use for."""
-        llm, self._llm = await self._loading.give_up(), None
+        llm = await self._loading.give_up()
+        self._disconnect()  # every open generation ends now, not when the core has gone
         if llm is not None:
-            # Every open generation ends now, not when the core has gone.
-            llm.output_processor.propagate_error(VllmEngineDeadError())
-            if llm.output_handler is not None:
-                llm.output_handler.cancel()
             await asyncio.to_thread(self._discard, llm)
 
     def _discard(self, llm: AsyncLLM) -> None:
@@ -279,27 +259,20 @@ class VllmEngine:
         remnants = Remnants(processes)
         llm.shutdown(0)
         kill_and_wait(processes, _END_S)
+        self._close_shared()
+        remnants.remove()
+
+    def _close_shared(self) -> None:
+        """Unmap what is shared with the core, and remove what front ends need."""
         if self._publisher is not None:
             self._publisher.close()
-        remnants.remove()
+        if self._shared is not None:
+            self._shared.close()
 
 
 def _core_ids(llm: AsyncLLM) -> list[int]:
     manager = llm.engine_core.resources.engine_manager
     return [process.pid for process in getattr(manager, "processes", ())]
-
-
-def _sampling_params(request: GenerationRequest) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=request.max_tokens,
-        temperature=request.sampling.temperature,
-        seed=request.sampling.seed,
-        stop_token_ids=list(request.stop_token_ids) or None,
-        include_stop_str_in_output=True,
-        output_kind=RequestOutputKind.DELTA,
-        skip_special_tokens=True,
-        extra_args=None if request.sampling.speculate else {SPECULATE: False},
-    )
 
 
 def _reason(error: BaseException) -> str:

@@ -1,12 +1,13 @@
 """Counts the tokens that vLLM's engine core computed, by generation and by step.
 
 Imports nothing of vLLM; reads vLLM's objects. vLLM reports a step in two calls: first its outputs, in one piece or
-several, then the scheduler's statistics.
+several, then the scheduler's statistics. A process that shares its engine core with others has its own outputs only:
+there the scheduler counts the outputs of all, and sends the counts with the statistics.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from completion_server.engine.interface import EngineStep, SpeculationLookup
 from completion_server.engine.vllm.patches.server import counted_outputs
@@ -41,11 +42,51 @@ class GenerationProgress:
         self.num_steps += 1
 
 
-class _StepOutput(NamedTuple):
-    num_tokens: int
-    is_first: bool
-    is_last: bool
-    is_undrafted: bool
+@dataclasses.dataclass(slots=True)
+class StepCounts:
+    """The outputs of a step, counted."""
+
+    num_seqs: int = 0
+    num_tokens: int = 0
+    num_open: int = 0
+    """Generations that go on."""
+    has_first: bool = False
+    """Whether some generation got its first token."""
+    has_undrafted: bool = False
+    """Whether the requests of some generations refused drafts."""
+    ended_at: float | None = None
+    """By the clock of the engine core's machine; None without outputs."""
+
+    def add(self, output: Any, at: float) -> None:
+        """Count an output of vLLM's, of the step that ended `at`."""
+        num_tokens = len(output.new_token_ids)
+        if num_tokens:
+            self.ended_at = at
+            self.num_seqs += 1
+            self.num_tokens += num_tokens
+            self.num_open += output.finish_reason is None
+            self.has_first |= getattr(output, "prefill_stats", None) is not None
+
+    def as_report(self) -> dict[str, int]:
+        """Return the counts as vLLM's statistics can carry them."""
+        report = {name: int(getattr(self, name)) for name in _REPORTED}
+        return report | ({} if self.ended_at is None else {_ENDED_NS: int(self.ended_at * _NS)})
+
+    @classmethod
+    def from_report(cls, report: Mapping[str, int]) -> "StepCounts":
+        """Return the counts of a report."""
+        seqs, tokens, num_open, first, undrafted = (report[name] for name in _REPORTED)
+        ended_ns = report.get(_ENDED_NS)
+        ended_at = None if ended_ns is None else ended_ns / _NS
+        return cls(seqs, tokens, num_open, bool(first), bool(undrafted), ended_at)
+
+
+REPORT_FIELD = "running_lora_adapters"
+"""The field of vLLM's statistics that carries a report. It is empty otherwise: the server has no LoRA adapters."""
+
+_REPORTED = ("num_seqs", "num_tokens", "num_open", "has_first", "has_undrafted")
+_ENDED_NS = "ended_ns"
+_NS = 1_000_000_000
 
 
 class StepMeter:
@@ -55,36 +96,36 @@ class StepMeter:
         self.on_step: Callable[[EngineStep], None] = lambda _step: None
         self._ended_at: float | None = None
         """End of the previous step, by the engine core's clock; None if it may have been idle since."""
-        self._now: float | None = None
-        self._outputs: list[_StepOutput] = []
+        self._counts = StepCounts()
 
-    def output(
-        self, num_tokens: int, at: float, *, is_first: bool = False, is_last: bool = False, is_undrafted: bool = False
-    ) -> None:
-        """Add the tokens that a generation got in the step that ended `at`, perhaps its first or last ones."""
-        self._now = at
-        self._outputs.append(_StepOutput(num_tokens, is_first, is_last, is_undrafted))
+    def output(self, output: Any, at: float, *, is_undrafted: bool = False) -> None:
+        """Add what a generation got in the step that ended `at`."""
+        self._counts.add(output, at)
+        self._counts.has_undrafted |= is_undrafted and bool(output.new_token_ids)
 
-    def end(self, speculation: Any, num_running: int) -> None:
-        """End the step after all its outputs. `speculation` is vLLM's SpecDecodingStats, None without drafts."""
-        before, now, outputs = self._ended_at, self._now, self._outputs
+    def end(self, speculation: Any, num_running: int, whole: StepCounts | None = None) -> None:
+        """End the step after all its outputs. `speculation` is vLLM's SpecDecodingStats, None without drafts.
+
+        `whole` has the counts of all clients, if the engine core has several.
+        """
+        before, counts = self._ended_at, whole or self._counts
         # A step without outputs computed a part of a prompt, or nothing: the next step's beginning is unknown.
-        self._ended_at, self._now, self._outputs = now if num_running else None, None, []
-        if now is None:
+        self._ended_at, self._counts = counts.ended_at if num_running else None, StepCounts()
+        if counts.ended_at is None:
             return
         # A running generation without output had a part of its prompt computed, or will in the next step, which is
         # planned already.
-        has_pieces = num_running > sum(not each.is_last for each in outputs)
+        has_pieces = num_running > counts.num_open
         drafted = _drafted(speculation) if speculation is not None else ()
         self.on_step(
             EngineStep(
-                num_seqs=len(outputs),
-                num_tokens=sum(each.num_tokens for each in outputs),
-                seconds=None if before is None else now - before,
-                has_prompts=has_pieces or any(each.is_first for each in outputs),
+                num_seqs=counts.num_seqs,
+                num_tokens=counts.num_tokens,
+                seconds=None if before is None else counts.ended_at - before,
+                has_prompts=has_pieces or counts.has_first,
                 drafted=drafted,
                 accepted=tuple(speculation.num_accepted_tokens_per_pos[: len(drafted)]) if drafted else (),
-                has_undrafted=any(each.is_undrafted for each in outputs),
+                has_undrafted=counts.has_undrafted,
             )
         )
 
@@ -100,24 +141,24 @@ class TokenAccounting:
         self.meter = StepMeter()
         self.lookup: SpeculationLookup = (0,)
         """The active K by number of sequences."""
+        self.read_k: Callable[[int], int] = self.k_of
+        """Returns K for a step, from the number of outputs that this process has in it."""
+
+    def k_of(self, num_seqs: int) -> int:
+        """Return K for a step of so many sequences."""
+        return self.lookup[min(num_seqs, len(self.lookup) - 1)]
 
     def watch(self, processor: Any) -> None:
         """Read each step's outputs from vLLM's output processor."""
         states = processor.request_states
 
         def count(outputs: Sequence[Any], at: float) -> None:
-            num_speculative_tokens = self.lookup[min(len(outputs), len(self.lookup) - 1)]
+            num_speculative_tokens = self.read_k(len(outputs))
             for output in outputs:
                 state = states.get(output.request_id)
                 progress = self.progress.get(state.external_req_id) if state is not None else None
                 self._count(output, progress, num_speculative_tokens)
-                if output.new_token_ids:
-                    self.meter.output(
-                        len(output.new_token_ids), at,
-                        is_first=getattr(output, "prefill_stats", None) is not None,
-                        is_last=output.finish_reason is not None,
-                        is_undrafted=progress is not None and not progress.speculates,
-                    )  # fmt: skip
+                self.meter.output(output, at, is_undrafted=progress is not None and not progress.speculates)
 
         counted_outputs.apply(processor, count)
 

@@ -16,7 +16,7 @@ from typing import Any
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
 
 from completion_server.engine.vllm.drafts.shared_lookup import (
     RUNS_DRAFT,
@@ -25,9 +25,10 @@ from completion_server.engine.vllm.drafts.shared_lookup import (
     open_published_lookup,
 )
 from completion_server.engine.vllm.patches.drafts import unfetched_drafts
+from completion_server.engine.vllm.sharing.scheduling import SharedScheduler
 
 
-class _LookupScheduler(Scheduler):
+class _LookupScheduler(SharedScheduler):
     """Makes the newest published lookup active before each step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -41,6 +42,10 @@ class _LookupScheduler(Scheduler):
         """Whether the step planned last asks for drafts; read by a patch of vLLM's engine core."""
         unfetched_drafts.apply()
         self._shared = open_published_lookup(self.scheduler_config.max_num_seqs, is_supported=is_supported)
+
+    def speculates(self, request: Request) -> bool:
+        """Return whether a request takes drafts. One that refuses them gets some all the same if K is locked."""
+        return self._shared is None or _speculates(request.sampling_params)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Plan a step; see vLLM."""

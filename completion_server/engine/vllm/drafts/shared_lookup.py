@@ -1,11 +1,13 @@
 """K by number of sequences in shared memory: the server writes the lookup, the engine core reads it at each step.
 
-A file of one page, mapped by both. Its header is two words, each written and read as one:
+A file of one page, mapped by both, and by each front end that shares the engine. Its header is three words, each
+written and read as one:
 
 - `version` counts the lookups written. Lookup number v is in slot v % 2, so that the active one is never overwritten. A
   slot also holds its own version and a checksum. A reader that was overtaken by two writes finds a mismatch and tries
   again at the next step: it can't read a mixture of two lookups, in any memory order of the processor.
 - `state` is a `ReaderState`: whether the engine core reads this lookup at all.
+- `epoch` is that of the salts of prompts (see `EngineSpeculation`); for the front ends.
 
 The file's name is passed on in the environment, not in vLLM's configuration, whose hash is the key of compiled models.
 """
@@ -18,6 +20,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from pathlib import Path
 
 SPECULATE = "completion_server.speculate"
 """Key in the `extra_args` of vLLM's sampling parameters: False if the request refuses drafts."""
@@ -28,7 +31,7 @@ RUNS_DRAFT = "completion_server_runs_draft"
 LOOKUP_ENV = "COMPLETION_SERVER_SPECULATION_LOOKUP"
 """Environment variable with the path of the shared file."""
 
-HEADER_BYTES = 16
+HEADER_BYTES = 24
 """Size of the header; the two slots follow it."""
 
 MAX_NUM_SPECULATIVE_TOKENS = 255
@@ -38,7 +41,7 @@ _LIVE = 1
 """Entry 0 of a lookup, which no step uses, says whether the draft model runs at all: `_LIVE` or 0."""
 
 _WORD = 8
-_VERSION, _STATE = range(HEADER_BYTES // _WORD)
+_VERSION, _STATE, _EPOCH = range(HEADER_BYTES // _WORD)
 _SLOT_HEAD = struct.Struct("=QII")
 """A slot's version, checksum and number of entries; then one byte for each K."""
 
@@ -55,7 +58,7 @@ class ReaderState(IntEnum):
 
 
 class SharedLookup:
-    """One end of the shared memory. The server's process writes lookups, the engine core's process reads them."""
+    """One end of the shared memory. The server's process writes lookups, the engine core and front ends read them."""
 
     def __init__(self, path: str, max_num_seqs: int) -> None:
         """Map the file, which has space for lookups of up to `max_num_seqs`."""
@@ -76,6 +79,15 @@ class SharedLookup:
     def reader(self, state: ReaderState) -> None:
         self._header[_STATE] = state
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the salts of prompts; the server sets it."""
+        return self._header[_EPOCH]
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._header[_EPOCH] = epoch
+
     def write(self, lookup: Sequence[int]) -> None:
         """Write K by number of sequences, from 0 on; for the server."""
         if len(lookup) != self._num_entries:
@@ -89,7 +101,7 @@ class SharedLookup:
         self._header[_VERSION] = version
 
     def read_new(self) -> list[int] | None:
-        """Return the newest lookup, None if it was read before; for the engine core, at each step."""
+        """Return the newest lookup, None if this end has read it before; for its readers, at each step."""
         version = self._header[_VERSION]
         if version == self._num_read:
             return None
@@ -114,16 +126,17 @@ class SharedLookup:
 class LookupPublisher:
     """The server's end, with the file until the engine core has mapped it."""
 
-    def __init__(self, max_num_seqs: int) -> None:
-        """Create the file without a lookup."""
-        handle, self._path = tempfile.mkstemp(prefix="completion-server-", suffix=".speculation")
+    def __init__(self, max_num_seqs: int, folder: Path | None = None) -> None:
+        """Create the file without a lookup; in a folder, whose owner removes it, if front ends are to map it, too."""
+        handle, self._path = tempfile.mkstemp(prefix="completion-server-", suffix=".speculation", dir=folder)
+        self._is_kept = folder is not None
         with os.fdopen(handle, "wb") as file:
             file.truncate(_file_size(max_num_seqs))
         self._shared = SharedLookup(self._path, max_num_seqs)
 
     @contextlib.contextmanager
     def published(self) -> Iterator[None]:
-        """Let an engine core that starts meanwhile find the file. Afterwards the file has no name."""
+        """Let an engine core that starts meanwhile find the file. Afterwards it has no name, unless it is kept."""
         os.environ[LOOKUP_ENV] = self._path
         try:
             yield
@@ -131,8 +144,14 @@ class LookupPublisher:
             # A load that was given up may end late, when the next one has published its own file.
             if os.environ.get(LOOKUP_ENV) == self._path:
                 del os.environ[LOOKUP_ENV]
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
+            if not self._is_kept:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return Path(self._path)
 
     @property
     def unread_reason(self) -> str:
@@ -145,8 +164,12 @@ class LookupPublisher:
             case ReaderState.ABSENT:
                 return "the engine does not read the server's lookup of K"
 
-    def write(self, lookup: Sequence[int], *, is_off: bool = False) -> None:
-        """Make K by number of sequences, from 0 on, active from the next step on; do not run the draft model if off."""
+    def write(self, lookup: Sequence[int], *, is_off: bool = False, epoch: int = 0) -> None:
+        """Make K by number of sequences, from 0 on, active from the next step on; do not run the draft model if off.
+
+        The epoch is that of the prompts from now on. It changes first: no prompt of the old one has drafts then.
+        """
+        self._shared.epoch = epoch
         self._shared.write([0 if is_off else _LIVE, *lookup[1:]])
 
     def close(self) -> None:

@@ -4,21 +4,29 @@ from types import SimpleNamespace
 from typing import Any
 
 from completion_server.engine.interface import EngineStep
-from completion_server.engine.vllm.token_accounting import GenerationProgress, StepMeter, TokenAccounting
+from completion_server.engine.vllm.token_accounting import GenerationProgress, StepCounts, StepMeter, TokenAccounting
 
 
 def spec(drafted: list[int], accepted: list[int]) -> SimpleNamespace:
     return SimpleNamespace(num_draft_tokens_per_pos=drafted, num_accepted_tokens_per_pos=accepted)
 
 
+def output(num_tokens: int, *, is_first: bool = False, is_last: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(
+        new_token_ids=[7] * num_tokens,
+        prefill_stats=SimpleNamespace() if is_first else None,
+        finish_reason="stop" if is_last else None,
+    )
+
+
 def test_a_step_is_assembled_from_several_reports() -> None:
     steps: list[EngineStep] = []
     meter = StepMeter()
     meter.on_step = steps.append
-    meter.output(1, 10.0, is_first=True)
+    meter.output(output(1, is_first=True), 10.0)
     meter.end(None, num_running=1)
-    meter.output(3, 10.5)
-    meter.output(1, 10.5, is_last=True)
+    meter.output(output(3), 10.5)
+    meter.output(output(1, is_last=True), 10.5)
     meter.end(spec([2, 2, 0], [1, 1, 0]), num_running=1)
     assert steps == [EngineStep(1, 1, None, True), EngineStep(2, 4, 0.5, False, (2, 2), (1, 1))]
 
@@ -28,10 +36,10 @@ def test_a_step_after_a_possible_pause_has_no_time() -> None:
     meter = StepMeter()
     meter.on_step = steps.append
     for at, num_running in ((1.0, 1), (2.0, 0), (9.0, 1), (10.0, 1)):
-        meter.output(1, at, is_last=not num_running)
+        meter.output(output(1, is_last=not num_running), at)
         meter.end(None, num_running)
     meter.end(None, num_running=1)  # a part of a prompt: no outputs
-    meter.output(1, 12.0)
+    meter.output(output(1), 12.0)
     meter.end(None, num_running=1)
     assert [step.seconds for step in steps] == [None, 1.0, None, 1.0, None]
     assert not any(step.has_prompts for step in steps)
@@ -42,9 +50,25 @@ def test_a_step_with_a_part_of_a_prompt_beside_others_has_prompts() -> None:
     meter = StepMeter()
     meter.on_step = steps.append
     for num_running in (1, 2, 1):
-        meter.output(1, 1.0)
+        meter.output(output(1), 1.0)
         meter.end(None, num_running)
     assert [step.has_prompts for step in steps] == [False, True, False]
+
+
+def test_a_step_of_several_clients_has_the_counts_of_all() -> None:
+    whole = StepCounts(has_undrafted=True)
+    for each in (output(3), output(1, is_first=True), output(2, is_last=True), output(0)):
+        whole.add(each, 20.25)
+    report = whole.as_report()
+    assert all(type(value) is int for value in report.values()), "vLLM's statistics carry integers"
+    assert StepCounts.from_report(report) == whole
+    assert StepCounts.from_report(StepCounts().as_report()) == StepCounts()
+    steps: list[EngineStep] = []
+    meter = StepMeter()
+    meter.on_step = steps.append
+    meter.output(output(3), 20.0)  # of this process
+    meter.end(None, num_running=2, whole=whole)
+    assert steps == [EngineStep(3, 6, None, has_prompts=True, has_undrafted=True)]
 
 
 def test_drafts_are_estimated_by_k_until_vllm_reports_them() -> None:
@@ -69,13 +93,11 @@ def test_outputs_without_a_generation_count_as_aborted() -> None:
     accounting.progress["a"] = GenerationProgress()
     accounting.watch(processor)
 
-    def output(request_id: str, num_tokens: int) -> SimpleNamespace:
-        return SimpleNamespace(
-            request_id=request_id, new_token_ids=[7] * num_tokens, spec_decode_metrics=None, finish_reason=None
-        )
+    def of(request_id: str, num_tokens: int) -> SimpleNamespace:
+        return SimpleNamespace(**vars(output(num_tokens)), request_id=request_id, spec_decode_metrics=None)
 
-    processor.process_outputs([output("a-1", 1)], 1.0, None)
-    processor.process_outputs([output("a-1", 2), output("gone", 3)], 2.0, None)
+    processor.process_outputs([of("a-1", 1)], 1.0, None)
+    processor.process_outputs([of("a-1", 2), of("gone", 3)], 2.0, None)
     assert (accounting.num_generated_tokens, accounting.num_aborted_tokens) == (6, 3)
     assert accounting.progress["a"].num_drafted == 1
     assert len(done) == 2
