@@ -98,7 +98,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
         from completion_server.composition.engine_factory import make_engine_factory
         from completion_server.composition.parent import Parent
 
-        make_engine = make_engine_factory(loaded)
+        make_engine = make_engine_factory(loaded, 2 * number if number > 1 else 0)
 
         async def run() -> None:
             shutdown = Shutdown(loaded.server.stop_timeout_s, _give_up_stop)

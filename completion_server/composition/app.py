@@ -48,10 +48,12 @@ from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
 from completion_server.rpc.listening import load_certificates
 from completion_server.rpc.server import HealthReporter, Listener, build_admin_server, build_public_server
+from completion_server.scheduling.neighbours import ALONE, BoardNeighbours
 from completion_server.serving.service import LoadSnapshot, Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.state.local.group import LocalGroup
+from completion_server.state.slot_board import SlotBoard
 from completion_server.state.status import CacheStatus, ReplicationStatus
 from completion_server.telemetry.logs import set_level
 
@@ -85,6 +87,8 @@ class FrontEnd:
 
     group: LocalGroup
     """Who the others are."""
+    slots: SlotBoard
+    """Where they tell each other of their queues."""
 
 
 class App:
@@ -168,6 +172,8 @@ class App:
                 logger.info("the model writes next edits, in the form %s", edits.template.name)
             service = self._service = self._assemble(prompts, edits)
             self._shared.serve(service)
+            if self._shared.member is not None:
+                self._shared.member.bus.on_ring(service.runner.look_nowait)
             servicer = CompletionServicer(
                 service,
                 self._entrance,
@@ -320,6 +326,7 @@ class App:
         settings = ServingSettings(
             config.admission, config.scheduling, config.shed, delta_pause_s=config.server.delta_pause_ms / 1000
         )
+        own, member = self._front_end, self._shared.member
         return Service(
             settings,
             self._engine,
@@ -337,6 +344,8 @@ class App:
             replicas=self._shared,
             remaining_start_s=self._engine.remaining_start_s,
             num_speculative_tokens=self._speculation.num_speculative_tokens,
+            neighbours=ALONE if own is None else BoardNeighbours(own.slots.at(own.group.place)),
+            ring=(lambda _place: None) if member is None else member.bus.ring,
         )
 
     def _cache_status(self) -> CacheStatus | None:

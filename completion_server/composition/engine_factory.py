@@ -67,12 +67,6 @@ def _script(config: Config) -> "Script":
     return edit_script(_decoder(config.engine), otherwise=plausible_code)
 
 
-def attach_engine(config: Config, share: Any, place: int) -> Any:  # noqa: ANN401 - as each kind has it
-    """Return the engine that another process owns and shares, for the front end at `place`."""
-    del share, place
-    return make_engine_factory(config)()
-
-
 def engine_arguments(config: Config) -> dict[str, Any]:
     """Return the arguments that vLLM's engine would get, empty for an engine of another kind.
 

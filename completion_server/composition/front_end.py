@@ -4,18 +4,17 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable
+import socket
+from collections.abc import AsyncGenerator
 from dataclasses import replace
-from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import uvloop
 
 from completion_server import __version__
 from completion_server.composition.app import App, Ready
-from completion_server.composition.engine_factory import attach_engine
+from completion_server.composition.engine_factory import make_attached_engine
 from completion_server.composition.links import (
     INTERFACE,
     AskMetrics,
@@ -38,6 +37,7 @@ from completion_server.core import core_dumps, safe_logging
 from completion_server.core.collection import freeze_startup_objects
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import (
+    AttachedEngine,
     Engine,
     EngineDeadError,
     EngineInfo,
@@ -56,33 +56,35 @@ _NEVER_S, _DAY_S = 3600.0, 86_400.0
 Limit = TypeVar("Limit", int, int | None)
 
 
-def run(plan: Plan, pipe: Connection) -> None:
+def run(plan: Plan, parent: socket.socket) -> None:
     """Serve until the parent or SIGTERM ends it. The whole life of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     logs.configure(plan.config.log)
     safe_logging.install()
     if not plan.config.server.core_dumps:
         core_dumps.switch_off()
-    if plan.interface != INTERFACE:
-        pipe.send(Refused(f"the installed version {__version__} needs a restart of the server, engine included"))
-        return
-    if plan.version not in {"", __version__}:
-        pipe.send(Refused(f"version {__version__} is installed, not {plan.version}; see reload --code"))
-        return
-    uvloop.run(_serve(plan, Link(pipe)))
+    uvloop.run(_serve(plan, parent))
     os._exit(0)  # without the teardown of every module, which takes a second
 
 
-async def _serve(plan: Plan, link: Link[ToFrontEnd, FromFrontEnd]) -> None:
+async def _serve(plan: Plan, parent: socket.socket) -> None:
     asyncio.get_running_loop().set_exception_handler(safe_logging.log_loop_error)
-    engine = _ParentsEngine(plan.front_end.group.place)
+    engine, failure = _ParentsEngine(plan.front_end.group.place), ""
     shutdown = Shutdown(plan.config.server.stop_timeout_s, lambda _unfinished: os._exit(1))
     try:
+        _check_version(plan)
         app = App(_own(plan), lambda: _Attached(engine, plan.config), shutdown=shutdown, front_end=plan.front_end)
     except ConfigError as error:
-        link.send(Refused(str(error)))
+        failure = str(error)
+    link: Link[ToFrontEnd, FromFrontEnd] = Link(
+        lambda message: _receive(app, engine, link, message),
+        lambda: os._exit(1),  # without its parent there is no engine
+    )
+    await link.open(parent)
+    if failure:
+        link.send(Refused(failure))
+        await link.aclose()
         return
-    link.watch(partial(_receive, app, engine, link), lambda: os._exit(1))  # without its parent there is no engine
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, app.drain)
     reporting = asyncio.create_task(_report(app, link), name="reports to the parent")
 
@@ -100,6 +102,14 @@ async def _serve(plan: Plan, link: Link[ToFrontEnd, FromFrontEnd]) -> None:
     finally:
         reporting.cancel()
         link.send(Metrics(app.render_metrics()))
+        await link.aclose()
+
+
+def _check_version(plan: Plan) -> None:
+    if plan.interface != INTERFACE:
+        raise ConfigError(f"the installed version {__version__} needs a restart of the server, engine included")
+    if plan.version not in {"", __version__}:
+        raise ConfigError(f"version {__version__} is installed, not {plan.version}; see reload --code")
 
 
 def _receive(app: App, engine: "_ParentsEngine", link: Link[ToFrontEnd, FromFrontEnd], message: ToFrontEnd) -> None:
@@ -179,8 +189,7 @@ class _ParentsEngine:
         self.place = place
         self._up: EngineUp | None = None
         self._came = asyncio.Event()
-        self._attached: Engine | None = None
-        self._fail: Callable[[], None] | None = None
+        self._attached: AttachedEngine | None = None
 
     def is_up(self, message: EngineUp) -> None:
         self._up = message
@@ -189,16 +198,16 @@ class _ParentsEngine:
     def is_down(self) -> None:
         self._up = None
         self._came.clear()
-        if self._fail is not None:
-            self._fail()
+        if self._attached is not None:
+            self._attached.fail("the engine died")
 
-    async def wait(self) -> EngineUp:
+    async def attach(self, config: Config) -> AttachedEngine:
+        """Attach to the engine, when it is ready."""
         await self._came.wait()
         assert self._up is not None
-        return self._up
-
-    def on_failure(self, fail: Callable[[], None]) -> None:
-        self._fail = fail
+        self._attached = await asyncio.to_thread(make_attached_engine, config, self._up.share, self.place)
+        await self._attached.start()
+        return self._attached
 
 
 class _Attached(Engine):
@@ -207,31 +216,25 @@ class _Attached(Engine):
     def __init__(self, parent: _ParentsEngine, config: Config) -> None:
         self._parent = parent
         self._config = config
-        self._engine: Any = None
+        self._engine: AttachedEngine | None = None
 
     @property
     def info(self) -> EngineInfo:
         if self._engine is None:
             raise EngineDeadError("the engine has not started")
-        info: EngineInfo = self._engine.info
-        return info
+        return self._engine.info
 
     @property
     def is_alive(self) -> bool:
-        return self._engine is not None and bool(self._engine.is_alive)
+        return self._engine is not None and self._engine.is_alive
 
     async def start(self) -> None:
-        up = await self._parent.wait()
-        engine = attach_engine(self._config, up.share, self._parent.place)
-        self._parent.on_failure(getattr(engine, "fail", lambda: None))
-        await engine.start()
-        self._engine = engine
+        self._engine = await self._parent.attach(self._config)
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
         if self._engine is None:
             raise EngineDeadError("the engine is not running")
-        stream: AsyncGenerator[Output] = self._engine.generate(request)
-        return stream
+        return self._engine.generate(request)
 
     def stats(self) -> EngineStats:
         return EngineStats() if self._engine is None else self._engine.stats()

@@ -6,6 +6,7 @@ Part of the composition root.
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -109,10 +110,10 @@ class FrontEnds:
 
     # Their lives
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Start them all. They serve when the engine is up."""
         for place in range(self.number):
-            self._start(place, self.config, __version__)
+            await self._start(place, self.config, __version__)
 
     async def wait_serving(self) -> Serving:
         """Wait until all serve; return what one said.
@@ -161,7 +162,7 @@ class FrontEnds:
             self.config = config
             for old in self.all:
                 free = next(place for place in range(2 * self.number) if place not in self._by_place)
-                new = self._start(free, config, version)
+                new = await self._start(free, config, version)
                 try:
                     await new.serving
                 except ConfigError:
@@ -195,19 +196,21 @@ class FrontEnds:
             await asyncio.wait(waited, timeout=_METRICS_S)
         return {str(each.place): each.page for each in asked if each.page}
 
-    def _start(self, place: int, config: Config, version: str) -> FrontEndProcess:
+    async def _start(self, place: int, config: Config, version: str) -> FrontEndProcess:
         self._cleared(place)
-        ours, theirs = PROCESSES.Pipe()
+        ours, theirs = socket.socketpair()
         plan = Plan(INTERFACE, version, config, self._of_place(place))
-        process = PROCESSES.Process(target=run, args=(plan, theirs), name=f"front end {place}", daemon=False)
+        process = PROCESSES.Process(target=run, args=(plan, theirs), name=f"front end {place}")
         process.start()
         theirs.close()
+        link: Link[FromFrontEnd, ToFrontEnd] = Link(
+            lambda message: self._receive(started, message), lambda: self._closed(started)
+        )
         serving: asyncio.Future[Serving] = asyncio.get_running_loop().create_future()
-        started = FrontEndProcess(place, process, Link(ours), self._clock.now(), serving)
-        self._by_place[place] = started
-        started.link.watch(lambda message: self._receive(started, message), lambda: self._closed(started))
+        started = self._by_place[place] = FrontEndProcess(place, process, link, self._clock.now(), serving)
+        await link.open(ours)
         if self._engine is not None:
-            started.link.send(self._engine)
+            link.send(self._engine)
         return started
 
     def _receive(self, sender: FrontEndProcess, message: FromFrontEnd) -> None:
@@ -251,7 +254,7 @@ class FrontEnds:
     async def _replace(self, place: int, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
         if place not in self._by_place:
-            self._start(place, self.config, __version__)
+            await self._start(place, self.config, __version__)
 
     async def _end(self, leaving: Iterable[FrontEndProcess], grace_s: float) -> None:
         """Drain processes and wait for their end; kill those that take too long."""

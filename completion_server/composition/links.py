@@ -1,18 +1,21 @@
-"""What the parent and a front end tell each other, and the pipe between them. Part of the composition root.
+"""What the parent and a front end tell each other, and the connection between them. Part of the composition root.
 
 The parent owns the engine and what there is one of: K, the admin listener, the metrics page. Front ends take requests.
 """
 
 import asyncio
+import contextlib
 import multiprocessing
+import pickle
+import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from completion_server.composition.app import FrontEnd
 from completion_server.config import Config
-from completion_server.engine.interface import EngineInfo
+from completion_server.engine.interface import EngineShare
 from completion_server.serving.service import LoadSnapshot
 from completion_server.state.status import CacheStatus, ReplicationStatus
 
@@ -36,9 +39,7 @@ class Plan:
 class EngineUp:
     """To a front end: the engine is ready."""
 
-    share: Any
-    """What attaches to it."""
-    info: EngineInfo
+    share: EngineShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,43 +101,58 @@ class Metrics:
     text: str
 
 
+_CLOSE_S = 2.0
+_LENGTH = struct.Struct("<I")
 ToFrontEnd = EngineUp | EngineDown | Drain | SetLogLevel | AskMetrics
 FromFrontEnd = Serving | Refused | Report | Metrics
 Received = TypeVar("Received")
 Sent = TypeVar("Sent")
 
 
-class Link(Generic[Received, Sent]):
-    """One end of a pipe. Sending never waits for the other end, unless that has not read for long."""
+class Link(asyncio.Protocol, Generic[Received, Sent]):
+    """One end of the connection between the parent and a front end."""
 
-    def __init__(self, pipe: Connection) -> None:
-        """Own `pipe`."""
-        self._pipe = pipe
+    def __init__(self, receive: Callable[[Received], None], closed: Callable[[], None]) -> None:
+        """Pass messages to `receive`, and call `closed` once the other end is gone."""
+        self._receive = receive
+        self._closed = closed
+        self._buffer = bytearray()
+        self._transport: asyncio.WriteTransport | None = None
 
-    def watch(self, receive: Callable[[Received], None], closed: Callable[[], None]) -> None:
-        """Have messages received in the running event loop, and its end told once."""
-        loop = asyncio.get_running_loop()
-
-        def read() -> None:
-            try:
-                message = self._pipe.recv()
-            except (EOFError, OSError):
-                self.close()
-                closed()
-                return
-            receive(message)
-
-        loop.add_reader(self._pipe.fileno(), read)
+    async def open(self, connected: socket.socket) -> None:
+        """Own a connected socket from now on."""
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=connected)
 
     def send(self, message: Sent) -> None:
-        """Send a message; it is lost if the other end is gone, whose end is told in `watch`."""
-        try:
-            self._pipe.send(message)
-        except OSError:  # also BrokenPipeError
-            return
+        """Send a message without waiting; it is lost if the other end is gone."""
+        if self._transport is not None:
+            data = pickle.dumps(message)
+            self._transport.write(_LENGTH.pack(len(data)) + data)
 
-    def close(self) -> None:
-        """Close this end."""
-        if not self._pipe.closed:
-            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
-            self._pipe.close()
+    async def aclose(self) -> None:
+        """Close this end when what was sent is on its way, but don't wait long."""
+        if self._transport is not None:
+            self._closed = (ended := asyncio.Event()).set
+            self._transport.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _CLOSE_S)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; asyncio calls this."""
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's own is no subclass
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on the messages that are complete; asyncio calls this."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                return
+            message = pickle.loads(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            self._receive(message)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """Tell of the end; asyncio calls this."""
+        self._transport = None
+        self._closed()

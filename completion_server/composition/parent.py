@@ -10,7 +10,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -45,6 +45,7 @@ from completion_server.rpc.server import HealthReporter, build_admin_server
 from completion_server.serving.service import LoadSnapshot
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.state.local.group import LocalParent
+from completion_server.state.slot_board import SlotBoard
 from completion_server.state.status import CacheStatus
 from completion_server.telemetry.logs import set_level
 from completion_server.telemetry.merged import MergedRegistry
@@ -126,6 +127,7 @@ class Parent:
         )
         self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
         self._group = LocalParent(number, self._clock)
+        self._slots = SlotBoard(2 * number)
         self._pages: MergedRegistry | None = None
         self._monitoring = Monitoring(config, registry, self._merged)
         self._front_ends = FrontEnds(
@@ -138,7 +140,7 @@ class Parent:
         self._grace_s = config.server.grace_s
         self._has_served = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._health_tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def _config(self) -> Config:
@@ -163,8 +165,9 @@ class Parent:
             await self._health.set(is_serving=False)
             self._front_ends.config = config = _with_ports(config, stack)
             stack.callback(self._group.close)
+            stack.callback(self._slots.unlink)
             stack.callback(self._front_ends.kill)
-            self._front_ends.start()
+            await self._front_ends.start()
             stack.push_async_callback(self._stop_engine)
             prompts = await asyncio.to_thread(load_prompts, config)
             admin_address = await self._start_admin(prompts.template.name, certificates, stack)
@@ -352,23 +355,31 @@ class Parent:
     def _engine_changed(self, state: EngineState) -> None:
         is_ready = state is EngineState.READY
         if is_ready:
-            self._front_ends.engine_is_up(EngineUp(self._engine.current.share(), self._engine.info))
+            share = self._engine.current.share()
+            assert share is not None
+            self._front_ends.engine_is_up(EngineUp(share))
         elif state is EngineState.FAILED:
             self._front_ends.engine_is_down(self._engine.remaining_start_s())
-        task = asyncio.get_running_loop().create_task(self._set_health())
-        self._health_tasks.add(task)
-        task.add_done_callback(self._health_tasks.discard)
+        self._later(self._set_health())
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _set_health(self) -> None:
         is_ready = self._engine.state is EngineState.READY
         await self._health.set(is_serving=is_ready and self._has_served and not self.is_draining)
 
     def _front_end_at(self, place: int) -> FrontEnd:
-        return FrontEnd(self._group.group(place))
+        return FrontEnd(self._group.group(place), self._slots)
 
     def _place_cleared(self, place: int) -> None:
         """Free what a front end that has ended held in the engine and beside the others."""
         self._group.clear(place)
+        self._slots.clear(place)
+        if self._engine.is_alive and self._loop is not None:
+            self._later(self._engine.current.abort_place(place))
 
 
 def _with_ports(config: Config, stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> Config:

@@ -214,10 +214,6 @@ class Engine(Protocol):
         """
         del on_step
 
-    def share(self) -> object:
-        """Return what attaches a front end in another process to it. None if it can't be shared."""
-        return None
-
     def cpu_seconds(self) -> float | None:
         """Return the CPU time that its processes have used; None if that does not show whether they compute."""
         return None

@@ -32,7 +32,8 @@ SETTINGS = (
     "admission.users_per_peer=0",
     f"server.processes={NUMBER}",
 )
-WITHIN_S = 30.0
+WITHIN_S = 120.0
+"""For a new process, on machines that are busy with other things."""
 
 
 @dataclass
@@ -76,7 +77,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
     config.write_text("[shed]\nbudget_ms = 200\n")
     arguments = ("--json", "--config", str(config), *flags(*SETTINGS))
     async with (
-        serving(folder, *arguments) as served,
+        serving(folder, *arguments, within_s=2 * WITHIN_S) as served,
         grpc.aio.insecure_channel(served.ready["admin_address"]) as channel,
     ):
         yield Server(served, AdminServiceStub(channel), config)
@@ -108,7 +109,7 @@ async def test_a_front_end_that_hangs_is_replaced(server: Server) -> None:
     before = await server.front_ends()
     victim = min(before)
     psutil.Process(victim).suspend()
-    async with asyncio.timeout(2 * WITHIN_S):
+    async with asyncio.timeout(WITHIN_S):
         while victim in await server.front_ends() or len(await server.front_ends()) < NUMBER:
             await asyncio.sleep(0.2)
     assert await server.complete(20) == 20
@@ -156,7 +157,7 @@ async def test_a_reload_names_the_settings_that_need_a_restart(server: Server) -
 async def test_sighup_reloads(server: Server) -> None:
     before = await server.front_ends()
     server.serving.process.send_signal(signal.SIGHUP)
-    async with asyncio.timeout(2 * WITHIN_S):
+    async with asyncio.timeout(WITHIN_S):
         while before & (await server.front_ends()) or len(await server.front_ends()) < NUMBER:
             await asyncio.sleep(0.2)
 

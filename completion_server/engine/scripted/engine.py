@@ -180,10 +180,6 @@ class ScriptedEngine:
         finally:
             self._abort(generation)
 
-    def share(self) -> object:
-        """Share nothing yet."""
-        return None
-
     def stats(self) -> EngineStats:
         """Return the counters. If the engine is shared, those of tokens are this process's own."""
         batch = self._batch

@@ -76,7 +76,7 @@ class VllmClient:
         self._accounting.watch(llm.output_processor)
         if self._has_spans:
             sampled_spans.apply(llm.output_processor)
-        llm._run_output_handler()
+        llm._run_output_handler()  # type: ignore[no-untyped-call]
 
     def _disconnect(self) -> AsyncLLM | None:
         """End all generations with EngineDeadError; return vLLM's client, which is not shut down."""
