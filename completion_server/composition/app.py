@@ -7,9 +7,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -147,7 +148,7 @@ class App:
         self._drain_requested = asyncio.Event()
         self._grace_s = config.server.grace_s
         self._shutdown = shutdown or Shutdown()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
         """Start, serve until told to drain, drain and stop.
@@ -292,6 +293,10 @@ class App:
         # First of all, so that load balancers choose other servers while the accepted requests finish.
         service.gate.drain()
         await self._health.set(is_serving=False)
+        if self._front_end is not None:  # else the kernel would go on to give it a part of the new connections
+            self._later(public.server.stop(self._grace_s))
+            if self._http is not None:
+                self._later(self._http.stop(self._grace_s))
         self._shutdown.drain(service.load().num_live, self._grace_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
@@ -379,6 +384,9 @@ class App:
         if self._service is not None:
             self._service.gate.set_engine_ready(is_ready)
         if not self.is_draining:
-            task = asyncio.get_running_loop().create_task(self._health.set(is_serving=is_ready))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._later(self._health.set(is_serving=is_ready))
+
+    def _later(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -139,7 +139,7 @@ class Link(asyncio.Protocol, Generic[Received, Sent]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; asyncio calls this."""
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's own is no subclass
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's own is no subclass
 
     def data_received(self, data: bytes) -> None:
         """Pass on the messages that are complete; asyncio calls this."""
