@@ -92,6 +92,8 @@ class EngineStats:
     """Tokens computed for a generation after it was aborted."""
     kv_usage: float = 0.0
     """Share of the KV cache in use by live generations, 0 to 1."""
+    num_steps: int | None = None
+    """Steps since start, in a parent whose front ends have generations of their own; None in any other process."""
 
 
 @dataclass(frozen=True, slots=True)

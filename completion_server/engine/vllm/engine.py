@@ -44,7 +44,8 @@ from completion_server.engine.vllm.environment import choose_model_runner, keep_
 from completion_server.engine.vllm.patches import log_patches
 from completion_server.engine.vllm.process import yield_to_server
 from completion_server.engine.vllm.sharing.clients import client_at, requests_of
-from completion_server.engine.vllm.sharing.parent import SharedCore, unshared_reason
+from completion_server.engine.vllm.sharing.parent import SharedCore
+from completion_server.engine.vllm.sharing.share import unshared_reason
 from completion_server.engine.vllm.token_accounting import REPORT_FIELD, StepCounts, StepMeter
 
 SCHEDULERS_MODULE = "completion_server.engine.vllm.drafts.schedulers"
@@ -70,6 +71,7 @@ class _Stats(StatLoggerBase):
         self.num_running = 0
         self.num_waiting = 0
         self.kv_usage = 0.0
+        self.num_steps = 0
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
         if scheduler_stats is None:
@@ -77,6 +79,7 @@ class _Stats(StatLoggerBase):
         self.num_running = scheduler_stats.num_running_reqs
         self.num_waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
         self.kv_usage = scheduler_stats.kv_cache_usage
+        self.num_steps += 1
         report = getattr(scheduler_stats, REPORT_FIELD, None)
         whole = StepCounts.from_report(report) if report else None
         self._meter.end(scheduler_stats.spec_decoding_stats, self.num_running, whole)
@@ -214,6 +217,7 @@ class VllmEngine(VllmClient):
             num_generated_tokens=self._accounting.num_generated_tokens,
             num_aborted_tokens=self._accounting.num_aborted_tokens,
             kv_usage=self._stats.kv_usage,
+            num_steps=self._stats.num_steps if self._shared is not None else None,
         )
 
     @property

@@ -234,3 +234,23 @@ async def test_the_cores_death_ends_the_generations_of_all(
         await late.start()
     await parent.stop()
     assert not share.board.parent.exists()
+
+
+@pytest.mark.full
+async def test_an_engine_without_drafts_is_shared_too() -> None:
+    """K is locked, and the scheduler plans a step after the one before it has ended."""
+    parent = make_vllm_engine("engine.draft_model=", num_places=1)
+    await parent.start()
+    try:
+        engine = attached_at(parent, HERE)
+        await engine.start()
+        request = GenerationRequest("plain", prompt(64, 1), 24)
+        assert (await run_request(engine, request)).text == (await run_request(parent, request)).text
+        outputs = engine.generate(GenerationRequest("open", prompt(64, 2), 400))
+        await anext(outputs)
+        await parent.abort_place(HERE)
+        await eventually(lambda: engine.stats().num_running == 0)
+        await outputs.aclose()
+        await engine.stop()
+    finally:
+        await parent.stop()

@@ -13,21 +13,11 @@ from vllm.v1.engine.utils import EngineZmqAddresses, launch_core_engines
 from vllm.v1.executor import Executor
 
 from completion_server.engine.interface import EngineInfo
-from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm.sharing.board import EngineBoard
 from completion_server.engine.vllm.sharing.clients import client_at
 from completion_server.engine.vllm.sharing.share import VllmShare
 
 _INPUT, _OUTPUT = "input_address", "output_address"
-
-
-def unshared_reason(settings: EngineSettings) -> str:
-    """Return why an engine of these settings can't be shared; "" if it can."""
-    if settings.vllm.get("scheduler_cls"):
-        return "engine.vllm.scheduler_cls names another scheduler"
-    if int(settings.vllm.get("data_parallel_size") or 1) > 1:
-        return "engine.vllm.data_parallel_size is above 1"
-    return ""
 
 
 class SharedCore:

@@ -14,6 +14,7 @@ from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm.patches.sharing import asked_ready, late_replies, repeated_ready
 from completion_server.engine.vllm.sharing.board import EngineBoard, open_published_board
 from completion_server.engine.vllm.sharing.clients import client_at, client_of, requests_of
+from completion_server.engine.vllm.sharing.share import unshared_reason
 
 READY = b"the core's configuration"
 CORE = b"\0\0"
@@ -125,8 +126,6 @@ def test_the_board_is_found_while_it_is_published(tmp_path: Path) -> None:
     [({}, ""), ({"scheduler_cls": "x.Y"}, "scheduler_cls"), ({"data_parallel_size": 2}, "data_parallel_size")],
 )
 def test_an_engine_with_another_scheduler_is_not_shared(options: dict[str, Any], reason: str) -> None:
-    from completion_server.engine.vllm.sharing.parent import unshared_reason
-
     found = unshared_reason(EngineSettings(model="m", vllm=options))
     assert reason in found
     assert bool(found) == bool(reason)
