@@ -101,7 +101,7 @@ class SharedState:
             key_prefix=settings.key_prefix,
             replica_id=settings.replica_id,
             supersede=self._supersede,
-            live=self._live,
+            live=lambda: self._live(everywhere=True),
         )
         reports = LimitReports(
             self.store, lambda kind, key: f"{settings.key_prefix}:limits:{kind}:{self.secret.name(kind, key)}"
@@ -141,7 +141,7 @@ class SharedState:
         request = _announcement(live)
         if self.member is not None:
             self.member.lanes.accepted(request)
-        if self.lanes is not None:
+        if self.lanes is not None and live.is_known_everywhere:
             self.lanes.accepted(request)
 
     async def run(self) -> None:
@@ -240,9 +240,9 @@ class SharedState:
         if self._service is not None:
             self._service.runner.supersede_nowait(lane, stamp)
 
-    def _live(self) -> Iterable[tuple[Announcement, float]]:
+    def _live(self, *, everywhere: bool = False) -> Iterable[tuple[Announcement, float]]:
         found = [] if self._service is None else self._service.known_to_replicas()
-        return [(_announcement(live), live.arrived_at) for live in found]
+        return [(_announcement(live), live.arrived_at) for live in found if live.is_known_everywhere or not everywhere]
 
     def _redis_changed(self, is_available: bool) -> None:
         if is_available and self.lanes is not None:
