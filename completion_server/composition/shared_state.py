@@ -147,7 +147,7 @@ class SharedState:
     async def run(self) -> None:
         """Keep the parts in step with the other replicas until cancelled."""
         found: list[_Part | None] = [self.store, self.lanes, self._subscription, self.cache, *self._all_limiters]
-        found += [] if self.member is None else [self.member.bus, self.member.lanes]
+        found += [] if self.member is None else [self.member.bus, self.member.lanes, self.member.totals]
         async with asyncio.TaskGroup() as group:
             for part in (part for part in found if part is not None):
                 group.create_task(_keep_running(part), name=f"shared-{type(part).__name__}")

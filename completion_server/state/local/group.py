@@ -11,6 +11,7 @@ from completion_server.core.clock import Clock
 from completion_server.state.local.board import BoardKeeper
 from completion_server.state.local.bus import LocalBus
 from completion_server.state.local.table import LaneTable, make_table, open_table
+from completion_server.state.local.totals import TotalsKeeper
 
 _SECRET_BYTES = 32
 _MEMORY = Path("/dev/shm")
@@ -54,7 +55,7 @@ class LocalGroup:
 
 
 class LocalParent:
-    """Owns the group: its folder, the table of lanes and the board of shared limits."""
+    """Owns the group: its folder, the table of lanes, the board of shared limits and the counts of the day."""
 
     def __init__(self, num_front_ends: int, clock: Clock) -> None:
         """Make a group that has two places for each front end, so that a new one may live beside the one it replaces.
@@ -73,16 +74,21 @@ class LocalParent:
         self._table = open_table(f"{self._folder}/{_TABLE}", 0, self._num_places)
         self.bus = LocalBus(self._folder, self._num_places)
         """The parent's own place on the bus."""
-        self._keeper = BoardKeeper(self.bus, clock)
+        self._board = BoardKeeper(self.bus, clock)
+        self._totals = TotalsKeeper(self.bus)
 
     def group(self, place: int) -> LocalGroup:
         """Return what the front end at a place needs, from 0 to twice the number of front ends less 1."""
         return LocalGroup(self._folder, place, self._num_front_ends, self._num_places, self._secret)
 
     def clear(self, place: int) -> None:
-        """Forget a front end that has died: its requests, sessions and shares of limits."""
+        """Forget a front end that has ended: its requests, sessions and shares of limits.
+
+        Must be called before another one begins in its place.
+        """
         self._table.clear(place)
-        self._keeper.forget(front_end_name(place))
+        self._board.forget(front_end_name(place))
+        self._totals.forget(place)
 
     async def run(self) -> None:
         """Keep the board until cancelled."""
