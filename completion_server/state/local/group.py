@@ -1,5 +1,7 @@
 """The group of a server's front ends, as their parent makes it and as each of them is given it."""
 
+import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -15,6 +17,7 @@ from completion_server.state.local.totals import TotalsKeeper
 
 _SECRET_BYTES = 32
 _MEMORY = Path("/dev/shm")
+_PREFIX = "completion-server-group-"
 _TABLE = "lanes"
 
 
@@ -68,9 +71,13 @@ class LocalParent:
         self._num_places = 2 * num_front_ends
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         # In memory where possible: the pages of a file elsewhere would be written to a disk again and again.
-        memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-        self._folder = tempfile.mkdtemp(prefix="completion-server-", dir=memory)
-        make_table(f"{self._folder}/{_TABLE}", self._num_places)
+        memory = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+        _remove_left(memory)
+        self._folder = tempfile.mkdtemp(prefix=_PREFIX, dir=memory)
+        make_table(f"{self._folder}/new", self._num_places)
+        self._lock = open(f"{self._folder}/new", "rb")  # noqa: SIM115 - held until `close`
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.rename(f"{self._folder}/new", f"{self._folder}/{_TABLE}")
         self._table = open_table(f"{self._folder}/{_TABLE}", 0, self._num_places)
         self.bus = LocalBus(self._folder, self._num_places)
         """The parent's own place on the bus."""
@@ -97,6 +104,15 @@ class LocalParent:
     def close(self) -> None:
         """Remove the folder, when no front end lives any more."""
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._lock.close()
+
+
+def _remove_left(memory: Path) -> None:
+    """Remove the folders of parents that were killed: nobody holds the lock of their tables any more."""
+    for table in memory.glob(f"{_PREFIX}*/{_TABLE}"):
+        with contextlib.suppress(OSError), open(table, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(table.parent, ignore_errors=True)
 
 
 def front_end_name(place: int) -> str:
