@@ -141,7 +141,10 @@ class App:
         self._certificates: dict[str, CertificateFiles] = {}
         quotas_file = config.admission.quotas_file
         self._quota_file = QuotaFile(Path(quotas_file)) if quotas_file else None
-        self._file_quotas = FileQuotas(self._quota_file.table, self._shared.limiters) if self._quota_file else None
+        totals = self._shared.member.totals if self._shared.member is not None else None
+        self._file_quotas = (
+            FileQuotas(self._quota_file.table, self._shared.limiters, totals=totals) if self._quota_file else None
+        )
         self._http: HttpListener | None = None
         self._service: Service | None = None
         """None until the prompts are loaded."""

@@ -101,7 +101,7 @@ class SharedState:
             key_prefix=settings.key_prefix,
             replica_id=settings.replica_id,
             supersede=self._supersede,
-            live=self._live,
+            live=lambda: self._live(everywhere=True),
         )
         reports = LimitReports(
             self.store, lambda kind, key: f"{settings.key_prefix}:limits:{kind}:{self.secret.name(kind, key)}"
@@ -141,13 +141,13 @@ class SharedState:
         request = _announcement(live)
         if self.member is not None:
             self.member.lanes.accepted(request)
-        if self.lanes is not None:
+        if self.lanes is not None and live.is_known_everywhere:
             self.lanes.accepted(request)
 
     async def run(self) -> None:
         """Keep the parts in step with the other replicas until cancelled."""
         found: list[_Part | None] = [self.store, self.lanes, self._subscription, self.cache, *self._all_limiters]
-        found += [] if self.member is None else [self.member.bus, self.member.lanes]
+        found += [] if self.member is None else [self.member.bus, self.member.lanes, self.member.totals]
         async with asyncio.TaskGroup() as group:
             for part in (part for part in found if part is not None):
                 group.create_task(_keep_running(part), name=f"shared-{type(part).__name__}")
@@ -240,9 +240,9 @@ class SharedState:
         if self._service is not None:
             self._service.runner.supersede_nowait(lane, stamp)
 
-    def _live(self) -> Iterable[tuple[Announcement, float]]:
+    def _live(self, *, everywhere: bool = False) -> Iterable[tuple[Announcement, float]]:
         found = [] if self._service is None else self._service.known_to_replicas()
-        return [(_announcement(live), live.arrived_at) for live in found]
+        return [(_announcement(live), live.arrived_at) for live in found if live.is_known_everywhere or not everywhere]
 
     def _redis_changed(self, is_available: bool) -> None:
         if is_available and self.lanes is not None:

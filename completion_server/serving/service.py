@@ -52,14 +52,14 @@ class CompletionCache(Protocol):
 
 
 class ReplicaGroup(Protocol):
-    """The other replicas of this server."""
+    """The other front ends and replicas of this server."""
 
     def stamp(self) -> int:
-        """Return the place of a request that is accepted now, in an order that all replicas share."""
+        """Return the place of a request that is accepted now, in an order that all of them share."""
         ...
 
     def announce(self, live: LiveRequest) -> None:
-        """Tell the others that this replica has accepted a request. Returns at once."""
+        """Tell the others that this one has accepted a request. Returns at once."""
         ...
 
 
@@ -221,7 +221,7 @@ class Service:
             self.emit(replace(reported, caller=caller))
 
     def known_to_replicas(self) -> list[LiveRequest]:
-        """Return the live requests that may supersede others on other replicas."""
+        """Return the live requests that may supersede others in other front ends or on other replicas."""
         return [live for live in self._book.live_requests if live.stamp]
 
     def load(self) -> LoadSnapshot:
@@ -281,12 +281,12 @@ class Service:
         return True
 
     def _stamp(self, request: Request) -> int:
-        """Return the request's place in the order that replicas share, 0 if it has none.
+        """Return the request's place in the order that front ends and replicas share, 0 if it has none.
 
-        Prefetches supersede nothing that a user waits for, and a caller whom another replica would not know has no
+        Prefetches supersede nothing that a user waits for, and a caller whom another front end would not know has no
         requests there.
         """
-        is_local = request.lane or request.trigger is Trigger.PREFETCH or not request.caller.is_known_everywhere
+        is_local = request.lane or request.trigger is Trigger.PREFETCH or not request.caller.is_known_on_server
         if self._replicas is None or is_local:
             return 0
         return self._replicas.stamp()
@@ -331,6 +331,7 @@ class Service:
                 else None
             ),
             stamp=self._stamp(request),
+            is_known_everywhere=caller.is_known_everywhere,
             owner=caller.owner,
             tenant=caller.tenant_key,
             weight=self._weight_of(caller.tenant) if caller.is_verified else 1.0,

@@ -26,7 +26,7 @@ from completion_server.scheduling.settings import SchedulingSettings, ShedSettin
 from completion_server.serving.completion import Completion
 from completion_server.serving.isolation import Isolation
 from completion_server.serving.rules import EditPrompts, EditRules
-from completion_server.serving.service import CompletionCache, Service
+from completion_server.serving.service import CompletionCache, ReplicaGroup, Service
 from completion_server.serving.settings import ServingSettings
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
@@ -157,6 +157,7 @@ async def running_service(
     edits: EditPrompts | None = None,
     recorder: EventRecorder | None = None,
     cache_scope: CacheScope = "user",
+    replicas: ReplicaGroup | None = None,
 ) -> AsyncIterator[RunningService]:
     """Run a service, by default with four slots and without shedding, and check that it is empty at the end."""
     recorder, prompts = recorder or EventRecorder(), prompts or Prompts()
@@ -172,6 +173,7 @@ async def running_service(
         loop_lag=loop_lag,
         edits=edits,
         cache=cache,
+        replicas=replicas,
     )
     await engine.start()
     tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]

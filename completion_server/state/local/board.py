@@ -15,6 +15,7 @@ from completion_server.limits.ledger import Ledger, Terms
 from completion_server.limits.replicas import Replica
 from completion_server.limits.shares import DemandReport
 from completion_server.state.local.bus import MAX_PAYLOAD, Bus, Kind
+from completion_server.state.local.packing import Reader, pack_text
 
 PATIENCE_S = 0.25
 """How long an answer is waited for."""
@@ -24,7 +25,6 @@ _NUMBER = struct.Struct("<Q")
 _TERMS = struct.Struct("<8d")
 _SHARE = struct.Struct("<dd")
 _AGE = struct.Struct("<d")
-_SIZE = struct.Struct("<H")
 
 
 class LocalBoard:
@@ -41,7 +41,7 @@ class LocalBoard:
 
     async def meet(self, replica: Replica, *, leaves: bool = False) -> Sequence[Replica] | None:
         """Send a heartbeat, or take it back; return those before it. None if there is no answer."""
-        answer = await self._ask(Kind.MEET, _text(replica.id) + _text("" if leaves else replica.process))
+        answer = await self._ask(Kind.MEET, pack_text(replica.id) + pack_text("" if leaves else replica.process))
         return None if answer is None else list(_read_replicas(answer))
 
     async def report(self, replica: Replica, reports: Sequence[DemandReport]) -> None:
@@ -93,14 +93,14 @@ class BoardKeeper:
         self._ledger.forget(front_end)
 
     def _meet(self, sender: int, payload: bytes) -> None:
-        texts = _Reader(payload, _NUMBER.size)
+        texts = Reader(payload, _NUMBER.size)
         me, process = texts.text(), texts.text()
         found = self._ledger.meet(me, process, KNOWN_S, self._clock.now())
-        answer = b"".join(_AGE.pack(each.age_s) + _text(each.id) + _text(each.process) for each in found)
+        answer = b"".join(_AGE.pack(each.age_s) + pack_text(each.id) + pack_text(each.process) for each in found)
         self._bus.send(sender, Kind.ANSWER, payload[: _NUMBER.size] + answer)
 
     def _report(self, sender: int, payload: bytes) -> None:
-        now, reader, answer = self._clock.now(), _Reader(payload, _NUMBER.size), payload[: _NUMBER.size]
+        now, reader, answer = self._clock.now(), Reader(payload, _NUMBER.size), payload[: _NUMBER.size]
         me = reader.text()
         while not reader.is_at_end:
             key, terms = reader.text(), Terms(*reader.numbers(_TERMS))
@@ -111,9 +111,9 @@ class BoardKeeper:
 def _in_messages(me: str, reports: Sequence[DemandReport]) -> Iterator[tuple[list[DemandReport], bytes]]:
     """Yield the payloads of as few messages as reports fit in, each with its reports."""
     some: list[DemandReport] = []
-    payload = head = _text(me)
+    payload = head = pack_text(me)
     for each in reports:
-        entry = _text(f"{each.kind}:{each.key}") + _TERMS.pack(*each.arguments)
+        entry = pack_text(f"{each.kind}:{each.key}") + _TERMS.pack(*each.arguments)
         if some and _NUMBER.size + len(payload) + len(entry) > MAX_PAYLOAD:
             yield some, payload
             some, payload = [], head
@@ -123,36 +123,8 @@ def _in_messages(me: str, reports: Sequence[DemandReport]) -> Iterator[tuple[lis
         yield some, payload
 
 
-def _text(text: str) -> bytes:
-    data = text.encode()
-    return _SIZE.pack(len(data)) + data
-
-
 def _read_replicas(answer: bytes) -> Iterator[Replica]:
-    reader = _Reader(answer, 0)
+    reader = Reader(answer, 0)
     while not reader.is_at_end:
         (age_s,) = reader.numbers(_AGE)
         yield Replica(reader.text(), reader.text(), age_s)
-
-
-class _Reader:
-    """Reads texts and numbers one after another. Raises struct.error if there are none."""
-
-    def __init__(self, data: bytes, at: int) -> None:
-        self._data = data
-        self._at = at
-
-    @property
-    def is_at_end(self) -> bool:
-        return self._at >= len(self._data)
-
-    def numbers(self, form: struct.Struct) -> tuple[float, ...]:
-        found = form.unpack_from(self._data, self._at)
-        self._at += form.size
-        return found
-
-    def text(self) -> str:
-        (size,) = _SIZE.unpack_from(self._data, self._at)
-        begin = self._at + _SIZE.size
-        self._at = begin + size
-        return self._data[begin : self._at].decode()

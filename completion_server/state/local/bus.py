@@ -50,6 +50,8 @@ class Kind(IntEnum):
     """Reports of shared limits: board.py."""
     ANSWER = 5
     """The answer to a heartbeat or to reports."""
+    TOTALS = 6
+    """Counts of the day: totals.py."""
 
 
 Handler = Callable[[int, bytes], None]

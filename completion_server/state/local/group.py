@@ -1,5 +1,7 @@
 """The group of a server's front ends, as their parent makes it and as each of them is given it."""
 
+import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -11,9 +13,11 @@ from completion_server.core.clock import Clock
 from completion_server.state.local.board import BoardKeeper
 from completion_server.state.local.bus import LocalBus
 from completion_server.state.local.table import LaneTable, make_table, open_table
+from completion_server.state.local.totals import TotalsKeeper
 
 _SECRET_BYTES = 32
 _MEMORY = Path("/dev/shm")
+_PREFIX = "completion-server-group-"
 _TABLE = "lanes"
 
 
@@ -54,7 +58,7 @@ class LocalGroup:
 
 
 class LocalParent:
-    """Owns the group: its folder, the table of lanes and the board of shared limits."""
+    """Owns the group: its folder, the table of lanes, the board of shared limits and the counts of the day."""
 
     def __init__(self, num_front_ends: int, clock: Clock) -> None:
         """Make a group that has two places for each front end, so that a new one may live beside the one it replaces.
@@ -67,22 +71,31 @@ class LocalParent:
         self._num_places = 2 * num_front_ends
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         # In memory where possible: the pages of a file elsewhere would be written to a disk again and again.
-        memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-        self._folder = tempfile.mkdtemp(prefix="completion-server-", dir=memory)
-        make_table(f"{self._folder}/{_TABLE}", self._num_places)
+        memory = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+        _remove_left(memory)
+        self._folder = tempfile.mkdtemp(prefix=_PREFIX, dir=memory)
+        make_table(f"{self._folder}/new", self._num_places)
+        self._lock = open(f"{self._folder}/new", "rb")  # noqa: SIM115 - held until `close`
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.rename(f"{self._folder}/new", f"{self._folder}/{_TABLE}")
         self._table = open_table(f"{self._folder}/{_TABLE}", 0, self._num_places)
         self.bus = LocalBus(self._folder, self._num_places)
         """The parent's own place on the bus."""
-        self._keeper = BoardKeeper(self.bus, clock)
+        self._board = BoardKeeper(self.bus, clock)
+        self._totals = TotalsKeeper(self.bus)
 
     def group(self, place: int) -> LocalGroup:
         """Return what the front end at a place needs, from 0 to twice the number of front ends less 1."""
         return LocalGroup(self._folder, place, self._num_front_ends, self._num_places, self._secret)
 
     def clear(self, place: int) -> None:
-        """Forget a front end that has died: its requests, sessions and shares of limits."""
+        """Forget a front end that has ended: its requests, sessions and shares of limits.
+
+        Must be called before another one begins in its place.
+        """
         self._table.clear(place)
-        self._keeper.forget(front_end_name(place))
+        self._board.forget(front_end_name(place))
+        self._totals.forget(place)
 
     async def run(self) -> None:
         """Keep the board until cancelled."""
@@ -91,6 +104,15 @@ class LocalParent:
     def close(self) -> None:
         """Remove the folder, when no front end lives any more."""
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._lock.close()
+
+
+def _remove_left(memory: Path) -> None:
+    """Remove the folders of parents that were killed: nobody holds the lock of their tables any more."""
+    for table in memory.glob(f"{_PREFIX}*/{_TABLE}"):
+        with contextlib.suppress(OSError), open(table, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(table.parent, ignore_errors=True)
 
 
 def front_end_name(place: int) -> str:

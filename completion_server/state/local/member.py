@@ -8,6 +8,7 @@ from completion_server.state.lanes import Announcement
 from completion_server.state.local.board import LocalBoard
 from completion_server.state.local.group import LocalGroup
 from completion_server.state.local.lanes import LocalLanes
+from completion_server.state.local.totals import LocalTotals
 
 
 class LocalMember:
@@ -30,6 +31,7 @@ class LocalMember:
         self.bus = group.bus()
         self.lanes = LocalLanes(self.bus, group.table(), clock, supersede=supersede, live=live)
         self.limiters = SharedLimits(LocalBoard(self.bus, group.parent), clock, group.name, group.num_front_ends)
+        self.totals = LocalTotals(self.bus, group.parent, lambda: self.limiters.num_replicas)
 
     def counters(self) -> dict[str, Callable[[], float]]:
         """Return the counters of the parts, by metric name."""

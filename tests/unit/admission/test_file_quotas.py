@@ -266,3 +266,40 @@ def test_a_server_does_not_start_with_a_bad_file(file: Path, spoil: Callable[[Pa
     with pytest.raises(ConfigError, match=r"admission\.quotas_file: ") as caught:
         QuotaFile(file)
     assert fault in str(caught.value)
+
+
+class OtherFrontEnds:
+    """The counts of one other front end. Implements `DayTotals`."""
+
+    num_front_ends = 2
+
+    def __init__(self) -> None:
+        self.counts: dict[str, float] = {}
+        self.told: dict[str, float] = {}
+
+    def of_others(self, key: str, day: int, own: float) -> float:
+        assert day == 0
+        self.told[key] = own
+        return self.counts.get(key, 0.0)
+
+
+def test_front_ends_count_the_tokens_of_a_day_together() -> None:
+    others = OtherFrontEnds()
+    day = DayTokens(lambda: 10.0, lambda: 1.0, others, "user")
+    day.charge("a", 50)
+    assert others.told == {"user:a": 50}
+    assert not day.wait_s("a", 100)
+    others.counts["user:a"] = 50
+    assert day.wait_s("a", 100)
+    others.counts = {"tenant:a": 100}
+    assert not day.wait_s("a", 100)
+
+
+def test_front_ends_of_one_server_do_not_divide_the_tokens_of_a_day() -> None:
+    others, table = OtherFrontEnds(), parse_quotas("[default.user]\ntokens_per_day = 1000\n")
+    limiters = SharedLimits(Board(), ManualClock(), "front-end-0", 2)
+    quotas = Quotas(SETTINGS, named=FileQuotas(table, limiters, lambda: 10.0, others))
+    assert take(quotas, verified("ada"), num_tokens=600) is None
+    assert take(quotas, verified("ada")) is None, "more than half of them"
+    others.counts = dict.fromkeys(others.told, 400.0)
+    assert take(quotas, verified("ada")) == Excess(DAY_S - 10.0, Limit("quotas.default.user.tokens_per_day", 1000))

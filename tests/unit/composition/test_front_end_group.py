@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from completion_server.composition.shared_state import SharedState
 from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
 from completion_server.core.request import Caller
+from completion_server.scheduling.requests import LiveRequest
 from tests.support.cancels import cancel_and_wait
 from tests.support.redis_servers import RedisServer
 from tests.support.server import eventually
@@ -25,12 +27,13 @@ class Superseding:
     def __init__(self) -> None:
         self.runner = self
         self.superseded: list[tuple[str, int]] = []
+        self.live: list[LiveRequest] = []
 
     def supersede_nowait(self, lane: str, stamp: int) -> None:
         self.superseded.append((lane, stamp))
 
-    def known_to_replicas(self) -> list[object]:
-        return []
+    def known_to_replicas(self) -> list[LiveRequest]:
+        return self.live
 
 
 @asynccontextmanager
@@ -82,6 +85,19 @@ async def test_front_ends_with_redis_are_replicas_of_their_own(redis_server: Red
         assert first.limiters is not first.server_limiters
         await eventually(lambda: {each.id for each in first.limiters.replicas.seen} == {"server-0", "server-1"})
         await eventually(lambda: second.gauges()["front_ends_alive"]() == 2)
+
+
+async def test_a_lane_that_other_servers_do_not_know_is_told_within_the_server(redis_server: RedisServer) -> None:
+    settings = f'redis.addresses=["{redis_server.address}"]', "redis.key_prefix=within"
+    async with front_ends(*settings) as ((first, service), (second, _)):
+        older = replace(live("r1", lane="lane", session="a", stamp=first.stamp()), is_known_everywhere=False)
+        service.live.append(older)
+        first.announce(older)
+        newer = replace(live("r2", lane="lane", session="b", stamp=second.stamp()), is_known_everywhere=False)
+        second.announce(newer)
+        await eventually(lambda: ("lane", newer.stamp) in service.superseded)
+        first.lanes.announce_live()
+        assert first.counters()["lane_announcements"]() == second.counters()["lane_announcements"]() == 0
 
 
 @pytest.mark.parametrize("redis_us", [0, 1_700_000_000_000_000])

@@ -19,6 +19,7 @@ from completion_server.core.request import Caller, Mode, Trigger
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.scheduling.queue import newest_first
+from completion_server.scheduling.requests import LiveRequest
 from completion_server.scheduling.shedding import Shedding
 from completion_server.serving.generate import Generator
 from completion_server.serving.isolation import Isolation
@@ -190,3 +191,35 @@ def test_every_key_reaches_the_book(max_slots: int, num_slots: int) -> None:
     book = make_book(ServingSettings(config.admission, config.scheduling, config.shed))
     assert (book.order, book.shedding) == (newest_first, Shedding.PREDICTED)
     assert (book.num_slots, book.max_queued, book.max_retry_after_ms) == (num_slots, 7, 70)
+
+
+class Announced:
+    """Records what other front ends and replicas are told. Implements `ReplicaGroup`."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, bool]] = []
+        """Each session, and whether its lane is known everywhere."""
+
+    def stamp(self) -> int:
+        return 1 + len(self.told)
+
+    def announce(self, live: LiveRequest) -> None:
+        self.told.append((live.session, live.is_known_everywhere))
+
+
+async def test_front_ends_are_told_of_callers_whom_they_would_know() -> None:
+    others = Announced()
+    callers = (
+        Caller("", "nobody", connection="192.0.2.7:1", peer="192.0.2.7"),
+        Caller("ada", "elsewhere", peer="192.0.2.7"),
+        Caller("ada", "within the host", peer="127.0.0.1"),
+        Caller("ada", "verified", is_verified=True),
+    )
+    async with running_service(quick_engine, CLOCK, replicas=others) as running:
+        for number, caller in enumerate(callers):
+            await read(running.service.open(dataclasses.replace(REQUEST, id=f"r{number}", caller=caller)))
+        prefetch = dataclasses.replace(REQUEST, id="prefetch", caller=callers[-1], trigger=Trigger.PREFETCH)
+        await read(running.service.open(prefetch))
+        in_its_own_lane = dataclasses.replace(REQUEST, id="lane", caller=callers[-1], lane="document 1")
+        await read(running.service.open(in_its_own_lane))
+    assert others.told == [("elsewhere", True), ("within the host", False), ("verified", True)]

@@ -16,7 +16,7 @@ from completion_server.limits.shares import DemandReport
 from completion_server.state.local.board import LocalBoard
 from completion_server.state.local.group import LocalParent
 from tests.support.server import eventually
-from tests.unit.state.local.front_ends import CLOCK, FrontEnd, hold, made_parent, running
+from tests.unit.state.local.front_ends import CLOCK, FrontEnd, hold, leave_folder, made_parent, running
 
 SPAWN = multiprocessing.get_context("spawn")
 BUSY_S = 1.1
@@ -74,6 +74,21 @@ def test_the_folder_is_private_and_removed() -> None:
     assert not folder.exists()
     with pytest.raises(OSError, match="No such file"):
         parent.group(0).table()
+
+
+def test_the_folder_of_a_parent_that_was_killed_is_removed_by_the_next_one() -> None:
+    living, (pipe, end) = LocalParent(1, CLOCK), SPAWN.Pipe()
+    process = SPAWN.Process(target=leave_folder, args=(end,))
+    process.start()
+    left = Path(pipe.recv())
+    assert left.exists()
+    process.kill()
+    process.join(30)
+    later = LocalParent(1, CLOCK)
+    assert not left.exists()
+    assert Path(living.group(0).folder).exists()
+    living.close()
+    later.close()
 
 
 async def exchange(*found: SharedLimits) -> None:
@@ -149,3 +164,38 @@ async def test_more_reports_than_a_message_holds_are_settled() -> None:
         async with running(bus):
             await board.report(Replica("a", "p", 0.0), reports)
     assert settled == [(1.0, 39.0)] * 1000
+
+
+async def test_tokens_of_the_day_are_counted_over_front_ends_and_outlive_them() -> None:
+    async with made_parent(2) as parent:
+        a, b = (FrontEnd(parent.group(place)).member for place in (0, 1))
+
+        async def learned(expected: float, own: float) -> None:
+            """Wait until the second front end knows what others have of a key."""
+
+            def is_known() -> bool:
+                a.totals.exchange()
+                b.totals.exchange()
+                return b.totals.of_others("user:u", 20_000, own) == expected
+
+            await eventually(is_known)
+
+        async with running(a.bus), running(b.bus):
+            assert a.totals.of_others("user:u", 20_000, 70.0) == 0.0
+            a.totals.of_others("tenant:u", 20_000, 3.0)
+            await learned(70.0, own=5.0)
+            a.totals.of_others("user:u", 20_000, 90.0)
+            await learned(90.0, own=6.0)
+            parent.clear(0)
+            a.totals.of_others("user:u", 20_000, 4.0)  # as the next one in its place would
+            await learned(94.0, own=7.0)
+            assert b.totals.of_others("user:u", 20_001, 0.0) == 0.0, "another day"
+            many = {f"user:{number}": float(number) for number in range(2000)}
+            for key, own in many.items():
+                a.totals.of_others(key, 20_001, own)
+            a.totals.exchange()
+            for key in many:
+                b.totals.of_others(key, 20_001, 0.0)
+            await asyncio.sleep(0.05)
+            b.totals.exchange()
+            await eventually(lambda: {key: b.totals.of_others(key, 20_001, 0.0) for key in many} == many)
