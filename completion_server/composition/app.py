@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,51 +187,54 @@ class App:
                 sheds_as_status=config.shed.as_status,
                 begin_trace=self._tracing.begin_trace,
             )
-            certificate = certificates.get("public")
-            shares_port = self._front_end is not None
-            public = build_public_server(
-                config.server, config.limits, servicer, self._health, certificate, shares_port=shares_port
-            )
             admin = self._build_admin(service, prompts)
             await self._health.set(is_serving=False)
             stack.push_async_callback(self._stop_engine)
             self._monitoring.add_certificates(certificates)
-            for listener in filter(None, (public, admin)):
-                await listener.server.start()
-                stack.push_async_callback(listener.server.stop, _CLOSE_S)
-            page = self._playground.routes(service, self._entrance, public.address)
-            self._http = build_http(
-                config,
-                service,
-                self._entrance,
-                self._engine,
-                self._tracing.begin_trace,
-                certificate,
-                page,
-                shares_port=shares_port,
-            )
-            if self._http is not None:
-                stack.push_async_callback(self._playground.aclose)
-                self._http.start()
-                stack.push_async_callback(self._http.stop, _CLOSE_S)
-            warn_of_exposure(config, public.address)
+            if admin is not None:
+                await admin.server.start()
+                stack.push_async_callback(admin.server.stop, _CLOSE_S)
+            # One of several listens when it can serve: the kernel would give it connections before.
+            listener = None if self._front_end is not None else await self._listen(service, servicer, stack)
             await self._start_engine()
             await self._shared.know_model(prompts)
             info = self._engine.info
             check_fits(info, config)
             speculation = await begin_speculation(config, self._engine, self._speculation, prompts, self._clock)
-            ready = Ready(
-                public.address,
-                admin.address if admin else "",
-                metrics_address,
-                self._http.address if self._http is not None else "",
-                info,
-                prompts.template.name,
-                speculation,
-                service.load(),
-            )
             stack.callback(self._shutdown.begin, "closing the listeners")
-            await self._serve(service, public, servicer, lambda: on_ready(ready))
+
+            async def open_doors() -> Listener:
+                public = listener or await self._listen(service, servicer, stack)
+                http_address = self._http.address if self._http is not None else ""
+                addresses = public.address, admin.address if admin else "", metrics_address, http_address
+                on_ready(Ready(*addresses, info, prompts.template.name, speculation, service.load()))
+                return public
+
+            await self._serve(service, servicer, open_doors)
+
+    async def _listen(
+        self, service: Service, servicer: CompletionServicer, stack: contextlib.AsyncExitStack
+    ) -> Listener:
+        """Listen to editors until `stack` is closed; return the public listener."""
+        config, certificate = self._config, self._certificates.get("public")
+        shares_port = self._front_end is not None
+        public = build_public_server(
+            config.server, config.limits, servicer, self._health, certificate, shares_port=shares_port
+        )
+        await public.server.start()
+        stack.push_async_callback(public.server.stop, _CLOSE_S)
+        page = self._playground.routes(service, self._entrance, public.address)
+        begin_trace = self._tracing.begin_trace
+        self._http = build_http(
+            config, service, self._entrance, self._engine, begin_trace, certificate, page, shares_port=shares_port
+        )
+        if self._http is not None:
+            stack.push_async_callback(self._playground.aclose)
+            self._http.start()
+            stack.push_async_callback(self._http.stop, _CLOSE_S)
+        if not shares_port:  # else the parent warns once
+            warn_of_exposure(config, public.address)
+        return public
 
     def _readiness(self) -> Readiness:
         return Readiness.STARTING if self._service is None else self._service.gate.readiness
@@ -266,7 +269,7 @@ class App:
         self._drain_requested.set()
 
     async def _serve(
-        self, service: Service, public: Listener, servicer: CompletionServicer, on_ready: Callable[[], None]
+        self, service: Service, servicer: CompletionServicer, open_doors: Callable[[], Awaitable[Listener]]
     ) -> None:
         async with asyncio.TaskGroup() as group:
             with self._shutdown.begins_on_failure():
@@ -284,7 +287,7 @@ class App:
                 if self._authenticator is not None:
                     tasks.append(group.create_task(self._authenticator.run(), name="authentication"))
                 await asyncio.sleep(0)
-                on_ready()
+                public = await open_doors()
                 await self._drain_requested.wait()
                 await self._drain(service, public, servicer)
                 self._shutdown.begin("ending the server's tasks")
