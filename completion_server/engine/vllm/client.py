@@ -76,6 +76,7 @@ class VllmClient:
         self._accounting.watch(llm.output_processor)
         if self._has_spans:
             sampled_spans.apply(llm.output_processor)
+        # vLLM begins to read at the first request. But the core also sends the steps of others, and news of its death.
         llm._run_output_handler()  # type: ignore[no-untyped-call]
 
     def _disconnect(self) -> AsyncLLM | None:
