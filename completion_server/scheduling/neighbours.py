@@ -90,15 +90,10 @@ class Board(Protocol):
 
 
 _NO_LEVEL = UserLevel()
-(
-    _NUM_SLOTS, _NUM_OCCUPIED, _NUM_WAITING, _NUM_MISSING, _NUM_PAST_BUDGET, _NUM_JOINED, _NEW_TOKENS, _COMPUTING_TOKENS,
-) = (
-    Row._fields.index(name)
-    for name in (
-        "num_slots", "num_occupied", "num_waiting", "num_missing", "num_past_budget", "num_joined", "new_tokens",
-        "computing_tokens",
-    )
-)  # fmt: skip
+_NUM_SLOTS, _NUM_OCCUPIED = Row._fields.index("num_slots"), Row._fields.index("num_occupied")
+_NUM_WAITING, _NUM_MISSING = Row._fields.index("num_waiting"), Row._fields.index("num_missing")
+_NUM_PAST_BUDGET, _NUM_JOINED = Row._fields.index("num_past_budget"), Row._fields.index("num_joined")
+_NEW_TOKENS, _COMPUTING_TOKENS = Row._fields.index("new_tokens"), Row._fields.index("computing_tokens")
 """Of the values that are read often, from rows as they come: a named tuple takes as long to make as all else here."""
 
 
