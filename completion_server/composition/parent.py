@@ -355,7 +355,7 @@ class Parent:
     def _engine_changed(self, state: EngineState) -> None:
         is_ready = state is EngineState.READY
         if is_ready:
-            share = self._engine.current.share()
+            share = self._engine.share()
             assert share is not None
             self._front_ends.engine_is_up(EngineUp(share))
         elif state is EngineState.FAILED:

@@ -164,9 +164,9 @@ class Book:
     @property
     def next_tick(self) -> float | None:
         """The latest time at which `tick` must be called."""
-        at = self._watch.next
         if self.neighbours is ALONE or not len(self._queue):
-            return at
+            return self._watch.next
+        at = self._watch.next
         return self.neighbours.look_at if at is None else min(at, self.neighbours.look_at)
 
     @property
@@ -185,7 +185,7 @@ class Book:
 
     def first_token_s(self, num_new_tokens: int) -> float:
         """Return when a newcomer's first token is expected, behind all prompts before it."""
-        num_ahead = sum(each.num_new_tokens for each in self._queue)
+        num_ahead = self._queue.num_new_tokens
         num_ahead += sum(each.num_new_tokens for each in self._generations.running.values() if each.last is None)
         num_elsewhere = self.neighbours.new_tokens + self.neighbours.computing_tokens
         return self.latency.first_token_after(num_ahead + num_elsewhere + num_new_tokens)
@@ -210,12 +210,13 @@ class Book:
             if older is not None:
                 actions += self._end(older, SUPERSEDED, now)
         found = self._generations.find(request.answer_key)
-        if holder is None and found is None and self._num_free(now) <= 0:
+        num_free = None
+        if holder is None and found is None and (num_free := self._num_free(now)) <= 0:
             actions += self._make_room(request, now)
             if request.id not in self._requests:
                 return actions
         self._lanes.enter(request)
-        return actions + self._take_in(request, found, now)
+        return actions + self._take_in(request, found, now, num_free)
 
     def answer(self, request: LiveRequest, outcome: Outcome, now: float) -> list[Action]:
         """End a new request at once, without a generation. It supersedes the older one of its lane all the same."""
@@ -264,7 +265,6 @@ class Book:
     def look(self, now: float) -> list[Action]:
         """Look at the other front ends, because one of them rang or some time has passed."""
         self._is_changed = True
-        self._num_free(now)
         return self._fill(now)
 
     def publish(self, now: float) -> list[Action]:
@@ -279,7 +279,7 @@ class Book:
         self._published = row
         self.neighbours.write(row)
         num_free = self._num_free(now)
-        actions = self._fill(now)
+        actions = self._fill(now, num_free)
         if has_news and not self._is_changed:  # else there is more to tell
             actions += [Ring(place) for place in self.neighbours.to_ring(num_free, waits=len(self._queue) > 0)]
         return actions
@@ -296,13 +296,13 @@ class Book:
             version=self._published.version + 1,
             num_slots=self.num_slots,
             num_occupied=self.num_occupied,
-            num_stopping=self.num_occupied + len(queue) + self.num_joined - self.num_live,
+            num_waiting=len(queue),
+            num_missing=self._num_missing,
             num_past_budget=self._watch.num_past_budget,
-            num_explicit=queue.num_of(Trigger.EXPLICIT),
-            num_automatic=queue.num_of(Trigger.AUTOMATIC),
-            num_prefetch=queue.num_of(Trigger.PREFETCH),
+            num_explicit=queue.num_of(Trigger.EXPLICIT) if following is not None else 0,
+            num_automatic=queue.num_of(Trigger.AUTOMATIC) if following is not None else 0,
             num_joined=self.num_joined,
-            new_tokens=sum(each.num_new_tokens for each in queue),
+            new_tokens=queue.num_new_tokens,
             computing_tokens=sum(each.num_new_tokens for each in queue.prompts),
             head_class=rank[0],
             head_order=rank[1],
@@ -317,7 +317,10 @@ class Book:
 
     def _num_free(self, now: float) -> int:
         """Look at the other front ends; return how many slots are free."""
-        return self.neighbours.num_free(self.num_occupied, self.num_slots, now)
+        num_occupied = len(self._generations.running)
+        if self.neighbours is ALONE:
+            return self.num_slots - num_occupied
+        return self.neighbours.num_free(num_occupied, self.num_slots, now)
 
     # Generations
 
@@ -395,12 +398,14 @@ class Book:
         self._watch.add(request)
         return [reattach, Finish(older.id, SUPERSEDED), *first, *self._fill(now)]
 
-    def _take_in(self, request: LiveRequest, found: Generation | None, now: float) -> list[Action]:
+    def _take_in(
+        self, request: LiveRequest, found: Generation | None, now: float, num_free: int | None = None
+    ) -> list[Action]:
         """Let a request join a generation with the same answer, or wait for a slot."""
         self._is_changed = True
         self._generations.take_in(request, found)
         actions = self._join(request, now) if found is not None and found.has_slot else []
-        actions += self._fill(now)
+        actions += self._fill(now, num_free)
         if request.state is not State.RUNNING:  # after `_fill`, which may update the latency estimates
             self._watch.add(request)
         return actions
@@ -468,11 +473,13 @@ class Book:
         elif generation.has_slot and generation.leader is None:
             self._queue.settle(generation)
 
-    def _fill(self, now: float) -> list[Action]:
+    def _fill(self, now: float, num_free: int | None = None) -> list[Action]:
         """Give free slots to waiting requests that can still have their first token in time."""
         actions: list[Action] = []
-        self._is_held = False
-        while len(self._queue) and (num_free := self._num_free(now)) > 0:
+        self._is_held, is_alone = False, self.neighbours is ALONE
+        if num_free is None:
+            num_free = self._num_free(now)
+        while num_free > 0 and len(self._queue):
             within = self._queue.first()
             request = within or self._queue.least_over_share()
             if request.queued_at < now and self._shedder.is_unreachable(request, now):
@@ -481,17 +488,20 @@ class Book:
             if within is None and not self._has_room_to_spare(request):
                 self._is_held = True
                 break
-            if self.neighbours.go_first(self._rank(request, is_over=within is None), num_free, now):
+            rank = None if is_alone else self._rank(request, is_over=within is None)
+            if rank is not None and self.neighbours.go_first(rank, num_free, now):
                 break
             self._is_changed = True
             generation = self._generations.start(request, now)
-            self.neighbours.occupy(self.num_occupied)
+            if not is_alone:
+                self.neighbours.occupy(self.num_occupied)
             self.latency.left_queue(now - request.queued_at, abandoned=False)
             self.latency.took_slot(now)
             self._watch.add(request)
             actions.append(Start(generation.id))
             for joined in list(generation.joined.values()):
                 actions += self._join(joined, now)
+            num_free = self._num_free(now) if num_free > 1 else 0
         return actions + self._reclaim(now)
 
     def _has_room_to_spare(self, request: LiveRequest) -> bool:
@@ -508,7 +518,7 @@ class Book:
         actions, past_budget = list[Action](), self._watch.past_budget
         if not past_budget:
             return actions
-        num_missing = self.num_live - self.num_joined - self.num_occupied + self.neighbours.num_missing
+        num_missing = self._num_missing + self.neighbours.num_missing
         for request in past_budget:
             if num_missing > 0:
                 generation = request.generation
@@ -518,9 +528,9 @@ class Book:
 
     def _follow_engine(self, now: float, step_s: float | None = None) -> list[Action]:
         """Adapt the number of slots to the engine's latest steps and first tokens."""
-        if self.limiter is None:
+        if self.limiter is None or not self.limiter.observe(step_s):
             return []
-        num_slots = self.limiter.observe(self.latency.first_token_s, self.num_in_engine, step_s)
+        num_slots = self.limiter.adjust(self.latency.first_token_s, self.num_in_engine)
         return self.resize(num_slots, now) if num_slots != self.num_slots else []
 
     def _make_room(self, request: LiveRequest, now: float) -> list[Action]:
@@ -536,6 +546,11 @@ class Book:
 
     def _unreachable(self, request: LiveRequest) -> Outcome:
         return self._shedder.outcome(request, ShedReason.DEADLINE_UNREACHABLE, self._slots)
+
+    @property
+    def _num_missing(self) -> int:
+        """Slots that requests wait for, less those that come free already."""
+        return self.num_live - self.num_joined - self.num_occupied
 
     @property
     def _slots(self) -> int:

@@ -102,6 +102,8 @@ class FairQueue(RequestQueue):
         if user is None:
             return self._level_before._replace(least=math.inf)
         users = user.tenant.users
+        if following is None:
+            users.limit(self._neighbours.level(user.tenant.key).least)
         self._level_before = level = UserLevel(user.tenant.key, users.least, users.now)
         return level
 

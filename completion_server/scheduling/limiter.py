@@ -55,20 +55,18 @@ class ConcurrencyLimiter:
         """Why the limit is below `most`; "" if it is not."""
         return f"{self._cause}; {_GROWS}" if self.limit < self.most else ""
 
-    def observe(self, first_token_s: float, num_in_engine: int, step_s: float | None = None) -> int:
-        """Add the recent time to a first token and, if given, the time of a step; return the limit."""
+    def observe(self, step_s: float | None = None) -> bool:
+        """Count a first token or, if its time is given, a step; return whether to adjust the limit."""
         if not self.tolerance:
-            return self.limit
+            return False
         self._num += 1
         if step_s:  # a simulated step may take no time, which is no measurement
             self._sum_s += step_s
             self._num_steps += 1
-        if self._num >= _WINDOW:
-            self._adjust(first_token_s, num_in_engine)
-            self._sum_s, self._num_steps, self._num = 0.0, 0, 0
-        return self.limit
+        return self._num >= _WINDOW
 
-    def _adjust(self, first_token_s: float, num_in_engine: int) -> None:
+    def adjust(self, first_token_s: float, num_in_engine: int) -> int:
+        """Adjust the limit to the recent time to a first token, and to the steps since the last time; return it."""
         first_token_gradient = self.first_token_s / first_token_s if first_token_s else 1.0
         step_gradient = self._step_gradient(num_in_engine)
         gradient = min(1.0, first_token_gradient, step_gradient)
@@ -78,6 +76,8 @@ class ConcurrencyLimiter:
         elif num_in_engine >= _IN_USE * self.limit:
             self._limit += math.sqrt(self._limit) / 2
         self._limit = max(float(self.least), min(float(self.most), self._limit))
+        self._sum_s, self._num_steps, self._num = 0.0, 0, 0
+        return self.limit
 
     def _step_gradient(self, num_in_engine: int) -> float:
         if not self._num_steps:

@@ -8,7 +8,8 @@ Each front end has a place on a board. It writes the row of its own place and re
   `PATIENCE_S` is passed over until it writes again; a ring that is lost is made good by a look every `LOOK_S`.
 - A user who is over the share of users elsewhere, of the same tenant, is over its share here; see shares.py.
 - A row is what was true a moment ago. Of N front ends that see the same free slot at once each may take it, so at most
-  N - 1 generations run beyond the slots. A front end counts what it starts at once and all else after its event.
+  N - 1 generations run beyond the slots. A front end tells at once what it starts, and all else after its event.
+- If k slots come free within the time of a ring, up to k - 1 requests may start before more urgent ones elsewhere.
 """
 
 import math
@@ -44,14 +45,15 @@ class Row(NamedTuple):
     num_slots: float = 0.0
     """The limit that its own limiter found."""
     num_occupied: float = 0.0
-    num_stopping: float = 0.0
-    """Of the occupied slots, those that come free without an end of a request."""
+    num_waiting: float = 0.0
+    """Requests that wait for a slot."""
+    num_missing: float = 0.0
+    """Slots that those need, less the ones that come free."""
     num_past_budget: float = 0.0
     """Requests with a slot that end as soon as another one waits."""
     num_explicit: float = 0.0
-    """Requests that wait for a slot, by trigger."""
+    """Those that wait, by trigger; the others are prefetches."""
     num_automatic: float = 0.0
-    num_prefetch: float = 0.0
     num_joined: float = 0.0
     new_tokens: float = 0.0
     """Prompt tokens that the engine has to compute, of those that wait."""
@@ -64,11 +66,6 @@ class Row(NamedTuple):
     """The level of the users of one tenant."""
     tenant_least: float = math.inf
     tenant_now: float = 0.0
-
-    @property
-    def num_waiting(self) -> float:
-        """Requests that wait for a slot."""
-        return self.num_explicit + self.num_automatic + self.num_prefetch
 
     @property
     def rank(self) -> Rank:
@@ -93,7 +90,11 @@ class Board(Protocol):
 
 
 _NO_LEVEL = UserLevel()
-_NUM_OCCUPIED = Row._fields.index("num_occupied")
+_NUM_SLOTS, _NUM_OCCUPIED = Row._fields.index("num_slots"), Row._fields.index("num_occupied")
+_NUM_WAITING, _NUM_MISSING = Row._fields.index("num_waiting"), Row._fields.index("num_missing")
+_NUM_PAST_BUDGET, _NUM_JOINED = Row._fields.index("num_past_budget"), Row._fields.index("num_joined")
+_NEW_TOKENS, _COMPUTING_TOKENS = Row._fields.index("new_tokens"), Row._fields.index("computing_tokens")
+"""Of the values that are read often, from rows as they come: a named tuple takes as long to make as all else here."""
 
 
 class Neighbours:
@@ -101,16 +102,28 @@ class Neighbours:
 
     num_occupied = 0
     """Slots that they have taken, when last seen."""
-    num_waiting = 0
-    """Requests that wait there for a slot."""
-    num_missing = 0
-    """Slots that those need, beside the ones that come free."""
-    new_tokens = 0.0
-    """Prompt tokens that the engine has to compute, of those that wait there."""
-    computing_tokens = 0.0
-    """The same, of those with a slot."""
     look_at = float("inf")
     """When to look again if a request waits, in clock seconds."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait there for a slot."""
+        return 0
+
+    @property
+    def num_missing(self) -> int:
+        """Slots that those need, beside the ones that are free or come free."""
+        return 0
+
+    @property
+    def new_tokens(self) -> float:
+        """Prompt tokens that the engine has to compute, of those that wait there."""
+        return 0.0
+
+    @property
+    def computing_tokens(self) -> float:
+        """The same, of those with a slot."""
+        return 0.0
 
     def num_free(self, num_occupied: int, num_slots: int, now: float) -> int:
         """Look at the others; return how many slots of the engine are free. The arguments are the front end's own."""
@@ -153,6 +166,10 @@ class Neighbours:
 ALONE = Neighbours()
 
 
+def _read(row: tuple[int, Sequence[float]]) -> tuple[int, Row]:
+    return row[0], Row._make(row[1])
+
+
 class BoardNeighbours(Neighbours):
     """The other front ends, by their rows on a board."""
 
@@ -160,7 +177,10 @@ class BoardNeighbours(Neighbours):
         """Be there, with nothing to tell yet."""
         self._board = board
         board.write(Row(version=1.0))
-        self._rows: list[tuple[int, Row]] = []
+        self._rows: Sequence[tuple[int, Sequence[float]]] = ()
+        self._limits = 0.0
+        """Sum of their limits, each times its slots."""
+        self._num_free = 0
         self._gave_way: dict[int, tuple[float, float]] = {}
         """The places that went first, the version of their rows then, and since when."""
         self._passed_over: dict[int, float] = {}
@@ -170,20 +190,38 @@ class BoardNeighbours(Neighbours):
 
     def num_free(self, num_occupied: int, num_slots: int, now: float) -> int:
         """Look at the others; return how many slots of the engine are free."""
-        self._rows = rows = [(place, Row._make(row)) for place, row in self._board.others()]
+        self._rows = rows = self._board.others()
         self.look_at = now + LOOK_S
-        occupied = waiting = stopping = new_tokens = computing_tokens = 0.0
+        occupied = limits = 0.0
         for _, row in rows:
-            occupied += row.num_occupied
-            waiting += row.num_waiting
-            stopping += row.num_stopping
-            new_tokens += row.new_tokens
-            computing_tokens += row.computing_tokens
-        self.num_occupied, self.num_waiting = int(occupied), int(waiting)
-        self.new_tokens, self.computing_tokens = new_tokens, computing_tokens
-        num_free = self.slots(num_occupied, num_slots) - num_occupied - self.num_occupied
-        self.num_missing = int(waiting - stopping) - max(0, num_free)
-        return num_free
+            occupied += row[_NUM_OCCUPIED]
+            limits += row[_NUM_OCCUPIED] * row[_NUM_SLOTS]
+        self.num_occupied, self._limits = int(occupied), limits
+        self._num_free = self.slots(num_occupied, num_slots) - num_occupied - self.num_occupied
+        return self._num_free
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait there for a slot."""
+        return int(self._sum(_NUM_WAITING))
+
+    @property
+    def num_missing(self) -> int:
+        """Slots that those need, beside the ones that are free or come free."""
+        return int(self._sum(_NUM_MISSING)) - max(0, self._num_free)
+
+    @property
+    def new_tokens(self) -> float:
+        """Prompt tokens that the engine has to compute, of those that wait there."""
+        return self._sum(_NEW_TOKENS)
+
+    @property
+    def computing_tokens(self) -> float:
+        """The same, of those with a slot."""
+        return self._sum(_COMPUTING_TOKENS)
+
+    def _sum(self, field: int) -> float:
+        return sum(row[field] for _, row in self._rows)
 
     def slots(self, num_occupied: int, num_slots: int) -> int:
         """Return the mean of the front ends' limits, weighted by the slots that they have taken.
@@ -192,29 +230,28 @@ class BoardNeighbours(Neighbours):
         """
         if not self.num_occupied:
             return num_slots
-        limits = num_occupied * num_slots + sum(row.num_occupied * row.num_slots for _, row in self._rows)
-        return round(limits / (num_occupied + self.num_occupied))
+        return round((num_occupied * num_slots + self._limits) / (num_occupied + self.num_occupied))
 
     def queue_limit(self, max_queued: int) -> int:
         """Return what the others leave, and this front end's part at least: else their prefetches could fill it.
 
         So at most twice `max_queued` requests wait in all.
         """
-        num_elsewhere = sum(row.num_waiting + row.num_joined for _, row in self._rows)
-        return max(max_queued - int(num_elsewhere), max_queued // (1 + len(self._rows)))
+        num_elsewhere = int(self._sum(_NUM_WAITING) + self._sum(_NUM_JOINED))
+        return max(max_queued - num_elsewhere, max_queued // (1 + len(self._rows)))
 
     def num_ahead(self, rank: Rank) -> int:
         """Return how many requests elsewhere are served before a newcomer, at most."""
-        num = 0.0
-        for _, row in self._rows:
-            by_trigger = row.num_explicit, row.num_automatic, row.num_prefetch
-            own = int(rank[0]) - 1
-            num += sum(by_trigger[:own]) if rank < row.rank else sum(by_trigger[: own + 1])
+        num, trigger = 0.0, int(rank[0]) - 1
+        for _, row in map(_read, self._rows):
+            num_automatic = row.num_explicit + row.num_automatic
+            up_to = 0.0, row.num_explicit, num_automatic, row.num_waiting
+            num += up_to[trigger if rank < row.rank else trigger + 1]
         return int(num)
 
     def level(self, tenant: float) -> UserLevel:
         """Return the level of a tenant's users elsewhere."""
-        rows = [row for _, row in self._rows if row.tenant == tenant]
+        rows = [row for _, row in map(_read, self._rows) if row.tenant == tenant]
         if not rows:
             return _NO_LEVEL
         return UserLevel(tenant, min(row.tenant_least for row in rows), max(row.tenant_now for row in rows))
@@ -225,7 +262,7 @@ class BoardNeighbours(Neighbours):
         Among owners over their share none goes first: whether they may start depends on the engine.
         """
         num_first = 0
-        for place, row in self._rows:
+        for place, row in map(_read, self._rows):
             if not 0 < row.head_class <= OVER or row.rank >= rank or self._passed_over.get(place) == row.version:
                 continue
             version, since = self._gave_way.get(place, (-1.0, now))
@@ -249,10 +286,11 @@ class BoardNeighbours(Neighbours):
     def to_ring(self, num_free: int, *, waits: bool) -> list[int]:
         """Return the places to ring: those that should act, and have not been rung since they last wrote."""
         if num_free > 0:
-            heads = sorted((row.rank, place, row.version) for place, row in self._rows if row.head_class)
+            heads = sorted((row.rank, place, row.version) for place, row in map(_read, self._rows) if row.head_class)
             found = [(place, version) for _, place, version in heads[:num_free]]
         else:
-            found = [(place, row.version) for place, row in self._rows if waits and row.num_past_budget]
+            rows = self._rows if waits else ()
+            found = [(place, row[0]) for place, row in rows if row[_NUM_PAST_BUDGET]]
         to_ring = [place for place, version in found if self._rung.get(place) != version]
         self._rung.update(found)
         return to_ring

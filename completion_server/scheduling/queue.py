@@ -53,6 +53,8 @@ class RequestQueue:
         """Sorted. Adding and removing move references only, which is fast in C, also with thousands of them."""
         self._entries: dict[str, Entry] = {}
         self._numbers = itertools.count()
+        self.num_new_tokens = 0
+        """Prompt tokens that the engine has to compute for them."""
 
     def __len__(self) -> int:
         """Return how many requests wait."""
@@ -66,10 +68,12 @@ class RequestQueue:
         """Let a request wait."""
         entry = self._entries[request.id] = (request.trigger, self.order(request), next(self._numbers), request)
         bisect.insort(self._waiting, entry)
+        self.num_new_tokens += request.num_new_tokens
 
     def remove(self, request: LiveRequest) -> None:
         """Let a request wait no longer."""
         del self._waiting[bisect.bisect_left(self._waiting, self._entries.pop(request.id))]
+        self.num_new_tokens -= request.num_new_tokens
 
     def start(self, request: LiveRequest) -> None:
         """Let a request wait no longer, because its generation has a slot now."""

@@ -51,6 +51,8 @@ class Level(Generic[AccountT]):
         """Begin with none."""
         self.now = 0.0
         """Virtual time in tokens: what the account that is owed the most had been served at the last turn."""
+        self.least = 0.0
+        """The position of that account at the last turn."""
         self.waiting: dict[AccountT, None] = {}
         """Those with a request that waits."""
         self._computing: Counter[AccountT] = Counter()
@@ -77,13 +79,12 @@ class Level(Generic[AccountT]):
         `elsewhere` is the least position of an account that wants tokens in another front end.
         """
         least = min(itertools.chain(self.waiting, self._computing), key=_position)
-        self.now = max(self.now, min(least.position - least.running, elsewhere))
-        return min(least.position, elsewhere) + TOLERANCE
-
-    @property
-    def least(self) -> float:
-        """The position of the account that is owed the most, infinity if none wants tokens."""
-        return min(map(_position, itertools.chain(self.waiting, self._computing)), default=math.inf)
+        self.least = position = least.position
+        served = position - least.running
+        if elsewhere < position:
+            position, served = elsewhere, min(served, elsewhere)
+        self.now = max(self.now, served)
+        return position + TOLERANCE
 
     def furthest_over(self, own: AccountT | None) -> AccountT | None:
         """Return the account that is furthest over its share, of those that wait and a newcomer's own, if one is."""

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from multiprocessing.shared_memory import SharedMemory
 
 _NUM_FIELDS = 16
-_FIELD = struct.Struct("@d")
 _ROW = struct.Struct(f"@{_NUM_FIELDS}d")
 """In native order and alignment, in which a number is copied as a whole and not byte by byte."""
+_FIELD_SIZE = _ROW.size // _NUM_FIELDS
 _ZEROS = (0.0,) * _NUM_FIELDS
 
 
@@ -30,6 +30,7 @@ class SlotBoard:
         self._shared = SharedMemory(name, create=name is None, size=_ROW.size * num_places)
         assert self._shared.buf is not None
         self._memory = self._shared.buf
+        self._numbers = self._memory.cast("B").cast("d")
 
     def __reduce__(self) -> tuple[type["SlotBoard"], tuple[int, str]]:
         """Attach to the board in another process."""
@@ -37,7 +38,7 @@ class SlotBoard:
 
     def at(self, place: int) -> "Place":
         """Return the board as the front end at a place sees it."""
-        return Place(self._memory, place, self.num_places)
+        return Place(self._memory, self._numbers, place, self.num_places)
 
     def clear(self, place: int) -> None:
         """Empty the place of a dead front end: its slots are free, and nothing waits there."""
@@ -45,6 +46,7 @@ class SlotBoard:
 
     def close(self) -> None:
         """Detach this process. The places that it has returned can't be used any more."""
+        self._numbers.release()
         self._shared.close()
 
     def unlink(self) -> None:
@@ -55,21 +57,22 @@ class SlotBoard:
 class Place:
     """The board as one front end sees it: it writes its own row and reads the others."""
 
-    def __init__(self, memory: memoryview, place: int, num_places: int) -> None:
-        """Write to `place`."""
-        self._memory = memory
-        self._offset = place * _ROW.size
-        self._others = [(each, each * _ROW.size) for each in range(num_places) if each != place]
+    def __init__(self, memory: memoryview, numbers: "memoryview[float]", place: int, num_places: int) -> None:
+        """Write to `place`; `numbers` is the same memory."""
+        self._memory, self._numbers = memory, numbers
+        self._begin = place * _NUM_FIELDS
+        others = [each for each in range(num_places) if each != place]
+        self._others = [(each, each * _NUM_FIELDS, each * _ROW.size) for each in others]
 
     def others(self) -> Sequence[tuple[int, Sequence[float]]]:
         """Return the places of the other front ends, and their rows. A row begins with a number that is not 0."""
-        rows = [(place, _ROW.unpack_from(self._memory, offset)) for place, offset in self._others]
-        return [each for each in rows if each[1][0]]
+        memory, numbers, unpack = self._memory, self._numbers, _ROW.unpack_from
+        return [(place, unpack(memory, offset)) for place, begin, offset in self._others if numbers[begin]]
 
     def write(self, row: Sequence[float], /) -> None:
         """Write the own row."""
-        _ROW.pack_into(self._memory, self._offset, *row)
+        _ROW.pack_into(self._memory, self._begin * _FIELD_SIZE, *row)
 
     def put(self, field: int, value: float, /) -> None:
         """Write one number of the own row."""
-        _FIELD.pack_into(self._memory, self._offset + field * _FIELD.size, value)
+        self._numbers[self._begin + field] = value

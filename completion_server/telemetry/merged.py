@@ -19,6 +19,8 @@ _ADDED_GAUGES = frozenset(
 )
 _OWN = ("completion_engine_", "completion_speculation_", "completion_num_speculative_tokens", "completion_build_info")
 """Begin the names of metrics of the engine and of the server as a whole, which the parent alone knows."""
+_OF_ALL = frozenset(("completion_engine_generated_tokens", "completion_engine_aborted_tokens"))
+"""Those of them that each process counts for its own requests."""
 _PROCESS = ("process_", "python_")
 """Begin the names of metrics of the operating system's processes, which are shown for each."""
 
@@ -38,7 +40,7 @@ class MergedRegistry(PageRegistry):
     def ended(self, page: str) -> None:
         """Keep what a process that has ended had counted."""
         for metric in text_string_to_metric_families(page):
-            if metric.type in {"counter", "histogram"} and not metric.name.startswith((*_OWN, *_PROCESS)):
+            if metric.type in {"counter", "histogram"} and _is_added(metric) and not metric.name.startswith(_PROCESS):
                 self._ended.add(metric)
 
     def collect(self) -> Iterator[Metric]:
@@ -50,7 +52,7 @@ class MergedRegistry(PageRegistry):
             sums.add(metric)
         for name, page in self._others().items():
             for metric in text_string_to_metric_families(page):
-                if not metric.name.startswith(_OWN):
+                if _is_added(metric):
                     sums.add(_of_process(metric, name))
         yield from sums.metrics()
 
@@ -81,6 +83,11 @@ class _Sums:
             shown = Metric(name, metric.documentation, metric.type, metric.unit)
             shown.samples = list(self._samples[name].values())
             yield shown
+
+
+def _is_added(metric: Metric) -> bool:
+    """Return whether a front end's metric counts beside the parent's."""
+    return metric.name in _OF_ALL or not metric.name.startswith(_OWN)
 
 
 def _of_process(metric: Metric, name: str) -> Metric:

@@ -93,7 +93,10 @@ class Inversions:
 
 
 def inversions_of(results: Iterable[SimulatedResult], workload: Workload, front_ends: FrontEnds) -> Inversions:
-    """Find the requests that started while a more urgent one had waited longer than a ring in another front end."""
+    """Find the requests that started while a more urgent one waited in another front end, for longer than rings take.
+
+    That is before the start, since the other front end may not know yet, and after it, since each may have a free slot.
+    """
     starts, by_s = list[tuple[float, SimulatedResult]](), list[float]()
     spans = list[tuple[float, float, SimulatedResult]]()
     for each in results:
@@ -107,7 +110,7 @@ def inversions_of(results: Iterable[SimulatedResult], workload: Workload, front_
         while num < len(spans) and spans[num][0] < at - front_ends.ring_s:
             waiting.append(spans[num])
             num += 1
-        waiting = [span for span in waiting if span[1] > at]
+        waiting = [span for span in waiting if span[1] > at + 2 * front_ends.ring_s]
         place, trigger = front_ends.place_of(started.request), started.request.trigger
         by_s += [max(
             (

@@ -235,7 +235,8 @@ WINDOW = 32
 def observe(limiter: ConcurrencyLimiter, step_s: float, num_in_engine: int | None = None, windows: int = 1) -> int:
     """Show the limiter whole windows of equal steps, by default with all slots in use."""
     for _ in range(windows * WINDOW):
-        limiter.observe(0.05, limiter.limit if num_in_engine is None else num_in_engine, step_s)
+        if limiter.observe(step_s):
+            limiter.adjust(0.05, limiter.limit if num_in_engine is None else num_in_engine)
     return limiter.limit
 
 
@@ -298,13 +299,16 @@ def test_the_floor_never_rises_above_what_is_measured() -> None:
 def test_the_limit_shrinks_when_first_tokens_get_late_without_any_step() -> None:
     limiter = ConcurrencyLimiter(2, 32, 0.1, 3.0)
     for _ in range(WINDOW):
-        limiter.observe(0.11, 1)
+        if limiter.observe():
+            limiter.adjust(0.11, 1)
     assert limiter.limit == 7
     for _ in range(100 * WINDOW):
-        limiter.observe(0.3, 1)
+        if limiter.observe():
+            limiter.adjust(0.3, 1)
     assert limiter.limit == 2
     for _ in range(100 * WINDOW):
-        limiter.observe(0.09, limiter.limit)
+        if limiter.observe():
+            limiter.adjust(0.09, limiter.limit)
     assert limiter.limit == 32
 
 

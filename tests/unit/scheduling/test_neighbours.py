@@ -182,7 +182,7 @@ def test_what_waits_elsewhere_counts_for_the_time_to_a_first_token() -> None:
 def test_a_newcomer_waits_behind_the_requests_of_other_front_ends() -> None:
     board = MemoryBoard(2)
     neighbours = BoardNeighbours(board.at(0))
-    board.rows[1] = list(Row(1.0, num_explicit=1, num_automatic=2, num_prefetch=3, head_class=1, head_order=5.0))
+    board.rows[1] = list(Row(1.0, num_waiting=6, num_explicit=1, num_automatic=2, head_class=1, head_order=5.0))
     neighbours.num_free(0, 1, 0.0)
     explicit, automatic, prefetch = (1.0 + trigger for trigger in Trigger)
     assert neighbours.num_ahead((explicit, 4.0)) == 0
@@ -194,10 +194,10 @@ def test_a_newcomer_waits_behind_the_requests_of_other_front_ends() -> None:
 def test_a_request_over_its_share_goes_after_all_others() -> None:
     board = MemoryBoard(2)
     neighbours = BoardNeighbours(board.at(0))
-    board.rows[1] = list(Row(1.0, num_prefetch=1, head_class=3))
+    board.rows[1] = list(Row(1.0, num_waiting=1, head_class=3))
     neighbours.num_free(0, 1, 0.0)
     assert neighbours.go_first((OVER + 1, 0.0), 1, 0.0)
-    board.rows[1] = list(Row(2.0, num_prefetch=1, head_class=OVER + 1))
+    board.rows[1] = list(Row(2.0, num_waiting=1, head_class=OVER + 1))
     neighbours.num_free(0, 1, 0.0)
     assert not neighbours.go_first((OVER + 3, 0.0), 1, 0.0), "among those over their share none waits for another"
     assert not neighbours.go_first((3, 0.0), 1, 0.0)
