@@ -4,9 +4,9 @@ Knows nothing of users, queues, the wire or the policy that chooses the number o
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from completion_server.core.immutable import immutable
 from completion_server.core.request import Sampling
 
 SpeculationLookup = tuple[int, ...]
@@ -24,7 +24,7 @@ class EngineDeadError(Exception):
     """The engine can't serve: it died, hung, or has not started yet. Every open generation ends with this error."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class GenerationRequest:
     """A prompt to continue, and how to continue it."""
 
@@ -42,7 +42,7 @@ class GenerationRequest:
     """Headers of W3C Trace Context, under which the engine makes its own spans; None if the request is not sampled."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Output:
     """The tokens that one or more engine steps added to a generation."""
 
@@ -60,7 +60,7 @@ class Output:
     """Draft tokens accepted so far."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class EngineInfo:
     """The loaded models and their limits."""
 
@@ -79,7 +79,7 @@ class EngineInfo:
     """Why K can't be changed on the running engine; "" if it can."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class EngineStats:
     """A snapshot of an engine's own counters."""
 
@@ -94,7 +94,7 @@ class EngineStats:
     """Share of the KV cache in use by live generations, 0 to 1."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class EngineStep:
     """The duration and the yield of one engine step."""
 
