@@ -1,15 +1,14 @@
 """The one way in: identifies the caller of each call, whatever its transport."""
 
-from dataclasses import dataclass
-
 from completion_server.admission.identity import Identity
 from completion_server.admission.settings import AdmissionSettings, LimitSettings
 from completion_server.auth.principal import Authenticator, Credentials, Principal, Scope
 from completion_server.core.errors import InvalidRequestError, PermissionDeniedError, UnauthenticatedError
 from completion_server.core.events import Actor, AuthenticationRefused, Emit
+from completion_server.core.immutable import immutable
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Arrival:
     """What a call brings."""
 

@@ -1,11 +1,11 @@
 """The caller of a call, whatever its transport: its user, tenant and network address."""
 
 import itertools
-from dataclasses import dataclass
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from completion_server.auth.principal import Principal
 from completion_server.core.events import Actor
+from completion_server.core.immutable import immutable
 from completion_server.core.request import Caller
 
 _IPV6_NETWORK_BITS = 64
@@ -13,7 +13,7 @@ _IPV6_NETWORK_BITS = 64
 _stream_numbers = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Identity:
     """The caller of a call, by its connection and metadata."""
 

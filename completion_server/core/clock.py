@@ -4,8 +4,9 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+from completion_server.core.immutable import immutable
 
 
 class Clock(Protocol):
@@ -32,7 +33,7 @@ def unix_offset_s(clock: Clock) -> float:
     return time.time() - clock.now()
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Deadline:
     """An absolute point in time after which an answer has no value."""
 

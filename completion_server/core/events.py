@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from completion_server.core.errors import CompletionError
+from completion_server.core.immutable import immutable
 from completion_server.core.outcome import CacheLevel, End, Reaction, ServedAnswer
 from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import TraceContext
@@ -49,7 +50,7 @@ class Marks:
     """The trace of the request that the generation was started for."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Feedback:
     """An editor's report of how its user reacted to a completion."""
 
@@ -59,7 +60,7 @@ class Feedback:
     survived_share: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Actor:
     """The caller of a call, as the audit log names it."""
 
@@ -72,7 +73,7 @@ class Actor:
     is_verified: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class RequestEnded:
     """An admitted request has ended."""
 
@@ -83,14 +84,14 @@ class RequestEnded:
     """The trace that the request is exported in, if that was decided at its end: it was not sampled before."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class RequestRefused:
     """A request or a session was not admitted."""
 
     error: CompletionError
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class EndWritten:
     """The End of a request was written, `seconds` after it was ready."""
 
@@ -98,14 +99,14 @@ class EndWritten:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class EndUnwritten:
     """The End of a request will not be written: its caller has left, or its call ends with a status instead."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class GenerationReattached:
     """A newer request reattached to a running generation, because its user typed the generated text."""
 
@@ -113,7 +114,7 @@ class GenerationReattached:
     """Tokens generated so far, which the newer request reuses."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class GenerationJoined:
     """A request joined the running generation of another request, because both ask for the same answer."""
 
@@ -121,7 +122,7 @@ class GenerationJoined:
     """Tokens generated so far."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class GenerationDiverged:
     """A generation differs from the text that its user typed after a reattach."""
 
@@ -129,14 +130,14 @@ class GenerationDiverged:
     """Tokens generated so far, which are wasted; 0 if other requests read the generation."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class GenerationAborted:
     """An aborted generation has stopped, `seconds` after its abort."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FeedbackReported:
     """An editor sent valid feedback."""
 
@@ -149,12 +150,12 @@ class FeedbackReported:
     """Known once the service has taken the report."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FeedbackRefused:
     """An editor sent invalid feedback."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class AuthenticationRefused:
     """A call presented no valid credential, or one without the scope that the call needs."""
 
@@ -162,14 +163,14 @@ class AuthenticationRefused:
     error: CompletionError
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SessionOpened:
     """A session stream was admitted."""
 
     actor: Actor
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SessionClosed:
     """A session stream has ended, `seconds` after it was admitted."""
 
@@ -177,7 +178,7 @@ class SessionClosed:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class AdminChanged:
     """An operator changed the running server."""
 
@@ -187,21 +188,21 @@ class AdminChanged:
     new: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class LoopLagged:
     """The event loop ran a timer `seconds` late."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class EngineStalled:
     """The engine, or the whole server, made no progress for `seconds` with work in flight, and has gone on."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class CacheHit:
     """A request was answered from the completion cache, and what that saved. No cost is counted for typed text."""
 
@@ -229,7 +230,7 @@ class MissReason(Enum):
     """The value is damaged, or was written with another secret or by another version."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class CacheMiss:
     """A level of the completion cache did not answer a request."""
 
@@ -237,14 +238,14 @@ class CacheMiss:
     reason: MissReason
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class CacheReplied:
     """Redis replied to a lookup of the completion cache after `seconds`, or the command failed."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class CredentialsChecked:
     """The credentials of a call were checked."""
 
@@ -254,7 +255,7 @@ class CredentialsChecked:
     """"accepted", or why they were refused: see `auth.refusal.Result`."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class CredentialSourceRead:
     """What credentials are checked against was read or fetched again."""
 

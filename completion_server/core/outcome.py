@@ -1,9 +1,9 @@
 """The parts of an answer: deltas of text, then exactly one End."""
 
-from dataclasses import dataclass
 from enum import Enum
 
 from completion_server.core.errors import CompletionError, Limit
+from completion_server.core.immutable import immutable
 from completion_server.core.next_edit import Edit
 
 
@@ -39,7 +39,7 @@ class CacheLevel(Enum):
     """Redis, which replicas share."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Usage:
     """Tokens computed for a request. An answer from the completion cache needs none."""
 
@@ -58,7 +58,7 @@ class Usage:
         return self.prompt_tokens if self.completion_tokens else 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Timings:
     """Duration of each stage of a request in milliseconds; 0 for a stage that was not reached."""
 
@@ -69,7 +69,7 @@ class Timings:
     total_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Outcome:
     """Why a request ended, without its token counts and times."""
 
@@ -81,7 +81,7 @@ class Outcome:
     """The limit that it was shed for."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class CachedAnswer:
     """An answer from the completion cache. It needs no text rules: they were applied when it was computed."""
 
@@ -91,7 +91,7 @@ class CachedAnswer:
     level: CacheLevel
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FinishedAnswer:
     """An answer that was computed whole, and its cost: what the completion cache keeps."""
 
@@ -108,14 +108,14 @@ class FinishedAnswer:
     """Seconds of prefill and decode."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Delta:
     """Text to append, always whole characters."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class End:
     """The last part of an answer."""
 
@@ -136,7 +136,7 @@ AnswerPart = Delta | End
 """An answer is any number of deltas and one End."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ServedAnswer:
     """How an answer with text was served, so that its user's reaction can be compared with that."""
 

@@ -1,11 +1,12 @@
 """A validated completion request, the type that every package below rpc works on."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, IntEnum
 from functools import lru_cache
 from urllib.parse import quote
 
 from completion_server.core.clock import NEVER, Deadline
+from completion_server.core.immutable import immutable
 from completion_server.core.next_edit import NextEdit
 from completion_server.core.trace_context import TraceContext
 
@@ -27,7 +28,7 @@ class Mode(Enum):
     """No text at the cursor, but a change to the lines around it."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Snippet:
     """Text from another place of the code base, as context for the completion."""
 
@@ -51,7 +52,7 @@ def _is_within_host(peer: str) -> bool:
     return not peer or peer.startswith("127.") or peer == "::/64"
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Caller:
     """Identifies the caller of a request. Only the session id comes from the message; the rest from its connection."""
 
@@ -127,7 +128,7 @@ class Caller:
         return (self.tenant, self.user, self.session, self.connection) if self.user else None
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Sampling:
     """How tokens are sampled."""
 
@@ -142,7 +143,7 @@ class Sampling:
         return not self.temperature or self.seed is not None
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Request:
     """One completion request. Text is whole characters; every limit has been checked."""
 

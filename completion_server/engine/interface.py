@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from completion_server.core.immutable import immutable
 from completion_server.core.request import Sampling
 
 SpeculationLookup = tuple[int, ...]
@@ -24,7 +25,7 @@ class EngineDeadError(Exception):
     """The engine can't serve: it died, hung, or has not started yet. Every open generation ends with this error."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class GenerationRequest:
     """A prompt to continue, and how to continue it."""
 
@@ -42,7 +43,7 @@ class GenerationRequest:
     """Headers of W3C Trace Context, under which the engine makes its own spans; None if the request is not sampled."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Output:
     """The tokens that one or more engine steps added to a generation."""
 
@@ -60,7 +61,7 @@ class Output:
     """Draft tokens accepted so far."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class EngineInfo:
     """The loaded models and their limits."""
 
@@ -79,7 +80,7 @@ class EngineInfo:
     """Why K can't be changed on the running engine; "" if it can."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class EngineStats:
     """A snapshot of an engine's own counters."""
 
@@ -96,7 +97,7 @@ class EngineStats:
     """Steps since start, in a parent whose front ends have generations of their own; None in any other process."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class EngineStep:
     """The duration and the yield of one engine step."""
 

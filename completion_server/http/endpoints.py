@@ -163,8 +163,8 @@ class Endpoints:
 
     async def _body(self, receive: Receive, headers: Mapping[str, str], identity: Identity) -> bytes:
         try:
-            async with self._turns.of(identity):
-                return await receive_body(receive, headers, self._max_body_bytes, self._receive_timeout_s)
+            body = partial(receive_body, receive, headers, self._max_body_bytes, self._receive_timeout_s)
+            return await self._turns.take(identity, body)
         except BodyTooLargeError as error:
             self._callers.refusals.charge(identity, error.num_received)
             raise

@@ -1,12 +1,12 @@
 """Builds prompts from requests. Text that is unchanged since the document's last request keeps its place and tokens."""
 
 from array import array
-from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from completion_server.core.errors import ConfigError
+from completion_server.core.immutable import immutable
 from completion_server.core.request import Mode, Request
 from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Documents, Layout, LayoutContext
 from completion_server.prompt.layout_builder import LayoutBuilder
@@ -22,7 +22,7 @@ _LEAST_SHARE = 0.5
 """Share of the budget that must be left for the request's own text."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Prompt:
     """The input of one generation."""
 

@@ -5,10 +5,11 @@ the end of the suffix and the snippets as long as they fit. `Documents` holds th
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import field
 from sys import getsizeof
 from threading import Lock
 
+from completion_server.core.immutable import immutable
 from completion_server.core.request import Request
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import Rendered, SnippetRenderer
@@ -26,7 +27,7 @@ _OBJECTS_BYTES = 1024
 Key = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class LayoutContext:
     """The settings and tools that all layouts of a model share."""
 
@@ -42,7 +43,7 @@ class LayoutContext:
     """Text before the window in every prompt: the blank of SentencePiece, a preamble that no marker separates."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class LayoutSpan:
     """The span of the document that a layout shows: offsets, and the budgets of the other parts."""
 
@@ -56,7 +57,7 @@ class LayoutSpan:
     """In tokens."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Layout:
     """The parts of one prompt, with the text that locates them in the document's next request."""
 

@@ -6,9 +6,9 @@ whether or not the editor sends the whole document.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
 from zlib import crc32
 
+from completion_server.core.immutable import immutable
 from completion_server.prompt.tokens.reuse import Encoded
 
 HEAD_CHARACTERS = 128
@@ -156,7 +156,7 @@ def cut_to_lines(shown: Encoded, budget: int) -> int:
     return shown.text.rfind("\n", 0, offset) + 1 or offset
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SentText:
     """What is remembered of the text before the cursor that a client sent, to notice that the client clips it.
 

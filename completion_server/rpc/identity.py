@@ -1,5 +1,6 @@
 """Reads what a call brings of its caller: names, credentials and network address. `Entrance` says who that is."""
 
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -16,6 +17,8 @@ _KEYS = frozenset((_USER, _TENANT, TRACEPARENT, TRACESTATE, _AUTHORIZATION, _API
 _BEARER = "bearer "
 _CERTIFICATE = "x509_pem_cert"
 _NO_CREDENTIALS = Credentials()
+_MAX_PEERS = 4096
+"""Connections whose keys are kept, because many calls come on each."""
 
 
 def arrival_of(context: Any, *, with_credentials: bool = True) -> Arrival:
@@ -46,6 +49,7 @@ def token_of(authorization: str) -> str:
     return authorization[len(_BEARER) :].strip() if authorization[: len(_BEARER)].lower() == _BEARER else ""
 
 
+@lru_cache(_MAX_PEERS)
 def split_peer(peer: str) -> tuple[str, str]:
     """Return the keys of a connection and of its address from gRPC's name of the peer, such as "ipv4:10.0.0.7:50312".
 

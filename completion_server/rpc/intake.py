@@ -4,7 +4,6 @@ On the wire, a method with one request is a stream with one message. The service
 that a handler runs when the headers of its call arrive, and decides whether to receive the message.
 """
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -80,8 +79,7 @@ class Intake:
 
         """
         try:
-            async with self._turns.of(identity):
-                return await self._receive(context)
+            return await self._receive(context, identity)
         except DeadlineError:
             self.refusals.charge(identity, self.limits.max_message_bytes)  # as much memory may have been held
             raise
@@ -89,10 +87,9 @@ class Intake:
             self.refusals.charge(identity, 0)
             raise
 
-    async def _receive(self, context: Any) -> bytes:
+    async def _receive(self, context: Any, identity: Identity) -> bytes:
         try:
-            async with asyncio.timeout(self._receive_timeout_s):
-                data = await context.read()
+            data = await self._turns.take(identity, context.read, self._receive_timeout_s)
         except TimeoutError:
             msg = f"the request was not received within {self._receive_timeout_s:g} s (server.receive_timeout_s)"
             raise DeadlineError(msg) from None

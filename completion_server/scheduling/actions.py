@@ -3,17 +3,18 @@
 from dataclasses import dataclass, field
 
 from completion_server.core.events import Event
+from completion_server.core.immutable import immutable
 from completion_server.core.outcome import FinishReason, Outcome, Usage
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Start:
     """Begin a generation with the prompt of a request. The generation has the request's id and holds a slot now."""
 
     id: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Reattach:
     """A request reads the generation of an older one of its user, from after the text typed since."""
 
@@ -25,7 +26,7 @@ class Reattach:
     """The text generated so far that the user has not typed."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Join:
     """A request reads the generation of another one, which asks for the same answer, from its beginning."""
 
@@ -47,14 +48,14 @@ class Text:
     """The end of the generation, None if it continues."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Abort:
     """Stop a generation, which no request needs any more; report `stopped` when it has stopped."""
 
     id: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Finish:
     """Report the end of a request to its caller. Each request has exactly one Finish."""
 
@@ -64,7 +65,7 @@ class Finish:
     """The cost of the generation that it read. The request that leads the generation counts the tokens."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Report:
     """Emit an event."""
 

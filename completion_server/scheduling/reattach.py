@@ -5,9 +5,9 @@ tells which requests of several users can share one generation.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Protocol
 
+from completion_server.core.immutable import immutable
 from completion_server.core.request import Mode, Request
 
 CHARACTERS_PER_TOKEN = 4
@@ -17,7 +17,7 @@ _MIN_SHARE_LEFT = 0.5
 """Share of the newer request's max_tokens that must be left. With fewer tokens the answer would end too soon."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Continuation:
     """The text that a request continues, and everything else that its completion depends on.
 

@@ -8,8 +8,8 @@ are read; of the lines above, the nearest 256 visible ones. Text further away is
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from completion_server.core.immutable import immutable
 from completion_server.core.request import Request
 from completion_server.streaming.brackets import opens_block
 
@@ -26,7 +26,7 @@ _NUM_LINES_ABOVE = 256
 _NUM_LINES_BELOW = 4
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Line:
     """A line, or the beginning of a line."""
 
@@ -43,7 +43,7 @@ class Line:
         return cls(len(raw[:num_blanks].expandtabs(_TAB_WIDTH)) if num_blanks else 0, visible.rstrip(BLANKS))
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Surroundings:
     """The part of the document that the text rules use."""
 

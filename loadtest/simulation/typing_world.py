@@ -138,9 +138,9 @@ class _Engine(ScriptedEngine):
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
         """Generate; also an aborted request computes its prompt."""
-        blocks, num_tokens = blocks_of(request.prompt_token_ids), len(request.prompt_token_ids)
-        num_cached = min(self._prefix_cache.num_cached(blocks, request.cache_salt), (num_tokens - 1) // BLOCK_TOKENS)
-        self._prefix_cache.insert(blocks, request.cache_salt)
+        blocks, num_tokens = blocks_of(request.prompt_token_ids, request.cache_salt), len(request.prompt_token_ids)
+        num_cached = min(self._prefix_cache.num_cached(blocks), (num_tokens - 1) // BLOCK_TOKENS)
+        self._prefix_cache.insert(blocks)
         self._figures.num_prefilled_tokens += num_tokens - num_cached * BLOCK_TOKENS
         async for output in super().generate(request):
             yield output

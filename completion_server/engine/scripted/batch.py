@@ -101,7 +101,7 @@ class ScriptedBatch:
 
     def _start(self, generation: ScriptedGeneration, now: float) -> None:
         request = generation.request
-        num_blocks = self._cache.num_cached(generation.blocks, request.cache_salt)
+        num_blocks = self._cache.num_cached(generation.blocks)
         # The last prompt token is always computed.
         num_blocks = min(num_blocks, (len(request.prompt_token_ids) - 1) // BLOCK_TOKENS)
         generation.num_cached = num_blocks * BLOCK_TOKENS
@@ -205,7 +205,7 @@ class ScriptedBatch:
             generation.num_prompt_left -= generation.num_prompt_now
             if generation.num_prompt_left:
                 return 0
-            self._cache.insert(generation.blocks, generation.request.cache_salt)
+            self._cache.insert(generation.blocks)
             num_tokens = 1
         if generation.is_aborted:
             self.num_aborted_tokens += num_tokens

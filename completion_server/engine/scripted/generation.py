@@ -4,6 +4,7 @@ import asyncio
 import random
 import zlib
 from collections.abc import Iterator
+from functools import cached_property
 
 from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
 from completion_server.engine.scripted.model import BLOCK_TOKENS, Token, blocks_of
@@ -16,8 +17,8 @@ class ScriptedGeneration:
         self.request = request
         self.max_tokens = max_tokens
         self.num_blocks = -(-(len(request.prompt_token_ids) + max_tokens) // BLOCK_TOKENS)
-        self.blocks = blocks_of(request.prompt_token_ids)
-        """The prompt's whole blocks."""
+        self.blocks = blocks_of(request.prompt_token_ids, request.cache_salt)
+        """Hashes of the prompt's whole blocks."""
         self.num_cached = 0
         self.num_prompt_left = len(request.prompt_token_ids)
         self.num_prompt_now = 0
@@ -30,13 +31,19 @@ class ScriptedGeneration:
         self.is_over = False
         self._tokens = tokens
         self._stops = frozenset(request.stop_token_ids)
-        self._rng = random.Random(zlib.crc32(request.id.encode(), seed))
+        self._seed = seed
         self._num_generated = 0
         self._num_drafted = 0
         self._num_accepted = 0
         self._unread: Output | None = None
         self._error: EngineDeadError | None = None
-        self._has_event = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        """Waits for an output or an error."""
+
+    @cached_property
+    def _rng(self) -> random.Random:
+        """Made when there are drafts, as that takes longer than a step."""
+        return random.Random(zlib.crc32(self.request.id.encode(), self._seed))
 
     def draw_num_accepted(self, num_speculative_tokens: int, acceptance_rate: float) -> int:
         """Draw how many draft tokens of a step the model accepts: all up to the first that it rejects."""
@@ -75,7 +82,7 @@ class ScriptedGeneration:
     def fail(self, error: EngineDeadError) -> None:
         """End with an error."""
         self._error = error
-        self._has_event.set()
+        self._wake()
 
     async def read(self) -> Output:
         """Wait for output and return all since the last call, merged.
@@ -87,8 +94,8 @@ class ScriptedGeneration:
         while (output := self._unread) is None:
             if self._error is not None:
                 raise self._error
-            self._has_event.clear()
-            await self._has_event.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         self._unread = None
         return output
 
@@ -97,4 +104,8 @@ class ScriptedGeneration:
         if before is not None:
             text, num_tokens = before.text + text, before.num_tokens + num_tokens
         self._unread = Output(text, num_tokens, finish, self.num_cached, self._num_drafted, self._num_accepted)
-        self._has_event.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

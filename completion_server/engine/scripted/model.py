@@ -7,7 +7,7 @@ import itertools
 import random
 import zlib
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -108,52 +108,39 @@ SERVICE_TIMES = {
 
 
 class PrefixCache:
-    """The prompt blocks that are computed: a tree of whole blocks under each salt, with LRU eviction."""
+    """The prompt blocks that are computed, with LRU eviction."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
-        self._ids: OrderedDict[tuple[int | str, bytes], int] = OrderedDict()
-        self._new_ids = itertools.count()
+        self._known: OrderedDict[int, None] = OrderedDict()
 
-    def num_cached(self, blocks: list[bytes], salt: str) -> int:
+    def num_cached(self, blocks: list[int]) -> int:
         """Return how many blocks at a prompt's beginning are cached."""
-        keys = self._walk(blocks, salt)
-        for key in keys:
-            self._ids.move_to_end(key)
-        return len(keys)
+        found = list(itertools.takewhile(self._known.__contains__, blocks))
+        self._use(found)
+        return len(found)
 
-    def insert(self, blocks: list[bytes], salt: str) -> None:
+    def insert(self, blocks: list[int]) -> None:
         """Add a computed prompt's whole blocks."""
-        keys = self._walk(blocks, salt)
-        parent: int | str = self._ids[keys[-1]] if keys else salt
-        for block in blocks[len(keys) :]:
-            key = (parent, block)
-            parent = self._ids[key] = next(self._new_ids)
-            keys.append(key)
-        for key in reversed(keys):  # a block is evicted before its parent
-            self._ids.move_to_end(key)
-        while len(self._ids) > self._num_blocks:
-            self._ids.popitem(last=False)
+        self._known.update(dict.fromkeys(blocks))
+        self._use(reversed(blocks))  # a block is evicted before its parent
+        while len(self._known) > self._num_blocks:
+            self._known.popitem(last=False)
 
-    def _walk(self, blocks: list[bytes], salt: str) -> list[tuple[int | str, bytes]]:
-        """Return the keys of the cached blocks at the prompt's beginning."""
-        keys: list[tuple[int | str, bytes]] = []
-        parent: int | str = salt
-        for block in blocks:
-            key = (parent, block)
-            found = self._ids.get(key)
-            if found is None:
-                break
-            keys.append(key)
-            parent = found
-        return keys
+    def _use(self, blocks: Iterable[int]) -> None:
+        deque(map(self._known.move_to_end, blocks), maxlen=0)  # the loop runs in C: a prompt has a hundred blocks
 
 
-def blocks_of(token_ids: list[int]) -> list[bytes]:
-    """Return the whole blocks of a prompt."""
-    packed = array("I", token_ids).tobytes()
-    size = len(packed) // len(token_ids) * BLOCK_TOKENS if token_ids else 1
-    return [packed[at : at + size] for at in range(0, len(packed) - size + 1, size)]
+def blocks_of(token_ids: list[int], salt: str) -> list[int]:
+    """Return the hashes of a prompt's whole blocks, each with all blocks before it and the salt."""
+    packed = array("I", token_ids)
+    size, num_bytes = BLOCK_TOKENS * packed.itemsize, len(packed) * packed.itemsize
+    tokens = packed.tobytes()
+    blocks, parent = list[int](), hash(salt)
+    for at in range(size, num_bytes + 1, size):
+        parent = hash((parent, tokens[at - size : at]))
+        blocks.append(parent)
+    return blocks
 
 
 _NAMES = ("item", "value", "result", "node", "index", "total", "names", "größe")

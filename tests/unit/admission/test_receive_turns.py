@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from contextlib import AsyncExitStack
 
 import pytest
 
@@ -19,6 +18,14 @@ def caller(number: int, *, is_verified: bool = False) -> Identity:
     return Identity("", "", f"{address}:1", address, is_verified)
 
 
+async def held_back() -> None:
+    await asyncio.sleep(HELD_S)
+
+
+async def failing() -> None:
+    raise InterruptedError
+
+
 @pytest.mark.parametrize("is_verified", [False, True])
 def test_messages_held_back_from_many_addresses_make_room_for_one_that_comes(is_verified: bool) -> None:
     async def run() -> None:
@@ -26,8 +33,7 @@ def test_messages_held_back_from_many_addresses_make_room_for_one_that_comes(is_
 
         async def hold(number: int) -> None:
             with contextlib.suppress(DeadlineError):
-                async with turns.of(caller(number, is_verified=is_verified)):
-                    await asyncio.sleep(HELD_S)
+                await turns.take(caller(number, is_verified=is_verified), held_back)
                 return
             ended.append(number)
 
@@ -35,8 +41,7 @@ def test_messages_held_back_from_many_addresses_make_room_for_one_that_comes(is_
             for number in range(60):
                 group.create_task(hold(number))
                 await asyncio.sleep(0.001)
-            async with turns.of(caller(999)):
-                await asyncio.sleep(0.001)
+            await turns.take(caller(999), lambda: asyncio.sleep(0.001))
             assert ended == [*range(11)]  # the oldest first, and each once
             await asyncio.sleep(HELD_S)
         assert ended == [*range(11)]
@@ -48,18 +53,13 @@ def test_a_message_that_ends_its_turn_leaves_no_trace() -> None:
     async def run() -> None:
         turns = ReceiveTurns(max_receiving=2)
         for number in range(1_000):
-            async with turns.of(caller(number)):
-                await asyncio.sleep(0)
+            await turns.take(caller(number), lambda: asyncio.sleep(0))
         with pytest.raises(InterruptedError):
-            async with turns.of(caller(1)):
-                raise InterruptedError
+            await turns.take(caller(1), failing)
         with pytest.raises(TimeoutError):  # another time limit is not taken for the turn's
-            async with turns.of(caller(1)), asyncio.timeout(1.0):
-                await asyncio.sleep(2.0)
-        async with AsyncExitStack() as both:
-            for number in (1, 2):
-                await both.enter_async_context(turns.of(caller(number)))
-            await asyncio.sleep(0)  # neither is ended
+            await turns.take(caller(1), lambda: asyncio.wait_for(held_back(), 1.0))
+        both = (turns.take(caller(number), lambda: asyncio.sleep(1.0, "received")) for number in (1, 2))
+        assert await asyncio.gather(*both) == ["received"] * 2  # neither is ended
 
     virtual_time.run(run())
 
@@ -69,9 +69,11 @@ def test_an_address_has_so_many_turns_and_others_have_theirs() -> None:
         turns, received = ReceiveTurns(), list[int]()
 
         async def hold(number: int) -> None:
-            async with turns.of(caller(number)):
+            async def receive() -> None:
                 received.append(number)
-                await asyncio.sleep(HELD_S)
+                await held_back()
+
+            await turns.take(caller(number), receive)
 
         async with asyncio.TaskGroup() as group:
             for number in (*[1] * 130, 2):
@@ -79,5 +81,20 @@ def test_an_address_has_so_many_turns_and_others_have_theirs() -> None:
             await asyncio.sleep(HELD_S / 2)
             assert (received.count(1), received.count(2)) == (128, 1)
         assert received.count(1) == 130
+
+    virtual_time.run(run())
+
+
+def test_a_message_is_received_within_the_time_of_its_turn() -> None:
+    async def run() -> None:
+        turns = ReceiveTurns(max_receiving=1)
+        with pytest.raises(TimeoutError):
+            await turns.take(caller(1), held_back, 1.0)
+        assert await turns.take(caller(1), lambda: asyncio.sleep(0.5, "received"), 1.0) == "received"
+        late = asyncio.create_task(turns.take(caller(1), held_back, 1.0))
+        await asyncio.sleep(0.5)
+        assert await turns.take(caller(2), lambda: asyncio.sleep(0.1, "received"), 1.0) == "received"
+        with pytest.raises(DeadlineError, match="before 1 others"):
+            await late
 
     virtual_time.run(run())
