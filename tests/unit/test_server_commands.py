@@ -290,7 +290,7 @@ def test_an_admin_listener_that_nobody_can_use_is_warned_of(make_identity: MakeI
     assert "warning: server.admin_tls.client_ca: not set, so nobody can use" in check(*known).stderr
     admin_tls = [each.replace("server.tls", "server.admin_tls") for each in tls]
     for more in (admin_tls, ["auth.keys_file=keys.json"], ["server.admin_listen="]):
-        assert check(*known, *more).stderr == ""
+        assert "nobody can use" not in check(*known, *more).stderr
 
 
 def test_fewer_tokens_alone_are_accepted() -> None:
