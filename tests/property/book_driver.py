@@ -19,7 +19,7 @@ from completion_server.scheduling.actions import (
 )
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.queue import ORDERS
-from completion_server.scheduling.requests import LiveRequest
+from completion_server.scheduling.requests import LiveRequest, State
 from completion_server.scheduling.shedding import Shedding
 
 STOPPED = Outcome(FinishReason.STOP)
@@ -144,8 +144,14 @@ class BookDriver(RuleBasedStateMachine):
     def check_sacrifices(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Finish) and action.outcome.shed_reason is ShedReason.OVERLOAD:
-                waiting = [request.trigger for request in self.waiting()]
-                assert max(waiting, default=0) <= self.requests[action.id].trigger, "a better one was given up"
+                shed = self.requests[action.id]
+                # A request that has joined another one has no place in the queue until it leads.
+                waiting = [
+                    request.trigger
+                    for request in self.waiting()
+                    if request.state is State.QUEUED and request.answer_key not in {shed.answer_key} - {None}
+                ]
+                assert max(waiting, default=0) <= shed.trigger, "a better one was given up"
 
     def check_successors(self) -> None:
         for generation_id, work in self.works.items():
