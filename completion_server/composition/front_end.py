@@ -7,7 +7,6 @@ import signal
 import socket
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import uvloop
@@ -31,6 +30,7 @@ from completion_server.composition.links import (
     SetLogLevel,
     ToFrontEnd,
 )
+from completion_server.composition.records import own_file
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config
 from completion_server.core import core_dumps, safe_logging
@@ -45,6 +45,7 @@ from completion_server.engine.interface import (
     GenerationRequest,
     Output,
     SpeculationControl,
+    SpeculationLookup,
 )
 from completion_server.engine.settings import SpeculationSettings
 from completion_server.telemetry import logs
@@ -141,7 +142,7 @@ def _own(plan: Plan) -> Config:
     """
     config, records = plan.config, plan.config.records
     server, engine, admission = config.server, config.engine, config.admission
-    number = server.processes
+    number, place = server.processes, plan.front_end.group.place
     assert isinstance(number, int)
     return replace(
         config,
@@ -165,8 +166,8 @@ def _own(plan: Plan) -> Config:
         admission=replace(admission, max_sessions=_part(admission.max_sessions, number)),
         records=replace(
             records,
-            usage_file=_own_file(records.usage_file, plan.front_end.group.place),
-            audit_file=_own_file(records.audit_file, plan.front_end.group.place),
+            usage_file=own_file(records.usage_file, str(place)),
+            audit_file=own_file(records.audit_file, str(place)),
         ),
     )
 
@@ -174,12 +175,6 @@ def _own(plan: Plan) -> Config:
 def _part(limit: Limit, number: int) -> Limit:
     """Return one front end's part of a limit of the server, which may be None."""
     return limit if limit is None else -(-limit // number)
-
-
-def _own_file(name: str, place: int) -> str:
-    """Return the name of one front end's own file, "" if there is none."""
-    path = Path(name)
-    return str(path.with_name(f"{path.stem}-{place}{path.suffix}")) if name else ""
 
 
 class _ParentsEngine:
@@ -238,6 +233,10 @@ class _Attached(Engine):
 
     def stats(self) -> EngineStats:
         return EngineStats() if self._engine is None else self._engine.stats()
+
+    @property
+    def lookup(self) -> SpeculationLookup:
+        return () if self._engine is None else self._engine.lookup
 
     @property
     def speculation(self) -> SpeculationControl | None:

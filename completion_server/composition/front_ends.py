@@ -64,6 +64,11 @@ class FrontEndProcess:
     """Its metrics, as it sent them last."""
     asked: asyncio.Future[None] | None = None
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether it has begun to serve."""
+        return self.serving.done() and not self.serving.cancelled() and self.serving.exception() is None
+
 
 class FrontEnds:
     """The processes that take requests. `run` keeps as many as are configured."""
@@ -130,7 +135,7 @@ class FrontEnds:
         while True:
             await asyncio.sleep(REPORT_EVERY_S)
             for each in self.all:
-                if each.serving.done():
+                if each.is_serving:
                     each.num_silent += 1
                 if each.num_silent > _SILENT_REPORTS:
                     logger.error("front end %d hangs", each.place)
@@ -163,11 +168,13 @@ class FrontEnds:
             for old in self.all:
                 free = next(place for place in range(2 * self.number) if place not in self._by_place)
                 new = await self._start(free, config, version)
+                new.is_leaving = True  # until it serves nothing replaces it
                 try:
                     await new.serving
                 except ConfigError:
                     await self._end([new], 0.0)
                     raise
+                new.is_leaving = False
                 await self._end([old], config.server.grace_s)
             return self.number
 
@@ -186,7 +193,7 @@ class FrontEnds:
 
     async def collect_pages(self) -> dict[str, str]:
         """Return the metrics of each; those that one sent before if it does not answer."""
-        asked = [each for each in self.all if each.serving.done()]
+        asked = [each for each in self.all if each.is_serving]
         for each in asked:
             if each.asked is None or each.asked.done():
                 each.asked = asyncio.get_running_loop().create_future()
@@ -237,12 +244,10 @@ class FrontEnds:
         if process.page:
             self._page_ended(process.page)
         process.ended.set()
-        serving = process.serving
-        has_refused = serving.done() and not serving.cancelled() and serving.exception() is not None
-        if not serving.done():
-            serving.set_exception(ConfigError(f"front end {process.place} ended at its start"))
-            serving.exception()  # somebody may await it, or not
-        if process.is_leaving or self._is_stopping or has_refused:
+        if not process.serving.done():
+            process.serving.set_exception(ConfigError(f"front end {process.place} ended at its start"))
+            process.serving.exception()  # somebody may await it, or not
+        if process.is_leaving or self._is_stopping:
             return
         self.num_replaced += 1
         wait_s = self._backoff.next_wait_s(self._clock.now() - process.began_at)
@@ -253,7 +258,7 @@ class FrontEnds:
 
     async def _replace(self, place: int, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
-        if place not in self._by_place:
+        if place not in self._by_place and not self._is_stopping:
             await self._start(place, self.config, __version__)
 
     async def _end(self, leaving: Iterable[FrontEndProcess], grace_s: float) -> None:

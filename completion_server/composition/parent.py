@@ -29,6 +29,7 @@ from completion_server.composition.front_ends import FrontEnds
 from completion_server.composition.links import EngineUp, Serving, SetLogLevel
 from completion_server.composition.models import check_fits, load_prompts
 from completion_server.composition.monitoring import Monitoring, WatchedParts, snapshot
+from completion_server.composition.records import Records, own_file
 from completion_server.composition.samples import begin_speculation
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config
@@ -45,6 +46,7 @@ from completion_server.rpc.server import HealthReporter, build_admin_server
 from completion_server.serving.service import LoadSnapshot
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.state.local.group import LocalParent
+from completion_server.state.secret import load_secret
 from completion_server.state.slot_board import SlotBoard
 from completion_server.state.status import CacheStatus
 from completion_server.telemetry.logs import set_level
@@ -133,7 +135,9 @@ class Parent:
         self._front_ends = FrontEnds(
             config, number, self._clock, self._front_end_at, self._place_cleared, self._page_ended
         )
-        self._emit = self._monitoring.metrics.handle
+        own_records = replace(config.records, usage_file="", audit_file=own_file(config.records.audit_file, "parent"))
+        self._records = Records(replace(config, records=own_records), registry)
+        self._emit = self._records.heard_by(self._monitoring.metrics.handle)
         self._authenticator = make_authenticator(config, self._emit)
         self._entrance = Entrance(config.admission, config.limits, self._authenticator, self._emit)
         self._drain_requested = asyncio.Event()
@@ -158,6 +162,7 @@ class Parent:
         self._loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
             certificates = load_certificates(config.server)
+            self._records.start(load_secret(config.redis), stack)
             read = snapshot(self._engine, self._speculation, None, lambda: None)
             watched = WatchedParts(self._speculation, read, self._readiness)
             metrics_address = self._monitoring.start(watched, stack)
@@ -327,7 +332,7 @@ class Parent:
 
     def _front_ends_seen(self) -> list[FrontEndSeen]:
         return [
-            FrontEndSeen(each.process.pid or 0, each.serving.done(), each.report.load if each.report else None)
+            FrontEndSeen(each.process.pid or 0, each.is_serving, each.report.load if each.report else None)
             for each in self._front_ends.all
         ]
 

@@ -210,6 +210,12 @@ class Engine(Protocol):
         """
         return None
 
+    @property
+    def lookup(self) -> SpeculationLookup:
+        """The active K by number of sequences, in an attached engine, too."""
+        control = self.speculation
+        return self.info.speculation_lookup if control is None else control.lookup
+
     def watch_steps(self, on_step: Callable[[EngineStep], None]) -> None:
         """Call `on_step`, instead of an earlier callback, after every step. An engine without steps never calls it.
 

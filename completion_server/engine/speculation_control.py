@@ -80,11 +80,14 @@ class SupervisedSpeculation:
         self._info = info
         self._lookup: SpeculationLookup | None = None
         self._is_off = False
+        self._has_started = False
 
     @property
     def lookup(self) -> SpeculationLookup:
-        """The K that was set last, or with which the engine was started."""
-        return self._info.speculation_lookup if self._lookup is None else self._lookup
+        """The K that was set last, or that of the engine if it was not set here."""
+        if self._lookup is not None:
+            return self._lookup
+        return self._engine.lookup if self._has_started else self._info.speculation_lookup
 
     def set_lookup(self, lookup: Sequence[int]) -> None:
         """Set K of this engine and of those that replace it; see `SpeculationControl`."""
@@ -98,7 +101,7 @@ class SupervisedSpeculation:
 
     def engine_started(self, engine: Engine) -> None:
         """Set K of an engine that has just started, if K was ever set."""
-        self._engine, self._info = engine, engine.info
+        self._engine, self._info, self._has_started = engine, engine.info, True
         self._apply()
 
     def _apply(self) -> None:

@@ -18,6 +18,7 @@ from completion_server.engine.interface import (
     GenerationRequest,
     Output,
     SpeculationControl,
+    SpeculationLookup,
     constant_lookup,
 )
 from completion_server.engine.scripted.batch import ScriptedBatch
@@ -301,6 +302,11 @@ class ScriptedEngine:
             if batch.is_empty:
                 self._has_work.clear()
                 self._write_load()
+
+    @property
+    def lookup(self) -> SpeculationLookup:
+        """The active K: this engine's own, or the parent's."""
+        return self._followed.lookup
 
     @property
     def _followed(self) -> EngineSpeculation | SharedCapacity:
