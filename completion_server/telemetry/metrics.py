@@ -15,7 +15,6 @@ from completion_server.core.request import Request, Trigger
 from completion_server.core.trace_context import TraceContext
 from completion_server.speculation.figures import SpeculationTotals
 from completion_server.telemetry.authentication import AuthenticationMetrics
-from completion_server.telemetry.histograms import FastHistogram, Series
 from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics
 from completion_server.telemetry.tenants import TenantMetrics
 
@@ -46,10 +45,6 @@ class _Registry:
     def histogram(self, name: str, help_text: str, *labels: str, buckets: tuple[float, ...] = BUCKETS_S) -> Histogram:
         return Histogram(f"completion_{name}", help_text, labels, buckets=buckets, registry=self._registry)
 
-    def series(self, name: str, help_text: str, label: str, values: Sequence[str]) -> dict[str, Series]:
-        """Create a histogram that is cheap to add to; return its series by the value of the label."""
-        return FastHistogram(f"completion_{name}", help_text, label, values, BUCKETS_S, self._registry).series
-
 
 class Metrics:
     """Counts and times requests from events."""
@@ -72,10 +67,8 @@ class Metrics:
         self._quality = QualityMetrics(registry, model)
         self._requests = make.counter("requests", "Ended requests.", "outcome", "trigger", "shed_reason")
         stages = "receive, admission, queue, tokenise, prefill, decode_token (per token), stream, total"
-        self._stage = make.series("stage_seconds", f"Time in each stage: {stages}.", "stage", _STAGES)
-        triggers = [each.name.lower() for each in Trigger]
-        ttft = make.series("ttft_seconds", "From a request's receipt to its first token.", "trigger", triggers)
-        self._ttft_of = dict(zip(Trigger, ttft.values(), strict=True))
+        self._stages = make.histogram("stage_seconds", f"Time in each stage: {stages}.", "stage")
+        self._ttft = make.histogram("ttft_seconds", "From a request's receipt to its first token.", "trigger")
         self._tokens = make.counter("tokens", "Tokens, by kind.", "kind")
         self._refused = make.counter("refused_requests", "Requests not admitted, by status code.", "code")
         self._feedback = make.counter("feedback", "Feedback reports of editors, by kind.", "kind")
@@ -96,6 +89,8 @@ class Metrics:
         self._by_tenant = TenantMetrics(tenants, registry)
         self._authentication = AuthenticationMetrics(registry, is_on=is_authenticating)
         # Looking up a series by its labels costs more than counting, and happens twenty times for each request.
+        self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
+        self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
         self._token = {kind: self._tokens.labels(kind) for kind in _TOKEN_KINDS}
         # All series exist from the start: Prometheus takes no first increment from a series that it did not know.
         self._requests_of = {
