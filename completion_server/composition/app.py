@@ -54,14 +54,11 @@ from completion_server.serving.service import LoadSnapshot, Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.state.local.group import LocalGroup
-from completion_server.state.slot_board import SlotBoard
 from completion_server.state.status import CacheStatus, ReplicationStatus
 from completion_server.telemetry.logs import set_level
 
 logger = logging.getLogger(__name__)
 
-ENGINE_START = "engine: "
-"""Begins the key under which the duration of the engine's start is kept."""
 _CLOSE_S = 1.0
 """How long open streams may take to end when the server stops."""
 
@@ -82,16 +79,6 @@ class Ready:
     load: LoadSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class FrontEnd:
-    """What makes a server process one of several in front of an engine."""
-
-    group: LocalGroup
-    """Who the others are."""
-    slots: SlotBoard
-    """Where they tell each other of their queues."""
-
-
 class App:
     """One server process: one engine, and everything in front of it."""
 
@@ -105,26 +92,25 @@ class App:
         start_times: StartTimes | None = None,
         shutdown: Shutdown | None = None,
         authenticator: Authenticator | None = None,
-        front_end: FrontEnd | None = None,
+        group: LocalGroup | None = None,
     ) -> None:
         """Build the parts that need no engine. vLLM's own metrics are in the process's one REGISTRY.
 
         `start_times` keeps how long the engine's last start took; `shutdown` limits the time of the stop.
-        `authenticator` verifies callers instead of the configured one. `front_end` has what it shares with others.
+        `authenticator` verifies callers instead of the configured one. `group` has the other front ends of
+        the engine, if there are any.
 
         Raises:
             ConfigError: a file that callers are verified against can't be used.
 
         """
         self._config = config
-        self._front_end = front_end
+        self._group = group
         self._clock = clock or MonotonicClock()
         self._started_at = self._clock.now()
         self._health = HealthReporter()
-        self._start_times = start_times or StartTimes(None)
-        usual_start_s = self._start_times.last_s(ENGINE_START + config.engine.start_key)
         self._engine = SupervisedEngine(
-            make_engine, config.engine, self._clock, self._engine_changed, usual_start_s=usual_start_s
+            make_engine, config.engine, self._clock, self._engine_changed, start_times=start_times
         )
         self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
         self._monitoring = Monitoring(config, registry)
@@ -136,7 +122,7 @@ class App:
         self._emit: Emit = self._tracing.heard_by(heard)  # the one place that decides who hears events
         self._authenticator = make_authenticator(config, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
-        self._shared = SharedState(config, self._clock, self._emit, front_end.group if front_end is not None else None)
+        self._shared = SharedState(config, self._clock, self._emit, group)
         self._entrance = Entrance(config.admission, config.limits, authenticator or self._authenticator, self._emit)
         self._certificates: dict[str, CertificateFiles] = {}
         quotas_file = config.admission.quotas_file
@@ -195,8 +181,8 @@ class App:
                 await admin.server.start()
                 stack.push_async_callback(admin.server.stop, _CLOSE_S)
             # One of several listens when it can serve: the kernel would give it connections before.
-            listener = None if self._front_end is not None else await self._listen(service, servicer, stack)
-            await self._start_engine()
+            listener = None if self._group is not None else await self._listen(service, servicer, stack)
+            await self._engine.start()
             await self._shared.know_model(prompts)
             info = self._engine.info
             check_fits(info, config)
@@ -217,7 +203,7 @@ class App:
     ) -> Listener:
         """Listen to editors until `stack` is closed; return the public listener."""
         config, certificate = self._config, self._certificates.get("public")
-        shares_port = self._front_end is not None
+        shares_port = self._group is not None
         public = build_public_server(
             config.server, config.limits, servicer, self._health, certificate, shares_port=shares_port
         )
@@ -299,7 +285,7 @@ class App:
         # First of all, so that load balancers choose other servers while the accepted requests finish.
         service.gate.drain()
         await self._health.set(is_serving=False)
-        if self._front_end is not None:  # else the kernel would go on to give it a part of the new connections
+        if self._group is not None:  # else the kernel would go on to give it a part of the new connections
             self._later(public.server.stop(self._grace_s))
             if self._http is not None:
                 self._later(self._http.stop(self._grace_s))
@@ -316,12 +302,6 @@ class App:
         await public.server.stop(_CLOSE_S)
         await self._shared.leave()
 
-    async def _start_engine(self) -> None:
-        usual_s = self._engine.remaining_start_s()
-        logger.info("loading the models%s", "" if usual_s is None else f"; the last time took {usual_s:.0f} s")
-        await self._engine.start()
-        self._start_times.record(ENGINE_START + self._config.engine.start_key, self._engine.start_s or 0.0)
-
     async def _stop_engine(self) -> None:
         self._shutdown.begin("stopping the engine")
         await self._engine.stop()
@@ -337,7 +317,7 @@ class App:
         settings = ServingSettings(
             config.admission, config.scheduling, config.shed, delta_pause_s=config.server.delta_pause_ms / 1000
         )
-        own, member = self._front_end, self._shared.member
+        member = self._shared.member
         return Service(
             settings,
             self._engine,
@@ -355,7 +335,7 @@ class App:
             replicas=self._shared,
             remaining_start_s=self._engine.remaining_start_s,
             num_speculative_tokens=self._speculation.num_speculative_tokens,
-            neighbours=ALONE if own is None else BoardNeighbours(own.slots.at(own.group.place)),
+            neighbours=ALONE if self._group is None else BoardNeighbours(self._group.slots()),
             ring=(lambda _place: None) if member is None else member.bus.ring,
         )
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import pickle
 import signal
 import socket
 from collections.abc import AsyncGenerator
@@ -57,35 +58,51 @@ _NEVER_S, _DAY_S = 3600.0, 86_400.0
 Limit = TypeVar("Limit", int, int | None)
 
 
-def run(plan: Plan, parent: socket.socket) -> None:
-    """Serve until the parent or SIGTERM ends it. The whole life of a process."""
+def run(interface: int, version: str, plan: bytes, parent: socket.socket) -> None:
+    """Serve until the parent or SIGTERM ends it. The whole life of a process.
+
+    `plan` is a pickled `Plan`, which only code of the same interface can read. `version` is that of the code that the
+    parent may start, "" for any with its interface.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    uvloop.run(_refuse(parent, fault) if (fault := _misfit(interface, version)) else _serve(pickle.loads(plan), parent))
+    os._exit(0)  # without the teardown of every module, which takes a second
+
+
+def _misfit(interface: int, version: str) -> str:
+    """Return why this code does not fit the parent, "" if it does."""
+    if interface != INTERFACE:
+        return f"the installed version {__version__} needs a restart of the server, engine included"
+    if version not in {"", __version__}:
+        return f"version {__version__} is installed, not {version}; see reload --code"
+    return ""
+
+
+async def _refuse(parent: socket.socket, reason: str) -> None:
+    link: Link[ToFrontEnd, FromFrontEnd] = Link(lambda _message: None, lambda: None)
+    await link.open(parent)
+    link.send(Refused(reason))
+    await link.aclose()
+
+
+async def _serve(plan: Plan, parent: socket.socket) -> None:
     logs.configure(plan.config.log)
     safe_logging.install()
     if not plan.config.server.core_dumps:
         core_dumps.switch_off()
-    uvloop.run(_serve(plan, parent))
-    os._exit(0)  # without the teardown of every module, which takes a second
-
-
-async def _serve(plan: Plan, parent: socket.socket) -> None:
     asyncio.get_running_loop().set_exception_handler(safe_logging.log_loop_error)
-    engine, failure = _ParentsEngine(plan.front_end.group.place), ""
+    engine = _ParentsEngine(plan.group.place)
     shutdown = Shutdown(plan.config.server.stop_timeout_s, lambda _unfinished: os._exit(1))
     try:
-        _check_version(plan)
-        app = App(_own(plan), lambda: _Attached(engine, plan.config), shutdown=shutdown, front_end=plan.front_end)
+        app = App(_own(plan), lambda: _Attached(engine, plan.config), shutdown=shutdown, group=plan.group)
     except ConfigError as error:
-        failure = str(error)
+        await _refuse(parent, str(error))
+        return
     link: Link[ToFrontEnd, FromFrontEnd] = Link(
         lambda message: _receive(app, engine, link, message),
         lambda: os._exit(1),  # without its parent there is no engine
     )
     await link.open(parent)
-    if failure:
-        link.send(Refused(failure))
-        await link.aclose()
-        return
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, app.drain)
     reporting = asyncio.create_task(_report(app, link), name="reports to the parent")
 
@@ -98,19 +115,12 @@ async def _serve(plan: Plan, parent: socket.socket) -> None:
     except (ConfigError, EngineDeadError) as error:
         link.send(Refused(str(error)))
     except Exception:
-        logger.exception("front end %d failed", plan.front_end.group.place)
+        logger.exception("front end %d failed", plan.group.place)
         raise
     finally:
         reporting.cancel()
         link.send(Metrics(app.render_metrics()))
         await link.aclose()
-
-
-def _check_version(plan: Plan) -> None:
-    if plan.interface != INTERFACE:
-        raise ConfigError(f"the installed version {__version__} needs a restart of the server, engine included")
-    if plan.version not in {"", __version__}:
-        raise ConfigError(f"version {__version__} is installed, not {plan.version}; see reload --code")
 
 
 def _receive(app: App, engine: "_ParentsEngine", link: Link[ToFrontEnd, FromFrontEnd], message: ToFrontEnd) -> None:
@@ -142,7 +152,7 @@ def _own(plan: Plan) -> Config:
     """
     config, records = plan.config, plan.config.records
     server, engine, admission = config.server, config.engine, config.admission
-    number, place = server.processes, plan.front_end.group.place
+    number, place = server.processes, plan.group.place
     assert isinstance(number, int)
     return replace(
         config,
@@ -197,12 +207,22 @@ class _ParentsEngine:
             self._attached.fail("the engine died")
 
     async def attach(self, config: Config) -> AttachedEngine:
-        """Attach to the engine, when it is ready."""
-        await self._came.wait()
-        assert self._up is not None
-        self._attached = await asyncio.to_thread(make_attached_engine, config, self._up.share, self.place)
-        await self._attached.start()
-        return self._attached
+        """Attach to the engine, when it is ready; to the next one if it dies meanwhile."""
+        while True:
+            await self._came.wait()
+            up = self._up
+            assert up is not None
+            try:
+                attached = await asyncio.to_thread(make_attached_engine, config, up.share, self.place)
+                self._attached = attached
+                await attached.start()
+            except EngineDeadError:
+                if self._up is up:
+                    raise
+                continue
+            if self._up is up:
+                return attached
+            attached.fail("the engine died")
 
 
 class _Attached(Engine):

@@ -6,6 +6,7 @@ Part of the composition root.
 import asyncio
 import contextlib
 import logging
+import pickle
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from completion_server import __version__
-from completion_server.composition.app import FrontEnd
 from completion_server.composition.front_end import REPORT_EVERY_S, run
 from completion_server.composition.links import (
     INTERFACE,
@@ -35,6 +35,7 @@ from completion_server.config import Config
 from completion_server.core.clock import Clock
 from completion_server.core.errors import ConfigError
 from completion_server.engine.start_times import RestartBackoff
+from completion_server.state.local.group import LocalGroup
 
 logger = logging.getLogger(__name__)
 
@@ -78,20 +79,18 @@ class FrontEnds:
         config: Config,
         number: int,
         clock: Clock,
-        of_place: Callable[[int], FrontEnd],
+        group_at: Callable[[int], LocalGroup],
         cleared: Callable[[int], Any],
         ended: Callable[[str], None],
     ) -> None:
-        """Keep `number` processes; `of_place` returns what the one at a place shares with the others.
+        """Keep `number` processes; `group_at` returns what the one at a place has of the others.
 
         A process that has ended leaves its place, whose traces `cleared` removes, and its last metrics, to `ended`.
         """
         self.config = config
         self.number = number
-        self.num_replaced = 0
-        """Processes that were replaced because they had died or hung."""
         self._clock = clock
-        self._of_place = of_place
+        self._group_at = group_at
         self._cleared = cleared
         self._page_ended = ended
         self._engine: EngineUp | None = None
@@ -146,10 +145,10 @@ class FrontEnds:
         self._engine = up
         self.tell(up)
 
-    def engine_is_down(self, remaining_start_s: float | None) -> None:
+    def engine_is_down(self) -> None:
         """Tell them that the engine has died."""
         self._engine = None
-        self.tell(EngineDown(remaining_start_s))
+        self.tell(EngineDown())
 
     def tell(self, message: ToFrontEnd) -> None:
         """Send a message to all."""
@@ -206,8 +205,9 @@ class FrontEnds:
     async def _start(self, place: int, config: Config, version: str) -> FrontEndProcess:
         self._cleared(place)
         ours, theirs = socket.socketpair()
-        plan = Plan(INTERFACE, version, config, self._of_place(place))
-        process = PROCESSES.Process(target=run, args=(plan, theirs), name=f"front end {place}")
+        plan = pickle.dumps(Plan(config, self._group_at(place)))
+        arguments = (INTERFACE, version, plan, theirs)
+        process = PROCESSES.Process(target=run, args=arguments, name=f"front end {place}")
         process.start()
         theirs.close()
         link: Link[FromFrontEnd, ToFrontEnd] = Link(
@@ -236,7 +236,7 @@ class FrontEnds:
                     sender.serving.set_exception(ConfigError(reason))
 
     def _closed(self, process: FrontEndProcess) -> None:
-        """Note that a process has ended, or is about to: nothing else closes its end of the pipe."""
+        """Note that a process has ended, or is about to: nothing else closes its connection."""
         process.process.kill()
         process.process.join(_END_S)
         del self._by_place[process.place]
@@ -249,7 +249,6 @@ class FrontEnds:
             process.serving.exception()  # somebody may await it, or not
         if process.is_leaving or self._is_stopping:
             return
-        self.num_replaced += 1
         wait_s = self._backoff.next_wait_s(self._clock.now() - process.began_at)
         logger.error("front end %d died; another one starts in %g s", process.place, wait_s)
         task = asyncio.get_running_loop().create_task(self._replace(process.place, wait_s), name="replace a front end")

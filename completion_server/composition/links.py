@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-from completion_server.composition.app import FrontEnd
 from completion_server.config import Config
 from completion_server.engine.interface import EngineShare
 from completion_server.serving.service import LoadSnapshot
+from completion_server.state.local.group import LocalGroup
 from completion_server.state.status import CacheStatus, ReplicationStatus
 
 INTERFACE = 1
-"""Version of this module's messages and of what is shared beside them. A front end of another one is not started."""
+"""Version of this module's messages and of what is shared beside them. A front end of another one does not serve."""
 PROCESSES = multiprocessing.get_context("spawn")
 
 
@@ -28,11 +28,8 @@ PROCESSES = multiprocessing.get_context("spawn")
 class Plan:
     """What a front end needs to know at its start."""
 
-    interface: int
-    version: str
-    """The version of the code that the parent may start; "" for any with the same interface."""
     config: Config
-    front_end: FrontEnd
+    group: LocalGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +42,6 @@ class EngineUp:
 @dataclass(frozen=True, slots=True)
 class EngineDown:
     """To a front end: the engine has died, and another one will follow."""
-
-    remaining_start_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +74,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """From a front end: it can't start, and why; another try would fail, too."""
+    """From a front end: it can't start, and why."""
 
     reason: str
 

@@ -22,7 +22,7 @@ from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
 from completion_server.admission.gate import Readiness
 from completion_server.admission.refusals import Refusals, refusal_budgets
-from completion_server.composition.app import ENGINE_START, FrontEnd, Ready
+from completion_server.composition.app import Ready
 from completion_server.composition.authentication import make_authenticator
 from completion_server.composition.checks import num_processes, warn_of_exposure
 from completion_server.composition.front_ends import FrontEnds
@@ -47,7 +47,6 @@ from completion_server.serving.service import LoadSnapshot
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.state.local.group import LocalParent
 from completion_server.state.secret import load_secret
-from completion_server.state.slot_board import SlotBoard
 from completion_server.state.status import CacheStatus
 from completion_server.telemetry.logs import set_level
 from completion_server.telemetry.merged import MergedRegistry
@@ -118,22 +117,20 @@ class Parent:
         self._clock = clock or MonotonicClock()
         self._started_at = self._clock.now()
         self._health = HealthReporter()
-        self._start_times = start_times or StartTimes(None)
         self._shutdown = shutdown or Shutdown()
         self._engine = SupervisedEngine(
             make_engine,
             config.engine,
             self._clock,
             self._engine_changed,
-            usual_start_s=self._start_times.last_s(ENGINE_START + config.engine.start_key),
+            start_times=start_times,
         )
         self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
         self._group = LocalParent(number, self._clock)
-        self._slots = SlotBoard(2 * number)
         self._pages: MergedRegistry | None = None
         self._monitoring = Monitoring(config, registry, self._merged)
         self._front_ends = FrontEnds(
-            config, number, self._clock, self._front_end_at, self._place_cleared, self._page_ended
+            config, number, self._clock, self._group.group, self._place_cleared, self._page_ended
         )
         own_records = replace(config.records, usage_file="", audit_file=own_file(config.records.audit_file, "parent"))
         self._records = Records(replace(config, records=own_records), registry)
@@ -170,13 +167,12 @@ class Parent:
             await self._health.set(is_serving=False)
             self._front_ends.config = config = _with_ports(config, stack)
             stack.callback(self._group.close)
-            stack.callback(self._slots.unlink)
             stack.callback(self._front_ends.kill)
             await self._front_ends.start()
             stack.push_async_callback(self._stop_engine)
             prompts = await asyncio.to_thread(load_prompts, config)
             admin_address = await self._start_admin(prompts.template.name, certificates, stack)
-            await self._start_engine()
+            await self._engine.start()
             check_fits(self._engine.info, config)
             choice = await begin_speculation(config, self._engine, self._speculation, prompts, self._clock)
             try:
@@ -259,12 +255,6 @@ class Parent:
             return await self._front_ends.renew(replace(config, server=server), "" if with_code else __version__)
         except ConfigError as error:
             raise NotPossibleError(str(error)) from error
-
-    async def _start_engine(self) -> None:
-        usual_s = self._engine.remaining_start_s()
-        logger.info("loading the models%s", "" if usual_s is None else f"; the last time took {usual_s:.0f} s")
-        await self._engine.start()
-        self._start_times.record(ENGINE_START + self._config.engine.start_key, self._engine.start_s or 0.0)
 
     async def _stop_engine(self) -> None:
         self._shutdown.begin("stopping the engine")
@@ -364,7 +354,7 @@ class Parent:
             assert share is not None
             self._front_ends.engine_is_up(EngineUp(share))
         elif state is EngineState.FAILED:
-            self._front_ends.engine_is_down(self._engine.remaining_start_s())
+            self._front_ends.engine_is_down()
         self._later(self._set_health())
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
@@ -376,13 +366,9 @@ class Parent:
         is_ready = self._engine.state is EngineState.READY
         await self._health.set(is_serving=is_ready and self._has_served and not self.is_draining)
 
-    def _front_end_at(self, place: int) -> FrontEnd:
-        return FrontEnd(self._group.group(place), self._slots)
-
     def _place_cleared(self, place: int) -> None:
         """Free what a front end that has ended held in the engine and beside the others."""
         self._group.clear(place)
-        self._slots.clear(place)
         if self._engine.is_alive and self._loop is not None:
             self._later(self._engine.current.abort_place(place))
 

@@ -28,7 +28,7 @@ from completion_server.engine.interface import (
 from completion_server.engine.quarantine import Quarantine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.speculation_control import SupervisedSpeculation
-from completion_server.engine.start_times import RestartBackoff, StartEstimate
+from completion_server.engine.start_times import RestartBackoff, StartEstimate, StartTimes
 from completion_server.engine.vitals import WATCHES_PER_TIMEOUT, Vitals
 from completion_server.engine.warmup import warm_up
 
@@ -57,13 +57,15 @@ class SupervisedEngine:
         clock: Clock,
         on_change: Callable[[EngineState], None] = lambda _state: None,
         *,
-        usual_start_s: float | None = None,
+        start_times: StartTimes | None = None,
     ) -> None:
         """Prepare; `run` does the work. `on_change` is called with every new state.
 
-        `usual_start_s` is the duration of an earlier start, if one is known.
+        `start_times` keeps how long the first start took.
         """
         self._make_engine = make_engine
+        self._start_times = start_times or StartTimes(None)
+        self._start_key = f"engine: {settings.start_key}"
         self._settings = settings
         self._clock = clock
         self._on_change = on_change
@@ -74,7 +76,7 @@ class SupervisedEngine:
         self._elsewhere: int | None = None
         """The number under which the generations of front ends are open, None while there are none."""
         self._backoff = RestartBackoff(settings)
-        self._estimate = StartEstimate(usual_start_s)
+        self._estimate = StartEstimate(self._start_times.last_s(self._start_key))
         self._quarantine = Quarantine(settings.quarantine_s)
         self._info = EngineInfo(
             model=settings.model,
@@ -123,8 +125,11 @@ class SupervisedEngine:
             EngineDeadError: it does not start. The operator must correct that, so there is no second try.
 
         """
+        usual_s = self.remaining_start_s()
+        logger.info("loading the models%s", "" if usual_s is None else f"; the last time took {usual_s:.0f} s")
         self._estimate.begin(self._clock.now())
         await self._start_engine()
+        self._start_times.record(self._start_key, self.start_s or 0.0)
 
     async def run(self) -> None:
         """Report that the engine is ready, watch it and replace it when it fails, until cancelled."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ import pytest_asyncio
 from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.composition.front_end import run
+from completion_server.composition.links import INTERFACE, PROCESSES, FromFrontEnd, Link, Refused, ToFrontEnd
 from tests.support.server import request
 from tests.support.server_process import COMMAND, ServingProcess, flags, serving
 
@@ -178,3 +181,32 @@ async def test_sigterm_ends_all_processes(server: Server) -> None:
     server.serving.process.send_signal(signal.SIGTERM)
     assert await server.serving.ended() == 0
     assert not psutil.wait_procs(processes, timeout=WITHIN_S)[1]
+
+
+async def test_front_ends_end_with_their_parent(tmp_path: Path) -> None:
+    async with serving(tmp_path, "--json", *flags(*SETTINGS), within_s=WITHIN_S) as served:
+        processes = psutil.Process(served.process.pid).children(recursive=True)
+        served.process.kill()
+        await served.ended()
+        assert not psutil.wait_procs(processes, timeout=WITHIN_S)[1]
+
+
+@pytest.mark.parametrize(
+    ("interface", "version", "reason"),
+    [(INTERFACE + 1, "", "needs a restart of the server"), (INTERFACE, "0.0.1", "see reload --code")],
+)
+async def test_code_that_does_not_fit_the_parent_says_so_before_it_reads_the_plan(
+    interface: int, version: str, reason: str
+) -> None:
+    ours, theirs = socket.socketpair()
+    process = PROCESSES.Process(target=run, args=(interface, version, b"not a plan", theirs))
+    process.start()
+    theirs.close()
+    received: asyncio.Queue[FromFrontEnd] = asyncio.Queue()
+    link: Link[FromFrontEnd, ToFrontEnd] = Link(received.put_nowait, lambda: None)
+    await link.open(ours)
+    refused = await asyncio.wait_for(received.get(), WITHIN_S)
+    assert isinstance(refused, Refused)
+    assert reason in refused.reason
+    await asyncio.to_thread(process.join, WITHIN_S)
+    assert process.exitcode == 0

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from completion_server.core.shared_words import SharedWords
 from completion_server.engine.interface import EngineShare, SpeculationLookup
-from completion_server.engine.shared_words import SharedWords
 from completion_server.engine.speculation_control import salted
 
 

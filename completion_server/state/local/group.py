@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from completion_server.core.clock import Clock
+from completion_server.core.shared_words import SharedWords
 from completion_server.state.local.board import BoardKeeper
 from completion_server.state.local.bus import LocalBus
-from completion_server.state.local.table import LaneTable, make_table, open_table
+from completion_server.state.local.slots import SlotBoard
+from completion_server.state.local.table import LaneTable, num_words
 from completion_server.state.local.totals import TotalsKeeper
 
 _SECRET_BYTES = 32
 _MEMORY = Path("/dev/shm")
 _PREFIX = "completion-server-group-"
-_TABLE = "lanes"
+_TABLE, _SLOTS = "lanes", "slots"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,21 @@ class LocalGroup:
             OSError: the parent has closed the group.
 
         """
-        return open_table(f"{self.folder}/{_TABLE}", self.place, self.num_places)
+        shared = SharedWords(Path(self.folder, _TABLE), num_words(self.num_places), "q")
+        return LaneTable(shared.words, self.place, self.num_places)
+
+    def slots(self) -> SlotBoard:
+        """Return the board of slots.
+
+        Raises:
+            OSError: the parent has closed the group.
+
+        """
+        return SlotBoard(Path(self.folder, _SLOTS), self.place, self.num_places)
 
 
 class LocalParent:
-    """Owns the group: its folder, the table of lanes, the board of shared limits and the counts of the day."""
+    """Owns the group: its folder, the table of lanes, the boards of slots and of limits, and the counts of the day."""
 
     def __init__(self, num_front_ends: int, clock: Clock) -> None:
         """Make a group that has two places for each front end, so that a new one may live beside the one it replaces.
@@ -74,11 +86,13 @@ class LocalParent:
         memory = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
         _remove_left(memory)
         self._folder = tempfile.mkdtemp(prefix=_PREFIX, dir=memory)
-        make_table(f"{self._folder}/new", self._num_places)
-        self._lock = open(f"{self._folder}/new", "rb")  # noqa: SIM115 - held until `close`
+        new = Path(self._folder, "new")
+        shared = SharedWords.create(new, num_words(self._num_places), "q")
+        self._table = LaneTable(shared.words, 0, self._num_places)
+        self._slots = SlotBoard(Path(self._folder, _SLOTS), 0, self._num_places, is_new=True)
+        self._lock = new.open("rb")  # held until `close`
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        os.rename(f"{self._folder}/new", f"{self._folder}/{_TABLE}")
-        self._table = open_table(f"{self._folder}/{_TABLE}", 0, self._num_places)
+        new.rename(Path(self._folder, _TABLE))
         self.bus = LocalBus(self._folder, self._num_places)
         """The parent's own place on the bus."""
         self._board = BoardKeeper(self.bus, clock)
@@ -89,11 +103,12 @@ class LocalParent:
         return LocalGroup(self._folder, place, self._num_front_ends, self._num_places, self._secret)
 
     def clear(self, place: int) -> None:
-        """Forget a front end that has ended: its requests, sessions and shares of limits.
+        """Forget a front end that has ended: its requests, slots, sessions and shares of limits.
 
         Must be called before another one begins in its place.
         """
         self._table.clear(place)
+        self._slots.clear(place)
         self._board.forget(front_end_name(place))
         self._totals.forget(place)
 

@@ -2,15 +2,13 @@
 
 A row stands for all lanes with one hash, a column for a place. Each cell holds when that place had a live request of
 such a lane last. Beside the rows each place has the newest stamp that it gave. A place writes only its own column and
-its own stamp; a cell is one aligned word of 8 bytes, so that no reader sees half of it.
+its own stamp.
 
 There is no lock. A request writes its cell before it reads those of others, so of two that come at once to two places,
 one at least sees the other, unless the processor delays a write beyond a later read. The look at old requests, in
-lanes.py, mends that.
+lanes.py, finds what was missed.
 """
 
-import mmap
-import os
 from zlib import crc32
 
 NUM_ROWS = 1 << 16
@@ -22,9 +20,9 @@ _WORD = 8
 class LaneTable:
     """The table, as one place uses it."""
 
-    def __init__(self, memory: memoryview, place: int, num_places: int) -> None:
-        """Use words of 8 bytes, as many as `num_words` says."""
-        self._words = memory
+    def __init__(self, words: memoryview, place: int, num_places: int) -> None:
+        """Use whole numbers that all places share, as many as `num_words` says."""
+        self._words = words
         self._place = place
         self._num_places = num_places
 
@@ -51,28 +49,5 @@ class LaneTable:
 
 
 def num_words(num_places: int) -> int:
-    """Return the size of a table's memory."""
+    """Return the size of a table."""
     return (NUM_ROWS + 1) * num_places
-
-
-def make_table(path: str, num_places: int) -> None:
-    """Make an empty table in a file, which should be in memory itself.
-
-    Raises:
-        OSError: the file can't be written.
-
-    """
-    with open(path, "xb") as file:
-        os.posix_fallocate(file.fileno(), 0, num_words(num_places) * _WORD)
-
-
-def open_table(path: str, place: int, num_places: int) -> LaneTable:
-    """Share the table in a file, for as long as the process lives.
-
-    Raises:
-        OSError: the file can't be read.
-
-    """
-    with open(path, "r+b") as file:
-        memory = mmap.mmap(file.fileno(), num_words(num_places) * _WORD)
-    return LaneTable(memoryview(memory).cast("q"), place, num_places)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from completion_server.engine.shared_words import SharedWords
+from completion_server.core.shared_words import SharedWords
 
 BOARD_ENV = "COMPLETION_SERVER_ENGINE_BOARD"
 """Environment variable with the path of the file, set for a core that is to be shared."""
@@ -33,17 +33,17 @@ class EngineBoard:
     @property
     def num_running(self) -> int:
         """Generations in the batch, of all clients."""
-        return self._shared.words[_NUM_RUNNING]
+        return int(self._shared.words[_NUM_RUNNING])
 
     @property
     def num_waiting(self) -> int:
         """Generations in the core's own queue."""
-        return self._shared.words[_NUM_WAITING]
+        return int(self._shared.words[_NUM_WAITING])
 
     @property
     def kv_usage(self) -> float:
         """Share of the KV cache in use, 0 to 1."""
-        return self._shared.words[_KV_PARTS] / _PARTS
+        return int(self._shared.words[_KV_PARTS]) / _PARTS
 
     def write(self, num_running: int, num_waiting: int, kv_usage: float) -> None:
         """Write the state after a step; for the core."""
