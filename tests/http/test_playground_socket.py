@@ -174,7 +174,8 @@ async def test_a_page_that_does_not_read_is_cut_off_and_frees_the_engine() -> No
         await connection.send(masked)
         await eventually(lambda: engine.stats().num_generated_tokens > 0)
         await eventually(lambda: engine.stats().num_running == 0 and server.count("completion_live_sessions") == 0)
-        assert server.count("completion_requests_total", outcome="cancelled", trigger="explicit", shed_reason="") == 1
+        cancelled = {"outcome": "cancelled", "trigger": "explicit", "shed_reason": ""}
+        await eventually(lambda: server.count("completion_requests_total", **cancelled) == 1)
 
 
 async def test_an_operator_sets_k(server: RunningServer) -> None:
