@@ -8,7 +8,7 @@ from contextlib import suppress
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from completion_server.engine.interface import AttachedEngine, EngineDeadError, EngineStats, SpeculationLookup
+from completion_server.engine.interface import AttachedEngine, EngineDeadError, EngineStats
 from completion_server.engine.speculation_control import salted
 from completion_server.engine.vllm.client import VllmClient
 from completion_server.engine.vllm.drafts.shared_lookup import SharedLookup
@@ -78,11 +78,6 @@ class AttachedVllmEngine(VllmClient, AttachedEngine):
         if lookup is not None:
             self._accounting.lookup = tuple(lookup)
         return self._accounting.k_of(max(num_outputs, self._board.num_running))
-
-    @property
-    def lookup(self) -> SpeculationLookup:
-        """The parent's K, as of the last step that had output for this process."""
-        return self._accounting.lookup
 
     def salt(self, cache_salt: str) -> str:
         """Return the salt of a prompt that is computed now, by the parent's epoch."""

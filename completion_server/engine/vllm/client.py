@@ -9,7 +9,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from completion_server.engine.interface import EngineDeadError, EngineInfo, GenerationRequest, Output
+from completion_server.engine.interface import EngineDeadError, EngineInfo, GenerationRequest, Output, SpeculationLookup
 from completion_server.engine.vllm.drafts.shared_lookup import SPECULATE
 from completion_server.engine.vllm.patches.server import sampled_spans, span_exporter
 from completion_server.engine.vllm.token_accounting import GenerationProgress, TokenAccounting
@@ -40,6 +40,11 @@ class VllmClient:
     def is_alive(self) -> bool:
         """Whether the core has not been seen to die."""
         return self._llm is not None and not self._llm.errored
+
+    @property
+    def lookup(self) -> SpeculationLookup:
+        """The active K by number of sequences; in an attached engine as of the last step that had output for it."""
+        return self._accounting.lookup
 
     def salt(self, cache_salt: str) -> str:
         """Return the salt of a prompt that is computed now."""

@@ -19,6 +19,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import (
+    Engine,
     EngineDeadError,
     EngineInfo,
     EngineShare,
@@ -88,7 +89,7 @@ class _Stats(StatLoggerBase):
         """Log nothing."""
 
 
-class VllmEngine(VllmClient):
+class VllmEngine(VllmClient, Engine):
     """One vLLM engine: one GPU, one tensor-parallel group, or a CPU."""
 
     def __init__(self, settings: EngineSettings, *, traces_endpoint: str = "", num_places: int = 0) -> None:
