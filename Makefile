@@ -12,7 +12,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image wheels proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
 	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-processes bench-replicas \
-	bench-regions bench-gpu bench-trial bench-policy bench-sharing bench-isolation llama-server
+	bench-regions bench-gpu bench-trial bench-policy bench-slots bench-sharing bench-isolation llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -157,6 +157,9 @@ BENCH_SCHEDULER := --set engine.num_speculative_tokens=0
 
 bench-scheduler: $(VENV)/installed ## Completions seen by typing users at 0.5 to 4 times the capacity of the engine.
 	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --record benchmarks/scheduler.json
+
+bench-slots: $(VENV)/installed ## Completions seen, and slots left idle, with several front ends; in virtual time.
+	@$(BIN)/python -m loadtest.bench.scheduler.front_ends --record benchmarks/slots.json
 
 bench-sharing: $(VENV)/installed ## An abuser beside users, and tenants of different weight, on a real server.
 	@$(BIN)/python -m loadtest.bench.scheduler.sharing --config deploy/local/server.toml --record benchmarks/sharing.json
