@@ -18,7 +18,7 @@ from completion_server.core.errors import (
     UnavailableError,
 )
 from completion_server.core.events import Event, Feedback, LoopLagged
-from completion_server.core.outcome import Reaction, ServedAnswer
+from completion_server.core.outcome import CacheLevel, Reaction, ServedAnswer
 from completion_server.core.request import Caller
 from tests.support.clocks import ManualClock
 
@@ -286,11 +286,22 @@ def test_answers_are_forgotten_by_age_and_by_number() -> None:
     assert answers.accept(4, Feedback("shown"))
 
 
+@pytest.mark.parametrize("k", [None, 0, 1024])
+@pytest.mark.parametrize("level", list(CacheLevel))
+def test_how_an_answer_was_served_is_remembered(k: int | None, level: CacheLevel) -> None:
+    served, answers = ServedAnswer(0.1 / 3, k, level), RecentAnswers()
+    answers.add(("user", "session", 1), 10, 1e7 / 3, served)
+    for feedback in (Feedback("shown"), Feedback("accepted", 10)):
+        report = answers.accept(("user", "session", 1), feedback)
+        assert report is not None
+        assert report.answer == served
+
+
 def test_a_report_tells_of_the_reactions_that_were_not_known_before() -> None:
     def reactions(*reports: Feedback) -> list[list[str]]:
         answers = known(100)
         found = [answers.accept("a", each) for each in reports]
-        assert all(each is not None and each.answer is SERVED for each in found)
+        assert all(each is not None and each.answer == SERVED for each in found)
         return [[reaction.value for reaction in each.reactions] for each in found if each is not None]
 
     def survived(after_s: int, share: float) -> Feedback:
