@@ -1,10 +1,12 @@
 """Nothing that the server writes or shows holds what clients send: text, names, session ids or tokens.
 
 A name of a user or tenant is in Redis only as a keyed hash, and in metrics only if the configuration names the tenant.
+Usage records and the audit log name tenants.
 """
 
 import asyncio
 import contextlib
+import re
 import resource
 import signal
 import subprocess
@@ -37,6 +39,8 @@ SETTINGS = (
 )  # fmt: skip
 CONTROLS = ("control of this log", "control of standard error", "fail_task", "fail_callback", "Finalized.__del__")
 """In the log, besides the faults of all parts."""
+
+NAMES = re.compile(rb'"(tenant|user)":"[^"]*",')
 
 
 @asynccontextmanager
@@ -83,7 +87,8 @@ async def test_canaries_through_every_path_are_nowhere_afterwards(
     canaries, redis = Canaries(), make_redis(config=["rdbcompression no"])
     command = (sys.executable, "-m", "tests.support.faulty_server", "--json", *flags(*SETTINGS))
     with grpc_receiver() as receiver:
-        shared = flags(f'redis.addresses=["{redis.address}"]', f"traces.endpoint={receiver.address}")
+        records = (f"records.usage_file={tmp_path}/usage", f"records.audit_file={tmp_path}/audit")
+        shared = flags(f'redis.addresses=["{redis.address}"]', f"traces.endpoint={receiver.address}", *records)
         async with (
             monitored(redis, tmp_path / "monitor"),
             serving(tmp_path, command=(*command, *shared)) as server,
@@ -113,8 +118,12 @@ async def test_canaries_through_every_path_are_nowhere_afterwards(
 def assert_free_of_files(folder: Path) -> None:
     """Check every file that the server or Redis has written: logs, the dump, and what else there is."""
     files = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for name in ("usage", "audit"):
+        files[name] = NAMES.sub(b"", files[name])
     assert_free("the commands of Redis", files["monitor"], '"SET" "completion:cache:')
     assert_free("the dump of Redis", files["dump.rdb"], "completion:cache:")
+    assert_free("usage records", files["usage"], '"outcome":"stop"', '"outcome":"error"')
+    assert_free("the audit log", files["audit"], '"kind":"complete"', '"kind":"session_open"')
     for name, written in files.items():
         assert_free(name, written)
 

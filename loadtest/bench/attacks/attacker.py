@@ -59,7 +59,7 @@ ATTACKS: Mapping[str, Attack] = {
         "1,000 calls/s with forged, expired and misdirected tokens", tokens.forged_tokens, prepare=tokens.prepare
     ),
     "pings": Attack("20,000 PING frames on a connection, then others that are answered or ignored", pings.pings),
-    "cancels": Attack("requests without end, every second one cancelled at once", load.cancels, load.UNLIMITED),
+    "cancels": Attack("requests, every second one cancelled at its first text", load.cancels, load.UNLIMITED),
     "overload": Attack(
         "three times the engine's capacity for five minutes, from 256 users at 64 addresses",
         load.overload,

@@ -47,6 +47,8 @@ class Stream:
         self.status: int | None = None
         """The gRPC status, -1 where the stream was reset without one; None while the call is open."""
         self.details = ""
+        self.is_answered = False
+        """Whether a first part of the answer has come."""
         self._connection = connection
 
     async def send(self, data: bytes, *, ends: bool = False) -> bool:
@@ -66,6 +68,13 @@ class Stream:
             h2.end_stream(self.number)
             self._connection.write()
         return not rest
+
+    async def answered(self) -> None:
+        """Wait for the first part of the answer, or the end of the call, up to 20 s."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_S):
+                while not self.is_answered and self.status is None:
+                    await self._connection.wait()
 
     async def ended(self, timeout_s: float) -> bool:
         """Wait for the end of the call; return whether it came in time."""
@@ -194,6 +203,8 @@ class Http2Connection(AsyncClosing):
                     stream = self.streams.pop(number)
                     stream.details = headers.get("grpc-message", "")
                     stream.status = int(headers["grpc-status"])
+            case events.DataReceived(stream_id=int(number)) if number in self.streams:
+                self.streams[number].is_answered = True
             case events.StreamReset(stream_id=int(number)) if number in self.streams:
                 self.streams.pop(number).status = -1
 

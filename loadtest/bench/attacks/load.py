@@ -12,8 +12,6 @@ CAPACITY_PER_S = 60.0
 UNLIMITED = ("admission.user_requests_per_s=0", "admission.user_tokens_per_s=0", "admission.users_per_peer=0")
 """Settings of a server that serves every request of one attacker."""
 _CANCELLED_USERS = 100
-_TYPES_ON_S = 0.05
-"""How long a request lives before it is cancelled."""
 
 
 def _framed(user: str, sequence: int) -> bytes:
@@ -37,7 +35,7 @@ async def overload(target: Target, counts: Counts, times: float = 3.0) -> None:
 
 
 async def cancels(target: Target, counts: Counts) -> None:
-    """Ask without end as 100 users of one connection, each of which cancels every second request at once."""
+    """Ask without end as 100 users of one connection, each of which cancels every second request at its first text."""
     numbers = itertools.count(1)
     async with await Http2Connection.open(target.address) as connection, asyncio.TaskGroup() as group:
 
@@ -50,7 +48,7 @@ async def cancels(target: Target, counts: Counts) -> None:
                     continue
                 stream = connection.call("Complete", metadata)
                 await stream.send(_framed(user, number), ends=True)
-                await asyncio.sleep(_TYPES_ON_S)
+                await stream.answered()
                 stream.reset()
                 counts["cancelled"] += 1
 

@@ -106,14 +106,20 @@ def measure(config: Path, overrides: Sequence[str], rounds: int, seconds: float)
 
 
 def take_turn(
-    program: str, body: Path, address: str, pid: int, seconds: float, connections: int = _CONNECTIONS
+    program: str,
+    body: Path,
+    address: str,
+    pid: int,
+    seconds: float,
+    connections: int = _CONNECTIONS,
+    num_open: int = _OPEN,
 ) -> H2loadTurn:
-    """Load the server of a process with 32 open requests over some connections."""
+    """Load the server of a process with some open requests over some connections."""
     log = body.with_name("log")
     log.unlink(missing_ok=True)
     command = [
         program, "--duration", f"{seconds:g}", "--clients", str(connections), "--log-file", str(log),
-        "--max-concurrent-streams", str(_OPEN // connections), "--data", str(body),
+        "--max-concurrent-streams", str(num_open // connections), "--data", str(body),
         "--header", "content-type: application/grpc", "--header", "te: trailers", "--header", f"x-user-id: {_USER}",
         f"http://{address}{_METHOD}",
     ]  # fmt: skip
