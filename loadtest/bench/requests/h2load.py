@@ -17,10 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from completion.v1 import completion_pb2 as pb
-from loadtest.bench.runner.front_end import bare_server, cpu_s
+from loadtest.bench.runner.front_end import ServerProcesses, bare_server
 from loadtest.bench.runner.server import SCRIPTED, SERVES_ALL, ServerProcess
 from loadtest.processes.child import StartError
 from loadtest.processes.meter import MetricsError, read_counter
@@ -123,11 +121,10 @@ def take_turn(
         "--header", "content-type: application/grpc", "--header", "te: trailers", "--header", f"x-user-id: {_USER}",
         f"http://{address}{_METHOD}",
     ]  # fmt: skip
-    root = psutil.Process(pid)
-    processes = (root, *root.children(recursive=True))
-    begun_s, client_begun_s = sum(map(cpu_s, processes)), _children_s()
+    processes = ServerProcesses(pid)
+    begun_s, client_begun_s = processes.cpu_s, _children_s()
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + _LIMIT_S)
-    used_s, client_s = sum(map(cpu_s, processes)) - begun_s, _children_s() - client_begun_s
+    used_s, client_s = processes.cpu_s - begun_s, _children_s() - client_begun_s
     finished, counted = _FINISHED.search(done.stdout), _DONE.search(done.stdout)
     if finished is None or counted is None or int(counted["failed"]) or not int(counted["succeeded"]):
         raise H2loadError(f"h2load: requests to {address} failed:\n{done.stdout}{done.stderr}")
