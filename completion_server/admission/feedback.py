@@ -84,7 +84,7 @@ class RecentAnswers:
         self._answers.pop(key, None)
         self._reports.pop(key, None)
 
-    def accept(self, key: Hashable, feedback: Feedback) -> FeedbackReported | None:
+    def accept(self, key: Hashable, feedback: Feedback, now: float) -> FeedbackReported | None:
         """Return the event of a report that counts; None for a repeated report.
 
         Raises:
@@ -92,7 +92,7 @@ class RecentAnswers:
 
         """
         entry = self._answers.get(hash(key))
-        if entry is None:
+        if entry is None or now - _ENDED_AT.unpack_from(entry)[0] >= KEPT_S:
             limit = f"must be that of an answer with text, not older than {KEPT_S:g} s"
             raise InvalidRequestError("sequence", limit)
         answer, reports = _unpacked(entry), self._reports.get(hash(key), frozenset())
@@ -101,7 +101,7 @@ class RecentAnswers:
             raise InvalidRequestError("accepted_characters", f"{limit}, got {feedback.accepted_characters}")
         if feedback.kind in _IN_PIECES and not feedback.accepted_characters:
             raise InvalidRequestError("accepted_characters", "must be at least 1 for a word or a line, got 0")
-        report = feedback.kind, feedback.survived_after_s
+        report = feedback.kind, feedback.survived_after_s if feedback.kind == "survived" else 0
         if report in reports:
             return None
         if feedback.kind not in _IN_PIECES:

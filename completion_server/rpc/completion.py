@@ -138,7 +138,7 @@ class CompletionServicer:
                 return
             finally:
                 self._sessions.discard(stream)
-                self._service.emit(SessionClosed(identity.actor, self._service.now() - opened_at))
+                self._service.emit(SessionClosed(stream.actor, self._service.now() - opened_at))
         if failure is not None:
             await abort_within(context, failure, self._stall_timeout_s)
 
@@ -150,7 +150,9 @@ class CompletionServicer:
             with self._intake.refusals.charging(identity, len(data)):
                 message = parsed(self._intake.decode_feedback(data))
                 caller = identity.call(convert.session_id_of(message))
-                self._service.report_feedback(caller, message.sequence, convert.feedback_of(message))
+                counts = self._service.report_feedback(caller, message.sequence, convert.feedback_of(message))
+            if not counts:
+                self._intake.refusals.charge(identity, len(data))
         except CompletionError as error:
             await abort(context, error)
         await context.write(pb.ReportFeedbackResponse())

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import grpc
@@ -20,7 +21,7 @@ from completion_server.core.errors import (
     PermissionDeniedError,
     SessionEndedError,
 )
-from completion_server.core.events import FeedbackRefused, RequestRefused
+from completion_server.core.events import Actor, FeedbackRefused, RequestRefused
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller
 from completion_server.rpc.intake import Intake
@@ -84,6 +85,11 @@ class SessionCall:
         self._reading: asyncio.Task[None] | None = None
         self._failure: CompletionError | None = None
         """The failure with which the stream ends after its answers are written."""
+
+    @property
+    def actor(self) -> Actor:
+        """The caller as the audit log names it, by the credential that it has shown last."""
+        return self._identity.actor
 
     async def run(self) -> CompletionError | None:
         """Serve the stream to its end; return the failure that the call must end with, if any."""
@@ -180,11 +186,18 @@ class SessionCall:
         try:
             if authorization:
                 verified.renew(await self._intake.enter_again(self._context, authorization))
+                self._goes_on_as(verified.identity)
             verified.check(self._loop.time())
         except CompletionError as error:
             self._cut(error)
             return False
         return True
+
+    def _goes_on_as(self, identity: Identity) -> None:
+        """Name another credential of the same user from now on."""
+        self._identity = identity
+        if self._caller is not None:
+            self._caller = replace(self._caller, credential=identity.credential)
 
     async def _complete(self, message: pb.CompleteRequest, num_bytes: int, began_at: float) -> None:
         parsed_at = self._service.now()
@@ -232,13 +245,16 @@ class SessionCall:
             if self._verified is not None:
                 self._verified.require(Scope.FEEDBACK)
             feedback = convert.feedback_of(message)
-            self._service.report_feedback(self._caller_of(message), message.sequence, feedback)
+            counts = self._service.report_feedback(self._caller_of(message), message.sequence, feedback)
         except (InvalidRequestError, PermissionDeniedError) as error:
             await self._outbox.reserve()
             self._service.emit(FeedbackRefused())
             self._charge(num_bytes)
             refused = _around(error, "feedback") if isinstance(error, InvalidRequestError) else error
             self._outbox.write_nowait(convert.refusal_of(message.sequence, refused))
+        else:
+            if not counts:
+                self._charge(num_bytes)
 
     async def _refuse_malformed(self, message: Malformed, num_bytes: int) -> None:
         await self._outbox.reserve()

@@ -247,6 +247,9 @@ def test_no_connection_waits_for_longer_than_a_minute_or_for_ever(charges: list[
 SERVED = ServedAnswer(0.05, 5)
 
 
+NOW_S = 1.0
+
+
 def known(num_characters: int = 10) -> RecentAnswers:
     answers = RecentAnswers()
     answers.add("a", num_characters, 0.0, SERVED)
@@ -255,23 +258,23 @@ def known(num_characters: int = 10) -> RecentAnswers:
 
 def test_accepted_characters_are_at_most_the_answers_length() -> None:
     with pytest.raises(InvalidRequestError, match=r"accepted_characters: must be at most 10.*, got 4294967295"):
-        known().accept("a", Feedback("accepted", 2**32 - 1))
-    assert known().accept("a", Feedback("accepted", 10))
+        known().accept("a", Feedback("accepted", 2**32 - 1), NOW_S)
+    assert known().accept("a", Feedback("accepted", 10), NOW_S)
 
 
 def test_pieces_accepted_one_by_one_sum_to_at_most_the_answers_length() -> None:
     answers = known()
-    assert answers.accept("a", Feedback("accepted_word", 4))
-    assert answers.accept("a", Feedback("accepted_word", 4))
+    assert answers.accept("a", Feedback("accepted_word", 4), NOW_S)
+    assert answers.accept("a", Feedback("accepted_word", 4), NOW_S)
     with pytest.raises(InvalidRequestError, match="at most 2"):
-        answers.accept("a", Feedback("accepted_line", 3))
-    assert answers.accept("a", Feedback("accepted", 2))
+        answers.accept("a", Feedback("accepted_line", 3), NOW_S)
+    assert answers.accept("a", Feedback("accepted", 2), NOW_S)
 
 
 def test_a_report_counts_once() -> None:
     answers = known()
     for feedback in (Feedback("shown"), Feedback("survived", 0, 30, 1.0), Feedback("survived", 0, 90, 0.5)):
-        assert [answers.accept("a", feedback) is not None for _ in range(3)] == [True, False, False]
+        assert [answers.accept("a", feedback, NOW_S) is not None for _ in range(3)] == [True, False, False]
 
 
 def test_answers_are_forgotten_by_age_and_by_number() -> None:
@@ -280,10 +283,18 @@ def test_answers_are_forgotten_by_age_and_by_number() -> None:
         answers.add(number, 1, float(number), SERVED)
     assert len(answers) == 3
     with pytest.raises(InvalidRequestError):
-        answers.accept(1, Feedback("shown"))
+        answers.accept(1, Feedback("shown"), NOW_S)
     answers.add("late", 1, 3.0 + KEPT_S, SERVED)
     assert len(answers) == 2
-    assert answers.accept(4, Feedback("shown"))
+    assert answers.accept(4, Feedback("shown"), 3.0 + KEPT_S)
+    with pytest.raises(InvalidRequestError, match="not older than 900 s"):  # nothing was added since
+        answers.accept(4, Feedback("accepted", 1), 4.0 + KEPT_S)
+
+
+def test_a_time_makes_only_a_survival_another_report() -> None:
+    answers = known()
+    assert answers.accept("a", Feedback("accepted", 0, 1), 0.0)
+    assert not any(answers.accept("a", Feedback("accepted", 0, after_s), 0.0) for after_s in range(100))
 
 
 @pytest.mark.parametrize("k", [None, 0, 1024])
@@ -292,7 +303,7 @@ def test_how_an_answer_was_served_is_remembered(k: int | None, level: CacheLevel
     served, answers = ServedAnswer(0.1 / 3, k, level), RecentAnswers()
     answers.add(("user", "session", 1), 10, 1e7 / 3, served)
     for feedback in (Feedback("shown"), Feedback("accepted", 10)):
-        report = answers.accept(("user", "session", 1), feedback)
+        report = answers.accept(("user", "session", 1), feedback, NOW_S)
         assert report is not None
         assert report.answer == served
 
@@ -300,7 +311,7 @@ def test_how_an_answer_was_served_is_remembered(k: int | None, level: CacheLevel
 def test_a_report_tells_of_the_reactions_that_were_not_known_before() -> None:
     def reactions(*reports: Feedback) -> list[list[str]]:
         answers = known(100)
-        found = [answers.accept("a", each) for each in reports]
+        found = [answers.accept("a", each, NOW_S) for each in reports]
         assert all(each is not None and each.answer == SERVED for each in found)
         return [[reaction.value for reaction in each.reactions] for each in found if each is not None]
 

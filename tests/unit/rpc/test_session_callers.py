@@ -9,6 +9,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.admission.identity import Identity
 from completion_server.auth.principal import Principal, Scope
 from completion_server.core.errors import Code
+from completion_server.core.events import RequestEnded
 from tests.support.authentication import LONG_PAST_S, KnownCallers, principal
 from tests.support.services import RunningService
 from tests.unit.rpc.test_session_writes import Caller, Stream, run
@@ -110,6 +111,9 @@ def test_a_new_token_of_the_same_user_lets_the_stream_go_on(has_event: bool) -> 
         assert caller.events(2)[-1] == "end"
         assert caller.errors() == []
         assert not stream.serving.done()
+        assert stream.call.actor.credential == "second"
+        ended = [each for each in running.recorder.recorded if isinstance(each, RequestEnded)]
+        assert [each.request.caller.credential for each in ended] == ["first", "second"]
         await stream.cut()
 
     run(scenario)

@@ -78,14 +78,14 @@ class Stream:
         budget, authenticator = options.pop("budget", NO_LIMIT), options.pop("authenticator", None)
         identity = options.pop("identity", IDENTITY)
         intake = Intake(LIMITS, callers(running.service.now, budget, authenticator), 10.0, running.service.now)
-        stream = SessionCall(
+        self.call = SessionCall(
             running.service,
             intake,
             StreamTimes(**(times | options)),
             caller,  # type: ignore[arg-type]
             identity,
         )
-        self.serving = asyncio.create_task(stream.run())
+        self.serving = asyncio.create_task(self.call.run())
 
     async def end(self) -> CompletionError | None:
         return await asyncio.wait_for(self.serving, LONG_S)
