@@ -40,6 +40,8 @@ class WatchedFile(Generic[Content]):
         self._parse = parse
         self._report = report
         self._seen: _State | None = None
+        self._fault = ""
+        """Why it could not be read when that was tried last."""
         self.content = missing
 
     def load(self, *, may_be_missing: bool = False) -> None:
@@ -66,18 +68,22 @@ class WatchedFile(Generic[Content]):
             found = await asyncio.to_thread(self._read_if_changed)
         except (OSError, ValueError) as error:
             why = _reason(error)
-            logger.error("%s: %s can't be used (%s); its last good content stays", self._key, self._path, why)
-            self._report(self._key, True)
+            if why != self._fault:
+                logger.error("%s: %s can't be used (%s); its last good content stays", self._key, self._path, why)
+                self._report(self._key, True)
+            self._fault = why if self._seen is None else ""
             return False
         if found is None:
             return False
-        self.content = found
+        self.content, self._fault = found, ""
         self._report(self._key, False)
         logger.info("%s: read again", self._key)
         return True
 
     def _read_if_changed(self) -> Content | None:
-        """Return the new content, None if the file is as it was at the last call, whether that succeeded or not.
+        """Return the new content, None if the file is as at the last call, also if it was broken or missing then.
+
+        A file that is there and could not be read, for want of descriptors or because a disk failed, is tried again.
 
         Raises:
             OSError: the file changed and can't be read, or is gone.
@@ -94,7 +100,11 @@ class WatchedFile(Generic[Content]):
         self._seen = found  # before it is read, so that the next call sees a change meanwhile
         if fault is not None:
             raise fault
-        return self._parse(self._path.read_bytes())
+        try:
+            return self._parse(self._path.read_bytes())
+        except OSError:
+            self._seen = None
+            raise
 
 
 def _version(path: Path) -> _State:
