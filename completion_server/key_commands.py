@@ -169,7 +169,10 @@ def rotate(key_id: str, overlap: int | None, file: Path | None, config: Path | N
             raise click.ClickException(f"no key {key_id} in {path}")
         if not key.is_usable(now):
             raise click.ClickException(f"key {key_id} is {_state(key, now)}: add another one")
-        found[key_id], token = rotated(key, now, overlap or 0)
+        try:
+            found[key_id], token = rotated(key, now, overlap or 0)
+        except ValueError as error:
+            raise click.ClickException(f"key {key_id}: {error}") from error
     click.echo(f"Key {_described(key)} has a new token, which is shown only once:", err=True)
     click.echo(token)
 

@@ -134,7 +134,7 @@ class Certificates:
                 Result.CLAIMS, "the client's certificate names a user or tenant of no valid name"
             )
         scopes = set(self._settings.default_scopes)
-        if user in self._settings.certificate_admins:
+        if (f"{tenant}/{user}" if groups.get("tenant") else user) in self._settings.certificate_admins:
             scopes.add(Scope.ADMIN)
         expires_at = certificate.not_valid_after_utc.timestamp()
         serial = f"{certificate.serial_number:x}"
@@ -190,4 +190,5 @@ def _has_signed(authority: x509.Certificate, crl: x509.CertificateRevocationList
 
 
 def _fingerprint(name: x509.Name) -> str:
-    return hashlib.sha256(name.public_bytes()).hexdigest()[:_FINGERPRINT_DIGITS]
+    """Return a hash of a name's text: a list may have its issuer in another type of string than the certificates."""
+    return hashlib.sha256(name.rfc4514_string().encode()).hexdigest()[:_FINGERPRINT_DIGITS]

@@ -90,6 +90,8 @@ class FetchedKeys:
         self._is_away = False
         """Whether the last fetch failed, which is logged once."""
         self._task: asyncio.Task[None] | None = None
+        self._loading: asyncio.Future[KeySet] | None = None
+        """The thread that fetches. An issuer that trickles its answer can hold it for longer than a fetch may take."""
         self.current = NO_KEYS
 
     async def renewed_for(self, key_id: str) -> KeySet:
@@ -112,7 +114,8 @@ class FetchedKeys:
             self._begin_if_allowed(now)
 
     def _begin_if_allowed(self, now: float) -> None:
-        if self._task is None and not _is_within(MIN_PAUSE_S, self._begun_at, now):
+        is_held = self._loading is not None and not self._loading.done()
+        if self._task is None and not is_held and not _is_within(MIN_PAUSE_S, self._begun_at, now):
             self._begun_at = now
             self._task = asyncio.get_running_loop().create_task(self._renew(now), name="keys of the issuer")
             self._task.add_done_callback(self._ended)
@@ -123,7 +126,9 @@ class FetchedKeys:
     async def _renew(self, now: float) -> None:
         try:
             async with asyncio.timeout(_FETCH_S):
-                keys = await asyncio.to_thread(self._load)
+                self._loading = asyncio.get_running_loop().run_in_executor(None, self._load)
+                self._loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # may come late
+                keys = await asyncio.shield(self._loading)
         except (OSError, ValueError) as error:
             if not self._is_away:
                 known = "none are known yet" if self._fetched_at is None else "those that are known stay"

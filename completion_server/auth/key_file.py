@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -118,7 +119,17 @@ def new_key(
 
 
 def rotated(key: ApiKey, now: float, overlap_s: int) -> tuple[ApiKey, str]:
-    """Return the key with a new secret, and its token. The old secret ends after `overlap_s`."""
+    """Return the key with a new secret, and its token. The old secret ends after `overlap_s`.
+
+    Raises:
+        ValueError: the secret before the last rotation would end too early, since only one old secret is kept.
+
+    """
+    if overlap_s and key.previous_digest and now < key.previous_until:
+        ends = datetime.fromtimestamp(key.previous_until, UTC)
+        when = f"{ends:%Y-%m-%d %H:%M:%S} UTC"
+        msg = f"the token before the last rotation counts until {when}; without --overlap all old tokens end now"
+        raise ValueError(msg)
     secret = secrets.token_hex(32)
     previous, until = (key.digest, int(now) + overlap_s) if overlap_s else ("", 0)
     new = replace(key, digest=_digest(secret), previous_digest=previous, previous_until=until)
@@ -140,6 +151,7 @@ def editing(path: Path) -> Iterator[dict[str, ApiKey]]:
     # A file beside it: the keys' own file is another one after each change.
     lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
     try:
+        _keep_owner(lock, path)
         _wait_for(lock, path)
         keys = {key.id: key for key in read_keys(path)}
         yield keys
@@ -164,11 +176,16 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 def _write(path: Path, keys: Iterable[ApiKey]) -> None:
     content = {"version": 1, "keys": [asdict(key) for key in keys]}
-    owner = path.stat() if path.exists() else None
     with replacing_file(path, mode=_FILE_MODE) as file:
-        if owner is not None and os.geteuid() == 0:
-            os.fchown(file.fileno(), owner.st_uid, owner.st_gid)  # root's change leaves it readable by the server
+        _keep_owner(file.fileno(), path)
         file.write(json.dumps(content, indent=1).encode())
+
+
+def _keep_owner(descriptor: int, path: Path) -> None:
+    """Let root's change leave a file to the owner of the keys, or of their folder, who must read and change them."""
+    if os.geteuid() == 0:
+        owner = (path if path.exists() else path.parent).stat()
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def _wait_for(lock: int, path: Path) -> None:

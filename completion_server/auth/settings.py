@@ -56,7 +56,7 @@ class AuthSettings:
     certificate_tenant: str = ""
     """The tenant of certificates, if `certificate_pattern` has no group `tenant`."""
     certificate_admins: tuple[str, ...] = ()
-    """Users who also have the scope admin if a certificate names them."""
+    """Users who also have the scope admin if a certificate names them: TENANT/USER if it names a tenant, else USER."""
     certificate_wins: bool = False
     """Whether a client's certificate, and not its token, counts if it presents both."""
     crl_file: str = ""

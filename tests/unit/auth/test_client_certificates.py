@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.name import _ASN1Type
 
 from completion_server.auth.authenticator import CredentialVerifier
 from completion_server.auth.key_file import editing, new_key
@@ -27,8 +28,8 @@ BOTH = r"spiffe://acme\.example/team/(?P<tenant>[^/]+)/user/(?P<user>[^/]+)"
 HOUR_S = 3600
 
 
-def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common)])
+def _name(common: str, kind: _ASN1Type = _ASN1Type.UTF8String) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common, _type=kind)])
 
 
 def _date(seconds: float) -> datetime.datetime:
@@ -64,11 +65,18 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
-    def revoked(self, serials: Sequence[int], *, issuer: str = "authority", lasts_s: float = HOUR_S) -> bytes:
-        """Return a list of revoked certificates."""
+    def revoked(
+        self,
+        serials: Sequence[int],
+        *,
+        issuer: str = "authority",
+        lasts_s: float = HOUR_S,
+        kind: _ASN1Type = _ASN1Type.UTF8String,
+    ) -> bytes:
+        """Return a list of revoked certificates, whose issuer is a string of a kind."""
         builder = (
             x509.CertificateRevocationListBuilder()
-            .issuer_name(_name(issuer))
+            .issuer_name(_name(issuer, kind))
             .last_update(_date(self._wall.now - 2 * HOUR_S))
             .next_update(_date(self._wall.now + lasts_s))
         )
@@ -128,6 +136,15 @@ async def test_an_administrator_is_named_by_the_settings(authority: Authority, w
     assert Scope.ADMIN not in (await accepted(callers, certificate=authority.certificate())).scopes
 
 
+@pytest.mark.parametrize(("admin", "is_admin"), [("ada", False), ("initech/ada", False), ("compilers/ada", True)])
+async def test_an_administrator_whose_certificate_names_a_tenant_is_one_of_it(
+    authority: Authority, wall: Wall, admin: str, is_admin: bool
+) -> None:
+    callers = make(wall, certificate_pattern=BOTH, certificate_admins=(admin,))
+    found = await accepted(callers, certificate=authority.certificate(SPIFFE))
+    assert (Scope.ADMIN in found.scopes) == is_admin
+
+
 async def test_a_certificate_must_name_one_user(authority: Authority, wall: Wall) -> None:
     other = x509.UniformResourceIdentifier("spiffe://other.example/ada")
     callers = make(wall)
@@ -153,6 +170,15 @@ async def test_a_revoked_certificate_ends(authority: Authority, wall: Wall, tmp_
     assert await refusal(callers, certificate=pem) is Result.REVOKED
     assert callers.is_current(other)
     assert await accepted(callers, certificate=same_serial)
+
+
+async def test_a_list_may_write_its_issuer_in_another_type_of_string(
+    authority: Authority, wall: Wall, tmp_path: Path
+) -> None:
+    path = tmp_path / "revoked.pem"
+    path.write_bytes(authority.revoked([0x2A], kind=_ASN1Type.PrintableString))
+    callers = make(wall, crl_file=str(path))
+    assert await refusal(callers, certificate=authority.certificate(SPIFFE)) is Result.REVOKED
 
 
 async def test_a_broken_or_old_list_replaces_none(

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from completion_server.auth.lru import LruCache
 from completion_server.auth.principal import Scope
 from completion_server.auth.refusal import Result
 from completion_server.core.errors import ConfigError, IssuerUnavailableError
+from tests.support.server import eventually
 from tests.unit.auth.issuers import Issuer, Recorder, Wall, accepted, by_hand, jwk, make_callers, refusal
 
 Signers = list[EllipticCurvePrivateKey]
@@ -161,6 +163,37 @@ async def test_unknown_key_ids_cause_one_fetch_in_30_seconds(issuer: Issuer, sig
     assert await refusal(callers, many[0]) is Result.UNKNOWN
     assert issuer.num_key_fetches == 2, "the ids that were just asked for are remembered"
     assert issuer.fetched.count(issuer.fetched[0]) == 1, "the discovery document is fetched once"
+
+
+async def test_an_issuer_that_does_not_answer_holds_one_thread(
+    issuer: Issuer, wall: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("completion_server.auth.issuer._FETCH_S", 0.05)
+    answers = threading.Event()
+    fetch, begun = issuer.fetch, list[str]()
+
+    def trickle(url: str) -> bytes:
+        begun.append(url)
+        assert answers.wait(30)
+        return fetch(url)
+
+    monkeypatch.setattr(issuer, "fetch", trickle)
+    callers = make_callers(issuer)
+    for _ in range(3):
+        wall.now += MIN_PAUSE_S
+        with pytest.raises(IssuerUnavailableError):
+            await accepted(callers, issuer.token())
+    assert len(begun) == 1
+    answers.set()
+
+    async def is_known() -> bool:
+        wall.now += MIN_PAUSE_S
+        try:
+            return bool(await accepted(callers, issuer.token()))
+        except IssuerUnavailableError:
+            return False
+
+    await eventually(is_known)
 
 
 async def test_a_new_key_of_the_issuer_counts_soon(issuer: Issuer, signers: Signers, wall: Wall) -> None:

@@ -80,6 +80,10 @@ def test_a_key_is_rotated(path: Path) -> None:
     assert {token.split("_")[1] for token in (first, second, third)} == {key_id}
     (key,) = read_keys(path)
     assert key.previous_until > key.created
+    again = run(path, "rotate", key_id, "--overlap", "1h")
+    assert (again.exit_code, read_keys(path)) == (1, (key,))
+    assert "the token before the last rotation counts until" in again.stderr
+    assert run(path, "rotate", key_id).exit_code == 0
     run(path, "revoke", key_id)
     refused = run(path, "rotate", key_id)
     assert (refused.exit_code, refused.stderr) == (1, f"Error: key {key_id} is revoked: add another one\n")
