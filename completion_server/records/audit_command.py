@@ -32,7 +32,7 @@ def verify_command(files: tuple[Path, ...], secret_file: Path | None) -> None:
 
     \b
     Example:
-        completion-server audit verify audit.jsonl audit.jsonl.*
+        completion-server audit verify audit.jsonl*
     """
     try:
         sealer = Sealer(b"" if secret_file is None else read_secret("--secret-file", secret_file))
@@ -47,6 +47,8 @@ def verify_command(files: tuple[Path, ...], secret_file: Path | None) -> None:
         sys.exit(1)
     what = f"lines {found.first} to {found.state.sequence}, last hash {found.state.hash}" if found.first else "empty"
     click.echo(f"intact: {what}")
+    if found.first > 1:
+        click.echo(f"lines 1 to {found.first - 1} are not in these files: were they removed as too old, or cut?")
 
 
 def _in_order(files: Iterable[Path]) -> list[Path]:

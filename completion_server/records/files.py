@@ -1,7 +1,8 @@
 """Appends lines to a file, and rotates it by size.
 
 A closed file keeps its place under another name: `usage.jsonl` becomes `usage.jsonl.000001`, the next one
-`usage.jsonl.000002`. Numbers only rise, so a collector may pack or take away the closed files at any time.
+`usage.jsonl.000002`. Numbers only rise, so a collector may pack or take away the closed files at any time: the last one
+is in `.usage.jsonl.number`.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ class RotatingFile:
         self.path = path
         self._max_bytes = max_bytes
         self._max_files = max_files
+        self._number_path = path.with_name(f".{path.name}.number")
         self._descriptor: int | None = None
         self._num_bytes = 0
 
@@ -77,12 +79,20 @@ class RotatingFile:
 
     def _rotate(self) -> None:
         self.close()
-        number = max((number for number, _path in closed_files(self.path)), default=0) + 1
+        number = self._last_number() + 1
+        with contextlib.suppress(OSError):  # a full disk; what is still here is counted all the same
+            self._number_path.write_text(str(number))
         self.path.rename(self.path.with_name(f"{self.path.name}.{number:0{_DIGITS}}"))
         _flush_folder(self.path.parent)
         if self._max_files:
             for _number, path in closed_files(self.path)[: -self._max_files]:
                 path.unlink(missing_ok=True)
+
+    def _last_number(self) -> int:
+        number = max((number for number, _path in closed_files(self.path)), default=0)
+        with contextlib.suppress(OSError, ValueError):
+            number = max(number, int(self._number_path.read_text()))
+        return number
 
 
 def closed_files(path: Path) -> list[tuple[int, Path]]:

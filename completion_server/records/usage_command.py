@@ -29,7 +29,7 @@ def usage(files: tuple[Path, ...], by: tuple[str, ...], as_json: bool) -> None:
 
     \b
     Examples:
-        completion-server usage usage.jsonl usage.jsonl.*
+        completion-server usage usage.jsonl*
         completion-server usage --by tenant --by day usage.jsonl*
     """
     report = UsageSums(by or BY)

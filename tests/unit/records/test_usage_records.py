@@ -205,6 +205,17 @@ def test_files_rotate_by_size_and_only_some_are_kept(tmp_path: Path) -> None:
     assert report_of(path).total["requests"] == before + 1, "a restart appends"
 
 
+def test_a_number_is_not_used_again_when_closed_files_were_taken_away(tmp_path: Path) -> None:
+    path, names = tmp_path / "usage.jsonl", list[str]()
+    for _ in range(3):
+        write(path, range(1))
+        RotatingFile(path, 1, 0).append(b"{}\n")
+        ((_, closed),) = closed_files(path)
+        names.append(closed.name)
+        closed.unlink()
+    assert names == [f"usage.jsonl.00000{number}" for number in (1, 2, 3)]
+
+
 def test_a_line_that_a_crash_cut_spoils_no_other(tmp_path: Path) -> None:
     path = tmp_path / "usage.jsonl"
     path.write_text('{"kind":"requ')
