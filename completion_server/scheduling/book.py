@@ -162,6 +162,11 @@ class Book:
         return not (self._requests or self._generations.running)
 
     @property
+    def is_contended(self) -> bool:
+        """Whether a request waits, here or elsewhere by the last look: the others must hear of each event then."""
+        return self.neighbours is not ALONE and bool(len(self._queue) or self.neighbours.num_waiting)
+
+    @property
     def next_tick(self) -> float | None:
         """The latest time at which `tick` must be called."""
         if self.neighbours is ALONE or not len(self._queue):
@@ -270,7 +275,7 @@ class Book:
     def publish(self, now: float) -> list[Action]:
         """Tell the other front ends what has changed, and look at them again, since they may have changed meanwhile.
 
-        To be called after each event until it returns no action.
+        To be called until it returns no action: after each event, or after several while nothing `is_contended`.
         """
         if not self._is_changed or self.neighbours is ALONE:
             return []
@@ -362,6 +367,7 @@ class Book:
             actions += self._follow_engine(now)
         self._is_changed = True
         readers = self._generations.remove(generation)
+        self.neighbours.occupy(self.num_occupied)
         self._queue.settle(generation)
         for request in readers:
             self._lanes.leave(request)

@@ -8,7 +8,8 @@ Each front end has a place on a board. It writes the row of its own place and re
   `PATIENCE_S` is passed over until it writes again; a ring that is lost is made good by a look every `LOOK_S`.
 - A user who is over the share of users elsewhere, of the same tenant, is over its share here; see shares.py.
 - A row is what was true a moment ago. Of N front ends that see the same free slot at once each may take it, so at most
-  N - 1 generations run beyond the slots. A front end tells at once what it starts, and all else after its event.
+  N - 1 generations run beyond the slots. A front end tells at once what it starts and what has stopped, and all else
+  after its event or, while no request waits anywhere, after all events of a turn of its event loop.
 - If k slots come free within the time of a ring, up to k - 1 requests may start before more urgent ones elsewhere.
 """
 

@@ -88,6 +88,8 @@ class Runner:
         """The tasks of generations."""
         self._actions: deque[Action] = deque()
         self._is_carrying_out = False
+        self._publishing: asyncio.Handle | None = None
+        """The next turn of the event loop, in which other front ends are told what has changed."""
         self._group: asyncio.TaskGroup | None = None
         self._alarm = Alarm(clock, self._tick)
         self._idle = asyncio.Event()
@@ -199,14 +201,22 @@ class Runner:
         self._is_carrying_out = True
         try:
             self._drain()
-            while not self._is_alone and (more := self.book.publish(self._clock.now())):
+            while self.book.is_contended and (more := self.book.publish(self._clock.now())):
                 self._actions += more
                 self._drain()
         finally:
             self._is_carrying_out = False
+            if not self._is_alone and self._publishing is None:
+                self._publishing = asyncio.get_running_loop().call_soon(self._publish)
             self._alarm.set_nowait(self.book.next_tick)
             if self.book.is_idle:
                 self._idle.set()
+
+    def _publish(self) -> None:
+        """Tell the other front ends of all events of this turn of the event loop at once, since nobody waits."""
+        self._publishing = None
+        if actions := self.book.publish(self._clock.now()):
+            self._carry_out(actions)
 
     def _drain(self) -> None:
         while self._actions:
