@@ -304,7 +304,7 @@ def page_url(address: str, config: Config) -> str:
 def client_options(address: str, config: Config) -> str:
     """Return the options with which a client reaches a listener and is accepted."""
     tls = config.server.tls
-    reached = _named(address, tls.certificate) if tls.certificate else address
+    reached = _named(address, tls.certificate) if tls.certificate else _from_here(address)
     options = [] if reached == DEFAULT_SERVER else ["--server", reached]
     if tls.certificate:
         options += ["--tls-ca", short(tls.certificate)]  # a certificate is an authority for itself
@@ -315,6 +315,14 @@ def client_options(address: str, config: Config) -> str:
     elif config.admission.require_user and not config.auth.is_on:
         options += ["--user", "me"]
     return "".join(f" {shlex.quote(option)}" for option in options)
+
+
+def _from_here(address: str) -> str:
+    """Return the address of a listener on all addresses as this machine reaches it."""
+    if is_unix_socket(address):
+        return address
+    host, port = split_address(address)
+    return f"127.0.0.1:{port}" if host in _ANY_HOST else address
 
 
 def _named(address: str, certificate: str) -> str:
