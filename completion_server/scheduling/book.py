@@ -284,6 +284,8 @@ class Book:
         self._published = row
         self.neighbours.write(row)
         num_free = self._num_free(now)
+        if not self.is_contended:
+            return []
         actions = self._fill(now, num_free)
         if has_news and not self._is_changed:  # else there is more to tell
             actions += [Ring(place) for place in self.neighbours.to_ring(num_free, waits=len(self._queue) > 0)]
