@@ -38,7 +38,7 @@ PREFIX, COMPLETION, FLIGHT = CACHES = ("prefix_cache", "completion_cache", "sing
 VICTIM = "acme", "victim"
 _OTHER_TENANT = "initech"
 _TRIALS, _REAL_TRIALS, _CONTROL_SHARE, _FEWEST = 10_000, 1_000, 0.1, 20
-_LINES, _MAX_TOKENS = 20, 32
+_LINES, _MAX_TOKENS = 20, 4
 _KEPT = (pb.CACHE_LEVEL_LOCAL, pb.CACHE_LEVEL_SHARED)
 
 
