@@ -149,9 +149,8 @@ def editing(path: Path) -> Iterator[dict[str, ApiKey]]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # A file beside it: the keys' own file is another one after each change.
-    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+    lock = _open_lock(path.with_name(f".{path.name}.lock"), path)
     try:
-        _keep_owner(lock, path)
         _wait_for(lock, path)
         keys = {key.id: key for key in read_keys(path)}
         yield keys
@@ -186,6 +185,17 @@ def _keep_owner(descriptor: int, path: Path) -> None:
     if os.geteuid() == 0:
         owner = (path if path.exists() else path.parent).stat()
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def _open_lock(lock_path: Path, path: Path) -> int:
+    """Open the lock, and make it if there is none. One that is there may be the folder owner's link to any file."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        lock = os.open(lock_path, flags | os.O_CREAT | os.O_EXCL, _FILE_MODE)
+    except FileExistsError:
+        return os.open(lock_path, flags)
+    _keep_owner(lock, path)
+    return lock
 
 
 def _wait_for(lock: int, path: Path) -> None:

@@ -1,7 +1,9 @@
 """The commands that give out and take back API keys."""
 
 import json
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from completion_server.auth.key_file import editing, read_keys
 from completion_server.auth.settings import AuthSettings
 from completion_server.cli import main
 from tests.unit.auth.issuers import Recorder, accepted
+
+NOBODY = 65_534
 
 
 @pytest.fixture
@@ -70,6 +74,29 @@ def test_a_key_is_revoked_by_its_id_and_by_its_user(path: Path) -> None:
     assert (again.exit_code, again.stdout) == (0, f"Nothing to do: {first} was revoked before.\n")
     nobody = run(path, "revoke", "grace")
     assert (nobody.exit_code, nobody.stderr) == (1, f"Error: no key or user grace in {path}\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's changes keep another owner")
+def test_what_root_makes_belongs_to_the_owner_of_the_folder(path: Path) -> None:
+    os.chown(path.parent, NOBODY, NOBODY)
+    add(path, "ada")
+    lock = path.with_name(f".{path.name}.lock")
+    assert [each.stat().st_uid for each in (path, lock)] == [NOBODY, NOBODY]
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_lock_that_links_to_another_file_gives_nobody_that_file(
+    path: Path, link: Callable[[Path, Path], None]
+) -> None:
+    other = path.with_name("other")
+    other.write_text("secret")
+    owner = other.stat().st_uid
+    if os.geteuid() == 0:
+        os.chown(path.parent, NOBODY, NOBODY)
+    link(other, path.with_name(f".{path.name}.lock"))
+    added = run(path, "add", "ada")
+    assert (other.read_text(), other.stat().st_uid) == ("secret", owner)
+    assert (added.exit_code == 1) == (link is os.symlink)
 
 
 def test_a_key_is_rotated(path: Path) -> None:
