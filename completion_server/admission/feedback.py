@@ -22,8 +22,6 @@ _SURVIVING_SHARE = 2 / 3
 Productivity Assessment of Neural Code Completion, 2022."""
 _REACTIONS = tuple(Reaction)
 _LEVELS = tuple(CacheLevel)
-
-
 _ENTRY, _ENDED_AT = struct.Struct("<dIdBhB"), struct.Struct("<d")
 """An answer, and what it begins with. As objects, the answers would take most of a busy server's memory."""
 _NO_K = -1

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ def test_the_chain_goes_on_over_rotation_and_restart(tmp_path: Path) -> None:
     assert (status, output.partition(",")[0]) == (0, "intact: lines 1 to 30"), output
     status, output = verify(*closed[2:], path)
     assert status == 0, "the oldest files may be gone"
+    assert re.search(r"^lines 1 to \d+ are not in these files", output, re.MULTILINE), output
     status, output = verify(*(each for each in everything if each != closed[2]))
     assert status == 1
     assert "lines are missing" in output
