@@ -263,9 +263,10 @@ def test_a_certificate_names_the_host_to_ask(make_identity: MakeIdentity) -> Non
         )
 
 
-def test_the_command_of_a_server_with_keys_has_a_token() -> None:
-    found = client_options("127.0.0.1:50051", load_config(None, ["auth.keys_file=keys.json"], {}))
-    assert found == " --token-file TOKEN_FILE"
+def test_the_command_of_a_server_with_keys_has_a_token_and_an_address_that_may_have_it() -> None:
+    config = load_config(None, ["auth.keys_file=keys.json"], {})
+    assert client_options("127.0.0.1:50051", config) == " --token-file TOKEN_FILE"
+    assert client_options("0.0.0.0:6000", config) == " --server 127.0.0.1:6000 --token-file TOKEN_FILE"
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,23 @@ def test_a_stream_with_too_many_refused_bytes_is_ended() -> None:
     run(scenario)
 
 
+def test_a_stream_with_too_many_repeated_reports_is_ended() -> None:
+    async def scenario(running: RunningService) -> None:
+        caller = Caller()
+        stream = Stream(running, caller, budget=RefusalBudget(16 * 1024, 64 * 1024))
+        caller.ask(1, max_tokens=3)
+        await asyncio.sleep(1.0)
+        report = pb.ReportFeedbackRequest(session_id="s", sequence=1, kind=pb.FEEDBACK_KIND_SHOWN)
+        for _ in range(20):
+            caller.send(pb.SessionRequest(feedback=report))
+        failure = await stream.end()
+        assert failure is not None
+        assert failure.reason == "TOO_MANY_REFUSALS"
+        assert caller.errors() == []
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("times", "asks_at", "ends_at", "key"),
     [
