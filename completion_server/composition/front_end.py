@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import uvloop
 
@@ -100,7 +100,7 @@ async def _serve(plan: Plan, parent: socket.socket) -> None:
         return
     link: Link[ToFrontEnd, FromFrontEnd] = Link(
         lambda message: _receive(app, engine, link, message),
-        lambda: os._exit(1),  # without its parent there is no engine
+        lambda: _end_without(plan.group.place),
     )
     await link.open(parent)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, app.drain)
@@ -121,6 +121,12 @@ async def _serve(plan: Plan, parent: socket.socket) -> None:
         reporting.cancel()
         link.send(Metrics(app.render_metrics()))
         await link.aclose()
+
+
+def _end_without(place: int) -> NoReturn:
+    """End at once: without its parent there is no engine."""
+    logger.error("front end %d ends: its parent is gone", place)
+    os._exit(1)
 
 
 def _receive(app: App, engine: "_ParentsEngine", link: Link[ToFrontEnd, FromFrontEnd], message: ToFrontEnd) -> None:

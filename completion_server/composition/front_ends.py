@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import pickle
+import signal
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -42,7 +43,9 @@ logger = logging.getLogger(__name__)
 _SILENT_REPORTS = 30
 """A front end that leaves out so many reports hangs. Much else may keep a busy machine from running it."""
 _METRICS_S = 3.0
-_END_S = 5.0
+_END_S, _EXIT_S = 5.0, 1.0
+_MAX_FAILED_STARTS = 3
+"""Processes in a row that end at one place before they serve, without a reason of their own."""
 
 
 @dataclass(eq=False)
@@ -54,8 +57,10 @@ class FrontEndProcess:
     link: Link[FromFrontEnd, ToFrontEnd]
     began_at: float
     serving: asyncio.Future[Serving]
-    """Set when it serves; a ConfigError if it refused to start."""
+    """Set when it serves, or another one that took its place at the start; a ConfigError if it can't."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    num_failed: int = 0
+    """Processes before it at this place that ended before they served."""
     is_leaving: bool = False
     """Whether its end is expected."""
     report: Report | None = None
@@ -95,6 +100,7 @@ class FrontEnds:
         self._page_ended = ended
         self._engine: EngineUp | None = None
         self._by_place: dict[int, FrontEndProcess] = {}
+        self._first: list[asyncio.Future[Serving]] = []
         self._backoff = RestartBackoff(config.engine)
         self._replacing: set[asyncio.Task[None]] = set()
         self._is_stopping = False
@@ -116,8 +122,7 @@ class FrontEnds:
 
     async def start(self) -> None:
         """Start them all. They serve when the engine is up."""
-        for place in range(self.number):
-            await self._start(place, self.config, __version__)
+        self._first = [(await self._start(place, self.config, __version__)).serving for place in range(self.number)]
 
     async def wait_serving(self) -> Serving:
         """Wait until all serve; return what one said.
@@ -126,7 +131,7 @@ class FrontEnds:
             ConfigError: one can't start.
 
         """
-        found = await asyncio.gather(*(each.serving for each in self.all))
+        found = await asyncio.gather(*self._first)
         return found[0]
 
     async def run(self) -> None:
@@ -202,7 +207,9 @@ class FrontEnds:
             await asyncio.wait(waited, timeout=_METRICS_S)
         return {str(each.place): each.page for each in asked if each.page}
 
-    async def _start(self, place: int, config: Config, version: str) -> FrontEndProcess:
+    async def _start(
+        self, place: int, config: Config, version: str, serving: asyncio.Future[Serving] | None = None
+    ) -> FrontEndProcess:
         self._cleared(place)
         ours, theirs = socket.socketpair()
         plan = pickle.dumps(Plan(config, self._group_at(place)))
@@ -213,7 +220,7 @@ class FrontEnds:
         link: Link[FromFrontEnd, ToFrontEnd] = Link(
             lambda message: self._receive(started, message), lambda: self._closed(started)
         )
-        serving: asyncio.Future[Serving] = asyncio.get_running_loop().create_future()
+        serving = serving or asyncio.get_running_loop().create_future()
         started = self._by_place[place] = FrontEndProcess(place, process, link, self._clock.now(), serving)
         await link.open(ours)
         if self._engine is not None:
@@ -237,6 +244,10 @@ class FrontEnds:
 
     def _closed(self, process: FrontEndProcess) -> None:
         """Note that a process has ended, or is about to: nothing else closes its connection."""
+        is_expected = process.is_leaving or self._is_stopping
+        if not is_expected:
+            process.process.join(_EXIT_S)  # to know how: it closes its files a moment before it is gone
+        how = _how_ended(process.process.exitcode)
         process.process.kill()
         process.process.join(_END_S)
         del self._by_place[process.place]
@@ -244,21 +255,24 @@ class FrontEnds:
         if process.page:
             self._page_ended(process.page)
         process.ended.set()
-        if not process.serving.done():
-            process.serving.set_exception(ConfigError(f"front end {process.place} ended at its start"))
+        num_failed = 0 if process.serving.done() else process.num_failed + 1
+        if num_failed and (is_expected or num_failed == _MAX_FAILED_STARTS):
+            process.serving.set_exception(ConfigError(f"front end {process.place} ended at its start: {how}"))
             process.serving.exception()  # somebody may await it, or not
-        if process.is_leaving or self._is_stopping:
+        if is_expected:
             return
         wait_s = self._backoff.next_wait_s(self._clock.now() - process.began_at)
-        logger.error("front end %d died; another one starts in %g s", process.place, wait_s)
-        task = asyncio.get_running_loop().create_task(self._replace(process.place, wait_s), name="replace a front end")
+        logger.error("front end %d died: %s; another one starts in %g s", process.place, how, wait_s)
+        replacing = self._replace(process, num_failed, wait_s)
+        task = asyncio.get_running_loop().create_task(replacing, name="replace a front end")
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
 
-    async def _replace(self, place: int, wait_s: float) -> None:
+    async def _replace(self, dead: FrontEndProcess, num_failed: int, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
-        if place not in self._by_place and not self._is_stopping:
-            await self._start(place, self.config, __version__)
+        if dead.place not in self._by_place and not self._is_stopping:
+            new = await self._start(dead.place, self.config, __version__, None if dead.serving.done() else dead.serving)
+            new.num_failed = num_failed
 
     async def _end(self, leaving: Iterable[FrontEndProcess], grace_s: float) -> None:
         """Drain processes and wait for their end; kill those that take too long."""
@@ -276,3 +290,9 @@ class FrontEnds:
                 logger.error("front end %d did not end within %g s", each.place, limit_s)
                 each.process.kill()
                 await each.ended.wait()
+
+
+def _how_ended(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "it closed its connection to the parent"
+    return f"exit status {exit_code}" if exit_code >= 0 else f"killed by {signal.Signals(-exit_code).name}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -19,10 +20,15 @@ import pytest_asyncio
 from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.composition import front_ends
 from completion_server.composition.front_end import run
 from completion_server.composition.links import INTERFACE, PROCESSES, FromFrontEnd, Link, Refused, ToFrontEnd
+from completion_server.config import load_config
+from completion_server.core.clock import MonotonicClock
+from completion_server.core.errors import ConfigError
 from tests.support.server import request
 from tests.support.server_process import COMMAND, ServingProcess, flags, serving
+from tests.unit.state.local.front_ends import made_parent
 
 NUMBER = 2
 SETTINGS = (
@@ -104,6 +110,7 @@ async def test_a_front_end_that_dies_is_replaced_and_its_counts_stay(server: Ser
         while len((await server.front_ends()) - {victim}) < NUMBER:
             await asyncio.sleep(0.1)
     assert before - {victim} <= await server.front_ends()
+    assert "died: killed by SIGKILL" in server.serving.log.read_text()
     assert await server.counted() >= counted
     assert await server.complete(20) == 20
 
@@ -181,6 +188,42 @@ async def test_sigterm_ends_all_processes(server: Server) -> None:
     server.serving.process.send_signal(signal.SIGTERM)
     assert await server.serving.ended() == 0
     assert not psutil.wait_procs(processes, timeout=WITHIN_S)[1]
+
+
+async def test_a_front_end_that_is_killed_while_it_starts_is_replaced(tmp_path: Path) -> None:
+    killing = asyncio.create_task(_kill_first(set(psutil.Process().children())))
+    async with serving(tmp_path, "--json", *flags(*SETTINGS), within_s=2 * WITHIN_S) as served:
+        await killing
+        assert "front end 0 died: killed by SIGKILL" in served.log.read_text()
+        assert await Server(served, None, tmp_path).complete(20) == 20
+
+
+async def _kill_first(others: set[psutil.Process]) -> None:
+    """Kill the first front end of a server that is no other child of this process, long before it serves."""
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            for server in set(psutil.Process().children()) - others:
+                for each in server.children():
+                    if "--multiprocessing-fork" in each.cmdline():
+                        each.kill()
+                        return
+            await asyncio.sleep(0.02)
+
+
+async def test_a_server_whose_front_ends_never_start_says_how_they_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_ends, "run", _end_at_once)
+    async with made_parent(1) as parent:
+        config = load_config(None, ["engine.restart_backoff_min_s=0.01"], {})
+        started = front_ends.FrontEnds(config, 1, MonotonicClock(), parent.group, parent.clear, lambda _page: None)
+        await started.start()
+        async with asyncio.timeout(WITHIN_S):
+            with pytest.raises(ConfigError, match="front end 0 ended at its start: exit status 3"):
+                await started.wait_serving()
+        started.kill()
+
+
+def _end_at_once(*_: object) -> None:
+    os._exit(3)
 
 
 async def test_front_ends_end_with_their_parent(tmp_path: Path) -> None:
