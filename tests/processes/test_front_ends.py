@@ -26,6 +26,7 @@ from completion_server.composition.links import INTERFACE, PROCESSES, FromFrontE
 from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
 from completion_server.core.errors import ConfigError
+from completion_server.engine.vllm.process import ENABLE_ENV, PARENT_ENV
 from tests.support.server import request
 from tests.support.server_process import COMMAND, ServingProcess, flags, serving
 from tests.unit.state.local.front_ends import made_parent
@@ -226,7 +227,9 @@ def _end_at_once(*_: object) -> None:
     os._exit(3)
 
 
-async def test_front_ends_end_with_their_parent(tmp_path: Path) -> None:
+async def test_front_ends_end_with_their_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENABLE_ENV, "1")  # as in a process of an engine, which ends with another parent
+    monkeypatch.setenv(PARENT_ENV, "1")
     async with serving(tmp_path, "--json", *flags(*SETTINGS), within_s=WITHIN_S) as served:
         processes = psutil.Process(served.process.pid).children(recursive=True)
         served.process.kill()
