@@ -32,7 +32,7 @@ from completion_server.composition.playground import Playground
 from completion_server.composition.records import Records
 from completion_server.composition.samples import begin_speculation
 from completion_server.composition.shared_state import SharedState
-from completion_server.composition.shutdown import Shutdown
+from completion_server.composition.shutdown import Shutdown, told_plainly
 from completion_server.config import Config
 from completion_server.core.certificates import CertificateFiles, watch
 from completion_server.core.clock import Clock, MonotonicClock
@@ -144,7 +144,7 @@ class App:
 
         Raises:
             ConfigError: an address or a certificate can't be used, or the prompt does not fit the model.
-            EngineDeadError: the engine did not start.
+            EngineDeadError: the engine did not start, or not again.
 
         """
         config = self._config
@@ -196,7 +196,8 @@ class App:
                 on_ready(Ready(*addresses, info, prompts.template.name, speculation, service.load()))
                 return public
 
-            await self._serve(service, servicer, open_doors)
+            with told_plainly():
+                await self._serve(service, servicer, open_doors)
 
     async def _listen(
         self, service: Service, servicer: CompletionServicer, stack: contextlib.AsyncExitStack

@@ -177,6 +177,7 @@ def _own(plan: Plan) -> Config:
             heartbeat_s=0.0,
             hang_timeout_s=_NEVER_S,
             step_timeout_s=_NEVER_S,
+            max_failed_starts=0,
         ),
         speculation=SpeculationSettings(mode="fixed"),
         admission=replace(admission, max_sessions=_part(admission.max_sessions, number)),

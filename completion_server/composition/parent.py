@@ -31,7 +31,7 @@ from completion_server.composition.models import check_fits, load_prompts
 from completion_server.composition.monitoring import Monitoring, WatchedParts, snapshot
 from completion_server.composition.records import Records, own_file
 from completion_server.composition.samples import begin_speculation
-from completion_server.composition.shutdown import Shutdown
+from completion_server.composition.shutdown import Shutdown, told_plainly
 from completion_server.config import Config
 from completion_server.core.addresses import split_address
 from completion_server.core.certificates import CertificateFiles, watch
@@ -152,7 +152,7 @@ class Parent:
 
         Raises:
             ConfigError: an address or a certificate can't be used, or the prompt does not fit the model.
-            EngineDeadError: the engine did not start.
+            EngineDeadError: the engine did not start, or not again.
 
         """
         config = self._config
@@ -175,14 +175,9 @@ class Parent:
             await self._engine.start()
             check_fits(self._engine.info, config)
             choice = await begin_speculation(config, self._engine, self._speculation, prompts, self._clock)
-            try:
-                await self._serve(
-                    tuple(certificates.values()), partial(self._ready, admin_address, metrics_address, choice), on_ready
-                )
-            except ExceptionGroup as group:
-                if isinstance(group.exceptions[0], ConfigError):
-                    raise group.exceptions[0] from None
-                raise
+            ready = partial(self._ready, admin_address, metrics_address, choice)
+            with told_plainly():
+                await self._serve(tuple(certificates.values()), ready, on_ready)
 
     async def _serve(
         self,

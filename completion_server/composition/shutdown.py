@@ -7,6 +7,9 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 
+from completion_server.core.errors import ConfigError
+from completion_server.engine.interface import EngineDeadError
+
 logger = logging.getLogger(__name__)
 
 
@@ -66,3 +69,17 @@ class Shutdown:
         threads = (each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread())
         names += sorted(f"thread {each.name}" for each in threads)
         self._give_up(f'"{self._stage}" did not end; open: {", ".join(names) or "nothing"}')
+
+
+@contextlib.contextmanager
+def told_plainly() -> Iterator[None]:
+    """Raise what an operator must correct as it is, not in the group of a task group that it ended."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        found: BaseException | None = group.subgroup((ConfigError, EngineDeadError))
+        while isinstance(found, ExceptionGroup):
+            found = found.exceptions[0]
+        if found is None:
+            raise
+        raise found from None

@@ -84,9 +84,15 @@ class EngineSettings:
     """The longest time before a restart."""
     restart_backoff_reset_s: Annotated[float, Between(0, 86_400)] = 60.0
     """An engine that has served for this long resets the time before a restart."""
+    max_failed_starts: Annotated[int, Between(0, 1000)] = 5
+    """The server ends after so many restarts in a row in which no engine starts, so that what runs it may start it on
+    another machine. 0 tries for ever."""
     quarantine_s: Annotated[float, Between(0, 86_400)] = 300.0
     """A prompt that the engine was computing at two failures is refused for this long, with FAILED_PRECONDITION; each
     further failure doubles it. 0 refuses none."""
+    vllm_metrics: bool = True
+    """Whether the metrics page has vLLM's own metrics, under its own names (`vllm:*`). With several front ends these
+    are the engine's alone, without those of requests."""
     warm_up: bool = True
     """Whether to run requests through prefill, decode and speculation before the server is ready."""
     vllm: dict[str, Any] = field(default_factory=dict)

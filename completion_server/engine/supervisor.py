@@ -5,6 +5,7 @@ The rooms above use the supervisor as their engine.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -132,7 +133,12 @@ class SupervisedEngine:
         self._start_times.record(self._start_key, self.start_s or 0.0)
 
     async def run(self) -> None:
-        """Report that the engine is ready, watch it and replace it when it fails, until cancelled."""
+        """Report that the engine is ready, watch it and replace it when it fails, until cancelled.
+
+        Raises:
+            EngineDeadError: no engine started in `engine.max_failed_starts` tries.
+
+        """
         while True:
             ready_at = self._clock.now()
             self._change(EngineState.READY)
@@ -276,7 +282,7 @@ class SupervisedEngine:
 
     async def _replace(self, served_s: float) -> None:
         """Stop the failed engine, which served for `served_s`, and start engines until one runs."""
-        while True:
+        for num_starts in itertools.count(1):
             wait_s = self._backoff.next_wait_s(served_s)
             served_s = 0.0
             self.num_restarts += 1
@@ -288,11 +294,14 @@ class SupervisedEngine:
                 await asyncio.sleep(wait_s)
                 self._take_engine(self._make_engine())
                 await self._start_engine()
-            except Exception as error:  # noqa: BLE001 - the next try may succeed after any error
+            except Exception as error:  # the next try may succeed after any error
                 self.failure = str(error) or repr(error)
                 logger.error("engine did not restart: %s", self.failure)
                 self._change(EngineState.FAILED)
                 raise_if_cancelled()
+                if num_starts == self._settings.max_failed_starts:
+                    msg = f"no engine started in {num_starts} tries (engine.max_failed_starts): {self.failure}"
+                    raise EngineDeadError(msg) from error
             else:
                 logger.warning("engine restarted (restart %d)", self.num_restarts)
                 return

@@ -12,6 +12,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
+from completion_server.config import Config
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError, GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
@@ -73,7 +74,7 @@ async def server(fleet: Fleet) -> AsyncIterator[RunningServer]:
     config = endless_config(
         "engine.warm_up=true", "engine.hang_timeout_s=2", "engine.heartbeat_s=0.5",
         "engine.start_timeout_s=2", "engine.step_timeout_s=2",
-        "engine.restart_backoff_min_s=0.05", "engine.restart_backoff_max_s=0.1",
+        "engine.restart_backoff_min_s=0.05", "engine.restart_backoff_max_s=0.1", "engine.max_failed_starts=0",
     )  # fmt: skip
     async with run_server(config, fleet) as running:
         yield running
@@ -120,6 +121,24 @@ async def test_open_streams_end_unavailable_and_a_new_engine_serves(server: Runn
     assert answer.reason == "length"
     assert len(fleet.engines) == 2
     assert server.count("completion_engine_restarts_total") == 1
+
+
+async def test_a_server_whose_engine_does_not_start_again_ends_and_says_why(fleet: Fleet) -> None:
+    config = endless_config(
+        "engine.restart_backoff_min_s=0.01", "engine.restart_backoff_max_s=0.01", "engine.max_failed_starts=3"
+    )
+    why = r"no engine started in 3 tries \(engine.max_failed_starts\): .*no memory left"
+    with pytest.raises(EngineDeadError, match=why):
+        await _serve_until_the_engine_fails(config, fleet)
+    assert len(fleet.engines) == 1 + 3
+
+
+async def _serve_until_the_engine_fails(config: Config, fleet: Fleet) -> None:
+    """Serve until an engine dies and no other one starts. Raises how the server ended."""
+    async with run_server(config, fleet) as server:
+        fleet.num_failing_starts = ENDLESS
+        fleet.current.crash()
+        await asyncio.wait([server.task], timeout=20)
 
 
 async def test_while_the_engine_is_down_callers_get_a_retry_time(server: RunningServer, fleet: Fleet) -> None:

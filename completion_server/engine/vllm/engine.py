@@ -15,7 +15,7 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
-from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import (
@@ -84,6 +84,19 @@ class _Stats(StatLoggerBase):
         report = getattr(scheduler_stats, REPORT_FIELD, None)
         whole = StepCounts.from_report(report) if report else None
         self._meter.end(scheduler_stats.spec_decoding_stats, self.num_running, whole)
+
+    def log_engine_initialized(self) -> None:
+        """Log nothing."""
+
+
+class NoMetrics(PrometheusStatLogger):
+    """Takes the place of vLLM's own logger, which vLLM adds otherwise, and keeps nothing."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        """Make no metric."""
+
+    def record(self, *_args: Any, **_kwargs: Any) -> None:
+        """Record nothing."""
 
     def log_engine_initialized(self) -> None:
         """Log nothing."""
@@ -198,7 +211,7 @@ class VllmEngine(VllmClient, Engine):
                 stack.enter_context(without_spans())
             return make(
                 config,
-                stat_loggers=[self._make_stats],
+                stat_loggers=[self._make_stats, *([] if self._settings.vllm_metrics else [NoMetrics])],
                 enable_log_requests=args.enable_log_requests,
                 disable_log_stats=args.disable_log_stats,
             )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from prometheus_client import REGISTRY
 
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.processes import child_ids, with_descendants
@@ -42,6 +43,28 @@ async def test_an_engine_listens_on_loopback_alone(vllm_engine: "VllmEngine") ->
     addresses = [one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN]
     assert len(addresses) <= 1, "groups of one member share a port"
     assert all(ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+async def test_vllms_own_metrics_count(vllm_engine: "VllmEngine") -> None:
+    before = own_metric("vllm:generation_tokens")
+    await run_request(vllm_engine, GenerationRequest("counted", [1, 2, 3], 4))
+    await eventually(lambda: own_metric("vllm:generation_tokens") == before + 4)
+
+
+def own_metric(name: str) -> float:
+    """Return the total of a counter of vLLM."""
+    found = [sample for metric in REGISTRY.collect() if metric.name == name for sample in metric.samples]
+    return sum(sample.value for sample in found if sample.name.endswith("_total"))
+
+
+def test_vllms_own_metrics_can_be_left_out() -> None:
+    from vllm.v1.metrics.loggers import StatLoggerManager
+
+    from completion_server.engine.vllm.engine import NoMetrics
+
+    made = StatLoggerManager(None, custom_stat_loggers=[NoMetrics], enable_default_loggers=False)  # type: ignore[arg-type]
+    made.record(None, None)
+    assert [type(each) for each in made.stat_loggers] == [NoMetrics]
 
 
 async def test_an_engine_is_idle_after_a_step(vllm_engine: "VllmEngine") -> None:
