@@ -21,6 +21,7 @@ COMBINATIONS = (
     ("jwt",),
     ("otel",),
     ("oci-weights",),
+    ("redis",),
     ("redis-external",),
     ("otel", "oci-weights", "redis-external", "canary", "keda-canary"),
 )

@@ -106,7 +106,7 @@ def test_an_invalid_object_is_found(kubernetes: Any, path: str, value: Any) -> N
 INVALID: dict[str, Any] = {
     "Rollout/completion-server spec strategy canary maxSurg": 1,
     "ScaledObject/completion-server spec triggers 0 metadata threshold": 30,
-    "Certificate/redis spec secretName": None,
+    "Certificate/completion-edge spec secretName": None,
     "GRPCRoute/completion spec rules 0 matches 0 method servic": "x",
 }
 
@@ -134,15 +134,17 @@ def test_policies_are_kept(target: str) -> None:
 @pytest.mark.parametrize("target", [each for each in TARGETS if each not in NOT_SERVING])
 def test_the_servers_file_loads_in_its_own_model(target: str) -> None:
     config = server_config(list(rendered(target)))
-    assert config.redis.addresses
     assert config.redis.secret_file
-    assert config.redis.tls.enabled
     assert config.admission.trust_user_names
     assert config.admission.require_user
-    if "redis-external" not in target:
-        assert config.redis.topology == "sentinel"
-        names = {each.partition(":")[0] for each in config.redis.addresses}
-        assert names == set(one(rendered(target), "Certificate", "redis")["spec"]["dnsNames"])
+    assert bool(config.redis.addresses) == config.redis.tls.enabled == ("redis" in target)
+
+
+def test_servers_know_each_sentinel_by_a_name_of_its_certificate() -> None:
+    redis = server_config(list(rendered("redis"))).redis
+    assert redis.topology == "sentinel"
+    names = {each.partition(":")[0] for each in redis.addresses}
+    assert names == set(one(rendered("redis"), "Certificate", "redis")["spec"]["dnsNames"])
 
 
 POD = "Deployment/completion-server spec template spec"
@@ -157,11 +159,7 @@ FAULTS: dict[str, tuple[Policy, str, Any]] = {
     "liveness by readiness": (policies.probes, f"{SERVER} livenessProbe grpc service", COMPLETION_SERVICE),
     "too little time to start": (policies.probes, f"{SERVER} startupProbe periodSeconds", 3),
     "no limit of memory": (policies.resources, f"{SERVER} resources limits memory", None),
-    "no request of cpu": (
-        policies.resources,
-        "StatefulSet/redis spec template spec containers 1 resources requests cpu",
-        None,
-    ),
+    "no request of cpu": (policies.resources, f"{EDGE} containers 0 resources requests cpu", None),
     "half a GPU": (policies.resources, f"{SERVER} resources requests nvidia.com/gpu", None),
     "privileged": (policies.privileges, f"{SERVER} securityContext privileged", True),
     "root": (policies.privileges, f"{POD} securityContext runAsUser", 0),
@@ -178,8 +176,8 @@ FAULTS: dict[str, tuple[Policy, str, Any]] = {
     "killed while it drains": (policies.grace, f"{POD} terminationGracePeriodSeconds", 25),
     "no preStop": (policies.grace, f"{SERVER} lifecycle", None),
     "an edge killed while it drains": (policies.grace, f"{EDGE} terminationGracePeriodSeconds", 60),
-    "no disruption budget": (policies.disruptions, "PodDisruptionBudget/redis", None),
-    "a budget of two": (policies.disruptions, "PodDisruptionBudget/redis spec maxUnavailable", 2),
+    "no disruption budget": (policies.disruptions, "PodDisruptionBudget/completion-server", None),
+    "a budget of two": (policies.disruptions, "PodDisruptionBudget/completion-server spec maxUnavailable", 2),
     "not spread": (policies.disruptions, f"{POD} topologySpreadConstraints", []),
     "another file of the server": (policies.references, "ConfigMap/completion-server metadata name", "other"),
     "no certificate for the gateway": (policies.references, "Certificate/completion-edge", None),
@@ -237,10 +235,6 @@ def test_a_policy_catches_in_a_combination(target: str, policy: Policy, path: st
 
 INTENDED = {
     ("completion/completion-edge", "completion/completion-server", 50051),
-    ("completion/completion-server", "completion/redis", 6379),
-    ("completion/completion-server", "completion/redis", 26379),
-    ("completion/redis", "completion/redis", 6379),
-    ("completion/redis", "completion/redis", 26379),
     ("envoy-gateway-system/envoy", "completion/completion-edge", 50050),
     ("envoy-gateway-system/envoy", "completion/completion-edge", 8080),
     ("monitoring/prometheus", "completion/completion-edge", 9902),
@@ -252,7 +246,7 @@ def beside_dns(objects: list[Object] | tuple[Object, ...]) -> set[tuple[str, str
     """Return the connections that policies allow, less those to DNS, which every pod of the namespace has."""
     found = allowed(list(objects))
     to_dns = {each for each in found if each[1:] == ("kube-system/coredns", 53)}
-    assert {each[0] for each in to_dns} >= {"completion/completion-server", "completion/redis"}
+    assert {each[0] for each in to_dns} >= {"completion/completion-server", "completion/completion-edge"}
     return found - to_dns
 
 
@@ -260,9 +254,12 @@ def test_only_the_intended_connections_are_allowed() -> None:
     assert beside_dns(rendered("regions/us-east")) == INTENDED
     tested = [*rendered("regions/us-east"), *rendered("loadtest")]
     assert beside_dns(tested) == INTENDED | {("completion/loadtest", "completion/completion-edge", 50050)}
+    to_redis = {(f"completion/{each}", "completion/redis") for each in ("completion-server", "redis")}
+    reached = {(*each, port) for each in to_redis for port in (6379, 26379)}
+    assert beside_dns(rendered("redis")) == INTENDED | reached
 
 
-@pytest.mark.parametrize("name", ["default-deny", "completion-server", "redis", "completion-edge"])
+@pytest.mark.parametrize("name", ["default-deny", "completion-server", "redis", "completion-server-to-redis", "completion-edge"])
 def test_each_network_policy_matters(name: str) -> None:
-    without = broken("regions/us-east", f"NetworkPolicy/{name}", None)
-    assert beside_dns(without) != INTENDED
+    without = broken("redis", f"NetworkPolicy/{name}", None)
+    assert beside_dns(without) != beside_dns(rendered("redis"))

@@ -20,9 +20,8 @@ from tests.support.kustomize import Object, one
 from tests.support.models import TARGET
 from tests.support.redis_servers import wait_until
 
-NO_REDIS = tuple(f"redis.{key}=" for key in ("password_file", "sentinel_password_file", "secret_file"))
-STAND_INS = (*SCRIPTED, f"engine.model={TARGET}", "redis.addresses=[]", *NO_REDIS)
-"""For what a pod has and a test has not: the models, an engine and a Redis."""
+STAND_INS = (*SCRIPTED, f"engine.model={TARGET}", "redis.secret_file=")
+"""For what a pod has and a test has not: the models, an engine and a secret."""
 
 
 def pod() -> Object:

@@ -1,4 +1,4 @@
-"""deploy/base/redis/start.sh with real Redis servers and Sentinels: three "pods" on three addresses of loopback.
+"""deploy/components/redis/start.sh with real Redis servers and Sentinels: three "pods" on three addresses of loopback.
 
 They use the ports of the pods, which no other test uses.
 """
@@ -19,7 +19,7 @@ from tests.support.certificates import make_identity_in
 from tests.support.kustomize import DEPLOY, one
 from tests.support.redis_servers import require_redis, wait_until
 
-SCRIPT = DEPLOY / "base" / "redis" / "start.sh"
+SCRIPT = DEPLOY / "components" / "redis" / "start.sh"
 PASSWORDS = {"password": "of-servers", "admin-password": "of-operators", "sentinel-password": "of-sentinels"}
 FAILOVER_S = 60.0
 
@@ -163,7 +163,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Pod]]:
 
 
 def test_the_servers_user_may_do_what_servers_do_and_no_more(pods: list[Pod]) -> None:
-    settings = server_config(list(rendered("regions/us-east"))).redis
+    settings = server_config(list(rendered("redis"))).redis
     with pods[0].connect(6379, PASSWORDS["password"], settings.username) as client:
         key = f"{settings.key_prefix}:x"
         assert client.set(key, "1", px=1000)
@@ -208,7 +208,7 @@ def make_tls(folder: Path) -> Path:
 
 
 def test_the_container_starts_the_script_with_what_it_needs() -> None:
-    objects = rendered("regions/us-east")
+    objects = rendered("redis")
     assert one(objects, "ConfigMap", "redis")["data"]["start.sh"] == SCRIPT.read_text(encoding="utf-8")
     pod = one(objects, "StatefulSet", "redis")["spec"]["template"]["spec"]
     for container in pod["containers"]:
