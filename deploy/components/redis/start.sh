@@ -77,7 +77,22 @@ sentinel_config() { # sentinel_config MASTER
     echo "sentinel failover-timeout mymaster 15000"
 }
 
+# Take a renewed certificate: Redis reads it anew when it is told to, a Sentinel when its container starts again.
+renew() { # renew redis|sentinel
+    seen="$(cat "$TLS/tls.crt")"
+    while sleep "${RENEW_S:-60}" && kill -0 "$$"; do
+        [ "$(cat "$TLS/tls.crt")" != "$seen" ] || continue
+        if [ "$1" = sentinel ]; then
+            kill "$$"
+        elif ask "$BIND" 6379 admin-password CONFIG SET tls-ca-cert-file "$TLS/ca.crt" \
+            tls-cert-file "$TLS/tls.crt" tls-key-file "$TLS/tls.key" >/dev/null; then
+            seen="$(cat "$TLS/tls.crt")"
+        fi
+    done
+}
+
 umask 077
+[ -z "${TLS:-}" ] || [ "$1" = add-password ] || renew "$1" &
 case "$1" in
 redis)
     redis_config "$(find_master)" >"$DATA/redis.conf"

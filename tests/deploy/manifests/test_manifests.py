@@ -259,7 +259,9 @@ def test_only_the_intended_connections_are_allowed() -> None:
     assert beside_dns(rendered("redis")) == INTENDED | reached
 
 
-@pytest.mark.parametrize("name", ["default-deny", "completion-server", "redis", "completion-server-to-redis", "completion-edge"])
+@pytest.mark.parametrize(
+    "name", ["default-deny", "completion-server", "redis", "completion-server-to-redis", "completion-edge"]
+)
 def test_each_network_policy_matters(name: str) -> None:
     without = broken("redis", f"NetworkPolicy/{name}", None)
     assert beside_dns(without) != beside_dns(rendered("redis"))

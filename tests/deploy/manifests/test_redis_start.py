@@ -5,6 +5,7 @@ They use the ports of the pods, which no other test uses.
 
 import os
 import random
+import ssl
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,7 @@ import pytest
 import redis
 
 from tests.deploy.manifests.targets import rendered, server_config
-from tests.support.certificates import make_identity_in
+from tests.support.certificates import Identity, make_identity_in
 from tests.support.kustomize import DEPLOY, one
 from tests.support.redis_servers import require_redis, wait_until
 
@@ -37,11 +38,12 @@ class Pod:
             "PEERS": " ".join(peers),
             "SECRETS": str(folder / "secrets"),
             "DOWN_AFTER_MS": "1000",
+            "RENEW_S": "0.5",
         }
         if tls:
             self._environment["TLS"] = str(tls)
         self._tls = tls
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
         for role in ("redis", "sentinel"):
@@ -51,7 +53,7 @@ class Pod:
                 process = subprocess.Popen(
                     ["sh", str(SCRIPT), role], env=self._environment | {"DATA": str(data)}, stdout=log, stderr=log
                 )
-            self._processes.append(process)
+            self._processes[role] = process
 
     def add_password(self, password: str) -> str:
         """Run the script's command as `kubectl exec -i` does; return its output."""
@@ -60,7 +62,7 @@ class Pod:
         return str(subprocess.run(command, env=self._environment, input=f"{password}\n", **options).stdout)
 
     def kill(self) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             process.kill()
             process.wait(FAILOVER_S)
         self._processes.clear()
@@ -71,6 +73,14 @@ class Pod:
             # The names of pods are addresses here, which the certificate does not have.
             options |= {"ssl": True, "ssl_ca_certs": str(self._tls / "ca.crt"), "ssl_check_hostname": False}
         return redis.Redis(self.name, port, username=username, password=password, **options)
+
+    @property
+    def tls(self) -> Path:
+        assert self._tls is not None
+        return self._tls
+
+    def runs(self, role: str) -> bool:
+        return self._processes[role].poll() is None
 
     def replication(self) -> dict[str, Any]:
         with self.connect(6379, PASSWORDS["admin-password"]) as client:
@@ -140,7 +150,8 @@ def wait_complete(pods: list[Pod]) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("has_tls", [False, True], ids=["in clear", "tls"])
 def test_a_lost_master_is_replaced_and_joins_as_a_replica(has_tls: bool, tmp_path: Path) -> None:
-    with running_pods(tmp_path, make_tls(tmp_path) if has_tls else None) as pods:
+    tls = make_tls(tmp_path, make_identity_in(tmp_path, "authority")) if has_tls else None
+    with running_pods(tmp_path, tls) as pods:
         first, *others = pods
         wait_complete(pods)
         assert master_of(pods) == first.name
@@ -155,10 +166,15 @@ def test_a_lost_master_is_replaced_and_joins_as_a_replica(has_tls: bool, tmp_pat
 
 
 @pytest.fixture(scope="module")
-def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Pod]]:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Identity:
+    return make_identity_in(tmp_path_factory.mktemp("authority"), "authority")
+
+
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory, authority: Identity) -> Iterator[list[Pod]]:
     """Yield three pods with TLS, as the regions run them."""
     folder = tmp_path_factory.mktemp("pods")
-    with running_pods(folder, make_tls(folder)) as running:
+    with running_pods(folder, make_tls(folder, authority)) as running:
         yield running
 
 
@@ -195,9 +211,21 @@ def test_with_tls_nothing_is_in_clear(pods: list[Pod]) -> None:
         assert not isinstance(refused.value, redis.AuthenticationError), "it asks for a password in clear"
 
 
-def make_tls(folder: Path) -> Path:
+def test_a_renewed_certificate_is_taken_without_a_restart_by_hand(
+    pods: list[Pod], authority: Identity, tmp_path: Path
+) -> None:
+    first = pods[0]
+    before = ssl.get_server_certificate((first.name, 6379))
+    assert ssl.get_server_certificate((first.name, 26379)) == before
+    for path in make_tls(tmp_path, authority).iterdir():
+        path.replace(first.tls / path.name)
+    wait_until(lambda: ssl.get_server_certificate((first.name, 6379)) != before, FAILOVER_S)
+    assert first.runs("redis")
+    wait_until(lambda: not first.runs("sentinel"), FAILOVER_S)  # kubelet starts its container again then
+
+
+def make_tls(folder: Path, authority: Identity) -> Path:
     """Write what cert-manager writes into a Secret."""
-    authority = make_identity_in(folder, "authority")
     identity = make_identity_in(folder, "redis", issuer=authority)
     tls = folder / "tls"
     tls.mkdir()
