@@ -115,7 +115,7 @@ def test_users_of_two_lost_regions_fit() -> None:
     servers = values_of_region("us-east")["replicas"]
     assert config.admission.max_sessions is not None
     assert config.admission.max_sessions * servers >= 12_000, "all sessions of the mission in one region"
-    assert config.admission.assumed_replicas == servers
+    assert server_config(list(rendered("redis"))).admission.assumed_replicas == servers
 
 
 def edge_container() -> Object:
