@@ -82,6 +82,8 @@ class RequestEnded:
     marks: Marks
     late_trace: TraceContext | None = None
     """The trace that the request is exported in, if that was decided at its end: it was not sampled before."""
+    has_text: bool = True
+    """Whether the answer had text, or an edit."""
 
 
 @immutable

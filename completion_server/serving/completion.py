@@ -193,7 +193,7 @@ class Completion:
             ttft_s = self.marks.first_output - self.marks.received
             cache_level = CacheLevel.NONE if self._cached is None else self._cached.level
             services.answered(self.request, self._num_characters, ttft_s, cache_level)
-        services.emit(RequestEnded(self.request, end, self.marks))
+        services.emit(RequestEnded(self.request, end, self.marks, has_text=self._num_characters > 0))
         if self._lookup is not None and outcome.reason in _WHOLE:
             self._lookup.keep(self._finished(end))
 

@@ -15,7 +15,7 @@ from completion_server.core.request import Request, Trigger
 from completion_server.core.trace_context import TraceContext
 from completion_server.speculation.figures import SpeculationTotals
 from completion_server.telemetry.authentication import AuthenticationMetrics
-from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics
+from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics, UserGroupMetrics
 from completion_server.telemetry.tenants import TenantMetrics
 
 BUCKETS_S = (
@@ -65,6 +65,7 @@ class Metrics:
         make = _Registry(registry)
         self._objective = ObjectiveMetrics(registry, budget_s)
         self._quality = QualityMetrics(registry, model)
+        self._user_groups = UserGroupMetrics(registry)
         self._requests = make.counter("requests", "Ended requests.", "outcome", "trigger", "shed_reason")
         stages = "receive, admission, queue, tokenise, prefill, decode_token (per token), stream, total"
         self._stages = make.histogram("stage_seconds", f"Time in each stage: {stages}.", "stage")
@@ -147,6 +148,7 @@ class Metrics:
         if marks.first_output is not None:
             self._ttft_of[request.trigger].observe(marks.first_output - marks.received, exemplar)
         self._objective.ended(event)
+        self._user_groups.ended(event)
         self._by_tenant.handle(event)
 
     def _request_refused(self, event: events.RequestRefused) -> None:
@@ -191,6 +193,7 @@ class Metrics:
         self._feedback.labels(event.feedback.kind).inc()
         self._accepted.inc(event.feedback.accepted_characters)
         self._quality.reported(event)
+        self._user_groups.reported(event)
 
 
 def _exemplar(request: Request, late_trace: TraceContext | None = None) -> dict[str, str] | None:

@@ -5,13 +5,15 @@ Both join quality to serving. A fast answer that nobody accepts has no value, no
 
 from bisect import bisect_left
 from enum import Enum
+from functools import lru_cache
+from hashlib import blake2b
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
 from completion_server.core.errors import is_servers_fault
 from completion_server.core.events import FeedbackReported, RequestEnded, RequestRefused
 from completion_server.core.outcome import CacheLevel, FinishReason, Reaction, ServedAnswer, ShedReason
-from completion_server.core.request import Trigger
+from completion_server.core.request import Mode, Trigger
 
 _TTFT_EDGES_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 TTFT_RANGES = (
@@ -24,6 +26,8 @@ _WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 _DROPPED = frozenset({FinishReason.SUPERSEDED, FinishReason.CANCELLED})
 _NOT_COUNTED = frozenset({ShedReason.RATE_LIMITED, ShedReason.DRAINING})
 """Shed for the caller's own limit, or to be asked again of another replica."""
+NUM_USER_GROUPS = 32
+_ANSWERED, _WITH_TEXT = "answered", "with_text"
 
 
 class SloResult(Enum):
@@ -125,6 +129,51 @@ class QualityMetrics:
             labels = (ttft, "" if k is None else str(k), level.value, self._model)
             self._counters_of[key] = {each: self._counter.labels(each.value, *labels) for each in Reaction}
         return self._counters_of[key]
+
+
+@lru_cache(4096)
+def user_group(owner: str) -> int:
+    """Return the group of a user by the key of its limits: drawn as if at random, and the same one on every server."""
+    return blake2b(owner.encode(), digest_size=1).digest()[0] % NUM_USER_GROUPS
+
+
+class UserGroupMetrics:
+    """Counts answers and reactions by groups of users, for the comparison of a canary with the stable servers.
+
+    A user's answers are alike, so they are no independent samples of a model. Users are: the variance of a share over
+    groups of them says how much of a difference is chance.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Register the metric, with all of its series."""
+        kinds = (_ANSWERED, _WITH_TEXT, *(reaction.value for reaction in Reaction))
+        counter = Counter(
+            "completion_user_groups",
+            f"Completions by what became of them ({', '.join(kinds)}) and by a group of users, drawn by their names.",
+            ["event", "group"],
+            registry=registry,
+        )
+        self._groups = [
+            {kind: counter.labels(kind, str(number)) for kind in kinds} for number in range(NUM_USER_GROUPS)
+        ]
+
+    def ended(self, event: RequestEnded) -> None:
+        """Count a whole answer to a request that somebody waited for; a next edit may be that nothing is to change."""
+        request = event.request
+        is_wanted = request.trigger is not Trigger.PREFETCH and request.mode is not Mode.NEXT_EDIT
+        if not is_wanted or event.end.outcome.reason not in _WHOLE:
+            return
+        counters = self._groups[user_group(request.caller.owner)]
+        counters[_ANSWERED].inc()
+        if event.has_text:
+            counters[_WITH_TEXT].inc()
+
+    def reported(self, event: FeedbackReported) -> None:
+        """Count the reactions that a report tells of for the first time."""
+        if event.caller is not None:
+            counters = self._groups[user_group(event.caller.owner)]
+            for reaction in event.reactions:
+                counters[reaction.value].inc()
 
 
 def add_build_info(registry: CollectorRegistry, version: str, model: str, draft_model: str) -> None:

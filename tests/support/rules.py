@@ -119,18 +119,23 @@ def check_scenarios(scenarios: Sequence[Scenario], folder: Path) -> str:
 
 def check_expressions(expressions: Sequence[Expression], folder: Path) -> str:
     """Let promtool evaluate expressions; return its output, "" if all answer as they should."""
-    documents: dict[tuple[str, ...], dict[str, Any]] = {}
+    documents: dict[tuple[str, ...], dict[tuple[tuple[str, str], ...], dict[str, Any]]] = {}
     for each in expressions:
         samples = [] if each.value is None else [{"labels": "{}", "value": each.value}]
-        test = {
-            "name": each.about,
-            "interval": "1m",
-            "input_series": [{"series": name, "values": values} for name, values in each.series.items()],
-            "promql_expr_test": [{"expr": each.query, "eval_time": "1h", "exp_samples": samples}],
-        }
-        files = tuple(each.files)
-        documents.setdefault(files, {"rule_files": list(files), "tests": []})["tests"].append(test)
-    return _run_promtool(documents.values(), folder)
+        # Those of the same series share a test, which evaluates the rules once.
+        series = tuple(each.series.items())
+        test = documents.setdefault(tuple(each.files), {}).setdefault(
+            series,
+            {
+                "name": each.about,
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series],
+                "promql_expr_test": [],
+            },
+        )
+        test["promql_expr_test"].append({"expr": each.query, "eval_time": "1h", "exp_samples": samples})
+    made = [{"rule_files": files, "tests": list(tests.values())} for files, tests in documents.items()]
+    return _run_promtool(made, folder)
 
 
 def _run_promtool(documents: Iterable[Mapping[str, Any]], folder: Path) -> str:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from completion_server.core.outcome import FinishReason, ShedReason
-from completion_server.core.request import Trigger
 from completion_server.telemetry.metrics import Metrics
+from completion_server.telemetry.quality import SloResult
 from tests.deploy.manifests.targets import rendered
 from tests.support.kustomize import one
 from tests.support.rules import RULE_FILES, Expression, check_expressions, load_groups, load_rules, selectors
@@ -26,7 +25,7 @@ OF_APP = {"completion_engine_restarts"}
 """Metrics that the composition root adds to those of `Metrics`."""
 
 Load = dict[str, float]
-"""Requests a second by what became of them: "in_time", "late", "shed", "rate_limited" or "error"."""
+"""Requests a second by their result."""
 
 
 def analysis() -> dict[str, dict[str, Any]]:
@@ -46,27 +45,15 @@ def keda_queries() -> dict[str, tuple[str, float]]:
     return {each["name"]: (each["metadata"]["query"], float(each["metadata"]["threshold"])) for each in triggers}
 
 
-def series_of(pod: str, load: Load, minutes: int = 60) -> dict[str, str]:
-    """Return the counters of a pod under a load that lasts from the beginning."""
-    labels = f'namespace="completion", pod="{pod}", trigger="automatic"'
-    requests = f"completion_requests_total{{{labels}"
-    in_time, late = load.get("in_time", 0), load.get("late", 0)
-    rates = {
-        f'completion_ttft_seconds_bucket{{{labels}, le="0.2"}}': in_time,
-        f'completion_ttft_seconds_bucket{{{labels}, le="+Inf"}}': in_time + late,
-        f"completion_ttft_seconds_count{{{labels}}}": in_time + late,
-        f'{requests}, outcome="stop", shed_reason=""}}': in_time + late,
-        f'{requests}, outcome="error", shed_reason=""}}': load.get("error", 0),
-        f'{requests}, outcome="shed", shed_reason="overload"}}': load.get("shed", 0),
-        f'{requests}, outcome="shed", shed_reason="rate_limited"}}': load.get("rate_limited", 0),
-    }
-    return {name: f"0+{60 * rate:g}x{minutes}" for name, rate in rates.items()}
-
-
 def slo_series(rates: Load, labels: str = "") -> dict[str, str]:
     """Return the counters of the objective under a load by result, as a server exports them, with further labels."""
     name = 'completion_slo_requests_total{region="us-east", result="%s"%s}'
     return {name % (result, labels): f"0+{60 * rate:g}x60" for result, rate in rates.items()}
+
+
+def of_pod(pod: str) -> str:
+    """Return the labels that the scrape adds to a pod's series."""
+    return f', namespace="completion", pod="{pod}"'
 
 
 def queue_series(num_per_s: float) -> dict[str, str]:
@@ -77,13 +64,12 @@ def queue_series(num_per_s: float) -> dict[str, str]:
 
 
 BURNS: dict[str, tuple[Load, float]] = {
-    "all in time": ({"in_time": 8}, 0),
+    "all in time": ({"in_time": 8, "late": 0}, 0),
     "as allowed": ({"in_time": 19, "late": 1}, 1),
     "half late": ({"in_time": 4, "late": 4}, 10),
     "half shed": ({"in_time": 4, "shed": 4}, 10),
-    "half fail": ({"in_time": 4, "error": 4}, 10),
-    "users above their limit": ({"in_time": 4, "rate_limited": 4}, 0),
-    "nothing is answered": ({"shed": 4}, 20),
+    "half fail": ({"in_time": 4, "failed": 4}, 10),
+    "nothing is answered": ({"in_time": 0, "refused": 4}, 20),
 }
 ALERT_RESULTS: dict[str, tuple[Load, Sequence[str], float | None]] = {
     "the canary is late": ({"in_time": 4, "late": 4}, RULE_FILES, 1),
@@ -101,10 +87,10 @@ def burn_rates() -> Iterator[Expression]:
     query = query_of(analysis()["burn-rate-5m"])
     for about, (requests, burn) in BURNS.items():
         stable: Load = {"in_time": 1, "late": 50} if burn == 0 else {"in_time": 50}
-        series = series_of(CANARY, requests) | series_of(STABLE, stable)
+        series = slo_series(requests, of_pod(CANARY)) | slo_series(stable, of_pod(STABLE))
         yield Expression(about, series, f"round({query}, 0.001)", burn)
-    series = series_of(CANARY, {}) | series_of(STABLE, {"in_time": 50})
-    yield Expression("a canary without requests proves nothing", series, f"({query} >= 6) or ({query} < 6)", None)
+    series = slo_series({"in_time": 0, "late": 0}, of_pod(CANARY)) | slo_series({"in_time": 50}, of_pod(STABLE))
+    yield Expression("a canary without requests proves nothing", series, query, None)
 
 
 def burn_rate_alerts() -> Iterator[Expression]:
@@ -168,6 +154,7 @@ def phase(metric: dict[str, Any], result: list[float]) -> str:
         ("burn-rate-5m", {5.99: "successful", 6: "failed", math.nan: "inconclusive"}, 1),
         ("burn-rate-alert", {0: "successful", 1: "failed", 2: "failed"}, 0),
         ("engine-restarts", {1: "successful", 2: "failed"}, 0),
+        ("users-reactions", {-40: "successful", 0: "successful", 5.69: "successful", 5.7: "failed"}, 0),
     ],
 )
 def test_a_measurement_takes_the_canary_back(name: str, phases: dict[float, str], failure_limit: int) -> None:
@@ -177,7 +164,7 @@ def test_a_measurement_takes_the_canary_back(name: str, phases: dict[float, str]
     assert metric.get("failureLimit", 0) == failure_limit
     # The metrics of requests allow equal time without any.
     limits = {each: found["inconclusiveLimit"] for each, found in analysis().items()}
-    assert limits["burn-rate-alert"] == limits["burn-rate-5m"] > limits["engine-restarts"]
+    assert limits["users-reactions"] == limits["burn-rate-alert"] == limits["burn-rate-5m"] > limits["engine-restarts"]
 
 
 def test_the_alert_of_the_canary_is_of_pods_with_its_label() -> None:
@@ -202,14 +189,16 @@ def test_the_queries_name_metrics_that_the_server_has() -> None:
     registry = CollectorRegistry()
     Metrics(registry)
     known = {family.name for family in registry.collect()} | OF_APP
-    values = {each.value for each in (*FinishReason, *ShedReason)} | {each.name.lower() for each in Trigger}
-    queries = [query_of(each) for name, each in analysis().items() if name != "burn-rate-alert"]
     recorded = {rule["record"] for rule in load_rules() if "record" in rule}
-    for query, _ in keda_queries().values():
-        assert {each.name for each in selectors(query)} <= recorded
-    for query in queries:
-        names = re.findall(r"completion_[a-z_]+(?=\{)", query)
-        assert names
-        assert {re.sub("_(total|bucket|count)$", "", each) for each in names} <= known
-        given = re.findall(r'(?:outcome|shed_reason|trigger)(?:=|!=|=~)"([^"]+)"', query)
-        assert {value for each in given for value in each.split("|")} <= values
+    read = [query_of(each) for each in analysis().values()] + [query for query, _ in keda_queries().values()]
+    for query in read:
+        names = {each.name for each in selectors(query)}
+        assert names, query
+        assert {each.removesuffix("_total") for each in names - recorded} <= known, query
+    results = {each.value for each in SloResult}
+    assert set(re.findall(r'result!?="([^"]+)"', "".join(read))) <= results
+
+
+def test_no_query_of_the_canary_has_an_edge_of_a_histogram() -> None:
+    """The budget is configured at the server, and need be no edge of its buckets."""
+    assert not [name for name, each in analysis().items() if re.search(r"_bucket|\ble=", query_of(each))]

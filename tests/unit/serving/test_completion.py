@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.clock import MonotonicClock
+from completion_server.core.events import RequestEnded
 from completion_server.core.outcome import FinishReason, Usage
 from completion_server.core.request import Caller, Mode, Sampling
 from completion_server.engine.settings import CacheScope
@@ -52,6 +53,20 @@ def test_typing_generated_text_gets_the_rest_of_it() -> None:
 
     in_virtual_time(scenario, script.engine)
     assert script.asked == ["old"]
+
+
+def test_an_answer_without_text_is_told_from_one_with_text() -> None:
+    script = Script(whole=WORDS, blank=("\n",))
+
+    async def scenario(running: RunningService) -> None:
+        assert (await read(running.open("whole", "x = ", mode=Mode.SINGLE_LINE))).text
+        blank = await read(running.open("blank", "y = ", mode=Mode.SINGLE_LINE))
+        assert (blank.text, blank.reason) == ("", STOP)
+        assert running.recorder.marks["blank"].first_output is not None
+        ended = [each for each in running.recorder.recorded if isinstance(each, RequestEnded)]
+        assert {each.request.id: each.has_text for each in ended} == {"whole": True, "blank": False}
+
+    in_virtual_time(scenario, script.engine)
 
 
 def test_each_further_key_reattaches_and_so_does_a_step_back() -> None:

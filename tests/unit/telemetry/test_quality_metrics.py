@@ -1,5 +1,7 @@
 """Metrics of tenants, and of what users get: answers within the budget, and completions that they accept."""
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -31,10 +33,17 @@ from completion_server.core.outcome import (
     ShedReason,
     Usage,
 )
-from completion_server.core.request import Caller, Request, Trigger
+from completion_server.core.request import Caller, Mode, Request, Trigger
 from completion_server.core.trace_context import TraceContext
 from completion_server.telemetry.metrics import Metrics
-from completion_server.telemetry.quality import TTFT_RANGES, SloResult, model_name, slo_result, ttft_range
+from completion_server.telemetry.quality import (
+    NUM_USER_GROUPS,
+    TTFT_RANGES,
+    SloResult,
+    model_name,
+    slo_result,
+    ttft_range,
+)
 from completion_server.telemetry.tracing.spans import describe, misses_budget
 
 DONE = End(Outcome(FinishReason.STOP), Usage(100, 80, 5))
@@ -237,6 +246,56 @@ def test_reactions_are_counted_by_how_the_answer_was_served() -> None:
     assert reaction_count(registry, "shown", "0.00-0.05", "", "shared") == 1
     assert reaction_count(registry, "accepted", "0.00-0.05", "", "shared") == 1
     assert registry.get_sample_value("completion_feedback_total", {"kind": "rejected"}) == 1
+
+
+def group_counts(registry: CollectorRegistry, event: str) -> list[float]:
+    """Return the counts of the groups of users that have any."""
+    samples = (each for family in registry.collect() for each in family.samples)
+    found = [each for each in samples if each.name == "completion_user_groups_total" and each.labels["event"] == event]
+    assert len(found) == NUM_USER_GROUPS, "all exist from the start"
+    return [each.value for each in found if each.value]
+
+
+def test_answers_and_reactions_are_counted_by_groups_of_users() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    ann, bob = (Caller(name, "s", tenant="acme", is_verified=True) for name in ("ann", "bob"))
+    for caller, has_text in ((ann, True), (ann, False), (bob, True)):
+        metrics.handle(replace(ended(caller), has_text=has_text))
+    answer = ServedAnswer(0.03, 5)
+    metrics.handle(FeedbackReported(Feedback("accepted"), answer, (Reaction.SHOWN, Reaction.ACCEPTED), ann))
+    metrics.handle(FeedbackReported(Feedback("shown"), answer, (Reaction.SHOWN,), bob))
+    metrics.handle(FeedbackReported(Feedback("survived"), answer, (Reaction.SURVIVED,), ann))
+    counts = {each: sorted(group_counts(registry, each)) for each in ("answered", "with_text", "shown")}
+    assert counts == {"answered": [1, 2], "with_text": [1, 1], "shown": [1, 1]}
+    assert group_counts(registry, "accepted") == group_counts(registry, "survived") == [1]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ended_request(FinishReason.SUPERSEDED, 0.3, 0.1),
+        ended_request(SHED, 0.001, shed_reason=ShedReason.OVERLOAD),
+        ended_request(ERROR, 0.3, 0.1),
+        ended_request(FinishReason.STOP, 0.3, 0.1, trigger=Trigger.PREFETCH),
+        replace(ended(Caller("u", "s")), request=replace(ended(Caller("u", "s")).request, mode=Mode.NEXT_EDIT)),
+    ],
+    ids=["superseded", "shed", "failed", "prefetch", "next edit"],
+)
+def test_only_whole_answers_that_somebody_waits_for_are_counted_by_groups(event: RequestEnded) -> None:
+    registry = CollectorRegistry()
+    Metrics(registry).handle(event)
+    assert group_counts(registry, "answered") == []
+
+
+def test_groups_of_users_are_of_about_equal_size() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for number in range(100 * NUM_USER_GROUPS):
+        metrics.handle(ended(Caller(f"user-{number}@example.com", "s", tenant="acme", is_verified=True)))
+    counts = group_counts(registry, "answered")
+    # The chi-squared distribution with 31 degrees of freedom is below 61 in 999 of 1000 cases.
+    assert sum((each - 100) ** 2 / 100 for each in counts) < 61
 
 
 def test_a_model_in_a_folder_has_the_same_name_on_all_hosts() -> None:

@@ -1,0 +1,192 @@
+"""Rollouts in which one of several servers is a canary, judged by what its users do.
+
+The recording rules of deploy/monitoring compute the same ratio as `log_likelihood_ratio`; a test compares the two.
+docs/canary.md explains it. Time is in minutes from the moment on which the canary serves.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from completion_server.telemetry.quality import NUM_USER_GROUPS
+
+WORSE = 0.2
+"""The loss that the test looks for: the canary's share is lower by this part of the stable share."""
+LIMIT = 5.7
+"""The canary is taken back from here on: ln 300, so that three tests of an equal canary fail in 1% of the rollouts."""
+MIN_CASES = 400
+MIN_GROUPS = 16
+"""Of the canary, in groups of equal size. Below either a share is not judged."""
+BEGIN = 5
+"""From this minute on the canary's answers are compared: its caches are warm."""
+_QUARTER = 15
+_DAY = 1440
+
+Values = NDArray[np.float64]
+Variance = Callable[[Values, Values], Values]
+
+
+class Share(IntEnum):
+    """The shares that are judged, in the order of the arrays."""
+
+    WITH_TEXT = 0
+    """Of the answers."""
+    ACCEPTED = 1
+    """Of the shown completions."""
+    SURVIVED = 2
+    """Of the accepted completions."""
+
+
+def variance_over_groups(parts: Values, wholes: Values) -> Values:
+    """Return the variance of each track's share, by the residuals of its groups of users.
+
+    That of a ratio of sums over independent groups; see Cochran, Sampling Techniques, section 6.3.
+    """
+    total, groups = wholes.sum(-1), wholes.shape[-1]
+    residuals = parts - (parts.sum(-1) / total)[..., None] * wholes
+    found: Values = groups / (groups - 1) * (residuals**2).sum(-1) / total**2
+    return found
+
+
+def variance_of_independent(parts: Values, wholes: Values) -> Values:
+    """Return the variance as if each completion were a draw of its own, which it is not: for comparison."""
+    total = wholes.sum(-1)
+    share = parts.sum(-1) / total
+    found: Values = share * (1 - share) / total
+    return found
+
+
+def log_likelihood_ratio(parts: Values, wholes: Values, variance: Variance = variance_over_groups) -> Values:
+    """Return the evidence that the canary's share is lower by `WORSE`, against "equal"; NaN below the limits.
+
+    The last two dimensions are the track (stable, canary) and the group of users. The estimate of the difference is
+    normal with the given variance, so this is the ratio of two normal densities.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = parts.sum(-1) / wholes.sum(-1)
+        stable, canary = share[..., 0], share[..., 1]
+        ratio = WORSE * stable * ((1 - WORSE / 2) * stable - canary) / variance(parts, wholes).sum(-1)
+        of_canary = wholes[..., 1, :]
+        total = of_canary.sum(-1)
+        is_enough = (total >= MIN_CASES) & (total**2 / (of_canary**2).sum(-1) >= MIN_GROUPS)
+    return np.where(is_enough, ratio, np.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """A chance that differs between users: its mean and its standard deviation, of a beta distribution."""
+
+    mean: float
+    deviation: float
+
+    def draw(self, rng: np.random.Generator, num_users: int) -> Values:
+        """Return the chance of each user."""
+        size = self.mean * (1 - self.mean) / self.deviation**2 - 1
+        drawn: Values = rng.beta(self.mean * size, (1 - self.mean) * size, num_users)
+        return drawn.clip(1e-6, 1 - 1e-6)
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """The users of a region, and how they differ: from each other, from quarter to quarter, and all over the day."""
+
+    number: int = 1000
+    shown_per_min: float = 1.0
+    """Completions shown to a user who types, on average over the users."""
+    activity_sigma: float = 1.0
+    """Of the logarithm of a user's own rate. At 1 the busiest sixth has half of the completions."""
+    typing_share: float = 0.5
+    """Of the users in each quarter of an hour; the others rest."""
+    chances: tuple[Chance, Chance, Chance] = (Chance(0.83, 0.08), Chance(0.3, 0.12), Chance(0.8, 0.1))
+    """In the order of `Share`."""
+    mood_sigma: float = 0.5
+    """Of a user's log odds, from one quarter to the next."""
+    drift: float = 0.4
+    """By how much the log odds of all rise and fall over a day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A canary among servers, for some minutes. A user's requests all go to one server, drawn by the user's name."""
+
+    users: Users = Users()
+    losses: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """By what part each share of the canary is lower, in the order of `Share`."""
+    servers: int = 4
+    minutes: int = 120
+
+    def count(self, seed: int) -> tuple[Values, Values]:
+        """Return the parts and the wholes of the shares, summed since `BEGIN`: minute, share, track, group of users."""
+        rng = np.random.default_rng(seed)
+        number, chances = self.users.number, self.users.chances
+        is_canary = rng.integers(self.servers, size=number) == 0
+        group = rng.integers(NUM_USER_GROUPS, size=number)
+        shown = rng.poisson(self._shown_per_min(rng))
+        without_text = (1 - chances[Share.WITH_TEXT].mean) / chances[Share.WITH_TEXT].mean
+        answered = shown + rng.poisson(shown * without_text)
+        draw = partial(self._draw, is_canary=is_canary, log_odds=self._log_odds(rng), rng=rng)
+        with_text, accepted = draw(answered, Share.WITH_TEXT), draw(shown, Share.ACCEPTED)
+        survived = draw(accepted, Share.SURVIVED)
+        place = np.zeros((number, 2 * NUM_USER_GROUPS))
+        place[np.arange(number), is_canary * NUM_USER_GROUPS + group] = 1.0
+        parts, wholes = (
+            np.stack([(each @ place).cumsum(0) for each in of_share], 1).reshape(-1, len(Share), 2, NUM_USER_GROUPS)
+            for of_share in ((with_text, accepted, survived), (answered, shown, accepted))
+        )
+        return parts, wholes
+
+    def _draw(
+        self,
+        cases: NDArray[np.int64],
+        share: Share,
+        is_canary: NDArray[np.bool_],
+        log_odds: Values,
+        rng: np.random.Generator,
+    ) -> NDArray[np.int64]:
+        """Return how many of each user's cases in each minute are of a share."""
+        own = self.users.chances[share].draw(rng, self.users.number)
+        chance = 1 / (1 + (1 - own) / own * np.exp(-log_odds))
+        return rng.binomial(cases, chance * (1 - self.losses[share] * is_canary))
+
+    def _shown_per_min(self, rng: np.random.Generator) -> Values:
+        users = self.users
+        own = rng.lognormal(-(users.activity_sigma**2) / 2, users.activity_sigma, users.number)
+        is_typing = self._by_quarter(rng.random) < users.typing_share
+        found: Values = users.shown_per_min * own * is_typing
+        return found
+
+    def _log_odds(self, rng: np.random.Generator) -> Values:
+        """Return what the hour and a user's mood add to the log odds of every chance."""
+        mood = self._by_quarter(partial(rng.normal, 0, self.users.mood_sigma))
+        day = 2 * np.pi * (np.arange(self.minutes - BEGIN) / _DAY + rng.random())
+        found: Values = mood + self.users.drift * np.sin(day)[:, None]
+        return found
+
+    def _by_quarter(self, draw: Callable[..., Any]) -> Values:
+        """Return a number for each minute and user, drawn anew for each quarter of an hour."""
+        judged = self.minutes - BEGIN
+        drawn: Values = draw(size=(-(-judged // _QUARTER), self.users.number))
+        return np.repeat(drawn, _QUARTER, axis=0)[:judged]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the test made of a rollout."""
+
+    minute: int | None
+    """When the canary was taken back; None if it was not."""
+    num_shown: int
+    """Completions of the canary that were shown since `BEGIN`, until then."""
+
+
+def verdict(parts: Values, wholes: Values, variance: Variance = variance_over_groups) -> Verdict:
+    """Look at the counts of a rollout each minute, as the analysis does, and return its end."""
+    ratios = log_likelihood_ratio(parts, wholes, variance)
+    is_worse = (np.nan_to_num(ratios, nan=-np.inf) >= LIMIT).any(1)
+    end = int(is_worse.argmax()) if is_worse.any() else len(is_worse) - 1
+    return Verdict(BEGIN + end + 1 if is_worse.any() else None, int(wholes[end, Share.ACCEPTED, 1].sum()))

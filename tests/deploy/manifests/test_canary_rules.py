@@ -1,0 +1,155 @@
+"""The recording rules that judge a canary by its users compute the ratio of the simulation, evaluated by promtool."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from completion_server.telemetry.quality import NUM_USER_GROUPS
+from loadtest.simulation.rollouts import LIMIT, MIN_CASES, MIN_GROUPS, Share, Values, log_likelihood_ratio
+from tests.deploy.manifests.targets import rendered
+from tests.deploy.manifests.test_scaling_queries import HASH, analysis, query_of
+from tests.support.kustomize import one
+from tests.support.rules import Expression, check_expressions, load_rules
+
+RECORDED = ("recording-rules.yaml",)
+EVENTS = ("answered", "with_text", "shown", "accepted", "survived")
+OF_SHARE = {
+    Share.WITH_TEXT: ("with_text", "answered"),
+    Share.ACCEPTED: ("accepted", "shown"),
+    Share.SURVIVED: ("survived", "accepted"),
+}
+NUM_EVALUATIONS = 56
+"""From the fifth minute to the hour."""
+LLR = "region_hash_share:completion_canary_loss:llr"
+SUM = "region_hash_track_group_event:completion_user_groups:sum6h"
+
+Rates = Mapping[str, Values]
+"""Completions a minute of each group of users, by event."""
+
+
+def rates(scale: float = 1.0, accepted: float = 1.0, survived: float = 1.0, with_text: float = 1.0) -> Rates:
+    """Return rates that differ between the groups, as do the shares."""
+    group = np.arange(NUM_USER_GROUPS)
+    found = {
+        "answered": 30.0 + 8 * (group % 5),
+        "with_text": with_text * (26.0 + 6 * (group % 5)),
+        "shown": 20.0 + 4 * (group % 7),
+        "accepted": accepted * (6.0 + group % 7 + group % 4),
+        "survived": survived * (4.0 + group % 7),
+    }
+    return {event: scale * values for event, values in found.items()}
+
+
+@dataclass
+class Tracks:
+    """What two tracks do, and the labels that the scrape adds to the canary's series."""
+
+    canary: Rates
+    stable: Rates = field(default_factory=lambda: rates(3))
+    is_ready: bool = True
+    hashes: tuple[str, ...] = (HASH,)
+
+    def series(self) -> dict[str, str]:
+        """Return the counters, in promtool's notation."""
+        found = {}
+        for pod, (track, of_track) in enumerate(self._pods()):
+            labels = f'region="us-east", pod="{pod}", {track}'
+            found[f"completion_engine_ready{{{labels}}}"] = f"{int(self.is_ready)}x60"
+            for event, values in of_track.items():
+                for group, value in enumerate(values):
+                    name = f'completion_user_groups_total{{{labels}, event="{event}", group="{group}"}}'
+                    found[name] = f"0+{value:.6g}x60"
+        return found
+
+    def _pods(self) -> Iterator[tuple[str, Rates]]:
+        for number in (1, 2):  # two stable servers, which share the load unequally
+            yield 'track="stable", hash="old"', {event: number / 3 * values for event, values in self.stable.items()}
+        for each in self.hashes:
+            yield f'track="canary", hash="{each}"', self.canary
+
+    def ratio(self, share: Share) -> float:
+        """Return the ratio that the simulation's own function gives."""
+        part, whole = (
+            NUM_EVALUATIONS * np.stack([self.stable[event], self.canary[event]]) for event in OF_SHARE[share]
+        )
+        return round(float(log_likelihood_ratio(part, whole)), 3)
+
+
+EQUAL = Tracks(rates())
+WORSE = Tracks(rates(accepted=0.8))
+NO_ACCEPTANCE = Tracks(rates(accepted=0, survived=0))
+ONE_USER = Tracks(
+    {event: np.where(np.arange(NUM_USER_GROUPS) == 3, 40 * values, 0) for event, values in rates().items()}
+)
+
+
+def shares() -> Iterator[Expression]:
+    """Yield each share's ratio."""
+    for about, tracks in {"equal": EQUAL, "worse": WORSE}.items():
+        for share in Share:
+            query = f'round(sum({LLR}{{hash="{HASH}", share="{share.name.lower()}"}}), 0.001)'
+            yield Expression(f"{about}, {share.name}", tracks.series(), query, tracks.ratio(share), RECORDED)
+
+
+def judgements() -> Iterator[Expression]:
+    """Yield what the analysis of a rollout gets."""
+    query = f"round({query_of(analysis()['users-reactions'])}, 0.001)"
+    worst = max(EQUAL.ratio(share) for share in Share)
+    yield Expression("equal", EQUAL.series(), query, worst, RECORDED)
+    yield Expression("a fifth fewer accepted", WORSE.series(), query, WORSE.ratio(Share.ACCEPTED), RECORDED)
+    nothing = NO_ACCEPTANCE.ratio(Share.ACCEPTED)
+    yield Expression("nothing is accepted", NO_ACCEPTANCE.series(), query, nothing, RECORDED)
+    undecided = {
+        "few completions": Tracks(rates(1e-3)),
+        "one user has them all": ONE_USER,
+        "editors report nothing": Tracks({event: 0 * values for event, values in rates().items()}),
+    }
+    for about, tracks in undecided.items():
+        yield Expression(about, tracks.series(), query, 0, RECORDED)
+    yield Expression("no rules", WORSE.series(), query, None)
+    yield Expression("not ready", Tracks(rates(), is_ready=False).series(), query, None, RECORDED)
+    yield Expression("two canaries", Tracks(rates(), hashes=(HASH, "other")).series(), query, None, RECORDED)
+    yield Expression("none of this revision", Tracks(rates(), hashes=("other",)).series(), query, None, RECORDED)
+
+
+def sums() -> Iterator[Expression]:
+    """Yield what both tracks did in the minutes that are compared."""
+    for track, of_track in (("stable", WORSE.stable), ("canary", WORSE.canary)):
+        for event in ("shown", "accepted"):
+            selected = f'{SUM}{{track="{track}", group="5", event="{event}", hash="{HASH}"}}'
+            value = round(NUM_EVALUATIONS * float(of_track[event][5]), 3)
+            yield Expression(f"{track}, {event}", WORSE.series(), f"round(sum({selected}), 0.001)", value, RECORDED)
+
+
+def test_the_rules_compute_the_ratio_of_the_simulation(tmp_path: Path) -> None:
+    assert check_expressions([*shares(), *sums()], tmp_path) == ""
+
+
+def test_the_analysis_gets_a_ratio_or_that_it_can_not_tell(tmp_path: Path) -> None:
+    assert EQUAL.ratio(Share.ACCEPTED) < 0 < LIMIT < WORSE.ratio(Share.ACCEPTED) < NO_ACCEPTANCE.ratio(Share.ACCEPTED)
+    assert check_expressions(list(judgements()), tmp_path) == ""
+
+
+def test_the_limits_are_those_of_the_simulation() -> None:
+    (rule,) = (each["expr"] for each in load_rules() if each.get("record") == LLR)
+    assert f">= {MIN_CASES}\n" in rule
+    assert f">= {MIN_GROUPS}\n" in rule
+    (variance,) = (each["expr"] for each in load_rules() if each.get("record", "").endswith(":variance6h"))
+    assert f"{NUM_USER_GROUPS} / {NUM_USER_GROUPS - 1} *" in variance
+    metric = analysis()["users-reactions"]
+    assert f"result[0] < {LIMIT}" in metric["successCondition"]
+    assert f"result[0] >= {LIMIT}" in metric["failureCondition"]
+
+
+def test_the_scrape_adds_the_revision_that_the_rollout_gives_to_the_analysis() -> None:
+    (endpoint,) = one(rendered("canary"), "PodMonitor", "completion-server")["spec"]["podMetricsEndpoints"]
+    (relabeling,) = endpoint["relabelings"]
+    assert relabeling == {
+        "sourceLabels": ["__meta_kubernetes_pod_label_rollouts_pod_template_hash"],
+        "targetLabel": "hash",
+    }
+    canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
+    (argument,) = canary["analysis"]["args"]
+    assert argument == {"name": "hash", "valueFrom": {"podTemplateHashValue": "Latest"}}
