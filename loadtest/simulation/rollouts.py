@@ -128,7 +128,8 @@ class Rollout:
         group = rng.integers(NUM_USER_GROUPS, size=number)
         shown = rng.poisson(self._shown_per_min(rng))
         without_text = (1 - chances[Share.WITH_TEXT].mean) / chances[Share.WITH_TEXT].mean
-        answered = shown + rng.poisson(shown * without_text)
+        answered = shown.copy()
+        answered[shown > 0] += rng.poisson(shown[shown > 0] * without_text)
         draw = partial(self._draw, is_canary=is_canary, log_odds=self._log_odds(rng), rng=rng)
         with_text, accepted = draw(answered, Share.WITH_TEXT), draw(shown, Share.ACCEPTED)
         survived = draw(accepted, Share.SURVIVED)
@@ -150,8 +151,11 @@ class Rollout:
     ) -> NDArray[np.int64]:
         """Return how many of each user's cases in each minute are of a share."""
         own = self.users.chances[share].draw(rng, self.users.number)
-        chance = 1 / (1 + (1 - own) / own * np.exp(-log_odds))
-        return rng.binomial(cases, chance * (1 - self.losses[share] * is_canary))
+        found = np.zeros_like(cases)
+        minute, user = np.nonzero(cases)
+        chance = 1 / (1 + ((1 - own) / own)[user] * np.exp(-log_odds[minute, user]))
+        found[minute, user] = rng.binomial(cases[minute, user], chance * (1 - self.losses[share] * is_canary[user]))
+        return found
 
     def _shown_per_min(self, rng: np.random.Generator) -> Values:
         users = self.users

@@ -87,7 +87,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Expression:
-    """A query, and what it answers after an hour with some series."""
+    """A query, and what it answers after a time with some series."""
 
     about: str
     series: Mapping[str, str]
@@ -96,6 +96,7 @@ class Expression:
     """The only value, without labels; None for no answer."""
     files: Sequence[str] = ()
     """The rule files that are loaded."""
+    at: str = "1h"
 
 
 def check_scenarios(scenarios: Sequence[Scenario], folder: Path) -> str:
@@ -133,7 +134,7 @@ def check_expressions(expressions: Sequence[Expression], folder: Path) -> str:
                 "promql_expr_test": [],
             },
         )
-        test["promql_expr_test"].append({"expr": each.query, "eval_time": "1h", "exp_samples": samples})
+        test["promql_expr_test"].append({"expr": each.query, "eval_time": each.at, "exp_samples": samples})
     made = [{"rule_files": files, "tests": list(tests.values())} for files, tests in documents.items()]
     return _run_promtool(made, folder)
 

@@ -1,6 +1,6 @@
 """The recording rules that judge a canary by its users compute the ratio of the simulation, evaluated by promtool."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +20,8 @@ OF_SHARE = {
     Share.ACCEPTED: ("accepted", "shown"),
     Share.SURVIVED: ("survived", "accepted"),
 }
-NUM_EVALUATIONS = 56
-"""From the fifth minute to the hour."""
+MINUTES = 15
+NUM_EVALUATIONS = MINUTES - 5 + 1
 LLR = "region_hash_share:completion_canary_loss:llr"
 SUM = "region_hash_track_group_event:completion_user_groups:sum6h"
 
@@ -44,28 +44,30 @@ def rates(scale: float = 1.0, accepted: float = 1.0, survived: float = 1.0, with
 
 @dataclass
 class Tracks:
-    """What two tracks do, and the labels that the scrape adds to the canary's series."""
+    """What two tracks do, and how the canary is seen."""
 
     canary: Rates
     stable: Rates = field(default_factory=lambda: rates(3))
     is_ready: bool = True
     hashes: tuple[str, ...] = (HASH,)
+    loads: tuple[float, ...] = (1.0,)
+    """Of the stable servers, as shares."""
 
     def series(self) -> dict[str, str]:
         """Return the counters, in promtool's notation."""
         found = {}
         for pod, (track, of_track) in enumerate(self._pods()):
             labels = f'region="us-east", pod="{pod}", {track}'
-            found[f"completion_engine_ready{{{labels}}}"] = f"{int(self.is_ready)}x60"
+            found[f"completion_engine_ready{{{labels}}}"] = f"{int(self.is_ready)}x{MINUTES}"
             for event, values in of_track.items():
                 for group, value in enumerate(values):
                     name = f'completion_user_groups_total{{{labels}, event="{event}", group="{group}"}}'
-                    found[name] = f"0+{value:.6g}x60"
+                    found[name] = f"0+{value:.6g}x{MINUTES}"
         return found
 
     def _pods(self) -> Iterator[tuple[str, Rates]]:
-        for number in (1, 2):  # two stable servers, which share the load unequally
-            yield 'track="stable", hash="old"', {event: number / 3 * values for event, values in self.stable.items()}
+        for load in self.loads:
+            yield 'track="stable", hash="old"', {event: load * values for event, values in self.stable.items()}
         for each in self.hashes:
             yield f'track="canary", hash="{each}"', self.canary
 
@@ -78,11 +80,18 @@ class Tracks:
 
 
 EQUAL = Tracks(rates())
-WORSE = Tracks(rates(accepted=0.8))
+WORSE = Tracks(rates(accepted=0.8), loads=(0.25, 0.75))
 NO_ACCEPTANCE = Tracks(rates(accepted=0, survived=0))
 ONE_USER = Tracks(
     {event: np.where(np.arange(NUM_USER_GROUPS) == 3, 40 * values, 0) for event, values in rates().items()}
 )
+
+
+def expression(
+    about: str, tracks: Tracks, query: str, value: float | None, files: Sequence[str] = RECORDED
+) -> Expression:
+    """Return what a query answers after `MINUTES`."""
+    return Expression(about, tracks.series(), query, value, files, at=f"{MINUTES}m")
 
 
 def shares() -> Iterator[Expression]:
@@ -90,28 +99,28 @@ def shares() -> Iterator[Expression]:
     for about, tracks in {"equal": EQUAL, "worse": WORSE}.items():
         for share in Share:
             query = f'round(sum({LLR}{{hash="{HASH}", share="{share.name.lower()}"}}), 0.001)'
-            yield Expression(f"{about}, {share.name}", tracks.series(), query, tracks.ratio(share), RECORDED)
+            yield expression(f"{about}, {share.name}", tracks, query, tracks.ratio(share))
 
 
 def judgements() -> Iterator[Expression]:
     """Yield what the analysis of a rollout gets."""
     query = f"round({query_of(analysis()['users-reactions'])}, 0.001)"
     worst = max(EQUAL.ratio(share) for share in Share)
-    yield Expression("equal", EQUAL.series(), query, worst, RECORDED)
-    yield Expression("a fifth fewer accepted", WORSE.series(), query, WORSE.ratio(Share.ACCEPTED), RECORDED)
+    yield expression("equal", EQUAL, query, worst)
+    yield expression("a fifth fewer accepted", WORSE, query, WORSE.ratio(Share.ACCEPTED))
     nothing = NO_ACCEPTANCE.ratio(Share.ACCEPTED)
-    yield Expression("nothing is accepted", NO_ACCEPTANCE.series(), query, nothing, RECORDED)
+    yield expression("nothing is accepted", NO_ACCEPTANCE, query, nothing)
     undecided = {
-        "few completions": Tracks(rates(1e-3)),
-        "one user has them all": ONE_USER,
+        "one user has nearly all": ONE_USER,
         "editors report nothing": Tracks({event: 0 * values for event, values in rates().items()}),
     }
     for about, tracks in undecided.items():
-        yield Expression(about, tracks.series(), query, 0, RECORDED)
-    yield Expression("no rules", WORSE.series(), query, None)
-    yield Expression("not ready", Tracks(rates(), is_ready=False).series(), query, None, RECORDED)
-    yield Expression("two canaries", Tracks(rates(), hashes=(HASH, "other")).series(), query, None, RECORDED)
-    yield Expression("none of this revision", Tracks(rates(), hashes=("other",)).series(), query, None, RECORDED)
+        yield expression(about, tracks, query, 0)
+    one_group = {event: values[:1] for event, values in rates().items()}
+    yield expression("no rules", Tracks(one_group), query, None, files=())
+    yield expression("not ready", Tracks(one_group, is_ready=False), query, None)
+    yield expression("two canaries", Tracks(one_group, hashes=(HASH, "other")), query, None)
+    yield expression("none of this revision", Tracks(one_group, hashes=("other",)), query, None)
 
 
 def sums() -> Iterator[Expression]:
@@ -120,7 +129,7 @@ def sums() -> Iterator[Expression]:
         for event in ("shown", "accepted"):
             selected = f'{SUM}{{track="{track}", group="5", event="{event}", hash="{HASH}"}}'
             value = round(NUM_EVALUATIONS * float(of_track[event][5]), 3)
-            yield Expression(f"{track}, {event}", WORSE.series(), f"round(sum({selected}), 0.001)", value, RECORDED)
+            yield expression(f"{track}, {event}", WORSE, f"round(sum({selected}), 0.001)", value)
 
 
 def test_the_rules_compute_the_ratio_of_the_simulation(tmp_path: Path) -> None:
