@@ -7,8 +7,6 @@ docs/canary.md explains it. Time is in minutes from the moment on which the cana
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,10 +94,10 @@ class Users:
     """The users of a region, and how they differ: from each other, from quarter to quarter, and all over the day."""
 
     number: int = 1000
-    shown_per_min: float = 1.0
-    """Completions shown to a user who types, on average over the users."""
+    answers_per_min: float = 1.2
+    """To a user who types, on average over the users. Those with text are shown."""
     activity_sigma: float = 1.0
-    """Of the logarithm of a user's own rate. At 1 the busiest sixth has half of the completions."""
+    """Of the logarithm of a user's own rate. At 1 the busiest sixth has half of the answers."""
     typing_share: float = 0.5
     """Of the users in each quarter of an hour; the others rest."""
     chances: tuple[Chance, Chance, Chance] = (Chance(0.83, 0.08), Chance(0.3, 0.12), Chance(0.8, 0.1))
@@ -123,59 +121,45 @@ class Rollout:
     def count(self, seed: int) -> tuple[Values, Values]:
         """Return the parts and the wholes of the shares, summed since `BEGIN`: minute, share, track, group of users."""
         rng = np.random.default_rng(seed)
-        number, chances = self.users.number, self.users.chances
+        minutes, number = self.minutes - BEGIN, self.users.number
         is_canary = rng.integers(self.servers, size=number) == 0
-        group = rng.integers(NUM_USER_GROUPS, size=number)
-        shown = rng.poisson(self._shown_per_min(rng))
-        without_text = (1 - chances[Share.WITH_TEXT].mean) / chances[Share.WITH_TEXT].mean
-        answered = shown.copy()
-        answered[shown > 0] += rng.poisson(shown[shown > 0] * without_text)
-        draw = partial(self._draw, is_canary=is_canary, log_odds=self._log_odds(rng), rng=rng)
-        with_text, accepted = draw(answered, Share.WITH_TEXT), draw(shown, Share.ACCEPTED)
-        survived = draw(accepted, Share.SURVIVED)
-        place = np.zeros((number, 2 * NUM_USER_GROUPS))
-        place[np.arange(number), is_canary * NUM_USER_GROUPS + group] = 1.0
-        parts, wholes = (
-            np.stack([(each @ place).cumsum(0) for each in of_share], 1).reshape(-1, len(Share), 2, NUM_USER_GROUPS)
-            for of_share in ((with_text, accepted, survived), (answered, shown, accepted))
-        )
-        return parts, wholes
+        place = is_canary * NUM_USER_GROUPS + rng.integers(NUM_USER_GROUPS, size=number)
+        minute, user = self._answers(rng, minutes)
+        log_odds = self._log_odds(rng, minutes, minute, user)
+        chosen = np.ones(len(user), dtype=bool)
+        counts = []
+        for share in (None, *Share):
+            if share is not None:
+                own = self.users.chances[share].draw(rng, number)
+                chance = 1 / (1 + ((1 - own) / own)[user] * np.exp(-log_odds))
+                chosen = chosen & (rng.random(len(user)) < chance * (1 - self.losses[share] * is_canary[user]))
+            cell = (minute * 2 * NUM_USER_GROUPS + place[user])[chosen]
+            found = np.bincount(cell, minlength=minutes * 2 * NUM_USER_GROUPS).astype(float)
+            counts.append(found.reshape(minutes, 2, NUM_USER_GROUPS).cumsum(0))
+        return np.stack(counts[1:], axis=1), np.stack(counts[:-1], axis=1)
 
-    def _draw(
-        self,
-        cases: NDArray[np.int64],
-        share: Share,
-        is_canary: NDArray[np.bool_],
-        log_odds: Values,
-        rng: np.random.Generator,
-    ) -> NDArray[np.int64]:
-        """Return how many of each user's cases in each minute are of a share."""
-        own = self.users.chances[share].draw(rng, self.users.number)
-        found = np.zeros_like(cases)
-        minute, user = np.nonzero(cases)
-        chance = 1 / (1 + ((1 - own) / own)[user] * np.exp(-log_odds[minute, user]))
-        found[minute, user] = rng.binomial(cases[minute, user], chance * (1 - self.losses[share] * is_canary[user]))
-        return found
-
-    def _shown_per_min(self, rng: np.random.Generator) -> Values:
+    def _answers(self, rng: np.random.Generator, minutes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the minute and the user of each answer."""
         users = self.users
         own = rng.lognormal(-(users.activity_sigma**2) / 2, users.activity_sigma, users.number)
-        is_typing = self._by_quarter(rng.random) < users.typing_share
-        found: Values = users.shown_per_min * own * is_typing
+        is_typing = rng.random((_quarters(minutes), users.number)) < users.typing_share
+        numbers = rng.poisson(_QUARTER * users.answers_per_min * own * is_typing)
+        quarter, user = np.divmod(np.repeat(np.arange(numbers.size), numbers.ravel()), users.number)
+        minute = quarter * _QUARTER + rng.integers(_QUARTER, size=len(user))
+        return minute[minute < minutes], user[minute < minutes]
+
+    def _log_odds(
+        self, rng: np.random.Generator, minutes: int, minute: NDArray[np.int64], user: NDArray[np.int64]
+    ) -> Values:
+        """Return what the hour and a user's mood add to the log odds of every chance of an answer."""
+        mood = rng.normal(0, self.users.mood_sigma, (_quarters(minutes), self.users.number))
+        day = np.sin(2 * np.pi * (minute / _DAY + rng.random()))
+        found: Values = mood[minute // _QUARTER, user] + self.users.drift * day
         return found
 
-    def _log_odds(self, rng: np.random.Generator) -> Values:
-        """Return what the hour and a user's mood add to the log odds of every chance."""
-        mood = self._by_quarter(partial(rng.normal, 0, self.users.mood_sigma))
-        day = 2 * np.pi * (np.arange(self.minutes - BEGIN) / _DAY + rng.random())
-        found: Values = mood + self.users.drift * np.sin(day)[:, None]
-        return found
 
-    def _by_quarter(self, draw: Callable[..., Any]) -> Values:
-        """Return a number for each minute and user, drawn anew for each quarter of an hour."""
-        judged = self.minutes - BEGIN
-        drawn: Values = draw(size=(-(-judged // _QUARTER), self.users.number))
-        return np.repeat(drawn, _QUARTER, axis=0)[:judged]
+def _quarters(minutes: int) -> int:
+    return -(-minutes // _QUARTER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,10 +60,10 @@ def test_users_are_on_one_track_and_what_is_kept_is_of_the_whole() -> None:
     assert parts.shape == wholes.shape == (60 - BEGIN, 3, 2, 32)
     assert (parts <= wholes).all()
     assert (np.diff(wholes, axis=0) >= 0).all()
-    assert (parts[:, Share.ACCEPTED] == wholes[:, Share.SURVIVED]).all()
+    assert (parts[:, :-1] == wholes[:, 1:]).all(), "each share is of those before"
     total = wholes[-1].sum(-1)
-    assert total[Share.ACCEPTED].sum() == pytest.approx(200 * 0.5 * 55, rel=0.3)
-    assert total[Share.ACCEPTED, 1] / total[Share.ACCEPTED].sum() == pytest.approx(0.25, abs=0.1)
+    assert total[Share.WITH_TEXT].sum() == pytest.approx(200 * 0.5 * 1.2 * 55, rel=0.3)
+    assert total[Share.WITH_TEXT, 1] / total[Share.WITH_TEXT].sum() == pytest.approx(0.25, abs=0.1)
 
 
 def taken_back(users: Users, losses: tuple[float, float, float], number: int) -> tuple[int, int]:
