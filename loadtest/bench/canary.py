@@ -30,7 +30,7 @@ from loadtest.simulation.rollouts import (
     verdict,
 )
 
-SIZES = (400, 1000, 4000)
+SIZES = (400, 1000, 2000)
 """Users of a region."""
 EQUAL = "equal"
 LOSSES = {
@@ -49,7 +49,7 @@ _CONFIDENCE = 0.95
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options(BenchmarkOptions):
     equal: int = option(1500, "Rollouts of an equal canary, for each number of users.", click.IntRange(1))
-    worse: int = option(200, "Rollouts of each worse one.", click.IntRange(1))
+    worse: int = option(150, "Rollouts of each worse one.", click.IntRange(1))
     minutes: int = option(120, "Minutes of a rollout.", click.IntRange(SOAK_MIN))
     processes: int = option(2, "Processes that simulate.", click.IntRange(1))
 
