@@ -174,7 +174,7 @@ class Verdict:
 
 def verdict(parts: Values, wholes: Values, variance: Variance = variance_over_groups) -> Verdict:
     """Look at the counts of a rollout each minute, as the analysis does, and return its end."""
-    ratios = log_likelihood_ratio(parts, wholes, variance)
-    is_worse = (np.nan_to_num(ratios, nan=-np.inf) >= LIMIT).any(1)
-    end = int(is_worse.argmax()) if is_worse.any() else len(is_worse) - 1
-    return Verdict(BEGIN + end + 1 if is_worse.any() else None, int(wholes[end, Share.ACCEPTED, 1].sum()))
+    ratios = np.nan_to_num(log_likelihood_ratio(parts, wholes, variance), nan=-np.inf)
+    found = np.flatnonzero(ratios.max(axis=1) >= LIMIT)
+    end = int(found[0]) if found.size else len(ratios) - 1
+    return Verdict(BEGIN + end + 1 if found.size else None, int(wholes[end, Share.ACCEPTED, 1].sum()))
