@@ -5,7 +5,7 @@ and survives, and from one quarter of an hour to the next. All change over the d
 hours, longer than a rollout. Equal canaries show the false alarms, worse ones how many completions the test needs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -69,7 +69,7 @@ def main(options: _Options, _console: Console) -> Result:
                 rollout = Rollout(Users(number=users), losses, minutes=options.minutes)
                 number = options.equal if name == EQUAL else options.worse
                 ends = list(pool.map(partial(_run, rollout), range(number), chunksize=5))
-                found = _found(ends)
+                found: Mapping[str, float | None] = _found(ends)
                 if name == EQUAL:
                     independent = pool.map(
                         partial(_run, rollout, variance=variance_of_independent), range(options.worse), chunksize=5
@@ -115,14 +115,14 @@ def quantile_of_found(ends: Sequence[Verdict], share: float) -> int | None:
 
 
 def _table(figures: dict[str, Any]) -> Table:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for users in SIZES:
         rows.append((f"{users}", EQUAL, f"{figures[f'{EQUAL}_{users}_stopped']:.2%}", "", "", ""))
         for name in LOSSES:
             if name != EQUAL:
                 of = {key: figures[f"{name}_{users}_{key}"] for key in _KEYS}
                 shares = (f"{of['found']:.0%}", f"{of['found_in_soak']:.0%}")
-                rows.append((f"{users}", name, *shares, *(shown(of[key]) for key in ("shown_p50", "shown_p95"))))
+                rows.append((f"{users}", name, *shares, *(shown(of[key], 0) for key in ("shown_p50", "shown_p95"))))
     heads = ("users", "canary", "taken back", f"in {SOAK_MIN} min", "completions p50", "p95")
     return text_table("Canaries", heads, rows, num_words=2)
 
