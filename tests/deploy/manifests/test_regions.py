@@ -23,12 +23,13 @@ MAY_DIFFER = {
     "Deployment/completion-server spec.template.spec.nodeSelector.topology.kubernetes.io/region",
     "Deployment/completion-server spec.template.spec.nodeSelector.nvidia.com/gpu.product",
     "Deployment/completion-server spec.template.spec.containers.0.env.COMPLETION_SERVER__SERVER__REGION",
+    "Deployment/completion-edge spec.template.spec.containers.0.env.COMPLETION_REGION_SERVERS",
     "ResourceQuota/gpus spec.hard.requests.nvidia.com/gpu",
     "GRPCRoute/completion spec.hostnames.1",
     "HTTPRoute/completion-region-health spec.hostnames.0",
     "Certificate/completion-edge spec.dnsNames.1",
 }
-SIZES = {"minReplicaCount", "maxReplicaCount", "com/gpu", "product"}
+SIZES = {"minReplicaCount", "maxReplicaCount", "COMPLETION_REGION_SERVERS", "com/gpu", "product"}
 MUST_DIFFER = {each for each in MAY_DIFFER if each.rpartition(".")[2] not in SIZES}
 
 
@@ -76,6 +77,11 @@ def test_a_regions_values_arrive(region: str) -> None:
     assert server_config(objects).server.region == values["name"] == region
     assert one(objects, "ResourceQuota", "gpus")["spec"]["hard"]["requests.nvidia.com/gpu"] == values["maxGpus"]
     assert int(values["maxGpus"]) > values["maxReplicas"] > values["replicas"]
+    variables = {each["name"]: each["value"] for each in edge_container(region)["env"]}
+    assert variables == {
+        "COMPLETION_REGION_SERVERS": str(values["replicas"]),
+        "COMPLETION_REGION_MIN_SHARE": "0.5",
+    }
     assert "replaced" not in str(objects)
     assert not [each for each in objects if each["kind"] == "Region"]
 
@@ -114,8 +120,8 @@ def test_no_record_is_at_the_apex_of_its_zone() -> None:
 ROUTES = (("GRPCRoute", "completion"), ("HTTPRoute", "completion-region-health"))
 
 
-def edge_container() -> Object:
-    edge = one(rendered("regions/us-east"), "Deployment", "completion-edge")
+def edge_container(region: str = "us-east") -> Object:
+    edge = one(rendered(f"regions/{region}"), "Deployment", "completion-edge")
     found: Object = edge["spec"]["template"]["spec"]["containers"][0]
     return found
 
@@ -151,7 +157,8 @@ def test_the_health_of_a_region_is_its_edges() -> None:
     document = yaml.safe_load(ENVOY_FILE.read_text(encoding="utf-8"))
     (listener,) = (each for each in document["static_resources"]["listeners"] if each["name"] == "region-health")
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
-    answered = manager["http_filters"][0]["typed_config"]["headers"][0]["string_match"]["exact"]
+    filters = {each["name"]: each["typed_config"] for each in manager["http_filters"]}
+    answered = filters["envoy.filters.http.health_check"]["headers"][0]["string_match"]["exact"]
     assert match == {"path": {"type": "Exact", "value": answered}, "method": "GET"}
     assert backend == {"name": "completion-edge", "port": listener["address"]["socket_address"]["port_value"]}
 
