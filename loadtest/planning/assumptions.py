@@ -122,7 +122,7 @@ class Gpu:
         "Share of --computed-tokens-per-s to use at the busiest time.", 0.6, 0.9,
     )] = 0.8  # fmt: skip
     new_prompt_tokens: Annotated[float, Between(0, 1_000_000), Assumption(
-        "Prompt tokens of a request that the prefix cache does not have.", 20.0, 100.0,
+        "Prompt tokens of a request that the prefix cache does not have, if it has the document.", 20.0, 100.0,
     )] = 40.0  # fmt: skip
     draft_tokens: Annotated[int, Between(0, 32), Assumption("Draft tokens of a step (K); 0 without speculation.")] = 5
     draft_acceptance: Annotated[float, Between(0, 0.99), Assumption(
@@ -143,6 +143,34 @@ class Gpu:
     def tokens_per_step(self) -> float:
         """Tokens that a step gives a request on average: the accepted drafts and one more."""
         return sum(self.draft_acceptance**number for number in range(self.draft_tokens + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of a GPU, and what a document takes of it. GB are 10^9 bytes."""
+
+    gpu_memory_gb: Annotated[float, Above(0, 10_000), Assumption(
+        "Memory of a GPU.",
+    )] = 80.0  # fmt: skip
+    gpu_memory_share: Annotated[float, Above(0, 1), Assumption(
+        "Share of it that the engine takes (vLLM's gpu_memory_utilization).", 0.85, 0.95,
+    )] = 0.92  # fmt: skip
+    weights_gb: Annotated[float, Above(0, 100_000), Assumption(
+        "Weights of a server's models; --model calculates them.",
+    )] = 15.35  # fmt: skip
+    kv_bytes_per_token: Annotated[int, Between(1, 1_000_000_000), Assumption(
+        "KV cache of a token in a server's models; --model calculates it.",
+    )] = 843_776  # fmt: skip
+    reserved_gb: Annotated[float, Between(0, 10_000), Assumption(
+        "Activations and CUDA graphs of a GPU.", 2.0, 6.0,
+    )] = 3.0  # fmt: skip
+    document_tokens: Annotated[float, Above(0, 10_000_000), Assumption(
+        "Prompt tokens of a document, all computed at a request that finds none of them in the cache.", 800.0, 2000.0,
+    )] = 1500.0  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Check the bounds."""
+        require_bounds(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +196,7 @@ class Assumptions:
     users: Users
     answers: Answers = field(default_factory=Answers)
     gpu: Gpu = field(default_factory=Gpu)
+    memory: Memory = field(default_factory=Memory)
     money: Money = field(default_factory=Money)
 
 

@@ -4,14 +4,17 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from loadtest.planning import tables
 from loadtest.planning.assumptions import MAX_SESSIONS, SECTIONS, Assumptions, assumptions_of
 from loadtest.planning.fleet import FleetRequirements, Plan, Region, plan_of
+from loadtest.planning.inputs import take_inputs
+from loadtest.planning.model_config import KvType, ModelConfigError, read_model
 from loadtest.planning.report import LatencyGoal, Measured, ReportError, read_measured
 from loadtest.traffic.typist import TypingModel
 
@@ -24,9 +27,11 @@ _HEADINGS = {
     "users": "How people type, at the busiest time",
     "answers": "Completions",
     "gpu": "One server (a measured one needs none of these)",
+    "memory": "Memory of a server, in GB of 10^9 bytes (a measured one needs none of these)",
     "money": "Money",
 }
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_MODEL = click.Path(exists=True, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
@@ -83,6 +88,14 @@ class _RegionType(click.ParamType[Region]):
 
 
 @click.command(cls=_SectionedCommand)
+@click.option(
+    "--inputs",
+    type=_FILE,
+    is_eager=True,
+    expose_value=False,
+    callback=take_inputs,
+    help="TOML file of options: sessions = 12000. Those of the command line have precedence.",
+)
 @click.option("--seats", type=click.IntRange(1, MAX_SESSIONS), help="People who may use it. Instead of --sessions.")
 @click.option(
     "--open-share",
@@ -93,9 +106,18 @@ class _RegionType(click.ParamType[Region]):
 )
 @click.option("--sessions", type=click.IntRange(1, MAX_SESSIONS), help="Open editors at the busiest time.")
 @click.option("--region", "regions", type=_RegionType(), multiple=True, help="May be repeated; else three equal ones.")
-@click.option("--spare-region", is_flag=True, help="Answer in time also while a region is lost (N+1).")
+@click.option("--survive", type=int, default=0, show_default=True, help="Answer in time without so many regions.")
 @click.option("--surge", type=int, default=0, show_default=True, help="Servers more in each region, for a rollout.")
 @click.option("--gpus-per-region", type=int, help="Check this fleet instead of sizing one.")
+@click.option("--model", type=_MODEL, help="The model's config.json or folder, for its memory. Else a Code Llama 13B.")
+@click.option("--draft-model", type=_MODEL, help="The same of its draft model.")
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(get_args(KvType)),
+    default="auto",
+    show_default=True,
+    help="Type of the KV cache with --model: the model's own, or FP8.",
+)
 @click.option("--report", type=_FILE, help="What one server did: `loadtest run --out`, `loadtest capacity --json`.")
 @click.option("--target", help="The target of the report, if it has several.")
 @click.option(
@@ -123,7 +145,10 @@ class _RegionType(click.ParamType[Region]):
 @click.option("--plot", type=_NEW_FILE, help="Draw the plan: .svg, .png or .pdf. Needs completion-server[loadtest].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
 @_assumption_options
+@click.pass_context
 def plan(
+    ctx: click.Context,
+    /,
     seats: int | None,
     open_share: float,
     sessions: int | None,
@@ -136,21 +161,22 @@ def plan(
     """Calculate GPUs and cost from the number of seats.
 
     People open editors; editors send a request at each short rest of the keys; most requests are overtaken by the next
-    key; a server answers so many requests a second in time; GPUs are paid for all hours, and completions that are shown
-    are worth it. Every number on this way is an option. The defaults describe an INT8 model of 13 billion parameters on
-    an A100 and are assumptions: measure a server with the load tester and give its --report.
+    key; a server answers so many requests a second in time, fewer the more documents share its prefix cache; GPUs are
+    paid for all hours, and completions that are shown are worth it. Every number on this way is an option. The defaults
+    describe an INT8 model of 13 billion parameters on an A100 and are assumptions: measure a server with the load
+    tester and give its --report.
 
     \b
     Examples:
       completion-server plan --seats 20000
-      completion-server plan --sessions 12000 --spare-region --surge 1 --plot plan.svg
+      completion-server plan --sessions 12000 --survive 1 --surge 1 --plot plan.svg
       completion-server plan --sessions 12000 --gpus-per-region 4 --target-cost 0.0003
       completion-server plan --seats 500 --region office=1 --report run.json --gpu-usd-hour 1.2
     """
     if (seats is None) == (sessions is None):
         raise click.UsageError("give either --seats or --sessions")
     sessions = sessions or max(1, round((seats or 0) * open_share))
-    found = _plan(sessions, given)
+    found = _plan(sessions, given | _memory(ctx, given))
     if plot is not None:
         _draw(found, plot)
     if as_json:
@@ -169,10 +195,30 @@ def _plan(sessions: int, given: Mapping[str, Any]) -> Plan:
         values["users"]["sessions"] = sessions
         assumptions = Assumptions(**{section: kind(**values[section]) for section, kind in SECTIONS.items()})
         regions = given["regions"] or tuple(Region(name, 1 / len(_REGIONS)) for name in _REGIONS)
-        requirements = FleetRequirements(regions, given["spare_region"], given["surge"], given["gpus_per_region"])
+        requirements = FleetRequirements(regions, given["survive"], given["surge"], given["gpus_per_region"])
         return plan_of(assumptions, requirements, _measured(assumptions, given))
     except ValueError as error:
         raise click.UsageError("\n".join(map(_with_option, str(error).splitlines()))) from error
+
+
+def _memory(ctx: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the memory of the models, except what is given as a number."""
+    if given["model"] is None:
+        if given["draft_model"] is not None:
+            raise click.UsageError("--draft-model: needs --model")
+        return {}
+    models = []
+    for option in ("model", "draft_model"):
+        try:
+            if given[option] is not None:
+                models.append(read_model(given[option], given["kv_dtype"]))
+        except ModelConfigError as error:
+            raise click.UsageError(f"{tables.option_of(option)}: {error}") from error
+    found = {
+        "weights_gb": sum(each.weights_bytes for each in models) / 1e9,
+        "kv_bytes_per_token": sum(each.kv_bytes_per_token for each in models),
+    }
+    return {name: value for name, value in found.items() if ctx.get_parameter_source(name) is ParameterSource.DEFAULT}
 
 
 def _measured(assumptions: Assumptions, given: Mapping[str, Any]) -> Measured | None:

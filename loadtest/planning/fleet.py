@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from loadtest.planning.assumptions import SECTIONS, Assumptions, assumptions_of
-from loadtest.planning.demand import Demand, ServerCapacity, capacity_of, demand_of
+from loadtest.planning.assumptions import SECTIONS, Assumptions, Gpu, assumptions_of
+from loadtest.planning.capacity import ServerCapacity, capacity_of, cold_requests, computed_tokens
+from loadtest.planning.demand import Demand, demand_of
+from loadtest.planning.prefix_cache import ColdStart, PrefixCache, cold_start, prefix_cache_of
 from loadtest.planning.report import Measured
 
 HOURS_PER_MONTH = 730
@@ -27,8 +29,8 @@ class FleetRequirements:
     """What the fleet is to survive, and what it already is."""
 
     regions: tuple[Region, ...]
-    spare_region: bool = False
-    """Whether the others answer in time when a region is lost."""
+    survive: int = 0
+    """How many regions may be lost while the others still answer in time."""
     surge: int = 0
     """Servers more in each region."""
     gpus_per_region: int | None = None
@@ -46,17 +48,32 @@ class FleetRequirements:
         if len({region.name for region in self.regions}) < len(self.regions):
             msg = f"region: names must differ, got {_said(self.regions)}"
             raise ValueError(msg)
-        if self.spare_region and len(self.regions) == 1:
-            msg = "spare_region: needs at least two regions, got one"
+        if not 0 <= self.survive < len(self.regions):
+            limit = f"from 0 to {len(self.regions) - 1}, one less than there are regions"
+            msg = f"survive: must be {limit}, got {self.survive}"
             raise ValueError(msg)
         if not 0 <= self.surge <= _MAX_SURGE:
             msg = f"surge: must be from 0 to {_MAX_SURGE}, got {self.surge}"
             raise ValueError(msg)
 
+    @property
+    def num_lost(self) -> int:
+        """Regions of a loss: one, unless the fleet is to survive more."""
+        return max(1, self.survive)
+
+    def lost_share(self, region: Region) -> float:
+        """Return the share of the sessions whose region is lost, in the worst case for `region`; nan if it is alone."""
+        others = sorted((each.share for each in self.regions if each is not region), reverse=True)
+        return math.fsum(others[: self.num_lost]) if others else math.nan
+
 
 @dataclass(frozen=True, slots=True)
 class RegionPlan:
-    """The servers of one region. `busy` is its load at the busiest time, as a share of its capacity."""
+    """The servers of one region. `busy` is its sessions at the busiest time, as a share of those that it holds.
+
+    "If lost" is the worst loss of other regions; nan and None with one region. What the prefix cache does is not known
+    of a measured server.
+    """
 
     name: str
     share: float
@@ -67,7 +84,11 @@ class RegionPlan:
     """GPUs that it has: the given ones, or those needed."""
     busy: float
     busy_if_lost: float
-    """The same while another region is lost, the worst one for this region; nan with one region."""
+    hit_share: float
+    """Requests whose document is in the prefix cache."""
+    hit_share_if_lost: float
+    cold_start: ColdStart | None
+    """What the users of the lost regions add when they come."""
 
     @property
     def holds(self) -> bool:
@@ -84,6 +105,8 @@ class Plan:
     measured: Measured | None
     demand: Demand
     capacity: ServerCapacity
+    cache: PrefixCache | None
+    """The prefix cache of a server; None if a server was measured."""
     regions: tuple[RegionPlan, ...]
 
     @property
@@ -140,55 +163,65 @@ def plan_of(assumptions: Assumptions, requirements: FleetRequirements, measured:
     if given is not None and (given < 1 or given % per_server):
         msg = f"gpus_per_region: must be a multiple of gpus_per_server ({per_server}) and at least 1, got {given}"
         raise ValueError(msg)
-    demand = demand_of(assumptions.users, assumptions.answers)
+    demand, cache = demand_of(assumptions.users, assumptions.answers), None
     if measured is None:
-        capacity = capacity_of(demand, assumptions.answers, assumptions.gpu)
+        cache = prefix_cache_of(assumptions.users, assumptions.gpu, assumptions.memory)
+        capacity = capacity_of(demand, assumptions.answers, assumptions.gpu, cache)
     else:
         demand = measured.replacing(demand)
         rate = measured.requests_per_s
-        capacity = ServerCapacity(rate, measured.source, {measured.source: rate})
-    return Plan(
-        assumptions, requirements, measured, demand, capacity, _regions(requirements, demand, capacity, per_server)
+        sessions = rate / demand.requests_per_s * demand.sessions
+        capacity = ServerCapacity(rate, sessions, measured.source, {measured.source: rate})
+    regions = tuple(
+        _region(region, requirements, demand, capacity, assumptions.gpu, cache) for region in requirements.regions
     )
+    return Plan(assumptions, requirements, measured, demand, capacity, cache, regions)
 
 
 def gpus_for(plan: Plan, sessions: int) -> int:
     """Return the GPUs that another number of sessions needs, all else being as in the plan."""
-    demand = replace(plan.demand, requests_per_s=plan.demand.requests_per_s * sessions / plan.demand.sessions)
-    regions = _regions(plan.requirements, demand, plan.capacity, plan.assumptions.gpu.gpus_per_server)
-    return sum(region.needed_gpus for region in regions)
+    total_per_s = plan.demand.requests_per_s * sessions / plan.demand.sessions
+    servers = (_servers(region, plan.requirements, total_per_s, plan.capacity) for region in plan.requirements.regions)
+    return sum(servers) * plan.assumptions.gpu.gpus_per_server
 
 
-def _regions(
-    requirements: FleetRequirements, demand: Demand, capacity: ServerCapacity, gpus_per_server: int
-) -> tuple[RegionPlan, ...]:
-    server_per_s = capacity.requests_per_s
-    return tuple(
-        _region(region, requirements, demand.requests_per_s, server_per_s, gpus_per_server)
-        for region in requirements.regions
-    )
+def _servers(region: Region, requirements: FleetRequirements, total_per_s: float, capacity: ServerCapacity) -> int:
+    planned_per_s = total_per_s * region.share
+    if requirements.survive:
+        planned_per_s /= 1 - requirements.lost_share(region)
+    return math.ceil(planned_per_s / capacity.requests_per_s) + requirements.surge
 
 
 def _region(
-    region: Region, requirements: FleetRequirements, total_per_s: float, server_per_s: float, gpus_per_server: int
-) -> RegionPlan:
-    others = [each.share for each in requirements.regions if each is not region]
-    own_per_s = total_per_s * region.share
-    # The users of a lost region go to the others in proportion to their shares.
-    lost_per_s = own_per_s / (1 - max(others)) if others else math.nan
-    planned_per_s = lost_per_s if requirements.spare_region else own_per_s
-    needed = (math.ceil(planned_per_s / server_per_s) + requirements.surge) * gpus_per_server
+    region: Region, requirements: FleetRequirements, demand: Demand, capacity: ServerCapacity, gpu: Gpu,
+    cache: PrefixCache | None,
+) -> RegionPlan:  # fmt: skip
+    needed = _servers(region, requirements, demand.requests_per_s, capacity) * gpu.gpus_per_server
     gpus = needed if requirements.gpus_per_region is None else requirements.gpus_per_region
-    capacity_per_s = gpus / gpus_per_server * server_per_s
+    own = demand.sessions * region.share * gpu.gpus_per_server / gpus
+    # The users of a lost region go to the others in proportion to their shares.
+    together = own / (1 - requirements.lost_share(region))
     return RegionPlan(
         name=region.name,
         share=region.share,
-        requests_per_s=own_per_s,
+        requests_per_s=demand.requests_per_s * region.share,
         needed_gpus=needed,
         gpus=gpus,
-        busy=own_per_s / capacity_per_s,
-        busy_if_lost=lost_per_s / capacity_per_s,
+        busy=own / capacity.sessions,
+        busy_if_lost=together / capacity.sessions,
+        hit_share=cache.hit_share(own) if cache else math.nan,
+        hit_share_if_lost=cache.hit_share(together) if cache and together > own else math.nan,
+        cold_start=_cold_start(own, together, demand, gpu, cache) if cache and together > own else None,
     )
+
+
+def _cold_start(own: float, together: float, demand: Demand, gpu: Gpu, cache: PrefixCache) -> ColdStart:
+    """Return the cold start of a server whose sessions become `together`."""
+    cold = cold_requests(together, gpu, cache)
+    requests_per_s = demand.requests_per_s * demand.engine_share / demand.sessions * together
+    busy = requests_per_s * computed_tokens(demand, gpu, cold) / gpu.computed_tokens_per_s
+    users = (together - own) * cache.typing_share
+    return cold_start(cache, users, cold.tokens / gpu.computed_tokens_per_s, 1 - busy)
 
 
 def _said(regions: Sequence[Region]) -> str:

@@ -61,7 +61,7 @@ def _draw_gpus(axes: Axes, plan: Plan) -> None:
     axes.fill_between(counts, lows, highs, color=_BLUE, alpha=0.15, step="pre", label="one estimate low or high")
     axes.step(counts, needed[0], color=_BLUE, where="pre", label="needed")
     if len(plan.regions) > 1:
-        sparing = plan_of(plan.assumptions, replace(plan.requirements, spare_region=True), plan.measured)
+        sparing = plan_of(plan.assumptions, replace(plan.requirements, survive=1), plan.measured)
         spare = [gpus_for(sparing, sessions) for sessions in counts]
         axes.step(counts, spare, color=_ORANGE, where="pre", label="with a region to spare")
     point = plan.demand.sessions, plan.gpus

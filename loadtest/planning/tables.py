@@ -8,9 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.planning import stated
 from loadtest.planning.assumptions import Users
-from loadtest.planning.demand import computed_tokens
+from loadtest.planning.capacity import cold_requests, computed_tokens
 from loadtest.planning.fleet import Plan, cost_levers, variations
+from loadtest.planning.prefix_cache import PrefixCache
 from loadtest.traffic.typist import TypingModel
 
 _MAX_VARIATIONS = 14
@@ -20,10 +22,17 @@ def as_json(plan: Plan, target_usd: float | None) -> dict[str, Any]:
     """Return the plan for JSON. Times are seconds, rates 1/s; a figure without a value is null."""
     found: dict[str, Any] = {
         "assumptions": asdict(plan.assumptions),
+        "model": stated.sentences(plan),
         "fleet": asdict(plan.requirements),
         "measured": plan.measured and asdict(plan.measured),
         "demand": asdict(plan.demand) | {"shown_per_session_hour": plan.demand.shown_per_session_hour},
         "capacity": asdict(plan.capacity),
+        "prefix_cache": plan.cache
+        and {
+            "kv_gb": plan.cache.kv_gb,
+            "documents": plan.cache.documents,
+            "hit_share": plan.cache.hit_share(plan.capacity.sessions),
+        },
         "regions": [asdict(region) | {"holds": region.holds} for region in plan.regions],
         "gpus": plan.gpus,
         "needed_gpus": plan.needed_gpus,
@@ -48,7 +57,7 @@ def as_json(plan: Plan, target_usd: float | None) -> dict[str, Any]:
             "usd_per_shown": target_usd,
             "ways": [asdict(each) for each in cost_levers(plan, target_usd)],
         }
-    return _without_nan(found)  # type: ignore[no-any-return]
+    return _only_finite(found)  # type: ignore[no-any-return]
 
 
 def show(plan: Plan, console: Console, *, seats: int | None, target_usd: float | None) -> None:
@@ -61,6 +70,9 @@ def show(plan: Plan, console: Console, *, seats: int | None, target_usd: float |
     console.print(_sensitivity(plan))
     if target_usd is not None:
         console.print(_levers(plan, target_usd))
+    console.print("Assumed", style="bold")
+    for line in (*stated.numbers(plan), *stated.sentences(plan)):
+        console.print(line, soft_wrap=True)
 
 
 def _table(*columns: str, left: tuple[int, ...] = (0,)) -> Table:
@@ -105,15 +117,30 @@ def _step_rows(plan: Plan, seats: int | None) -> Iterator[tuple[str, str, str]]:
     if not plan.is_shown_share_modelled:
         how = f"counted or measured; {demand.shown_per_s:,.0f}/s"
     yield "shown", f"{demand.shown_share:.1%}", how
-    if plan.measured is None:
+    if plan.cache is not None:
+        yield from _cache_rows(plan, plan.cache)
+        cold = cold_requests(plan.capacity.sessions, gpu, plan.cache)
         yield "a slot is held", f"{demand.held_s * 1000:.0f} ms", "until the answer is whole or the next key comes"
-        how = f"{gpu.new_prompt_tokens:g} of the prompt, {demand.generated_tokens:.1f} generated"
-        how += f" in steps that compute {gpu.draft_tokens + 1} and give {gpu.tokens_per_step:.1f}"
-        yield "tokens of a request", f"{computed_tokens(demand, gpu):.0f}", how
+        how = f"{gpu.new_prompt_tokens:g} of the prompt, {cold.share * cold.tokens:.0f} of documents not in the cache, "
+        how += f"{demand.generated_tokens:.1f} generated in steps that compute {gpu.draft_tokens + 1} and give "
+        how += f"{gpu.tokens_per_step:.1f}"
+        yield "tokens of a request", f"{computed_tokens(demand, gpu, cold):.0f}", how
     bounds = ", ".join(f"{name} {rate:,.0f}" for name, rate in plan.capacity.bounds.items())
     if plan.measured is not None:
         bounds = plan.measured.source
+    yield "one server, sessions", f"{plan.capacity.sessions:,.0f}", ""
     yield "one server, requests/s", f"{plan.capacity.requests_per_s:,.0f}", bounds
+
+
+def _cache_rows(plan: Plan, cache: PrefixCache) -> Iterator[tuple[str, str, str]]:
+    gpu, memory = plan.assumptions.gpu, plan.assumptions.memory
+    how = f"{gpu.gpus_per_server} x " if gpu.gpus_per_server > 1 else ""
+    how += f"({memory.gpu_memory_share:.0%} of {memory.gpu_memory_gb:g} GB - {memory.reserved_gb:g} GB) - "
+    yield "KV cache", f"{cache.kv_gb:.1f} GB", f"{how}{memory.weights_gb:.1f} GB of weights"
+    how = f"{memory.document_tokens:g} tokens of {memory.kv_bytes_per_token / 1e6:.2f} MB each"
+    yield "documents in it", f"{cache.documents:.0f}", how
+    hits = cache.hit_share(plan.capacity.sessions)
+    yield "document found there", f"{hits:.1%}", f"of the requests, with {plan.capacity.sessions:,.0f} sessions"
 
 
 def _typing(users: Users) -> str:
@@ -122,11 +149,13 @@ def _typing(users: Users) -> str:
 
 
 def _regions(plan: Plan) -> Table:
-    table = _table("region", "requests/s", "GPUs", "needed", "busy", "busy with a region lost")
+    lost = f"with {plan.requirements.num_lost} lost"
+    columns = "busy", f"busy {lost}", "document found", f"found {lost}"
+    table = _table("region", "requests/s", "GPUs", "needed", *columns)
     for region in plan.regions:
-        lost = "-" if math.isnan(region.busy_if_lost) else f"{region.busy_if_lost:.0%}"
-        figures = f"{region.requests_per_s:,.0f}", f"{region.gpus}", f"{region.needed_gpus}", f"{region.busy:.0%}", lost
-        table.add_row(region.name, *figures)
+        shares = region.busy, region.busy_if_lost, region.hit_share, region.hit_share_if_lost
+        figures = f"{region.requests_per_s:,.0f}", f"{region.gpus}", f"{region.needed_gpus}"
+        table.add_row(region.name, *figures, *("-" if math.isnan(share) else f"{share:.0%}" for share in shares))
     return table
 
 
@@ -136,6 +165,7 @@ def _verdicts(plan: Plan) -> Iterator[str]:
     short = [f"{each.name} needs {each.needed_gpus}, has {each.gpus}" for each in plan.regions if not each.holds]
     if short:
         yield f"Too few GPUs for {aim}: {'; '.join(short)}."
+    yield from _cold_start(plan)
     per_hour = demand.shown_per_session_hour
     mean = plan.shown_per_hour / demand.sessions
     yield (
@@ -146,6 +176,20 @@ def _verdicts(plan: Plan) -> Iterator[str]:
     if measured is not None and measured.requests_per_session_s is not None:
         tested, planned = measured.requests_per_session_s * 3600, demand.requests_per_session_hour
         yield f"A session of the test sent {tested:,.0f} requests an hour, one of this plan sends {planned:,.0f}."
+
+
+def _cold_start(plan: Plan) -> Iterator[str]:
+    """Yield what the users of lost regions do to the server that has the most work with them."""
+    starts = [(region.cold_start, region.name) for region in plan.regions if region.cold_start is not None]
+    if not starts:
+        return
+    start, name = max(starts, key=lambda each: each[0].longest_wait_s)
+    then = f"up to {start.longest_wait_s:.2f} s of work pile up, done after {start.over_after_s:.1f} s"
+    if math.isinf(start.longest_wait_s):
+        then = "it does not catch up"
+    lost = plan.requirements.num_lost
+    who = f"{start.users:.0f} users who type"
+    yield f"With {lost} lost, {who} come to a server of {name} without their documents: {then}."
 
 
 def _sensitivity(plan: Plan) -> Table:
@@ -174,9 +218,9 @@ def option_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _without_nan(value: Any) -> Any:  # noqa: ANN401 - any JSON
+def _only_finite(value: Any) -> Any:  # noqa: ANN401 - any JSON
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: _only_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+        return [_only_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

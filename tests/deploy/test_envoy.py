@@ -13,8 +13,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from loadtest.bench.replicas.envoy import Envoy, adapted, load_shipped
 from loadtest.bench.replicas.users import NamedUsers, OpenStream, busiest_over_mean, names_of
-from tests.deploy.conftest import Site, run_site
+from tests.deploy.conftest import SHIPPED, Site, health_over_http, run_site
 from tests.support.server import eventually
 
 BOUND = 1.25
@@ -75,6 +76,51 @@ async def test_health_is_that_of_a_replica_and_other_services_are_not_passed_on(
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         other = channel.unary_unary("/completion.v1.AdminService/GetStatus")
         assert await other(b"", timeout=5).code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def fresh_health(envoy: Envoy) -> int:
+    """Return the status of a health check for which Envoy has looked at its replicas; others repeat an older one."""
+    before = envoy.stat("cluster.admin.upstream_rq_completed")
+    while True:
+        status = health_over_http(envoy)
+        if envoy.stat("cluster.admin.upstream_rq_completed") > before:
+            return status
+
+
+@pytest.mark.parametrize(
+    ("servers", "share", "status"),
+    [(None, None, 200), ("2", None, 200), ("3", None, 503), ("4", None, 503), ("4", "0.25", 200), ("2", "1", 503)],
+)
+def test_a_region_is_healthy_by_the_share_of_the_servers_that_it_should_have(
+    site: Site, monkeypatch: pytest.MonkeyPatch, servers: str | None, share: str | None, status: int
+) -> None:
+    """One server is there and healthy; those that are gone for good are not even in DNS."""
+    for name, value in (("COMPLETION_REGION_SERVERS", servers), ("COMPLETION_REGION_MIN_SHARE", share)):
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    document = adapted(load_shipped(SHIPPED), [site.replicas[0].ready["address"]])
+    with Envoy.running(document, 1) as envoy:
+        assert fresh_health(envoy) == status
+
+
+def test_many_health_checks_look_at_the_replicas_once_a_second(site: Site) -> None:
+    """Anybody may send them, and each look takes time of Envoy's main thread."""
+    before = site.envoy.stat("cluster.admin.upstream_rq_completed")
+    assert {health_over_http(site.envoy) for _ in range(200)} == {200}
+    assert site.envoy.stat("cluster.admin.upstream_rq_completed") - before < 100
+
+
+async def test_a_region_that_loses_more_than_half_of_its_servers_is_unhealthy(
+    envoy_binary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPLETION_REGION_SERVERS", "4")
+    with run_site(3) as site:
+        found = [fresh_health(site.envoy)]
+        for num_left in (2, 1):
+            os.kill(site.replicas[num_left].pid, signal.SIGKILL)
+            while site.envoy.num_healthy() > num_left:
+                await asyncio.sleep(0.05)
+            found.append(fresh_health(site.envoy))
+    assert found == [200, 200, 503]
 
 
 @pytest.fixture

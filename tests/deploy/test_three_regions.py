@@ -2,8 +2,6 @@
 
 import os
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, Regions, RegionSettings
 from loadtest.bench.replicas.users import NamedUsers, names_of
-from tests.deploy.conftest import Site, run_site
+from tests.deploy.conftest import Site, health_over_http, run_site
 from tests.support.server import eventually, request
 
 HOME = "us-east"
@@ -40,17 +38,6 @@ def _enter(stack: ExitStack, region: str) -> Site:
     site = own.enter_context(run_site(NUM_REPLICAS[region], f"server.region={region}"))
     stack.push(own)
     return site
-
-
-def health_over_http(region: Site) -> int:
-    """Return the HTTP status that a health check of the global DNS gets."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://{region.envoy.health_address}/healthz", timeout=5) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code
 
 
 async def health_over_grpc(region: Site) -> grpc.StatusCode:
@@ -102,7 +89,7 @@ async def test_users_stay_in_their_region_until_it_is_lost(regions: dict[str, Si
         replicas = await replicas_of_users(region)
         assert all(len(each) == 1 for each in replicas.values())
         assert set.union(*replicas.values()) == {each.ready["address"] for each in region.replicas}
-        assert health_over_http(region) == 200
+        assert health_over_http(region.envoy) == 200
         assert await health_over_grpc(region) is grpc.StatusCode.OK
 
     home, others = regions[HOME], {name: each for name, each in regions.items() if name != HOME}
@@ -117,15 +104,15 @@ async def test_users_stay_in_their_region_until_it_is_lost(regions: dict[str, Si
         replicas = await replicas_of_users(home)
         assert lost.ready["address"] not in set.union(*replicas.values())
         assert await region_that_answers(client, regions, 2) == HOME
-        assert health_over_http(home) == 200
+        assert health_over_http(home.envoy) == 200
 
         # The other one, too: the region's edge answers as one that is down, to users and to health checks.
         os.kill(home.replicas[1].pid, signal.SIGKILL)
         second = await region_that_answers(client, regions, 3)
         assert second != HOME
-        await eventually(lambda: health_over_http(home) == 503)
+        await eventually(lambda: health_over_http(home.envoy) == 503)
         assert await health_over_grpc(home) is grpc.StatusCode.UNAVAILABLE
-        assert [health_over_http(each) for each in others.values()] == [200, 200]
+        assert [health_over_http(each.envoy) for each in others.values()] == [200, 200]
 
         # A region without even an edge: its address refuses.
         os.kill(regions[second].envoy.pid, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import random
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ REPLICA_HEADER = "x-replica"
 EDITORS, REGION_HEALTH, METRICS = "editors", "region-health", "metrics"
 """The listeners of the shipped configuration: for editors, the health checks of a global DNS, and Prometheus."""
 REPLICAS, ADMIN = "replicas", "admin"
-"""Its clusters: the replicas, and Envoy's own admin listener, which METRICS asks."""
+"""Its clusters: the replicas, and Envoy's own admin listener, which METRICS and REGION_HEALTH ask."""
 
 _READY_S = 30.0
 _HTTP_S = 5.0
@@ -65,10 +66,13 @@ def cluster_of(document: Document, name: str = REPLICAS) -> Document:
 def adapted(shipped: Document, replicas: Sequence[str], cluster: Mapping[str, object] | None = None) -> Document:
     """Return a copy of a configuration for replicas at HOST:PORT, on free loopback ports.
 
-    Answers name their replica in REPLICA_HEADER. `cluster` replaces keys of the cluster, such as `lb_policy`.
+    The admin listener, whose port the configuration names twice, has a loopback address that nothing else has. Answers
+    name their replica in REPLICA_HEADER. `cluster` replaces keys of the cluster, such as `lb_policy`.
     """
     document = deepcopy(shipped)
-    document["admin"]["address"] = _address("127.0.0.1", 0)
+    host = ".".join(map(str, (127, *random.SystemRandom().sample(range(1, 255), 3))))
+    document["admin"]["address"]["socket_address"]["address"] = host
+    cluster_of(document, ADMIN)["load_assignment"]["endpoints"] = [{"lb_endpoints": [{"endpoint": document["admin"]}]}]
     listeners = {each["name"]: each for each in document["static_resources"]["listeners"]}
     for listener in listeners.values():
         listener["address"] = _address("127.0.0.1", 0)

@@ -13,17 +13,15 @@ REGIONS = ("us-east", "us-west", "eu-west")
 FOLDERS = (*(f"regions/{region}" for region in REGIONS), "global", "loadtest", "monitoring")
 COMBINATIONS = (
     ("cpu",),
-    ("keda",),
     ("canary",),
-    ("canary", "keda-canary"),
     ("no-spare-gpu",),
-    ("canary", "keda-canary", "no-spare-gpu"),
+    ("canary", "no-spare-gpu"),
     ("jwt",),
     ("otel",),
     ("oci-weights",),
     ("redis",),
     ("redis-external",),
-    ("otel", "oci-weights", "redis-external", "canary", "keda-canary"),
+    ("otel", "oci-weights", "redis-external", "canary"),
 )
 """Components that an operator may append to a region's."""
 TARGETS = (*FOLDERS, *("+".join(each) for each in COMBINATIONS))

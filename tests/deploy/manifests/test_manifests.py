@@ -117,7 +117,7 @@ def test_custom_resources_are_valid_by_the_types_of_their_projects_and_invalid_o
     wrong = []
     for path, value in INVALID.items():
         kind, _, name = path.split()[0].partition("/")
-        wrong.append(one(broken("canary+keda-canary", path, value), kind, name))
+        wrong.append(one(broken("canary", path, value), kind, name))
         wrong[-1]["metadata"]["name"] = "wrong"
     found = {each.partition(":")[0] for each in custom_resources.faults([*objects, *wrong], tmp_path)}
     assert found == {name_of(each) for each in wrong}
@@ -185,7 +185,7 @@ FAULTS: dict[str, tuple[Policy, str, Any]] = {
     "a password in a variable": (policies.secrets, f"{SERVER} env +", {"name": "REDIS_PASSWORD", "value": "x"}),
     "old pods go first": (policies.rollouts, f"{STRATEGY} maxUnavailable", 1),
     "given up too early": (policies.rollouts, "Deployment/completion-server spec progressDeadlineSeconds", 1200),
-    "no GPU to roll out with": (policies.quota, "ResourceQuota/gpus spec hard requests.nvidia.com/gpu", "4"),
+    "no GPU to roll out with": (policies.quota, "ResourceQuota/gpus spec hard requests.nvidia.com/gpu", "8"),
     "one proxy": (policies.proxies, f"{PROXIES} envoyDeployment replicas", 1),
     "proxies without a disruption budget": (policies.proxies, f"{PROXIES} envoyPDB", None),
     "proxies that the gateway does not name": (policies.proxies, "Gateway/completion spec infrastructure", None),
@@ -213,11 +213,11 @@ def test_every_policy_was_seen_to_catch_a_fault() -> None:
     ("target", "policy", "path", "value", "violation"),
     [
         (
-            "canary+keda-canary",
+            "canary",
             policies.quota,
             "ResourceQuota/gpus spec hard requests.nvidia.com/gpu",
-            "5",
-            "ResourceQuota/gpus: 5 GPUs are fewer than the 6 of a rollout",
+            "8",
+            "ResourceQuota/gpus: 8 GPUs are fewer than the 9 of a rollout",
         ),
         (
             "jwt",

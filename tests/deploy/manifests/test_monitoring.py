@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import random
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -85,15 +84,12 @@ def test_the_proxies_of_the_gateway_are_scraped_where_envoy_gateway_runs_them() 
 
 @contextmanager
 def running_envoy(max_connections: int | None = None) -> Iterator[Envoy]:
-    """Run the shipped Envoy, its admin listener at an address of loopback that nothing else has."""
+    """Run the shipped Envoy without replicas."""
     require_envoy()
     shipped = load_shipped(ENVOY_FILE)
     (group,) = cluster_of(shipped, ADMIN)["load_assignment"]["endpoints"]
     assert [each["endpoint"] for each in group["lb_endpoints"]] == [shipped["admin"]]
     document = adapted(shipped, [])
-    host = ".".join(map(str, (127, *random.SystemRandom().sample(range(1, 255), 3))))
-    document["admin"]["address"] = {"socket_address": {"address": host, "port_value": 9901}}
-    cluster_of(document, ADMIN)["load_assignment"]["endpoints"] = [{"lb_endpoints": [{"endpoint": document["admin"]}]}]
     if max_connections is not None:
         (monitor,) = document["overload_manager"]["resource_monitors"]
         monitor["typed_config"]["max_active_downstream_connections"] = max_connections

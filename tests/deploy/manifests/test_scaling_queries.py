@@ -41,7 +41,7 @@ def query_of(metric: dict[str, Any]) -> str:
 
 def keda_queries() -> dict[str, tuple[str, float]]:
     """Return KEDA's queries and thresholds by the triggers' names."""
-    triggers = one(rendered("keda"), "ScaledObject", "completion-server")["spec"]["triggers"]
+    triggers = one(rendered("regions/us-east"), "ScaledObject", "completion-server")["spec"]["triggers"]
     return {each["name"]: (each["metadata"]["query"], float(each["metadata"]["threshold"])) for each in triggers}
 
 
@@ -130,7 +130,7 @@ def test_queries_answer(expressions: Callable[[], Iterator[Expression]], tmp_pat
 
 def test_kedas_thresholds_are_between_the_figures_of_quiet_and_of_trouble() -> None:
     assert {name: threshold for name, (_, threshold) in keda_queries().items()} == {"queue-wait": 30, "shed-share": 2}
-    triggers = one(rendered("keda"), "ScaledObject", "completion-server")["spec"]["triggers"]
+    triggers = one(rendered("regions/us-east"), "ScaledObject", "completion-server")["spec"]["triggers"]
     assert {each["metadata"]["ignoreNullValues"] for each in triggers} == {"false"}, "no figure is an error, not a 0"
 
 

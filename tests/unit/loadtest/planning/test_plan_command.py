@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from loadtest.commands.searches import capacity_json
+from loadtest.planning.assumptions import Memory
 from loadtest.planning.command import plan
 from loadtest.planning.report import LatencyGoal, ReportError, read_measured
 from loadtest.report.figures import figures
 from loadtest.search import Capacity, Trial
 from loadtest.stats import RunStats
+from tests.support.kustomize import DEPLOY
 from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_stats
 
 GOAL = LatencyGoal(within_ms=200.0, in_time=0.95)
@@ -172,20 +175,81 @@ def test_counts_of_ones_own_replace_the_model_of_typing() -> None:
 
 def test_tables_state_the_case() -> None:
     output = run("--sessions", "12000", "--gpus-per-region", "4", "--target-cost", "0.0003").output
-    assert "12 GPUs, 4 in each of 3 regions: $36.00 an hour, $26,280 a month, $0.000103" in output
-    assert "us-east needs 5, has 4" in output
+    assert "12 GPUs, 4 in each of 3 regions: $36.00 an hour, $26,280 a month, $0.000171" in output
+    assert "us-east needs 8, has 4" in output
     assert re.search(r"completions shown to an open session in a mean hour +10 *\n", output)
-    assert re.search(r"--gpu-usd-hour +3 +1\.5 +4\.1 +15 / 15 +0\.000051 / 0\.000140", output)
+    assert re.search(r"--gpu-usd-hour +3 +1\.5 +4\.1 +24 / 24 +0\.000085 / 0\.000234", output)
 
 
 def test_json_has_what_the_tables_have() -> None:
-    one = found("--sessions", "12000", "--spare-region", "--target-cost", "0.0003")
-    assert (one["gpus"], one["needed_gpus"]) == (21, 21)
+    one = found("--sessions", "12000", "--survive", "1", "--target-cost", "0.0003")
+    assert (one["gpus"], one["needed_gpus"]) == (33, 33)
     assert {each["name"] for each in one["regions"]} == {"us-east", "us-west", "eu-west"}
     assert all(each["holds"] and each["busy_if_lost"] <= 1 for each in one["regions"])
     assert {each["name"] for each in one["target"]["ways"]} >= {"gpu_usd_hour", "mean_load"}
     price = next(each for each in one["sensitivity"] if each["name"] == "gpu_usd_hour")
     assert price["low"]["usd_per_shown"] < one["usd_per_shown"] < price["high"]["usd_per_shown"]
+    assert one["prefix_cache"]["documents"] == pytest.approx(43.7, abs=0.1)
+    assert one["regions"][0]["cold_start"]["users"] == pytest.approx(91, abs=1)
+
+
+def test_every_assumption_is_stated_to_people_and_programs() -> None:
+    arguments = "--sessions", "12000", "--survive", "1"
+    output, one = run(*arguments).output, found(*arguments)
+    for section, values in one["assumptions"].items():
+        (line,) = (line for line in output.splitlines() if line.startswith(f"{section}: "))
+        stated = {
+            part.rpartition(" ")[0]: float(part.rpartition(" ")[2]) for part in line.partition(": ")[2].split(", ")
+        }
+        known = {name: value for name, value in values.items() if value is not None and name != "sessions"}
+        assert stated == pytest.approx(known, rel=1e-4)
+    assert all(sentence in output for sentence in one["model"])
+    assert any("whole document" in sentence for sentence in one["model"])
+    measured = run(*arguments, "--server-per-s", "11").output
+    assert "memory: " not in measured
+    assert "document" not in " ".join(found(*arguments, "--server-per-s", "11")["model"])
+
+
+def test_a_models_config_gives_its_memory_unless_a_number_does() -> None:
+    target, draft = DEPLOY / "plan" / "target.json", DEPLOY / "plan" / "draft.json"
+    memory = found("--sessions", "10", "--model", str(target))["assumptions"]["memory"]
+    assert memory["kv_bytes_per_token"] == 819_200
+    assert memory["weights_gb"] == pytest.approx(13.34, abs=0.01)
+    both = "--sessions", "10", "--model", str(target), "--draft-model", str(draft)
+    memory = found(*both)["assumptions"]["memory"]
+    assert memory["kv_bytes_per_token"] == 819_200 + 2 * 12 * 4 * 128 * 2 == Memory().kv_bytes_per_token
+    assert memory["weights_gb"] == pytest.approx(Memory().weights_gb, abs=0.005)
+    memory = found(*both, "--kv-dtype", "fp8", "--weights-gb", "9")["assumptions"]["memory"]
+    assert (memory["kv_bytes_per_token"], memory["weights_gb"]) == (Memory().kv_bytes_per_token // 2, 9)
+
+
+def test_a_file_gives_options_and_the_command_line_has_precedence(tmp_path: Path) -> None:
+    shutil.copy(DEPLOY / "plan" / "target.json", tmp_path / "config.json")
+    file = tmp_path / "inputs.toml"
+    file.write_text('sessions = 50\nregion = ["office=1"]\nmodel = "config.json"\njson = true\nslots = 7\n')
+    one = json.loads(run("--inputs", str(file), "--slots", "9").output)
+    assert one["demand"]["sessions"] == 50
+    assert [each["name"] for each in one["regions"]] == ["office"]
+    assert one["assumptions"]["memory"]["kv_bytes_per_token"] == 819_200
+    assert one["assumptions"]["gpu"]["slots"] == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("session = 50", "inputs.toml session: unknown key; did you mean sessions?"),
+        ("sessions = ", "inputs.toml can't be read: Invalid value"),
+        ("sessions = 0", "'--sessions': 0 is not in the range"),
+        ('sessions = 5\nmodel = "none.json"', "none.json' does not exist"),
+        ("sessions = 5\nmean_load = 1.5", "--mean-load: must be at most 1, got 1.5"),
+    ],
+)
+def test_a_bad_file_of_options_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "inputs.toml"
+    file.write_text(text)
+    result = run("--inputs", str(file))
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
@@ -206,6 +270,10 @@ def test_json_has_what_the_tables_have() -> None:
         (("--sessions", "5", "--server-per-s", "5", "--editors-per-server", "5"), "give at most one of --report, "),
         (("--sessions", "5", "--plot", "plan.jpg"), "--plot: must end in .svg, .png, .pdf, got 'plan.jpg'"),
         (("--sessions", "5", "--report", "none.json"), "'none.json' does not exist"),
+        (("--sessions", "5", "--survive", "3"), "--survive: must be from 0 to 2, one less than there are regions"),
+        (("--sessions", "5", "--draft-model", "."), "--draft-model: needs --model"),
+        (("--sessions", "5", "--model", "proto"), "--model: proto/config.json can't be read: No such file"),
+        (("--sessions", "5", "--gpu-memory-gb", "20"), "--gpu-memory-gb: must be at least 21.3 for the weights, a doc"),
     ],
 )  # fmt: skip
 def test_bad_options_are_refused_by_name(arguments: tuple[str, ...], message: str) -> None:

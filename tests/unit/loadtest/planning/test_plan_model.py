@@ -10,11 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.planning.assumptions import Answers, Gpu, Users
-from loadtest.planning.demand import capacity_of, computed_tokens, demand_of, rate_in_time, share_waiting
+from loadtest.planning.assumptions import Answers, Gpu, Memory, Users
+from loadtest.planning.capacity import (
+    ColdRequests,
+    ServerCapacity,
+    bounds_at,
+    capacity_of,
+    computed_tokens,
+    rate_in_time,
+    share_waiting,
+)
+from loadtest.planning.demand import Demand, demand_of
+from loadtest.planning.prefix_cache import prefix_cache_of
 from loadtest.traffic.typist import TypingModel
 
 DEBOUNCE_S = 0.05
+USERS = Users(100)
+LARGE = Memory(gpu_memory_gb=10_000)
+"""Memory for the documents of all."""
+
+
+def capacity(demand: Demand, gpu: Gpu, memory: Memory = LARGE) -> ServerCapacity:
+    return capacity_of(demand, Answers(), gpu, prefix_cache_of(USERS, gpu, memory))
 
 
 def test_requests_end_as_those_of_drawn_typists_do() -> None:
@@ -57,8 +74,7 @@ def erlang_c(slots: int, load: float) -> float:
 
 @pytest.mark.parametrize(("slots", "load"), [(1, 0.5), (2, 1.9), (10, 8.0), (32, 30.0)])
 def test_the_share_that_waits_is_erlangs(slots: int, load: float) -> None:
-    assert share_waiting(slots, load, 0.0) == pytest.approx(erlang_c(slots, load))
-    assert share_waiting(slots, load, 0.5) == pytest.approx(erlang_c(slots, load) * math.exp(-(slots - load) * 0.5))
+    assert share_waiting(slots, load) == pytest.approx(erlang_c(slots, load))
 
 
 def test_a_simulated_queue_keeps_its_promise_at_the_rate_found() -> None:
@@ -94,31 +110,56 @@ def test_more_slots_time_or_patience_never_lower_the_rate(
 
 
 def test_the_smallest_bound_is_the_capacity_and_named() -> None:
-    demand, answers = demand_of(Users(100), Answers()), Answers()
+    demand = demand_of(USERS, Answers())
     for changes, limit in (
         ({"slots": 1}, "slots"),
-        ({"computed_tokens_per_s": 100.0}, "computed tokens"),
+        ({"computed_tokens_per_s": 1000.0}, "computed tokens"),
         ({"front_end_per_s": 5.0}, "front end"),
     ):
-        found = capacity_of(demand, answers, replace(Gpu(), **changes))
+        found = capacity(demand, replace(Gpu(), **changes))
         assert found.limit == limit
-        assert found.requests_per_s == min(found.bounds.values()) == found.bounds[limit]
+        assert found.requests_per_s == pytest.approx(min(found.bounds.values()), rel=1e-4)
+        assert found.sessions == pytest.approx(found.requests_per_s / demand.requests_per_s * 100)
+
+
+def test_no_more_requests_are_computed_at_once_than_documents_fit() -> None:
+    demand, gpu = demand_of(USERS, Answers()), Gpu(slots=32)
+    document_gb = 1500 * 843_776 / 1e9
+    small = Memory(gpu_memory_gb=100, gpu_memory_share=1, reserved_gb=0, weights_gb=100 - 4.5 * document_gb)
+    cache = prefix_cache_of(USERS, gpu, small)
+    answers = replace(Answers(), in_time=0.5, within_ms=60_000)  # so that cold requests are in time
+    four = bounds_at(8, demand, answers, replace(gpu, slots=4), cache)
+    assert bounds_at(8, demand, answers, gpu, cache) == four
+    assert four["slots"] > bounds_at(8, demand, answers, replace(gpu, slots=3), cache)["slots"]
+
+
+def test_cold_requests_may_wait_for_less() -> None:
+    rate = rate_in_time(8, 0.12, 0.1, 0.95)
+    assert rate_in_time(8, 0.12, 0.1, 0.95, 0.04, 0.05) < rate
+    # So late that none of them is in time: the others must be in time more often.
+    late = rate_in_time(8, 0.12, 0.1, 0.95, 0.04, 0.2)
+    assert late == pytest.approx(rate_in_time(8, 0.12, 0.1, 0.95 / 0.96))
+    assert rate_in_time(8, 0.12, 0.1, 0.95, 0.06, 0.2) == 0.0
 
 
 def test_drafts_are_computed_and_save_steps() -> None:
     demand = demand_of(Users(100), Answers())
     alone = replace(Gpu(), draft_tokens=0)
     assert alone.tokens_per_step == 1
-    assert computed_tokens(demand, alone) == pytest.approx(alone.new_prompt_tokens + demand.generated_tokens)
+    assert computed_tokens(demand, alone, ColdRequests()) == pytest.approx(
+        alone.new_prompt_tokens + demand.generated_tokens
+    )
     drafted = Gpu(draft_tokens=5, draft_acceptance=0.82)
     assert drafted.tokens_per_step == pytest.approx((1 - 0.82**6) / (1 - 0.82))
-    assert computed_tokens(demand, drafted) > computed_tokens(demand, alone)
+    assert computed_tokens(demand, drafted, ColdRequests()) > computed_tokens(demand, alone, ColdRequests())
+    cold = ColdRequests(0.1, 1460)
+    assert computed_tokens(demand, alone, cold) - computed_tokens(demand, alone, ColdRequests()) == pytest.approx(146)
 
 
 def test_cached_answers_reach_no_gpu_but_the_front_end() -> None:
-    answers = Answers()
-    none, half = (demand_of(Users(100, cached_share=share), answers) for share in (0.0, 0.5))
-    without, with_cache = (capacity_of(demand, answers, Gpu()).bounds for demand in (none, half))
+    none, half = (demand_of(Users(100, cached_share=share), Answers()) for share in (0.0, 0.5))
+    cache = prefix_cache_of(USERS, Gpu(), LARGE)
+    without, with_cache = (bounds_at(100, demand, Answers(), Gpu(), cache) for demand in (none, half))
     assert with_cache["slots"] == pytest.approx(2 * without["slots"])
     assert with_cache["computed tokens"] == pytest.approx(2 * without["computed tokens"])
     assert with_cache["front end"] == without["front end"]
