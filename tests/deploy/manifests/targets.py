@@ -20,6 +20,7 @@ COMBINATIONS = (
     ("canary", "keda-canary", "no-spare-gpu"),
     ("jwt",),
     ("otel",),
+    ("probe",),
     ("oci-weights",),
     ("redis-external",),
     ("otel", "oci-weights", "redis-external", "canary", "keda-canary"),
