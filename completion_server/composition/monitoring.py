@@ -70,6 +70,8 @@ class Monitoring:
         name = "completion_tls_certificate_reload_failed"
         self._failed_reloads = Gauge(name, failed, ["listener"], registry=registry)
         add_build_info(registry, __version__, model, draft_model)
+        replicas = "The number of servers that this one is told of (admission.assumed_replicas)."
+        Gauge("completion_assumed_replicas", replicas, registry=registry).set(config.admission.assumed_replicas)
 
     def render(self, names: Sequence[str] = ()) -> str:
         """Return the metrics with these names as their page shows them, all without names. Safe in any thread."""

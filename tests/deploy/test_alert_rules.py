@@ -2,12 +2,13 @@
 
 import itertools
 import re
+import shlex
 from functools import partial
 from pathlib import Path
 
-from tests.support.rules import MONITORING, Scenario, check_scenarios, load_groups, load_rules, selectors
+from tests.support.rules import Scenario, check_scenarios, load_groups, load_rules, selectors
+from tests.support.runbooks import runbooks
 
-RUNBOOKS = MONITORING.parents[1] / "docs" / "runbooks.md"
 EAST = {"region": "us-east"}
 POD = {"region": "us-east", "instance": "pod-1", "job": "completion-server"}
 UP, UP_2 = (f'up{{job="completion-server",region="us-east",instance="{pod}"}}' for pod in ("pod-1", "pod-2"))
@@ -36,6 +37,42 @@ def engines(*values: str) -> dict[str, str]:
     return {f'{name}{{region="us-east",instance="pod-{pod}"}}': each for pod, each in enumerate(values)}
 
 
+def wanted(num: int) -> dict[str, str]:
+    """Return what one of the servers is told of their number, for a cluster without kube-state-metrics."""
+    return {'completion_assumed_replicas{region="us-east",instance="pod-9"}': f"{num}x120"}
+
+
+def of_servers(*pairs: tuple[int, int]) -> dict[str, str]:
+    """Return the objective of one server for each pair: requests in time and late ones, by minute."""
+    return {
+        f'completion_slo_requests_total{{region="us-east",instance="pod-{pod}",result="{result}"}}': f"0+{num}x60"
+        for pod, pair in enumerate(pairs)
+        for result, num in zip(("in_time", "late"), pair, strict=True)
+    }
+
+
+def envoys(job: str, *values: str) -> dict[str, str]:
+    """Return `up` of one proxy for each argument."""
+    return {f'up{{job="{job}",instance="proxy-{proxy}"}}': each for proxy, each in enumerate(values)}
+
+
+def of_envoy(**rates: int) -> dict[str, str]:
+    """Return the counters of the Envoys' cluster of servers, by what they grow by in a minute."""
+    named = 'job="completion-edge",envoy_cluster_name="replicas"'
+    return {f"envoy_cluster_upstream_{name}{{{named}}}": f"0+{rate}x60" for name, rate in rates.items()}
+
+
+def of_gpu(name: str, values: str) -> dict[str, str]:
+    """Return a series of the DCGM exporter."""
+    return {f'{name}{{region="us-east",gpu="3",Hostname="node-1"}}': values}
+
+
+def of_redis(**values: str) -> dict[str, str]:
+    """Return series of redis_exporter."""
+    labels = 'region="us-east",namespace="completion",instance="redis-0"'
+    return {f"redis_{name}{{{labels}}}": each for name, each in values.items()}
+
+
 def cache(hits: str, misses: str) -> dict[str, str]:
     """Return the series of lookups in the process's completion cache."""
     return {
@@ -45,8 +82,14 @@ def cache(hits: str, misses: str) -> dict[str, str]:
 
 
 REQUESTS = "completion_requests_total"
+CONTAINER = {"namespace": "completion", "container": "server"}
+GPU = {**EAST, "gpu": "3", "Hostname": "node-1"}
+NODE = {**EAST, "instance": "node-1"}
+REDIS = {**EAST, "namespace": "completion", "instance": "redis-0"}
+WATCHED = 'ALERTS{{alertname="CompletionWatchdog",alertstate="firing",severity="none",region="{}"}}'
 EXPIRY = "completion_tls_certificate_not_after_timestamp_seconds"
 RELOAD_FAILED = "completion_tls_certificate_reload_failed"
+PROXY = 'region="us-east",job="completion/completion-gateway"'
 STARTED = 'kube_pod_start_time{{namespace="completion",pod="redis-{}"}}'
 DAY_S = 86_400
 
@@ -135,15 +178,55 @@ SCENARIOS = (
     Scenario("CompletionRegionNotServing", "one of two dies", engines("1x60 0x30", "1x90"), "1h4m"),
     Scenario("CompletionRegionNotServing", "a new region loads its models", engines("0x30", "0x30"), "25m"),
     Scenario("CompletionRegionNotServing", "an engine restarts", engines("1x60 0 1x30"), "1h4m"),
-    Scenario("CompletionEnginesDown", "two of four die", engines(*["1x60 0x30"] * 2, *["1x90"] * 2), "1h10m", [EAST]),
+    Scenario(
+        "CompletionEnginesDown", "two of four die",
+        wanted(4) | engines(*["1x60 0x30"] * 2, *["1x90"] * 2), "1h10m", [EAST],
+    ),
     Scenario(
         "CompletionEnginesDown", "two of four vanish with their node",
-        engines(*["1x60 stale"] * 2, *["1x90"] * 2), "1h10m", [EAST],
+        wanted(4) | engines(*["1x60 stale"] * 2, *["1x90"] * 2), "1h10m", [EAST],
     ),
-    Scenario("CompletionEnginesDown", "one of four dies", engines("1x60 0x30", *["1x90"] * 3), "1h10m"),
+    Scenario(
+        "CompletionEnginesDown", "one of four dies", wanted(4) | engines("1x60 0x30", *["1x90"] * 3), "1h30m",
+    ),
+    Scenario(
+        "CompletionEnginesDown", "one of two dies for half an hour", wanted(2) | engines("1x60 0x40", "1x100"),
+        "1h30m", [EAST],
+    ),
+    Scenario(
+        "CompletionEnginesDown", "one of two restarts in 18 minutes", wanted(2) | engines("1x60 0x18 1x20", "1x100"),
+        "1h24m",
+    ),
     Scenario(
         "CompletionEnginesDown", "two new servers load beside four",
-        engines(*["1x90"] * 4, *["_x60 0x30"] * 2), "1h20m",
+        wanted(6) | engines(*["1x90"] * 4, *["_x60 0x30"] * 2), "1h20m",
+    ),
+    Scenario(
+        "CompletionServersMissing", "one of four is gone with its targets",
+        wanted(4) | engines("1x60 stale", *["1x100"] * 3), "1h30m", [EAST],
+    ),
+    Scenario(
+        "CompletionServersMissing", "more work than servers are told of", wanted(1) | engines(*["1x100"] * 3), "1h30m",
+    ),
+    Scenario(
+        "CompletionEngineStartsFail", "three tries in half an hour",
+        of_pod("completion_engine_restarts_total", "0x10 1x9 2x9 3x9")
+        | of_pod("completion_engine_ready", "1x10 0x30"), "35m", [POD],
+    ),
+    Scenario(
+        "CompletionEngineStartsFail", "it serves again",
+        of_pod("completion_engine_restarts_total", "0x10 1x3 2x3 3x20")
+        | of_pod("completion_engine_ready", "1x10 0x6 1x30"), "30m",
+    ),
+    *(
+        Scenario(
+            "CompletionEngineStartsFail", about,
+            of_pod("kube_pod_container_status_restarts_total", values, **CONTAINER), "50m", fires,
+        )
+        for about, values, fires in (
+            ("its process ends each time", "0x10 1x9 2x9 3x9 4x20", [{**POD, **CONTAINER}]),
+            ("its process ended once", "0x10 1x50", []),
+        )
     ),
     *(
         Scenario(
@@ -199,6 +282,145 @@ SCENARIOS = (
     Scenario(
         "CompletionCacheHitsDrop", "from 20% to 15%",
         cache("0+2000x162 324000+1500x18", "0+8000x162 1296000+8500x18"), "29h", (), "10m",
+    ),
+    Scenario(
+        "CompletionServerOutlier", "one of three is late with half", of_servers((100, 1), (100, 1), (50, 50)), "30m",
+        [{**EAST, "instance": "pod-2"}],
+    ),
+    Scenario("CompletionServerOutlier", "all are late with half", of_servers(*[(50, 50)] * 3), "30m"),
+    Scenario("CompletionServerOutlier", "one is late with a fifth", of_servers((100, 1), (80, 20)), "30m"),
+    Scenario("CompletionServerOutlier", "the only one is late", of_servers((0, 100)), "30m"),
+    Scenario("CompletionServerOutlier", "one request is late at night", of_servers((1, 0), (0, 1)), "30m"),
+    *(
+        Scenario(
+            "CompletionRequestsStopped", about, {f'{REQUESTS}{{region="us-east",outcome="stop"}}': values}, at, fires,
+        )
+        for about, values, at, fires in (
+            ("after busy hours", "0+600x120 72000x60", "2h15m", [EAST]),
+            ("after a quiet hour", "0+600x30 18000+6x90 18540x60", "2h15m", []),
+            ("nearly", "0+600x120 72000+1x60", "2h15m", []),
+        )
+    ),
+    Scenario(
+        "CompletionFrontDoorDown", "both Envoys are down", envoys("completion-edge", "1x30 0x30", "1x30 0x30"),
+        "40m", [{"job": "completion-edge"}], is_alone=True,
+    ),
+    Scenario(
+        "CompletionFrontDoorDown", "the gateway's pods are gone", envoys("completion/completion-gateway", "1x30 stale"),
+        "40m", [{"job": "completion/completion-gateway"}], is_alone=True,
+    ),
+    Scenario(
+        "CompletionFrontDoorDown", "one of two is down", envoys("completion-edge", "1x30 0x30", "1x60"),
+        "40m", is_alone=True,
+    ),
+    Scenario(
+        "CompletionFrontDoorRefusing", "half for want of a healthy server",
+        engines("1x60") | of_envoy(cx_none_healthy=100, rq_pending_overflow=0, rq_total=100), "20m",
+        [{"job": "completion-edge"}], is_alone=True,
+    ),
+    Scenario(
+        "CompletionFrontDoorRefusing", "too many requests at once",
+        engines("1x60") | of_envoy(cx_none_healthy=0, rq_pending_overflow=50, rq_total=100), "20m",
+        [{"job": "completion-edge"}], is_alone=True,
+    ),
+    Scenario(
+        "CompletionFrontDoorRefusing", "no server is ready, which is another alert",
+        engines("0x60") | of_envoy(cx_none_healthy=100, rq_pending_overflow=0, rq_total=0), "20m", is_alone=True,
+    ),
+    Scenario(
+        "CompletionProxyMissing", "one of two for 20 minutes", envoys("completion-edge", "1x60 0x30", "1x90"),
+        "1h20m", [{"job": "completion-edge"}], is_alone=True,
+    ),
+    Scenario(
+        "CompletionProxyMissing", "the third one of a rollout goes",
+        envoys("completion-edge", "1x90", "1x90", "_x30 1x10 stale"), "1h20m", is_alone=True,
+    ),
+    *(
+        Scenario(
+            "CompletionProbeFailing", about,
+            counted("completion_probe_requests_total", "result", answered=answered, failed=failed, shed="0x40"),
+            "12m", fires, is_alone=True,
+        )
+        for about, answered, failed, fires in (
+            ("all fail", "0x40", "0+6x40", [{}]),
+            ("a third fails", "0+4x40", "0+2x40", []),
+            ("a rollout of the gateway", "0+6x5 30x1 30+6x30", "0x5 6x40", []),
+        )
+    ),
+    *(
+        Scenario(
+            "CompletionProbeLate", about,
+            counted("completion_probe_ttft_seconds_bucket", "le", **{"0.4": early, "0.5": "0+6x60", "+Inf": "0+6x60"}),
+            "40m", fires, is_alone=True,
+        )
+        for about, early, fires in (("half a second", "0+1x60", [{}]), ("a third", "0+4x60", []))
+    ),
+    Scenario(
+        "CompletionProbeAbsent", "its pod is gone", envoys("completion-probe", "1x30 stale"), "45m",
+        [{"job": "completion-probe"}], is_alone=True,
+    ),
+    Scenario("CompletionProbeAbsent", "it is there", envoys("completion-probe", "1x60"), "45m", is_alone=True),
+    Scenario("CompletionProbeAbsent", "it was never there", {UP: "1x60"}, "45m", is_alone=True),
+    *(
+        Scenario(alert, about, of_gpu(f"DCGM_FI_DEV_{name}", values), "30m", fires)
+        for alert, about, name, values, fires in (
+            ("CompletionGpuFault", "off the bus", "XID_ERRORS", "0x20 79x20", [GPU]),
+            ("CompletionGpuFault", "a program's own fault", "XID_ERRORS", "0x20 31x20", []),
+            ("CompletionGpuFault", "two bits of its memory", "ECC_DBE_VOL_TOTAL", "0x20 1x20", [GPU]),
+            ("CompletionGpuFault", "an error before the last boot", "ECC_DBE_VOL_TOTAL", "1x40", []),
+            ("CompletionGpuFault", "a remapped row", "UNCORRECTABLE_REMAPPED_ROWS", "0x20 1x20", [GPU]),
+            ("CompletionGpuFault", "a row that can't be remapped", "ROW_REMAP_FAILURE", "0x20 1x20", [GPU]),
+            ("CompletionGpuHot", "hot", "GPU_TEMP", "70x10 88x30", [GPU]),
+            ("CompletionGpuHot", "warm", "GPU_TEMP", "80x40", []),
+            ("CompletionGpuHot", "hot memory", "MEMORY_TEMP", "70x10 97x30", [GPU]),
+            ("CompletionGpuHot", "slowed down by its temperature", "CLOCK_THROTTLE_REASONS", "0x10 64x30", [GPU]),
+            ("CompletionGpuHot", "slowed down by its power", "CLOCK_THROTTLE_REASONS", "4x40", []),
+            ("CompletionGpuHot", "slowed down, as a counter", "THERMAL_VIOLATION", "0x10 0+5x30", [GPU]),
+        )
+    ),
+    *(
+        Scenario(
+            "CompletionClockWrong", about, {f'node_timex_{name}{{region="us-east",instance="node-1"}}': values}, "30m",
+            fires,
+        )
+        for about, name, values, fires in (
+            ("it is late", "offset_seconds", "0.001x5 -0.4x40", [NODE]),
+            ("nothing corrects it", "sync_status", "1x5 0x40", [NODE]),
+            ("a few milliseconds", "offset_seconds", "0.005x40", []),
+            ("it begins anew", "sync_status", "1x20 0x5 1x20", []),
+        )
+    ),
+    *(
+        Scenario("CompletionRedisFull", about, of_redis(**values), "50m", fires)
+        for about, values, fires in (
+            ("hardly any memory", {"memory_used_bytes": "390x60", "memory_max_bytes": "400x60"}, [REDIS]),
+            ("half of its memory", {"memory_used_bytes": "200x60", "memory_max_bytes": "400x60"}, []),
+            ("a Redis without a limit", {"memory_used_bytes": "390x60", "memory_max_bytes": "0x60"}, []),
+            ("it evicts", {"evicted_keys_total": "0x10 0+5x50"}, [REDIS]),
+            ("it evicted for a moment", {"evicted_keys_total": "0x10 5x50"}, []),
+        )
+    ),
+    *(
+        Scenario(
+            alert, f"what the gateway uses, {days} days left",
+            {f"envoy_server_days_until_first_cert_expiring{{{PROXY}}}": f"{days}x120"}, "100m", fires,
+        )
+        for alert, days, fires in (
+            ("CompletionCertificateAgeing", 10, [{**EAST, "job": "completion/completion-gateway"}]),
+            ("CompletionCertificateAgeing", 29, []),
+            ("CompletionCertificateExpiring", 1, [{**EAST, "job": "completion/completion-gateway"}]),
+            ("CompletionCertificateExpiring", 4294967295, []),
+        )
+    ),
+    Scenario("CompletionWatchdog", "always", {UP: "1x10"}, "6m", [{}], is_alone=True),
+    Scenario(
+        "CompletionRegionUnwatched", "one of two regions",
+        {WATCHED.format("us-east"): "1x60", WATCHED.format("eu-west"): "1x30 stale"},
+        "45m", [{"region": "eu-west"}], is_alone=True,
+    ),
+    Scenario(
+        "CompletionRegionUnwatched", "a region's Prometheus restarts",
+        {WATCHED.format("eu-west"): "1x30 _x3 1x30"}, "45m", is_alone=True,
     ),
     Scenario(
         "CompletionRedisUnavailable", "the breaker is open", of_pod("completion_redis_available", "0x10"), "5m", [POD],
@@ -323,6 +545,9 @@ SCENARIOS = (
         "6m", is_alone=True,
     ),
 )  # fmt: skip
+_PARTS = ("**Means**", "**Users**", "**Look**", "**Type**", "**Do**", "**Threshold**")
+_PROGRAMS = {"ask", "kubectl", "completion-server", "cmctl"}
+"""Of an operator's machine; the head of the runbooks defines `ask`."""
 ALERTS = {rule["alert"]: rule for rule in load_rules() if "alert" in rule}
 
 
@@ -336,18 +561,28 @@ def test_promtool_s_tests_can_fail(tmp_path: Path) -> None:
 
 
 def test_each_alert_has_a_scenario_in_which_it_fires_and_one_in_which_it_is_silent() -> None:
-    assert {(each.alert, bool(each.fires)) for each in SCENARIOS} == set(itertools.product(ALERTS, (True, False)))
+    needed = set(itertools.product(ALERTS, (True, False))) - {("CompletionWatchdog", False)}
+    assert {(each.alert, bool(each.fires)) for each in SCENARIOS} == needed
 
 
 def test_each_alert_has_its_entry_in_the_runbooks() -> None:
-    parts = re.split(r"^## (.+)$", RUNBOOKS.read_text(), flags=re.MULTILINE)
-    entries = {title: text for title, text in zip(parts[1::2], parts[2::2], strict=True) if "Completion" in title}
+    entries = runbooks()
     assert entries.keys() == ALERTS.keys()
     for alert, rule in ALERTS.items():
         assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{alert.lower()}"
-        needed = ("**Means**", "**Users**", "**Look**", "**Do**", "**Threshold**")
-        for part in (*needed, f"**{rule['labels']['severity'].capitalize()}**"):
-            assert part in entries[alert], f"{alert}: {part}"
+        needed = (f"**{rule['labels']['severity'].capitalize()}**", *_PARTS)
+        assert tuple(part for part in re.findall(r"^\*\*\w+\*\*", entries[alert].text, re.MULTILINE)) == needed, alert
+
+
+def test_each_entry_has_the_first_three_commands_to_type() -> None:
+    for alert, entry in runbooks().items():
+        assert len(set(entry.commands)) == len(entry.commands) == 3, alert
+        for command in entry.commands:
+            program, *arguments = shlex.split(command)
+            assert program in _PROGRAMS, command
+            placeholders = set(re.findall(r"\b[A-Z]{3,}\b", " ".join(arguments))) - {"ALERTS", "DCGM", "TEMPERATURE"}
+            if program != "ask":
+                assert placeholders <= {"POD", "NODE", "NAME", "REGION", "PERFORMANCE"}, command
 
 
 def test_no_series_has_a_gap_that_starts_an_alert_again() -> None:

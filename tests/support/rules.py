@@ -3,8 +3,8 @@
 import json
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import yaml
 from tests.support.prometheus import require_prometheus
 
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
-RULE_FILES = ("recording-rules.yaml", "alerts.yaml")
+RULE_FILES = ("recording-rules.yaml", "alerts.yaml", "all-regions.yaml")
 _PROMTOOL_S = 120.0
-_SELECTOR = re.compile(r"\b((?:region\w*:|completion_)[\w:]+)(\{[^}]*\})?")
+_SELECTOR = re.compile(r"(?<!:)\b((?:region\w*:|job:|completion_)[\w:]+)(\{[^}]*\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!=|!~|=)\s*"([^"]*)"')
 
 
@@ -114,6 +114,53 @@ def check_scenarios(scenarios: Sequence[Scenario], folder: Path) -> str:
         made = [_as_test(each, step, severities) for each in tests if each]
         documents.append(
             {"rule_files": RULE_FILES, "group_eval_order": order, "evaluation_interval": step, "tests": made}
+        )
+    return _run_promtool(documents, folder)
+
+
+@dataclass(frozen=True)
+class History:
+    """Series of a whole site over a long time, and all alerts that fire meanwhile."""
+
+    about: str
+    series: Mapping[str, str]
+    step: str
+    """Between two values."""
+    until: str
+    fired: Collection[str]
+    """The alerts that fired at any time until then; those of the watchdog are left out."""
+    firing: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """The alerts that fire at further times."""
+    evaluated_every: str = ""
+    """Between two evaluations; as often as there are values if it is not given."""
+
+
+def check_histories(histories: Sequence[History], folder: Path) -> str:
+    """Let promtool evaluate all rules over histories; return its output, "" if the alerts are the expected ones."""
+    firing = 'ALERTS{alertstate="firing",alertname!="CompletionWatchdog"}'
+    order = [group["name"] for group in load_groups()]
+    documents = []
+    for each in histories:
+        looks = [(f"max_over_time({firing}[{each.until}])", each.until, each.fired)]
+        looks += [(firing, at, alerts) for at, alerts in each.firing.items()]
+        expected = [
+            {
+                "expr": f"group by (alertname) ({expression})",
+                "eval_time": at,
+                "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(alerts)],
+            }
+            for expression, at, alerts in looks
+        ]
+        series = [{"series": name, "values": values} for name, values in each.series.items()]
+        test = {
+            "name": each.about,
+            "interval": each.step,
+            "input_series": series,
+            "promql_expr_test": expected,
+        }
+        interval = each.evaluated_every or each.step
+        documents.append(
+            {"rule_files": RULE_FILES, "group_eval_order": order, "evaluation_interval": interval, "tests": [test]}
         )
     return _run_promtool(documents, folder)
 

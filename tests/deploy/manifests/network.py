@@ -19,15 +19,17 @@ class Peer:
         return {"app.kubernetes.io/name": self.name, **self.labels}
 
 
-SERVER, EDGE, REDIS, LOADTEST = map(Peer, ("completion-server", "completion-edge", "redis", "loadtest"))
+SERVER, EDGE, REDIS, LOADTEST, PROBE = map(
+    Peer, ("completion-server", "completion-edge", "redis", "loadtest", "completion-probe")
+)
 PROMETHEUS = Peer("prometheus", "monitoring")
 COLLECTOR = Peer("opentelemetry-collector", "monitoring")
 GATEWAY = Peer("envoy", "envoy-gateway-system", {"app.kubernetes.io/component": "proxy"})
 DNS = Peer("coredns", "kube-system", {"k8s-app": "kube-dns"})
 STRANGER = Peer("stranger")
 OUTSIDER = Peer("prometheus", "elsewhere")
-PEERS = (SERVER, EDGE, REDIS, LOADTEST, PROMETHEUS, COLLECTOR, GATEWAY, DNS, STRANGER, OUTSIDER)
-PORTS = (53, 443, 4317, 6379, 8080, 9464, 9901, 9902, 26379, 50050, 50051, 50052)
+PEERS = (SERVER, EDGE, REDIS, LOADTEST, PROBE, PROMETHEUS, COLLECTOR, GATEWAY, DNS, STRANGER, OUTSIDER)
+PORTS = (53, 443, 4317, 6379, 8080, 9464, 9465, 9901, 9902, 26379, 50050, 50051, 50052)
 
 Connection = tuple[str, str, int]
 

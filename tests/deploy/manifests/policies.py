@@ -21,7 +21,7 @@ WARM_UP_S = 120
 """What a server may take after its models are loaded: warm-up and the trial of K."""
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}")
 _VOLUMES = {"configMap", "downwardAPI", "emptyDir", "image", "persistentVolumeClaim", "projected", "secret"}
-_GIVEN_SECRETS = {"completion-redis", "completion-secret", "completion-clients"}
+GIVEN_SECRETS = {"completion-redis", "completion-secret", "completion-clients", "completion-probe"}
 """Made by the operator (deploy/README.md)."""
 
 
@@ -177,7 +177,7 @@ def references(objects: list[Object]) -> Iterator[str]:
     """What a pod mounts or names is there, or is made from what the README has an operator create."""
     made = {each["spec"]["secretName"] for each in of_kind(objects, "Certificate")}
     names = {(each["kind"], each["metadata"]["name"]) for each in objects}
-    names |= {("Secret", name) for name in made | _GIVEN_SECRETS}
+    names |= {("Secret", name) for name in made | GIVEN_SECRETS}
     for owner, pod in pod_specs(objects):
         for kind, name in _named(pod):
             if (kind, name) not in names:
@@ -217,7 +217,7 @@ def admission(objects: list[Object]) -> Iterator[str]:
         if not has_tokens and (not validation.get("caCertificateRefs") or validation.get("optional")):
             yield f"{name_of(policy)}: admits callers without a certificate"
         found = {each["name"] for each in validation.get("caCertificateRefs", ())}
-        yield from (f"{name_of(policy)}: nobody makes the Secret {name}" for name in found - _GIVEN_SECRETS)
+        yield from (f"{name_of(policy)}: nobody makes the Secret {name}" for name in found - GIVEN_SECRETS)
         if validation and [each.get("sectionName") for each in spec["targetRefs"]] != ["https"]:
             yield f"{name_of(policy)}: health checks of DNS have no certificate"
 

@@ -18,6 +18,7 @@ COMBINATIONS = (
     ("canary", "no-spare-gpu"),
     ("jwt",),
     ("otel",),
+    ("probe",),
     ("oci-weights",),
     ("redis",),
     ("redis-external",),

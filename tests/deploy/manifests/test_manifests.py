@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from completion_server.client.probe_command import probe
 from completion_server.rpc.server import COMPLETION_SERVICE
 from tests.deploy.manifests import policies
 from tests.deploy.manifests.network import allowed
 from tests.deploy.manifests.policies import POLICIES, Policy
-from tests.deploy.manifests.targets import TARGETS, rendered, server_config
+from tests.deploy.manifests.targets import REGIONS, TARGETS, rendered, server_config
 from tests.support import custom_resources
 from tests.support.kustomize import DEPLOY, Object, name_of, one
 
@@ -257,6 +258,34 @@ def test_only_the_intended_connections_are_allowed() -> None:
     to_redis = {(f"completion/{each}", "completion/redis") for each in ("completion-server", "redis")}
     reached = {(*each, port) for each in to_redis for port in (6379, 26379)}
     assert beside_dns(rendered("redis")) == INTENDED | reached
+
+
+def test_a_probe_reaches_gateways_alone_and_is_reached_by_prometheus_alone() -> None:
+    added = beside_dns(rendered("probe")) - INTENDED
+    assert {each for each in added if each[1] == "completion/completion-probe"} == {
+        ("monitoring/prometheus", "completion/completion-probe", 9465)
+    }
+    outward = {each for each in added if each[0] == "completion/completion-probe"}
+    assert {port for _, _, port in outward} == {443}
+    assert "completion" not in {target.partition("/")[0] for _, target, _ in outward}
+
+
+def test_a_probe_asks_at_the_names_of_all_regions() -> None:
+    (container,) = one(rendered("probe"), "Deployment", "completion-probe")["spec"]["template"]["spec"]["containers"]
+    (names,) = (each["value"] for each in container["env"])
+    hosts = {
+        one(rendered(f"regions/{region}"), "GRPCRoute", "completion")["spec"]["hostnames"][1] for region in REGIONS
+    }
+    assert {each.removesuffix(":443") for each in names.split(",")} == hosts
+    mounted = {f"{mount['mountPath']}/" for mount in container["volumeMounts"]}
+    files = {
+        option.partition("=")[2] for option in container["args"] if option.startswith("--tls-") and "ssl" not in option
+    }
+    assert {file.rpartition("/")[0] + "/" for file in files} == mounted
+    with probe.make_context(
+        "probe", [each for each in container["args"][1:] if not each.startswith("--tls-")]
+    ) as parsed:
+        assert parsed.params["metrics_listen"] == f"0.0.0.0:{container['ports'][0]['containerPort']}"
 
 
 @pytest.mark.parametrize(

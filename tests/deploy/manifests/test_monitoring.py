@@ -2,27 +2,35 @@
 
 import http.client
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from deploy.monitoring.dashboards.generate import DASHBOARDS, FOLDER
 from loadtest.bench.replicas.envoy import ADMIN, Envoy, adapted, cluster_of, load_shipped
 from tests.deploy.manifests.network import allowed
+from tests.deploy.manifests.policies import GIVEN_SECRETS
 from tests.deploy.manifests.targets import rendered
 from tests.support.envoy import require_envoy
-from tests.support.kustomize import DEPLOY, Object, one
+from tests.support.kustomize import DEPLOY, Object, of_kind, one
 from tests.support.rules import load_rules
+from tests.support.runbooks import runbooks
 
 KUBECTL_ANNOTATION_BYTES = 262_144
 """kubectl apply keeps a copy of the object in an annotation; all annotations together have this limit."""
 
 
 def test_each_alert_has_an_address_that_opens_in_a_pager() -> None:
-    groups = one(rendered("monitoring"), "PrometheusRule", "completion-alerts")["spec"]["groups"]
+    groups = [
+        group for found in of_kind(list(rendered("monitoring")), "PrometheusRule") for group in found["spec"]["groups"]
+    ]
     alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
     addresses = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in alerts}
     assert addresses.keys() == {rule["alert"] for rule in load_rules() if "alert" in rule}
@@ -30,6 +38,33 @@ def test_each_alert_has_an_address_that_opens_in_a_pager() -> None:
         # render.sh refuses example.com, so an operator can't forget it.
         assert address.startswith("https://git.example.com/"), address
         assert address.endswith(f"docs/runbooks.md#{alert.lower()}"), address
+
+
+def test_what_the_runbooks_name_in_their_commands_is_in_the_cluster() -> None:
+    objects = [each for target in (OBJECTS, "keda", "canary", "probe") for each in rendered(target)]
+    there = {(each["kind"].lower(), each["metadata"]["name"]) for each in objects}
+    there |= {("secret", name) for name in GIVEN_SECRETS}
+    labels = {label for each in pod_labels(objects) for label in each.items()}
+    commands = [each for entry in runbooks().values() for each in entry.commands if each.startswith("kubectl ")]
+    named = [
+        found
+        for each in commands
+        if " -n " not in each
+        for found in re.findall(
+            r"\b(deployment|statefulset|certificate|scaledobject|podmonitor|secret)[ /]([a-z-]+)", each
+        )
+    ]
+    assert len(named) > 5
+    assert set(named) <= there
+    selected = {(key, value) for each in commands for key, value in re.findall(r"-l (app\S+)=(\S+)", each)}
+    assert len(selected) > 2
+    assert selected <= labels
+
+
+def pod_labels(objects: list[Object]) -> list[dict[str, str]]:
+    """Return the labels of the pods that workloads make."""
+    workloads = [each for each in objects if each["kind"] in {"Deployment", "StatefulSet"}]
+    return [each["spec"]["template"]["metadata"]["labels"] for each in workloads]
 
 
 def test_each_dashboard_is_in_a_config_map_that_grafana_s_sidecar_takes() -> None:
@@ -121,6 +156,31 @@ def test_the_real_envoy_shows_its_metrics_to_prometheus(envoy: Envoy) -> None:
     healthy = metrics["envoy_cluster_membership_healthy"]
     assert {sample.labels["envoy_cluster_name"]: sample.value for sample in healthy}["replicas"] == 0
     assert "envoy_server_live" in metrics
+
+
+def counted(envoy: Envoy, name: str) -> float:
+    """Return a counter of the cluster of servers, by the name on the page; a parser would add `_total` to it."""
+    page = ask(envoy, "GET", endpoint_of("completion-edge")["path"])[1]
+    (value,) = re.findall(rf'^{name}{{envoy_cluster_name="replicas"}} (\d+)$', page, re.MULTILINE)
+    return float(value)
+
+
+def test_the_rules_read_what_the_real_envoy_exports_and_see_that_it_refuses(envoy: Envoy) -> None:
+    page = ask(envoy, "GET", endpoint_of("completion-edge")["path"])[1]
+    exported = set(re.findall(r"^(envoy_\w+)", page, re.MULTILINE))
+    read = {name for rule in load_rules() for name in re.findall(r"\benvoy_\w+(?=\{)", rule["expr"])}
+    assert len(read) > 3
+    assert read <= exported
+    name = "envoy_cluster_upstream_cx_none_healthy"
+    before, sent = counted(envoy, name), 3
+    with grpc.insecure_channel(envoy.address) as channel:
+        for _ in range(sent):
+            request = pb.CompleteRequest(session_id="s", sequence=1)
+            with pytest.raises(grpc.RpcError) as refused:
+                list(CompletionServiceStub(channel).Complete(request, timeout=10))
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+    assert counted(envoy, name) >= before + sent
+    assert counted(envoy, "envoy_cluster_upstream_rq_total") == 0
 
 
 def is_admitted(connection: socket.socket) -> bool:
