@@ -11,6 +11,7 @@ from tests.support.models import DRAFT, TARGET
 MODELS = {"target": TARGET, "draft": DRAFT}
 REGIONS = ("us-east", "us-west", "eu-west")
 FOLDERS = (*(f"regions/{region}" for region in REGIONS), "global", "loadtest", "monitoring")
+MODEL_SETTINGS = ("qwen2.5-coder-7b", "deepseek-coder-33b", "code-llama-13b")
 COMBINATIONS = (
     ("cpu",),
     ("keda",),
@@ -20,9 +21,15 @@ COMBINATIONS = (
     ("canary", "keda-canary", "no-spare-gpu"),
     ("jwt",),
     ("otel",),
-    ("oci-weights",),
+    ("host-path",),
+    ("object-storage",),
+    ("node-cache",),
+    ("tensor-parallel",),
+    ("tensor-parallel-4",),
+    *((f"models/{each}",) for each in MODEL_SETTINGS),
     ("redis-external",),
-    ("otel", "oci-weights", "redis-external", "canary", "keda-canary"),
+    ("otel", "host-path", "node-cache", "redis-external", "canary", "keda-canary"),
+    ("models/deepseek-coder-33b", "object-storage", "tensor-parallel", "canary", "keda-canary"),
 )
 """Components that an operator may append to a region's."""
 TARGETS = (*FOLDERS, *("+".join(each) for each in COMBINATIONS))
