@@ -9,7 +9,7 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image wheels proto proto-baseline dashboards \
+.PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
 	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-cancels bench-capacity bench-steps bench-cpu bench-processes bench-lives bench-replicas \
 	bench-regions bench-gpu bench-trial bench-policy bench-canary bench-slots bench-sharing bench-isolation bench-isolation_real llama-server
@@ -68,6 +68,11 @@ image: ## Build the container image for ENGINE (cpu or cuda) with docker buildx.
 	docker buildx build --file deploy/image/Dockerfile --build-arg VARIANT=$(ENGINE) \
 		--build-arg REVISION="$$(git rev-parse HEAD)" --build-arg CREATED="$$(date -u +%FT%TZ)" \
 		--tag completion-server:$(ENGINE) --load .
+
+# DRAFT is the folder of its draft model, TAG the name in buildah's storage, MODEL_IMAGE further options.
+model-image: $(VENV)/installed ## Build an image of MODEL, the folder of a model, for Kubernetes' image volumes; needs buildah.
+	@$(BIN)/python -m deploy.image.models --target "$(MODEL)" $(if $(DRAFT),--draft "$(DRAFT)") $(if $(TAG),--tag "$(TAG)") \
+		$(MODEL_IMAGE)
 
 wheels: $(VENV)/installed-dev ## At a release: build the wheels into dist/, and what they are locked with (SBOM, CycloneDX).
 	@$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./completion_client ./completion_lsp .

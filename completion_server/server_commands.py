@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,7 +21,7 @@ import uvloop
 
 from completion_server.client.options import DEFAULT_SERVER
 from completion_server.composition.checks import check, left_open, not_checked, num_processes, warn_of_exposure
-from completion_server.composition.models import load_edits, load_prompts, prompt_budget
+from completion_server.composition.models import load_edits, load_prompts, prompt_budget, with_revisions
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config, load_config
 from completion_server.core import core_dumps, safe_logging
@@ -83,6 +82,9 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
     start_times = StartTimes(_start_times_path(os.environ))
     _announce(loaded.engine, start_times.last_s(_WHOLE_START + loaded.engine.start_key))
 
+    def read_again() -> Config:
+        return with_revisions(load_config(config, _all(overrides, insecure=insecure), os.environ))
+
     def on_ready(ready: "Ready") -> None:
         start_times.record(_WHOLE_START + loaded.engine.start_key, time.monotonic() - began_at)
         freeze_startup_objects()
@@ -92,6 +94,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
     try:
         check_ports(loaded.server)
         check(loaded, os.environ)
+        loaded = with_revisions(loaded)
         number = num_processes(loaded)
         # After the checks, because these imports take seconds.
         from completion_server.composition.app import App
@@ -104,7 +107,6 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
             shutdown = Shutdown(loaded.server.stop_timeout_s, _give_up_stop)
             app: App | Parent
             if number > 1:
-                read_again = partial(load_config, config, _all(overrides, insecure=insecure), os.environ)
                 app = Parent(loaded, make_engine, read_again, start_times=start_times, shutdown=shutdown)
                 _reload_on_hangup(app)
             else:
@@ -137,6 +139,7 @@ def check_config(config: Path | None, overrides: tuple[str, ...], insecure: bool
     with _printed_warnings():
         try:
             args = check(loaded, os.environ)
+            loaded = with_revisions(loaded)
             budget = prompt_budget(loaded)
             load_prompts(loaded)
             load_edits(loaded)
@@ -272,7 +275,9 @@ def ready_json(ready: "Ready") -> dict[str, Any]:
         "metrics_address": ready.metrics_address,
         "http_address": ready.http_address,
         "model": ready.engine.model,
+        "model_revision": ready.engine.revision,
         "draft_model": ready.engine.draft_model,
+        "draft_model_revision": ready.engine.draft_revision,
         "num_speculative_tokens": ready.engine.num_speculative_tokens,
         "speculation": ready.speculation,
         "prompt_template": ready.prompt_template,
@@ -285,11 +290,15 @@ def ready_json(ready: "Ready") -> dict[str, Any]:
 def ready_line(ready: "Ready", config: Config) -> str:
     """Return the line for people."""
     engine, load = ready.engine, ready.load
-    draft = f" draft={short(engine.draft_model)}, {ready.speculation}" if engine.draft_model else ""
+    model, draft_model = (
+        short(name) + (f"@{revision}" if revision else "")
+        for name, revision in ((engine.model, engine.revision), (engine.draft_model, engine.draft_revision))
+    )
+    draft = f" draft={draft_model}, {ready.speculation}" if draft_model else ""
     slots = f" slots={load.num_slots}" + (f" of {load.max_slots} ({load.slots_reason})" if load.slots_reason else "")
     command = f"printf 'if __name__ == ' | {_program()} complete{client_options(ready.address, config)} -"
     page = f" playground={page_url(ready.http_address, config)}" if ready.http_address else ""
-    return f"ready: {ready.address}{page} model={short(engine.model)}{draft}{slots}; try: {command}"
+    return f"ready: {ready.address}{page} model={model}{draft}{slots}; try: {command}"
 
 
 def page_url(address: str, config: Config) -> str:

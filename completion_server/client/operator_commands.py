@@ -151,14 +151,17 @@ def _table(
     address: str, round_trip_ms: float, health: str, status: admin_pb2.GetStatusResponse, shed: Mapping[str, int]
 ) -> Table:
     engine = f"{engine_state(status)}, restarted {status.engine_restarts} times"
-    draft = f"{status.draft_model}, up to {status.num_speculative_tokens} tokens a step"
+    revision, of_draft = (
+        f", revision {each}" if each else "" for each in (status.model_revision, status.draft_model_revision)
+    )
+    draft = f"{status.draft_model}{of_draft}, up to {status.num_speculative_tokens} tokens a step"
     rows = (
         ("server", f"{address}, version {status.version}, up for {_duration(status.uptime_s)}"),
         *([("region", status.region)] if status.region else []),
         ("round trip", f"{round_trip_ms:.1f} ms"),
         ("health", health + (", draining" if status.draining else "")),
         ("engine", engine + (f" (last failure: {status.engine_failure})" if status.engine_failure else "")),
-        ("model", status.model),
+        ("model", status.model + revision),
         ("draft", draft if status.draft_model else "none"),
         ("prompt", status.prompt_template),
         ("sessions", str(status.live_sessions)),

@@ -7,12 +7,14 @@ import logging
 import ssl
 import urllib.request
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 from pathlib import Path
 from urllib.error import HTTPError
 
 from completion_server.config import Config
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import NGRAM, EngineInfo
+from completion_server.engine.revisions import resolve_revisions
 from completion_server.engine.settings import EngineSettings
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.edits.builder import EditPrompts
@@ -51,7 +53,7 @@ def check_hub(engine: EngineSettings, environ: MutableMapping[str, str]) -> None
 
     """
     draft = "" if engine.draft_model == NGRAM else engine.draft_model
-    models = {"engine.model": (engine.model, engine.revision), "engine.draft_model": (draft, None)}
+    models = {"engine.model": (engine.model, engine.revision), "engine.draft_model": (draft, engine.draft_revision)}
     wanted = {key: each for key, each in models.items() if _is_hub_id(each[0])}
     if not wanted or _is_true(environ, _OFFLINE) or _is_true(environ, "VLLM_USE_MODELSCOPE"):
         return
@@ -97,6 +99,16 @@ def _unreachable(endpoint: str) -> str:
         if isinstance(reason, OSError) and not isinstance(reason, ssl.SSLError):
             return reason.strerror or str(reason)
     return ""
+
+
+def with_revisions(config: Config) -> Config:
+    """Return a configuration with the revisions of the models' files; see `resolve_revisions`.
+
+    Raises:
+        ConfigError: a folder has another revision than the configuration names, or can't be read.
+
+    """
+    return replace(config, engine=resolve_revisions(config.engine))
 
 
 def load_prompts(config: Config) -> PromptBuilder:

@@ -54,11 +54,10 @@ class Monitoring:
         """
         self._config = config
         self._registry = registry
-        model, draft_model = (model_name(name) for name in (config.engine.model, config.engine.draft_model))
         self.metrics = Metrics(
             registry,
             budget_s=config.shed.budget_ms / 1000,
-            model=model,
+            model=model_name(config.engine.model),
             tenants=config.metrics.tenants,
             is_authenticating=config.auth.is_on,
         )
@@ -69,7 +68,12 @@ class Monitoring:
         failed = "1 while the listener's files have changed to what can't be used, and the certificate before stays."
         name = "completion_tls_certificate_reload_failed"
         self._failed_reloads = Gauge(name, failed, ["listener"], registry=registry)
-        add_build_info(registry, __version__, model, draft_model)
+        add_build_info(
+            registry,
+            __version__,
+            model=(config.engine.model, config.engine.revision),
+            draft_model=(config.engine.draft_model, config.engine.draft_revision),
+        )
         replicas = "The number of servers that this one is told of (admission.assumed_replicas)."
         Gauge("completion_assumed_replicas", replicas, registry=registry).set(config.admission.assumed_replicas)
 
@@ -175,7 +179,9 @@ def make_tracing(config: Config, clock: Clock, registry: CollectorRegistry) -> T
     engine = config.engine
     return Tracing(
         config.traces,
-        TracedServer(__version__, replica_id(config), config.server.region, engine.model, engine.kind),
+        TracedServer(
+            __version__, replica_id(config), config.server.region, engine.model, engine.kind, engine.revision or ""
+        ),
         clock,
         registry,
         budget_s=config.shed.budget_ms / 1000,

@@ -239,7 +239,7 @@ class Parent:
 
         """
         try:
-            config = self._read_config()
+            config = await asyncio.to_thread(self._read_config)
         except ConfigError as error:
             raise NotPossibleError(str(error)) from error
         if changed := list(changed_for_good(self._as_read, config)):

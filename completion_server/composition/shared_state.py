@@ -22,13 +22,13 @@ from completion_server.core.clock import Clock
 from completion_server.core.events import Emit
 from completion_server.core.outcome import CacheLevel
 from completion_server.core.request import Request
+from completion_server.engine.fingerprint import model_fingerprint
 from completion_server.limits.shared import SharedLimits
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.scheduling.requests import LiveRequest
 from completion_server.serving.isolation import Isolation
 from completion_server.serving.service import Service
 from completion_server.state.cache.cache import make_cache
-from completion_server.state.cache.fingerprint import model_fingerprint
 from completion_server.state.cache.keys import CompletionKeys, Scopes
 from completion_server.state.lanes import Announcement, SharedLanes
 from completion_server.state.limit_reports import LimitReports

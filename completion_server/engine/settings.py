@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from completion_server.core.checks import Above, Between, require_bounds
+from completion_server.engine.interface import NGRAM
 
 CacheScope = Literal["user", "tenant"]
 
@@ -33,13 +34,16 @@ class EngineSettings:
     """A Hugging Face model id, or the path of a model folder. A path may be relative to the configuration file. The
     scripted engine needs only its tokenizer; unset, it takes that of the embedded model."""
     revision: str | None = None
-    """Branch, tag or commit of a model on a hub."""
+    """The revision of the model. On a hub a branch, tag or commit. A folder's is a digest of its files, which
+    `completion-server status` shows: another one is refused at the start. Unset, whatever is found is served."""
     dtype: str = "auto"
     """"auto" takes the type of the model's own configuration; INT8 exports declare theirs."""
     draft_model: str = ""
     """The draft model for speculative decoding. "ngram" needs no model: it drafts what followed the last tokens earlier
     in the prompt. "" switches speculation off. Unset, a model that writes next edits has "ngram", since most of an edit
     repeats its prompt, and any other model none."""
+    draft_revision: str | None = None
+    """The revision of the draft model, as `revision` is that of the model."""
     num_speculative_tokens: Annotated[int, Between(0, 1024)] = 4
     """The largest number of speculative tokens (K) for each step; 0 switches speculation off."""
     max_model_len: Annotated[int | None, Between(1, 10_000_000)] = None
@@ -101,6 +105,9 @@ class EngineSettings:
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         require_bounds(self)
+        if self.draft_revision and self.draft_model in {"", NGRAM}:
+            msg = f"draft_revision: must be unset without a draft model, got {self.draft_revision}"
+            raise ValueError(msg)
         if self.step_timeout_s < self.hang_timeout_s:
             limit, given = self.hang_timeout_s, self.step_timeout_s
             msg = f"step_timeout_s: must be at least hang_timeout_s ({limit:g}), got {given:g}"
@@ -113,9 +120,8 @@ class EngineSettings:
     @property
     def start_key(self) -> str:
         """Names the models of a start. Starts with the same key take about as long, unless the model is compiled."""
-        model = f"{self.model}@{self.revision}" if self.revision else self.model
         mode = ", uncompiled" if self.enforce_eager else ""
-        return f"{self.kind} {model}, draft {self.draft_model or 'none'}, {self.tensor_parallel_size} GPU(s){mode}"
+        return f"{self.kind} {self.model}, draft {self.draft_model or 'none'}, {self.tensor_parallel_size} GPU(s){mode}"
 
     @property
     def max_num_speculative_tokens(self) -> int:

@@ -79,7 +79,7 @@ class SupervisedEngine:
         self._backoff = RestartBackoff(settings)
         self._estimate = StartEstimate(self._start_times.last_s(self._start_key))
         self._quarantine = Quarantine(settings.quarantine_s)
-        self._info = EngineInfo(
+        info = EngineInfo(
             model=settings.model,
             max_model_len=settings.max_model_len or 0,
             draft_model=settings.draft_model,
@@ -87,6 +87,7 @@ class SupervisedEngine:
             max_num_seqs=settings.max_num_seqs,
             speculation_lookup=constant_lookup(0, settings.max_num_seqs),
         )
+        self._info = self._with_revisions(info)
         self._speculation = SupervisedSpeculation(self._engine, self._info)
         self._on_step: Callable[[EngineStep], None] = lambda _step: None
         self._past_generated_tokens = self._past_aborted_tokens = 0
@@ -219,7 +220,7 @@ class SupervisedEngine:
         except TimeoutError as error:
             msg = f"the engine was not loaded after {self._settings.start_timeout_s:g} s (engine.start_timeout_s)"
             raise EngineDeadError(msg) from error
-        self._info = self._engine.info
+        self._info = self._with_revisions(self._engine.info)
         if self._settings.warm_up:
             logger.info("the models are loaded; warming up")
             await warm_up(self._engine, self._settings.step_timeout_s)
@@ -228,6 +229,10 @@ class SupervisedEngine:
         self._vitals = Vitals(self._settings, self._clock.now())
         self._elsewhere = None
         self.start_s = self._estimate.end(self._clock.now())
+
+    def _with_revisions(self, info: EngineInfo) -> EngineInfo:
+        draft_revision = self._settings.draft_revision if info.draft_model else None
+        return replace(info, revision=self._settings.revision or "", draft_revision=draft_revision or "")
 
     async def _watch(self) -> str:
         """Return why the engine failed, once it has."""

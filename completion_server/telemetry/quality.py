@@ -176,10 +176,12 @@ class UserGroupMetrics:
                 counters[reaction.value].inc()
 
 
-def add_build_info(registry: CollectorRegistry, version: str, model: str, draft_model: str) -> None:
-    """Register `completion_build_info`, whose value is 1."""
-    labels = {"version": version, "model": model, "draft_model": draft_model}
-    Info("completion_build", "The server's version and its models.", registry=registry).info(labels)
+def add_build_info(registry: CollectorRegistry, version: str, **models: tuple[str, str | None]) -> None:
+    """Register `completion_build_info`, whose value is 1. `models` are a name and a revision for each label."""
+    labels = {"version": version}
+    for label, (name, revision) in models.items():
+        labels |= {label: model_name(name), f"{label}_revision": revision or ""}
+    Info("completion_build", "The server's version, its models and their revisions.", registry=registry).info(labels)
 
 
 def model_name(model: str) -> str:

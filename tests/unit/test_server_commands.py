@@ -24,6 +24,7 @@ from completion_server.cli import LazyCommand, main
 from completion_server.composition.models import check_hub
 from completion_server.config import load_config
 from completion_server.core.errors import ConfigError
+from completion_server.engine.revisions import folder_revision
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm.process import PARENT_ENV
 from completion_server.rpc.listening import check_ports
@@ -56,6 +57,7 @@ def check(*overrides: str) -> Result:
         ("server.listen=127.0.0.1", "server.listen: must be HOST:PORT, got '127.0.0.1' (or unix:PATH)"),
         ("server.http_listen=unix:/run/h", "server.http_listen: must be HOST:PORT, got 'unix:/run/h'"),
         ("server.max_session_age_s=5000", "server.max_session_age_s: must be less than max_connection_age_grace_s"),
+        ("engine.revision=files-0", f"engine.revision: must be {folder_revision(TARGET)}, the revision of the files"),
     ],
 )
 def test_both_refuse_the_same_settings(override: str, fault: str) -> None:

@@ -62,6 +62,7 @@ def engine_args(settings: EngineSettings, *, traces_endpoint: str = "") -> dict[
 
     """
     args: dict[str, Any] = {key: getattr(settings, key) for key in _OWN_KEYS} | {
+        "revision": _hub_revision(settings.model, settings.revision),
         "enforce_eager": _enforces_eager(settings),
         "enable_prefix_caching": True,
         "scheduling_policy": "priority",
@@ -83,6 +84,11 @@ def engine_args(settings: EngineSettings, *, traces_endpoint: str = "") -> dict[
             msg = f"engine.vllm.{key}: set engine.{key} instead"
             raise ConfigError(msg)
     return args | settings.vllm
+
+
+def _hub_revision(model: str, revision: str | None) -> str | None:
+    """Return the revision that vLLM gets: none of a folder, whose name for compiled code it would change."""
+    return None if Path(model).is_dir() else revision
 
 
 def gpu_batch_args(settings: EngineSettings) -> dict[str, Any]:
@@ -141,6 +147,7 @@ def _speculation_args(settings: EngineSettings) -> dict[str, Any]:
         speculative |= {"method": "ngram", "prompt_lookup_min": shortest, "prompt_lookup_max": longest}
     else:
         speculative |= {"method": "draft_model", "model": settings.draft_model}
+        speculative["revision"] = _hub_revision(settings.draft_model, settings.draft_revision)
     args = {"per_request_spec_decode_metrics": "summary", "speculative_config": speculative}
     if not settings_locked_reason(settings):
         args["worker_extension_cls"] = _WORKER_EXTENSION

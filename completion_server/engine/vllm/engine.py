@@ -4,6 +4,7 @@ The engine core runs in a process of its own; the server's process talks to it t
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -30,6 +31,7 @@ from completion_server.engine.interface import (
 )
 from completion_server.engine.loading import Loading
 from completion_server.engine.processes import Remnants, cpu_seconds, kill_and_wait, still_running
+from completion_server.engine.revisions import resolve_revisions
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.speculation_control import EngineSpeculation
 from completion_server.engine.vllm.arguments import (
@@ -40,6 +42,7 @@ from completion_server.engine.vllm.arguments import (
     schedulers_locked_reason,
 )
 from completion_server.engine.vllm.client import VllmClient
+from completion_server.engine.vllm.compiled import CompiledCode
 from completion_server.engine.vllm.drafts.shared_lookup import LookupPublisher
 from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback, without_spans
 from completion_server.engine.vllm.patches import log_patches
@@ -48,6 +51,8 @@ from completion_server.engine.vllm.sharing.clients import client_at, requests_of
 from completion_server.engine.vllm.sharing.parent import SharedCore
 from completion_server.engine.vllm.sharing.share import unshared_reason
 from completion_server.engine.vllm.token_accounting import REPORT_FIELD, StepCounts, StepMeter
+
+logger = logging.getLogger(__name__)
 
 SCHEDULERS_MODULE = "completion_server.engine.vllm.drafts.schedulers"
 """The module of the schedulers that the engine core loads."""
@@ -163,6 +168,8 @@ class VllmEngine(VllmClient, Engine):
         self._publisher.write(lookup, is_off=is_off, epoch=epoch)
 
     def _load(self) -> AsyncLLM:
+        if self._settings.revision is not None:
+            resolve_revisions(self._settings)  # files may have been replaced since the server started
         nice = self._settings.nice
         yield_to_server((_NICE_ON_A_CPU if current_platform.is_cpu() else 0) if nice is None else nice)
         keep_on_loopback(self._settings.vllm)
@@ -185,11 +192,15 @@ class VllmEngine(VllmClient, Engine):
         if not self._locked_reason or self._num_places:
             scheduler = "LookupAsyncScheduler" if config.scheduler_config.async_scheduling else "LookupScheduler"
             config.scheduler_config.scheduler_cls = f"{SCHEDULERS_MODULE}.{scheduler}"
+        compiled = CompiledCode()
         try:
-            return self._publish_and_make(args, config)
+            llm = self._publish_and_make(args, config)
         except BaseException:
             self._close_shared()
             raise
+        if not args.enforce_eager and (said := compiled.describe()):
+            logger.info("%s", said)
+        return llm
 
     def _publish_and_make(self, args: AsyncEngineArgs, config: VllmConfig) -> AsyncLLM:
         if self._num_places:

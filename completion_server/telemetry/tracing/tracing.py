@@ -38,6 +38,8 @@ class TracedServer:
     """The target model's name, or the path of its folder; metrics and spans have it as `model_name` returns it."""
     engine: str = ""
     """The kind of engine."""
+    revision: str = ""
+    """The target model's."""
 
     def resource(self) -> dict[str, str]:
         """Return the attributes of the OpenTelemetry resource."""
@@ -51,7 +53,11 @@ class TracedServer:
 
     def attributes(self) -> Attributes:
         """Return the attributes of the span of each request."""
-        found = {"gen_ai.provider.name": self.engine, "gen_ai.request.model": model_name(self.model)}
+        found = {
+            "gen_ai.provider.name": self.engine,
+            "gen_ai.request.model": model_name(self.model),
+            "completion.model_revision": self.revision,
+        }
         return {key: value for key, value in found.items() if value}
 
 

@@ -171,6 +171,8 @@ class GetStatusResponse(_message.Message):
     CACHE_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
     FRONT_ENDS_FIELD_NUMBER: _builtins.int
+    MODEL_REVISION_FIELD_NUMBER: _builtins.int
+    DRAFT_MODEL_REVISION_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The server's version."""
     uptime_s: _builtins.float
@@ -205,6 +207,10 @@ class GetStatusResponse(_message.Message):
     """Why there are fewer slots than the maximum; empty if there are not."""
     region: _builtins.str
     """The region that the server is in; empty if none is configured."""
+    model_revision: _builtins.str
+    """The target model's revision: a digest of its files, or the commit of a hub's model; empty if it is not known."""
+    draft_model_revision: _builtins.str
+    """The draft model's revision; empty without a draft model of its own."""
     @_builtins.property
     def ended_requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Ended requests, by finish reason."""
@@ -245,10 +251,12 @@ class GetStatusResponse(_message.Message):
         cache: Global___CacheStatus | None = ...,
         region: _builtins.str = ...,
         front_ends: _abc.Iterable[Global___FrontEndStatus] | None = ...,
+        model_revision: _builtins.str = ...,
+        draft_model_revision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "replication", b"replication"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "draft_model", b"draft_model", "draining", b"draining", "ended_requests", b"ended_requests", "engine_failure", b"engine_failure", "engine_restarts", b"engine_restarts", "engine_state", b"engine_state", "front_ends", b"front_ends", "live_sessions", b"live_sessions", "max_slots", b"max_slots", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "prompt_template", b"prompt_template", "queued_requests", b"queued_requests", "region", b"region", "replication", b"replication", "running_requests", b"running_requests", "slots", b"slots", "slots_reason", b"slots_reason", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "draft_model", b"draft_model", "draft_model_revision", b"draft_model_revision", "draining", b"draining", "ended_requests", b"ended_requests", "engine_failure", b"engine_failure", "engine_restarts", b"engine_restarts", "engine_state", b"engine_state", "front_ends", b"front_ends", "live_sessions", b"live_sessions", "max_slots", b"max_slots", "model", b"model", "model_revision", b"model_revision", "num_speculative_tokens", b"num_speculative_tokens", "prompt_template", b"prompt_template", "queued_requests", b"queued_requests", "region", b"region", "replication", b"replication", "running_requests", b"running_requests", "slots", b"slots", "slots_reason", b"slots_reason", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,9 @@ WARM_UP_S = 120
 """What a server may take after its models are loaded: warm-up and the trial of K."""
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}")
 _VOLUMES = {"configMap", "downwardAPI", "emptyDir", "image", "persistentVolumeClaim", "projected", "secret"}
-GIVEN_SECRETS = {"completion-redis", "completion-secret", "completion-clients", "completion-probe"}
+GIVEN_SECRETS = {
+    "completion-redis", "completion-secret", "completion-clients", "completion-probe", "completion-object-storage",
+}  # fmt: skip
 """Made by the operator (deploy/README.md)."""
 
 
@@ -251,7 +253,9 @@ def quota(objects: list[Object]) -> Iterator[str]:
     strategy = workload["strategy"]
     surge = (strategy.get("rollingUpdate") or strategy["canary"])["maxSurge"]
     scaled = workloads.get("ScaledObject", {})
-    needed = scaled.get("maxReplicaCount", workload.get("replicas", 1)) + surge
+    ((_, container, _),) = (each for each in containers(objects) if each[1]["name"] == "server")
+    gpus = int(container["resources"]["requests"].get("nvidia.com/gpu", 0))
+    needed = gpus * (scaled.get("maxReplicaCount", workload.get("replicas", 1)) + surge)
     for each in of_kind(objects, "ResourceQuota"):
         allowed = int(each["spec"]["hard"]["requests.nvidia.com/gpu"])
         if allowed < needed:
@@ -263,10 +267,10 @@ def secrets(objects: list[Object]) -> Iterator[str]:
     yield from (f"{name_of(each)}: a Secret in the manifests" for each in of_kind(objects, "Secret"))
     for name, container, _ in containers(objects):
         for variable in container.get("env", ()):
-            is_secret = re.search(r"PASSWORD|SECRET|TOKEN", variable["name"]) and not variable["name"].endswith("_FILE")
-            value = variable.get("value", "")
+            key, value = variable["name"], variable.get("value", "")
+            is_secret = re.search(r"PASSWORD|SECRET|TOKEN(?!S)", key) and not key.endswith("_FILE")
             if is_secret and value and not value.startswith("/"):
-                yield f"{name}: {variable['name']} holds a secret"
+                yield f"{name}: {key} holds a secret"
 
 
 def rollouts(objects: list[Object]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from tests.support.models import DRAFT, TARGET
 MODELS = {"target": TARGET, "draft": DRAFT}
 REGIONS = ("us-east", "us-west", "eu-west")
 FOLDERS = (*(f"regions/{region}" for region in REGIONS), "global", "loadtest", "monitoring")
+MODEL_SETTINGS = ("qwen2.5-coder-7b", "deepseek-coder-33b", "code-llama-13b")
 COMBINATIONS = (
     ("cpu",),
     ("canary",),
@@ -19,10 +20,16 @@ COMBINATIONS = (
     ("jwt",),
     ("otel",),
     ("probe",),
-    ("oci-weights",),
+    ("host-path",),
+    ("object-storage",),
+    ("node-cache",),
+    ("tensor-parallel",),
+    ("tensor-parallel-4",),
+    *((f"models/{each}",) for each in MODEL_SETTINGS),
     ("redis",),
     ("redis-external",),
-    ("otel", "oci-weights", "redis-external", "canary"),
+    ("otel", "host-path", "node-cache", "redis-external", "canary"),
+    ("models/deepseek-coder-33b", "object-storage", "tensor-parallel", "canary"),
 )
 """Components that an operator may append to a region's."""
 TARGETS = (*FOLDERS, *("+".join(each) for each in COMBINATIONS))

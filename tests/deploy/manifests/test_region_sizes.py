@@ -60,8 +60,7 @@ def test_a_regions_gpu_is_the_planned_one(region: str) -> None:
 def test_the_base_and_the_servers_file_have_the_planned_numbers() -> None:
     servers, gpu = needed_servers("us-east"), planned()["assumptions"]["gpu"]
     base = yaml.safe_load((DEPLOY / "base" / "server" / "deployment.yaml").read_text(encoding="utf-8"))
-    shared = server_config(list(rendered("redis"))).admission
-    assert base["spec"]["replicas"] == shared.assumed_replicas == servers
+    assert base["spec"]["replicas"] == config().admission.assumed_replicas == servers
     assert config().engine.num_speculative_tokens == gpu["draft_tokens"]
     assert config().scheduling.max_slots == gpu["slots"]
     assert config().engine.tensor_parallel_size == gpu["gpus_per_server"]

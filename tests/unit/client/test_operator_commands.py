@@ -22,7 +22,9 @@ READY = admin_pb2.GetStatusResponse(
     uptime_s=3725,
     engine_state=admin_pb2.ENGINE_STATE_READY,
     model="target",
+    model_revision="files-1",
     draft_model="draft",
+    draft_model_revision="files-2",
     num_speculative_tokens=4,
     running_requests=2,
     queued_requests=5,
@@ -41,7 +43,8 @@ async def test_status_is_a_small_table_or_an_object(serve: Serve, run: Run) -> N
     result = await run(status, "--admin", fake.address)
     assert result.exit_code == 0
     for part in (
-        "SERVING", "ready", "1 h 2 min", "target", "up to 4 tokens a step", "2 of 8 slots", "1 shed, 12 stop",
+        "SERVING", "ready", "1 h 2 min", "target, revision files-1",
+        "draft, revision files-2, up to 4 tokens a step", "2 of 8 slots", "1 shed, 12 stop",
         "2 overload, 4 rate_limited",
     ):  # fmt: skip
         assert part in result.stdout

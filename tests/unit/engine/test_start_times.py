@@ -39,11 +39,12 @@ def test_a_file_that_is_damaged_or_cannot_be_written_changes_nothing(tmp_path: P
 def test_starts_of_other_models_have_other_keys() -> None:
     settings = [
         EngineSettings(model="a"), EngineSettings(model="b"), EngineSettings(model="a", draft_model="b"),
-        EngineSettings(model="a", revision="main"), EngineSettings(model="a", enforce_eager=True),
+        EngineSettings(model="a", enforce_eager=True),
         EngineSettings(model="a", kind="scripted"), EngineSettings(model="a", tensor_parallel_size=2),
     ]  # fmt: skip
     assert len({each.start_key for each in settings}) == len(settings)
-    assert EngineSettings(model="a", max_num_seqs=8).start_key == EngineSettings(model="a").start_key
+    for same in (EngineSettings(model="a", max_num_seqs=8), EngineSettings(model="a", revision="1")):
+        assert same.start_key == EngineSettings(model="a").start_key
 
 
 def test_the_end_of_a_start_is_predicted_from_the_last_one() -> None:

@@ -255,7 +255,7 @@ def known() -> set[str]:
 
 
 def test_attributes_are_those_of_the_conventions_or_our_own() -> None:
-    service = TracedServer("1.0", "one", "us-east", "/models/coder-13b/", "vllm")
+    service = TracedServer("1.0", "one", "us-east", "/models/coder-13b/", "vllm", "files-1")
     context = TraceContext("a" * 32, "b" * 16, is_sampled=True)
     trace = describe(
         RequestEnded(WHOLE_REQUEST, END, MARKS), context, service.attributes(), written=0.007, missed_budget=True
@@ -265,6 +265,7 @@ def test_attributes_are_those_of_the_conventions_or_our_own() -> None:
         names |= set(stage.attributes)
     assert {name for name in names if not name.startswith("completion.")} <= known()
     assert trace.root.attributes["gen_ai.request.model"] == "coder-13b"
+    assert trace.root.attributes["completion.model_revision"] == "files-1"
     assert trace.root.attributes["error.type"] == "UNAVAILABLE"
     values = str(trace)
     assert "secret" not in values

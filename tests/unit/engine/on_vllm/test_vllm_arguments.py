@@ -191,6 +191,20 @@ def test_models_are_compiled_unless_switched_off(arguments: Any) -> None:
     assert arguments.engine_args(EngineSettings(model="m", enforce_eager=True))["enforce_eager"] is True
 
 
+def test_a_folders_revision_is_not_vllms_to_know(arguments: Any, tmp_path: Path) -> None:
+    """Its compiled code has a name that depends on the revision, and fits any revision of the same shape."""
+    hub = EngineSettings(model="a/m", revision="1", draft_model="a/d", draft_revision="2")
+    folder = EngineSettings(model=str(tmp_path), revision="1", draft_model=str(tmp_path), draft_revision="2")
+    for settings, expected in ((hub, ("1", "2")), (folder, (None, None))):
+        found = arguments.engine_args(settings)
+        assert (found["revision"], found["speculative_config"]["revision"]) == expected
+
+
+def test_vllm_has_what_streams_weights(arguments: Any) -> None:
+    streamed = {"load_format": "runai_streamer", "model_weights": "s3://models/1/"}
+    assert arguments.engine_args(EngineSettings(model="m", vllm=streamed)).items() >= streamed.items()
+
+
 def test_a_machine_that_cannot_compile_runs_uncompiled_unless_told_to_compile(
     arguments: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from completion_server.core.outcome import FinishReason
 from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet
-from completion_server.state.cache.fingerprint import model_fingerprint
+from completion_server.engine.fingerprint import model_fingerprint
 from completion_server.state.cache.keys import ANCHOR_CHARACTERS, MAX_ANCHORS, Anchor, RequestKeys, find_anchors
 from completion_server.state.cache.local import MAX_ENTRIES, Entry, LocalCache, Terms
 from completion_server.state.cache.shared import MAX_BYTES, Codec
