@@ -90,7 +90,6 @@ WATCHED = 'ALERTS{{alertname="CompletionWatchdog",alertstate="firing",severity="
 EXPIRY = "completion_tls_certificate_not_after_timestamp_seconds"
 RELOAD_FAILED = "completion_tls_certificate_reload_failed"
 PROXY = 'region="us-east",job="completion/completion-gateway"'
-STARTED = 'kube_pod_start_time{{namespace="completion",pod="redis-{}"}}'
 DAY_S = 86_400
 
 
@@ -460,18 +459,6 @@ SCENARIOS = (
     ),
     Scenario(
         "CompletionCertificateExpiring", "not issued yet", {issued("completion-edge", "namespace"): "0x120"}, "100m",
-    ),
-    Scenario(
-        "CompletionRedisCertificateOld", "one of two pods was not restarted since the renewal",
-        {
-            issued("redis"): f"{90 * DAY_S}x10 {150 * DAY_S}x200",
-            STARTED.format(0): "0x210", STARTED.format(1): f"0x70 {70 * DAY_S}x200",
-        },
-        "100d", [{"namespace": "completion", "pod": "redis-0"}], "12h", is_alone=True,
-    ),
-    Scenario(
-        "CompletionRedisCertificateOld", "not renewed yet",
-        {issued("redis"): f"{90 * DAY_S}x120", STARTED.format(0): "3600x120"}, "59d", (), "12h", is_alone=True,
     ),
     *(
         Scenario(alert, f"{days} days left", of_pod(EXPIRY, f"{days * DAY_S}x120", listener="public"), "100m", fires)
