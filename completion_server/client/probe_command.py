@@ -105,6 +105,9 @@ class ProbeMetrics:
             self._reached.labels(seen.address).inc()
 
 
+_Doors = dict[str, tuple[Endpoint, ...]]
+
+
 @click.command()
 @server_options
 @click.option(
@@ -137,7 +140,7 @@ def probe(
       completion-server probe --server us-east:443,us-west:443 --metrics-listen 0.0.0.0
     """
     caller_metadata(user)
-    doors = {each.address: (each,) for each in endpoints}
+    doors: _Doors = {each.address: (each,) for each in endpoints}
     if len(endpoints) > 1:
         doors |= {NEAREST: endpoints}
     timeout_s = timeout_ms / 1000
@@ -153,9 +156,6 @@ def probe(
         raise click.UsageError(msg) from error
     click.echo(f"probing {', '.join(doors)}; metrics at http://{host}:{server.server_port}/metrics", err=True)
     asyncio.run(_ask_forever(doors, user, timeout_s, interval, metrics))
-
-
-_Doors = dict[str, tuple[Endpoint, ...]]
 
 
 async def _ask_once(doors: _Doors, user: str, timeout_s: float) -> int:
