@@ -28,7 +28,7 @@ from completion_server.core import core_dumps, safe_logging
 from completion_server.core.addresses import is_loopback, is_unix_socket, split_address
 from completion_server.core.certificates import hosts_of
 from completion_server.core.collection import freeze_startup_objects
-from completion_server.core.errors import CompletionError, ConfigError
+from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
 from completion_server.engine.settings import EngineSettings
@@ -83,7 +83,9 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
     _announce(loaded.engine, start_times.last_s(_WHOLE_START + loaded.engine.start_key))
 
     def read_again() -> Config:
-        return with_revisions(load_config(config, _all(overrides, insecure=insecure), os.environ))
+        again = load_config(config, _all(overrides, insecure=insecure), os.environ)
+        check(again, os.environ)
+        return with_revisions(again)
 
     def on_ready(ready: "Ready") -> None:
         start_times.record(_WHOLE_START + loaded.engine.start_key, time.monotonic() - began_at)
@@ -108,7 +110,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
             app: App | Parent
             if number > 1:
                 app = Parent(loaded, make_engine, read_again, start_times=start_times, shutdown=shutdown)
-                _reload_on_hangup(app)
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app.begin_reload)
             else:
                 app = App(loaded, make_engine, start_times=start_times, shutdown=shutdown)
             asyncio.get_running_loop().set_exception_handler(safe_logging.log_loop_error)
@@ -191,23 +193,6 @@ def _start_times_path(environ: Mapping[str, str]) -> Path | None:
             return None
         cache = f"{home}/.cache"
     return Path(cache) / "completion-server" / "start-times.json"
-
-
-def _reload_on_hangup(parent: "Parent") -> None:
-    """Replace the front ends on SIGHUP, with the configuration as it is then."""
-    tasks = set[asyncio.Task[None]]()
-
-    async def reload() -> None:
-        try:
-            logger.info("reloaded: %d front ends replaced", await parent.reload(False))
-        except CompletionError as error:
-            logger.error("not reloaded: %s", error)
-
-    def begin() -> None:
-        tasks.add(task := asyncio.get_running_loop().create_task(reload(), name="reload"))
-        task.add_done_callback(tasks.discard)
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, begin)
 
 
 def _install_signal_handlers(app: "App | Parent") -> None:

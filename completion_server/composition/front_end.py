@@ -64,7 +64,8 @@ def run(interface: int, version: str, plan: bytes, parent: socket.socket) -> Non
     `plan` is a pickled `Plan`, which only code of the same interface can read. `version` is that of the code that the
     parent may start, "" for any with its interface.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to the whole group; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     uvloop.run(_refuse(parent, fault) if (fault := _misfit(interface, version)) else _serve(pickle.loads(plan), parent))
     os._exit(0)  # without the teardown of every module, which takes a second
 
@@ -86,7 +87,7 @@ async def _refuse(parent: socket.socket, reason: str) -> None:
 
 
 async def _serve(plan: Plan, parent: socket.socket) -> None:
-    logs.configure(plan.config.log)
+    logs.configure(plan.config.log, f"front end {plan.group.place}")
     safe_logging.install()
     if not plan.config.server.core_dumps:
         core_dumps.switch_off()
@@ -115,10 +116,12 @@ async def _serve(plan: Plan, parent: socket.socket) -> None:
     except (ConfigError, EngineDeadError) as error:
         link.send(Refused(str(error)))
     except Exception:
-        logger.exception("front end %d failed", plan.group.place)
+        logger.exception("the front end failed")
         raise
     finally:
         reporting.cancel()
+        if (report := app.report()) is not None:
+            link.send(Report(*report))
         link.send(Metrics(app.render_metrics()))
         await link.aclose()
 

@@ -9,6 +9,7 @@ import logging
 import pickle
 import signal
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 _SILENT_REPORTS = 30
 """A front end that leaves out so many reports hangs. Much else may keep a busy machine from running it."""
 _METRICS_S = 3.0
+_START_S = 300.0
+"""From the start of a front end, and from when the engine is up, to its first answer."""
 _END_S, _EXIT_S = 5.0, 1.0
 _MAX_FAILED_STARTS = 3
 """Processes in a row that end at one place before they serve, without a reason of their own."""
@@ -87,10 +90,12 @@ class FrontEnds:
         group_at: Callable[[int], LocalGroup],
         cleared: Callable[[int], Any],
         ended: Callable[[str], None],
+        changed: Callable[[], None],
     ) -> None:
         """Keep `number` processes; `group_at` returns what the one at a place has of the others.
 
         A process that has ended leaves its place, whose traces `cleared` removes, and its last metrics, to `ended`.
+        `changed` is called when one begins or ceases to serve.
         """
         self.config = config
         self.number = number
@@ -98,6 +103,12 @@ class FrontEnds:
         self._group_at = group_at
         self._cleared = cleared
         self._page_ended = ended
+        self._changed = changed
+        self._version = __version__
+        """Of the code that processes start with, "" for any."""
+        self._engine_up_at = 0.0
+        self.ended_requests = Counter[str]()
+        """What the processes that have ended had reported."""
         self._engine: EngineUp | None = None
         self._by_place: dict[int, FrontEndProcess] = {}
         self._first: list[asyncio.Future[Serving]] = []
@@ -122,7 +133,8 @@ class FrontEnds:
 
     async def start(self) -> None:
         """Start them all. They serve when the engine is up."""
-        self._first = [(await self._start(place, self.config, __version__)).serving for place in range(self.number)]
+        async with self._renewing:
+            self._first = [(await self._start(self.config, self._version)).serving for _ in range(self.number)]
 
     async def wait_serving(self) -> Serving:
         """Wait until all serve; return what one said.
@@ -141,13 +153,15 @@ class FrontEnds:
             for each in self.all:
                 if each.is_serving:
                     each.num_silent += 1
-                if each.num_silent > _SILENT_REPORTS:
+                since = max(each.began_at, self._engine_up_at)
+                is_late = not each.is_serving and self._engine is not None and self._clock.now() - since > _START_S
+                if is_late or each.num_silent > _SILENT_REPORTS:
                     logger.error("front end %d hangs", each.place)
                     each.process.kill()
 
     def engine_is_up(self, up: EngineUp) -> None:
         """Tell them that an engine is ready."""
-        self._engine = up
+        self._engine, self._engine_up_at = up, self._clock.now()
         self.tell(up)
 
     def engine_is_down(self) -> None:
@@ -160,18 +174,26 @@ class FrontEnds:
         for each in self.all:
             each.link.send(message)
 
-    async def renew(self, config: Config, version: str) -> int:
+    @property
+    def is_any_serving(self) -> bool:
+        """Whether one takes requests."""
+        return any(each.is_serving for each in self.all)
+
+    async def renew(self, config: Config, *, with_code: bool) -> int:
         """Replace them one after another by others with `config`; return how many. Requests go on meanwhile.
 
+        `with_code` lets these and all later ones start from another installed version.
+
         Raises:
-            ConfigError: the first new one can't start; the old ones stay.
+            ConfigError: a new one can't start; the old ones that are left stay.
 
         """
         async with self._renewing:
-            self.config = config
+            version, num_replaced = "" if with_code else self._version, 0
             for old in self.all:
-                free = next(place for place in range(2 * self.number) if place not in self._by_place)
-                new = await self._start(free, config, version)
+                if self._is_stopping:
+                    break
+                new = await self._start(config, version)
                 new.is_leaving = True  # until it serves nothing replaces it
                 try:
                     await new.serving
@@ -179,8 +201,10 @@ class FrontEnds:
                     await self._end([new], 0.0)
                     raise
                 new.is_leaving = False
+                self.config, self._version = config, version  # of those that replace one that dies
+                num_replaced += 1
                 await self._end([old], config.server.grace_s)
-            return self.number
+            return num_replaced
 
     async def stop(self, grace_s: float) -> None:
         """Let accepted requests finish, and end them all."""
@@ -205,11 +229,12 @@ class FrontEnds:
         waited = [each.asked for each in asked if each.asked is not None]
         if waited:
             await asyncio.wait(waited, timeout=_METRICS_S)
-        return {str(each.place): each.page for each in asked if each.page}
+        return {str(each.place): each.page for each in asked if each.page and not each.ended.is_set()}
 
     async def _start(
-        self, place: int, config: Config, version: str, serving: asyncio.Future[Serving] | None = None
+        self, config: Config, version: str, serving: asyncio.Future[Serving] | None = None
     ) -> FrontEndProcess:
+        place = next(place for place in range(2 * self.number) if place not in self._by_place)
         self._cleared(place)
         ours, theirs = socket.socketpair()
         plan = pickle.dumps(Plan(config, self._group_at(place)))
@@ -237,6 +262,7 @@ class FrontEnds:
                     sender.asked.set_result(None)
             case Serving() if not sender.serving.done():
                 sender.serving.set_result(message)
+                self._changed()
             case Refused(reason):
                 logger.error("front end %d: %s", sender.place, reason)
                 if not sender.serving.done():
@@ -252,9 +278,12 @@ class FrontEnds:
         process.process.join(_END_S)
         del self._by_place[process.place]
         self._cleared(process.place)
+        process.ended.set()
         if process.page:
             self._page_ended(process.page)
-        process.ended.set()
+        if process.report is not None:
+            self.ended_requests.update(process.report.ended)
+        self._changed()
         num_failed = 0 if process.serving.done() else process.num_failed + 1
         if num_failed and (is_expected or num_failed == _MAX_FAILED_STARTS):
             process.serving.set_exception(ConfigError(f"front end {process.place} ended at its start: {how}"))
@@ -262,7 +291,9 @@ class FrontEnds:
         if is_expected:
             return
         wait_s = self._backoff.next_wait_s(self._clock.now() - process.began_at)
-        logger.error("front end %d died: %s; another one starts in %g s", process.place, how, wait_s)
+        is_refused = process.serving.done() and not process.is_serving
+        said = "can't start" if is_refused else f"died: {how}"
+        logger.error("front end %d %s; another one starts in %g s", process.place, said, wait_s)
         replacing = self._replace(process, num_failed, wait_s)
         task = asyncio.get_running_loop().create_task(replacing, name="replace a front end")
         self._replacing.add(task)
@@ -270,9 +301,11 @@ class FrontEnds:
 
     async def _replace(self, dead: FrontEndProcess, num_failed: int, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
-        if dead.place not in self._by_place and not self._is_stopping:
-            new = await self._start(dead.place, self.config, __version__, None if dead.serving.done() else dead.serving)
-            new.num_failed = num_failed
+        async with self._renewing:
+            if len(self._by_place) < self.number and not self._is_stopping:
+                serving = None if dead.serving.done() else dead.serving
+                new = await self._start(self.config, self._version, serving)
+                new.num_failed = num_failed
 
     async def _end(self, leaving: Iterable[FrontEndProcess], grace_s: float) -> None:
         """Drain processes and wait for their end; kill those that take too long."""

@@ -130,8 +130,9 @@ class Parent:
         self._pages: MergedRegistry | None = None
         self._monitoring = Monitoring(config, registry, self._merged)
         self._front_ends = FrontEnds(
-            config, number, self._clock, self._group.group, self._place_cleared, self._page_ended
-        )
+            config, number, self._clock, self._group.group, self._place_cleared, self._page_ended,
+            lambda: self._later(self._set_health()),
+        )  # fmt: skip
         own_records = replace(config.records, usage_file="", audit_file=own_file(config.records.audit_file, "parent"))
         self._records = Records(replace(config, records=own_records), registry)
         self._emit = self._records.heard_by(self._monitoring.metrics.handle)
@@ -142,6 +143,7 @@ class Parent:
         self._has_served = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reloads: set[asyncio.Task[int]] = set()
 
     @property
     def _config(self) -> Config:
@@ -232,12 +234,36 @@ class Parent:
     async def reload(self, with_code: bool) -> int:
         """Read the configuration anew, and replace the front ends one after another; return how many.
 
-        The engine goes on. `with_code` lets them start from another installed version.
+        The engine goes on, and so does the reload if the caller leaves. `with_code` lets them start from another
+        installed version.
 
         Raises:
             NotPossibleError: the configuration can't be used, or needs a restart; the message names the keys.
 
         """
+        return await asyncio.shield(self.begin_reload(with_code))
+
+    def begin_reload(self, with_code: bool = False) -> "asyncio.Task[int]":
+        """Begin to reload. The log has its end."""
+        task = asyncio.get_running_loop().create_task(self._reload(with_code), name="reload")
+        self._reloads.add(task)
+        task.add_done_callback(self._reloaded)
+        return task
+
+    def _reloaded(self, task: "asyncio.Task[int]") -> None:
+        self._reloads.discard(task)
+        if task.cancelled():
+            return
+        if (error := task.exception()) is None:
+            logger.info("reloaded: %d front ends replaced", task.result())
+        elif isinstance(error, NotPossibleError):
+            logger.error("not reloaded: %s", error)
+        else:
+            logger.error("the reload failed", exc_info=error)
+
+    async def _reload(self, with_code: bool) -> int:
+        if not self._has_served or self.is_draining:
+            raise NotPossibleError(f"the server is {'stopping' if self.is_draining else 'starting'}")
         try:
             config = await asyncio.to_thread(self._read_config)
         except ConfigError as error:
@@ -247,9 +273,11 @@ class Parent:
         used = self._config.server
         server = replace(config.server, processes=used.processes, listen=used.listen, http_listen=used.http_listen)
         try:
-            return await self._front_ends.renew(replace(config, server=server), "" if with_code else __version__)
+            num_replaced = await self._front_ends.renew(replace(config, server=server), with_code=with_code)
         except ConfigError as error:
             raise NotPossibleError(str(error)) from error
+        warn_of_exposure(self._config, self._config.server.listen)
+        return num_replaced
 
     async def _stop_engine(self) -> None:
         self._shutdown.begin("stopping the engine")
@@ -309,7 +337,8 @@ class Parent:
         )
 
     def _ended(self) -> dict[str, int]:
-        return dict(sum((Counter(each.ended) for each in self._front_ends.reports), Counter[str]()))
+        living = (Counter(each.ended) for each in self._front_ends.reports)
+        return dict(sum(living, self._front_ends.ended_requests))
 
     def _cache_status(self) -> CacheStatus | None:
         found = [each.cache for each in self._front_ends.reports if each.cache is not None]
@@ -358,7 +387,7 @@ class Parent:
         task.add_done_callback(self._tasks.discard)
 
     async def _set_health(self) -> None:
-        is_ready = self._engine.state is EngineState.READY
+        is_ready = self._engine.state is EngineState.READY and self._front_ends.is_any_serving
         await self._health.set(is_serving=is_ready and self._has_served and not self.is_draining)
 
     def _place_cleared(self, place: int) -> None:

@@ -3,6 +3,7 @@
 import logging
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TextIO
 
 import structlog
@@ -53,8 +54,11 @@ def num_lost_records() -> int:
     return sum(each.num_lost for each in logging.getLogger().handlers if isinstance(each, CountingHandler))
 
 
-def configure(settings: LogSettings) -> None:
-    """Send the log records of the server and of all libraries through one structured handler."""
+def configure(settings: LogSettings, process: str = "") -> None:
+    """Send the log records of the server and of all libraries through one structured handler.
+
+    They have the name of the `process`, if it is one of several.
+    """
     is_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
@@ -62,6 +66,7 @@ def configure(settings: LogSettings) -> None:
         structlog.stdlib.PositionalArgumentsFormatter(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _describe_exception,
+        *([partial(_add_process, name=process)] if process else []),
     ]
     last = structlog.processors.JSONRenderer() if is_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     handler = CountingHandler(sys.stderr)
@@ -75,6 +80,12 @@ def configure(settings: LogSettings) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("completion_server").setLevel(settings.level.upper())
+
+
+def _add_process(
+    _logger: object, _method: str, event: structlog.typing.EventDict, name: str
+) -> structlog.typing.EventDict:
+    return {**event, "process": name}
 
 
 def _describe_exception(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -24,6 +24,7 @@ _OF_ALL = frozenset(("completion_engine_generated_tokens", "completion_engine_ab
 _PROCESS = ("process_", "python_")
 """Begin the names of metrics of the operating system's processes, which are shown for each."""
 
+_TRIES = 5
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -38,19 +39,27 @@ class MergedRegistry(PageRegistry):
         self._ended = _Sums()
 
     def ended(self, page: str) -> None:
-        """Keep what a process that has ended had counted."""
+        """Keep what a process that has ended had counted. `others` must leave it out from now on."""
+        kept = _Sums()  # a new object: `collect` reads the one before in another thread
+        for metric in self._ended.metrics():
+            kept.add(metric)
         for metric in text_string_to_metric_families(page):
             if metric.type in {"counter", "histogram"} and _is_added(metric) and not metric.name.startswith(_PROCESS):
-                self._ended.add(metric)
+                kept.add(metric)
+        self._ended = kept
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of all."""
         sums = _Sums()
         for metric in self._own.collect():
             sums.add(_of_process(metric, "parent"))
-        for metric in self._ended.metrics():
+        for _ in range(_TRIES):  # one that ends meanwhile would be left out, or be added twice
+            ended, pages = self._ended, self._others()
+            if self._ended is ended:
+                break
+        for metric in ended.metrics():
             sums.add(metric)
-        for name, page in self._others().items():
+        for name, page in pages.items():
             for metric in text_string_to_metric_families(page):
                 if _is_added(metric):
                     sums.add(_of_process(metric, name))

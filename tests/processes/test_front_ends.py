@@ -165,6 +165,15 @@ async def test_a_reload_names_the_settings_that_need_a_restart(server: Server) -
     server.config.write_text("")
 
 
+async def test_a_reload_checks_what_a_start_checks(server: Server) -> None:
+    before = await server.front_ends()
+    server.config.write_text("[server]\nmax_connections = 1000000000\n")
+    with pytest.raises(grpc.aio.AioRpcError, match=r"server\.max_connections: must be at most"):
+        await server.admin.Reload(admin_pb2.ReloadRequest())
+    server.config.write_text("[shed]\nbudget_ms = 300\n")
+    assert await server.front_ends() == before
+
+
 async def test_sighup_reloads(server: Server) -> None:
     before = await server.front_ends()
     server.serving.process.send_signal(signal.SIGHUP)
@@ -215,7 +224,9 @@ async def test_a_server_whose_front_ends_never_start_says_how_they_ended(monkeyp
     monkeypatch.setattr(front_ends, "run", _end_at_once)
     async with made_parent(1) as parent:
         config = load_config(None, ["engine.restart_backoff_min_s=0.01"], {})
-        started = front_ends.FrontEnds(config, 1, MonotonicClock(), parent.group, parent.clear, lambda _page: None)
+        started = front_ends.FrontEnds(
+            config, 1, MonotonicClock(), parent.group, parent.clear, lambda _page: None, lambda: None
+        )
         await started.start()
         async with asyncio.timeout(WITHIN_S):
             with pytest.raises(ConfigError, match="front end 0 ended at its start: exit status 3"):

@@ -124,10 +124,16 @@ class LocalParent:
 
 def _remove_left(memory: Path) -> None:
     """Remove the folders of parents that were killed: nobody holds the lock of their tables any more."""
-    for table in memory.glob(f"{_PREFIX}*/{_TABLE}"):
-        with contextlib.suppress(OSError), open(table, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(table.parent, ignore_errors=True)
+    for folder in memory.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid != os.geteuid():  # others can make what looks like one, and a pipe in it
+                continue
+            table = os.open(folder / _TABLE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(table, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(table)
 
 
 def front_end_name(place: int) -> str:
