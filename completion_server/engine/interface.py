@@ -68,11 +68,8 @@ class EngineInfo:
     model: str
     max_model_len: int
     """Prompt and completion together, in tokens."""
-    revision: str = ""
-    """The model's revision, of which the supervisor knows; "" if it is not known."""
     draft_model: str = ""
     """The draft model, or `NGRAM`; "" without drafts."""
-    draft_revision: str = ""
     num_speculative_tokens: int = 0
     """The largest number of speculative tokens (K) for a step; 0 without speculation."""
     max_num_seqs: int = 0
@@ -81,6 +78,9 @@ class EngineInfo:
     """K by number of sequences at start."""
     speculation_locked_reason: str = ""
     """Why K can't be changed on the running engine; "" if it can."""
+    revision: str = ""
+    """The model's revision, of which the supervisor knows; "" if it is not known."""
+    draft_revision: str = ""
 
 
 @immutable

@@ -57,7 +57,6 @@ def check(*overrides: str) -> Result:
         ("server.listen=127.0.0.1", "server.listen: must be HOST:PORT, got '127.0.0.1' (or unix:PATH)"),
         ("server.http_listen=unix:/run/h", "server.http_listen: must be HOST:PORT, got 'unix:/run/h'"),
         ("server.max_session_age_s=5000", "server.max_session_age_s: must be less than max_connection_age_grace_s"),
-        ("engine.revision=files-0", f"engine.revision: must be {folder_revision(TARGET)}, the revision of the files"),
     ],
 )
 def test_both_refuse_the_same_settings(override: str, fault: str) -> None:
@@ -65,6 +64,12 @@ def test_both_refuse_the_same_settings(override: str, fault: str) -> None:
     assert [each.exit_code for each in found] == [2, 2]
     assert all(fault in each.stderr for each in found)
     assert found[0].stderr == found[1].stderr
+
+
+def test_another_revision_than_that_of_the_files_is_refused() -> None:
+    found = CliRunner().invoke(check_config, [*BASE, "--set", "engine.revision=files-0"])
+    assert found.exit_code == 2
+    assert f"engine.revision: must be {folder_revision(TARGET)}, the revision of the files" in found.stderr
 
 
 def test_both_refuse_a_certificate_that_is_none(tmp_path: Path) -> None:
