@@ -22,7 +22,7 @@ from tests.support.models import DRAFT, ROOT, TARGET
 from tests.support.server import FREE_PORTS
 from tests.support.server_process import flags, serving
 
-pytestmark = [pytest.mark.serial, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.full, pytest.mark.serial, pytest.mark.timeout(1200)]
 
 START_TIMEOUT_S = 900.0
 """For a real engine on a busy machine."""
