@@ -29,7 +29,7 @@ PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 SERIAL = $(shell grep -rl --include='test_*.py' 'mark\.serial' tests | sort)
 QUICK := not full and not large
 
-test: test-parallel test-serial ## Run the tests, with real engines; about ten minutes on two cores.
+test: test-parallel test-serial ## Run the tests, with real engines; ten to forty minutes on two cores.
 	@echo "All tests passed."
 
 test-parallel: $(VENV)/installed-dev
