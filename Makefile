@@ -11,7 +11,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 .PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
-	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-cancels bench-capacity bench-steps bench-cpu bench-processes bench-lives bench-replicas \
+	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-cancels bench-capacity bench-steps bench-cpu bench-processes bench-lives bench-cache bench-replicas \
 	bench-regions bench-gpu bench-trial bench-policy bench-canary bench-slots bench-sharing bench-isolation bench-isolation_real llama-server
 
 help: ## List the targets.
@@ -190,6 +190,9 @@ bench-processes: $(VENV)/installed ## Requests a second and their cost with one,
 
 bench-lives: $(VENV)/installed ## What users notice when front ends are killed and reloaded; a quarter of an hour.
 	@$(BIN)/python -m loadtest.bench.processes.lives --record benchmarks/lives.json
+
+bench-cache: $(VENV)/installed ## The share of requests that the completion cache answers, with one and two front ends; eight minutes.
+	@$(BIN)/python -m loadtest.bench.processes.cache --config deploy/local/server.toml --record benchmarks/cache.json
 
 # The engine has room for all, so that no request is shed.
 bench-cancels: $(VENV)/installed ## Memory over half an hour of requests, every second one cancelled.

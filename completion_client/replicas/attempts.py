@@ -71,9 +71,8 @@ class Attempts:
                         is_begun = True
                         yield event
             except ServiceError as error:
-                if not self._replicas.note_error(connection, error) or is_begun:
+                if not self._may_go_on(connection, error, candidates) or is_begun:
                     raise
-                self._failures[endpoint] = error
             if is_begun:
                 return
         if self._refusal is None:
@@ -81,6 +80,18 @@ class Attempts:
             raise self._failure()
         self.endpoint, event = self._refusal
         yield event
+
+    def _may_go_on(self, connection: Connection, error: ServiceError, candidates: list[Endpoint]) -> bool:
+        """Note a failure; return whether another attempt may do better.
+
+        The only endpoint is asked once more if the connection was lost: behind its address may be another server.
+        """
+        if not self._replicas.note_error(connection, error):
+            return False
+        self._failures[connection.endpoint] = error
+        if len(candidates) == 1 and isinstance(error, ConnectionLostError):
+            candidates.append(connection.endpoint)
+        return True
 
     async def _connected(self, endpoint: Endpoint, *, is_last: bool) -> Connection | None:
         """Return the connection to a server, None if there is none; leave time for the others unless it is the last."""

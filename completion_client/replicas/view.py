@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from completion.v1 import completion_pb2 as pb
 from completion_client.endpoint import Endpoint, EndpointError
 from completion_client.errors import (
+    ClosingError,
     ConnectionLostError,
     ResourceExhaustedError,
     ServiceError,
@@ -162,7 +163,7 @@ class Replicas:
             return False
         if not isinstance(error, SilenceError):  # that was noted when it began
             choice.refused(endpoint, now_s, retry_after_s)
-            self.regions.lost(connection, error.message)
+            self.regions.lost(connection, error.message, is_closing=isinstance(error, ClosingError))
         return True
 
     def note_silence(self, connection: Connection) -> None:

@@ -10,7 +10,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,13 +30,14 @@ from completion_server.composition.links import EngineUp, Serving, SetLogLevel
 from completion_server.composition.models import check_fits, load_prompts
 from completion_server.composition.monitoring import Monitoring, WatchedParts, snapshot
 from completion_server.composition.records import Records, own_file
+from completion_server.composition.reload import Reloads
 from completion_server.composition.samples import begin_speculation
 from completion_server.composition.shutdown import Shutdown, told_plainly
 from completion_server.config import Config
 from completion_server.core.addresses import split_address
 from completion_server.core.certificates import CertificateFiles, watch
 from completion_server.core.clock import Clock, MonotonicClock
-from completion_server.core.errors import ConfigError, NotPossibleError
+from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import Engine
 from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
@@ -53,41 +54,8 @@ from completion_server.telemetry.merged import MergedRegistry
 
 logger = logging.getLogger(__name__)
 
-_PARENTS = ("engine", "speculation", "auth")
-"""Sections that belong to the engine or to the admin listener, which stay as they are until a restart."""
-_PARENTS_KEYS = (
-    "processes",
-    "admin_listen",
-    "admin_tls",
-    "metrics_listen",
-    "region",
-    "core_dumps",
-    "listen",
-    "http_listen",
-)
-"""Keys of [server] of which the same holds."""
 _CLOSE_S = 1.0
 _PAGES_S = 5.0
-
-
-def changed_for_good(before: Config, after: Config) -> Iterator[str]:
-    """Yield the keys that differ and that only a restart changes."""
-    for section in _PARENTS:
-        yield from _differing(getattr(before, section), getattr(after, section), section)
-    for key in _differing(before.server, after.server, "server"):
-        if key.split(".")[1] in _PARENTS_KEYS:
-            yield key
-
-
-def _differing(before: object, after: object, prefix: str) -> Iterator[str]:
-    for field in dataclasses.fields(before):  # type: ignore[arg-type]
-        old, new = getattr(before, field.name), getattr(after, field.name)
-        if old == new:
-            continue
-        if dataclasses.is_dataclass(old):
-            yield from _differing(old, new, f"{prefix}.{field.name}")
-        else:
-            yield f"{prefix}.{field.name}"
 
 
 class Parent:
@@ -110,10 +78,9 @@ class Parent:
             ConfigError: several processes can't share an address, or a file that callers are verified against is bad.
 
         """
-        self._as_read = config
+        as_read = config
         number = num_processes(config)
         config = replace(config, server=replace(config.server, processes=number))
-        self._read_config = read_config
         self._clock = clock or MonotonicClock()
         self._started_at = self._clock.now()
         self._health = HealthReporter()
@@ -143,7 +110,7 @@ class Parent:
         self._has_served = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reloads: set[asyncio.Task[int]] = set()
+        self._reloads = Reloads(as_read, read_config, self._front_ends, self._why_no_reload)
 
     @property
     def _config(self) -> Config:
@@ -245,39 +212,12 @@ class Parent:
 
     def begin_reload(self, with_code: bool = False) -> "asyncio.Task[int]":
         """Begin to reload. The log has its end."""
-        task = asyncio.get_running_loop().create_task(self._reload(with_code), name="reload")
-        self._reloads.add(task)
-        task.add_done_callback(self._reloaded)
-        return task
+        return self._reloads.begin(with_code)
 
-    def _reloaded(self, task: "asyncio.Task[int]") -> None:
-        self._reloads.discard(task)
-        if task.cancelled():
-            return
-        if (error := task.exception()) is None:
-            logger.info("reloaded: %d front ends replaced", task.result())
-        elif isinstance(error, NotPossibleError):
-            logger.error("not reloaded: %s", error)
-        else:
-            logger.error("the reload failed", exc_info=error)
-
-    async def _reload(self, with_code: bool) -> int:
-        if not self._has_served or self.is_draining:
-            raise NotPossibleError(f"the server is {'stopping' if self.is_draining else 'starting'}")
-        try:
-            config = await asyncio.to_thread(self._read_config)
-        except ConfigError as error:
-            raise NotPossibleError(str(error)) from error
-        if changed := list(changed_for_good(self._as_read, config)):
-            raise NotPossibleError(f"{', '.join(changed)}: changed, which needs a restart of the server")
-        used = self._config.server
-        server = replace(config.server, processes=used.processes, listen=used.listen, http_listen=used.http_listen)
-        try:
-            num_replaced = await self._front_ends.renew(replace(config, server=server), with_code=with_code)
-        except ConfigError as error:
-            raise NotPossibleError(str(error)) from error
-        warn_of_exposure(self._config, self._config.server.listen)
-        return num_replaced
+    def _why_no_reload(self) -> str:
+        if self._has_served and not self.is_draining:
+            return ""
+        return f"the server is {'stopping' if self.is_draining else 'starting'}"
 
     async def _stop_engine(self) -> None:
         self._shutdown.begin("stopping the engine")

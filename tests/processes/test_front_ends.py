@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest_asyncio
 from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_client import Completion, CompletionClient, Regions
 from completion_server.composition import front_ends
 from completion_server.composition.front_end import run
 from completion_server.composition.links import INTERFACE, PROCESSES, FromFrontEnd, Link, Refused, ToFrontEnd
@@ -42,6 +44,8 @@ SETTINGS = (
     "admission.users_per_peer=0",
     f"server.processes={NUMBER}",
 )
+MOST_CONNECTIONS = 64
+"""Enough for the kernel to choose each front end at least once."""
 WITHIN_S = 120.0
 """For a new process, on machines that are busy with other things."""
 
@@ -71,6 +75,15 @@ class Server:
     async def status(self) -> admin_pb2.GetStatusResponse:
         found: admin_pb2.GetStatusResponse = await self.admin.GetStatus(admin_pb2.GetStatusRequest())
         return found
+
+    async def seen(self, has: Callable[[admin_pb2.FrontEndStatus], object], num: int = 1) -> set[int]:
+        """Wait until so many front ends are as wanted; return the ids of their processes."""
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                found = {each.process_id for each in (await self.status()).front_ends if has(each)}
+                if len(found) == num:
+                    return found
+                await asyncio.sleep(0.05)
 
     async def counted(self) -> float:
         """Return how many requests the metrics page has counted."""
@@ -267,3 +280,37 @@ async def test_code_that_does_not_fit_the_parent_says_so_before_it_reads_the_pla
     assert reason in refused.reason
     await asyncio.to_thread(process.join, WITHIN_S)
     assert process.exitcode == 0
+
+
+async def test_the_slots_of_a_front_end_that_dies_are_free(tmp_path: Path) -> None:
+    slow = ("engine.scripted_times=large_model_on_a_gpu", "scheduling.max_slots=1", "scheduling.step_tolerance=0")
+    async with AsyncExitStack() as stack:
+        arguments = ("--json", *flags(*SETTINGS, *slow, "shed.when=never"))
+        served = await stack.enter_async_context(serving(tmp_path, *arguments, within_s=2 * WITHIN_S))
+        admin = await stack.enter_async_context(grpc.aio.insecure_channel(served.ready["admin_address"]))
+        server = Server(served, AdminServiceStub(admin), tmp_path)
+        regions = await stack.enter_async_context(Regions(served.ready["address"]))
+        connections: dict[int, int] = {}
+        """By the front end that the kernel chose for each."""
+        for number in range(MOST_CONNECTIONS):
+            client = await stack.enter_async_context(CompletionClient(regions, connection=number))
+            async with client.session():
+                (front_end,) = await server.seen(lambda each: each.live_sessions)
+            connections.setdefault(front_end, number)
+            if len(connections) == NUMBER:
+                break
+            assert await server.seen(lambda each: not each.live_sessions, NUMBER)
+        (holder, its), (other, others) = connections.items()
+
+        def ask(user: str, connection: int) -> "asyncio.Task[Completion]":
+            return asyncio.create_task(CompletionClient(regions, user=user, connection=connection).complete(request()))
+
+        held = [ask(f"user-{number}", its) for number in range(20)]  # so that one is always in the slot
+        assert await server.seen(lambda each: each.running_requests) == {holder}
+        psutil.Process(holder).suspend()
+        last = ask("last", others)
+        await server.seen(lambda each: each.process_id == other and (each.queued_requests or last.done()))
+        psutil.Process(holder).kill()
+        async with asyncio.timeout(WITHIN_S):
+            assert (await last).finish_reason == "stop"
+            await asyncio.gather(*held, return_exceptions=True)

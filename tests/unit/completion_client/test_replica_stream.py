@@ -327,3 +327,43 @@ async def test_a_call_that_never_goes_on_fails() -> None:
             await asking
         assert view.endpoint == other.endpoint
         assert other.metadata == []
+
+
+class _Leaving(FakeReplica):
+    """Ends its first calls as gRPC does when a server closes, while another listens on the same address."""
+
+    num_ended = 1
+
+    async def Complete(self, request, context):  # noqa: ANN001, ANN202
+        if len(self.metadata) < self.num_ended:
+            self.metadata.append({"peer": context.peer()})
+            await context.abort(grpc.StatusCode.CANCELLED)
+        async for event in super().Complete(request, context):
+            self.metadata[-1]["peer"] = context.peer()
+            yield event
+
+
+async def test_a_call_that_its_only_server_ends_as_it_closes_is_made_again_on_another_connection() -> None:
+    leaving = _Leaving()
+    async with fake_replicas(leaving), CompletionClient(leaving.endpoint, user="ada") as client:
+        completion = await client.complete(REQUEST)
+        assert (completion.text, completion.num_sent) == ("text", 2)
+        first, second = (each["peer"] for each in leaving.metadata)
+        assert first != second
+
+
+async def test_a_call_is_made_again_once() -> None:
+    leaving = _Leaving()
+    leaving.num_ended = 3
+    async with fake_replicas(leaving), CompletionClient(leaving.endpoint, user="ada") as client:
+        with pytest.raises(ConnectionLostError, match="the server ended the call without an answer"):
+            await client.complete(REQUEST)
+        assert len(leaving.metadata) == 2
+
+
+async def test_what_the_only_server_refuses_is_not_asked_again() -> None:
+    refusing = FakeReplica(failure=grpc.StatusCode.RESOURCE_EXHAUSTED)
+    async with fake_replicas(refusing), CompletionClient(refusing.endpoint, user="ada") as client:
+        with pytest.raises(ServiceError, match="why"):
+            await client.complete(REQUEST)
+        assert len(refusing.metadata) == 1

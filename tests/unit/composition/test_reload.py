@@ -3,8 +3,8 @@
 import pytest
 
 from completion_server.composition.checks import num_processes
-from completion_server.composition.parent import changed_for_good
 from completion_server.composition.records import own_file
+from completion_server.composition.reload import changed_for_good
 from completion_server.config import Config, load_config
 from completion_server.core.errors import ConfigError
 
