@@ -10,7 +10,7 @@ from tests.support.models import DRAFT, TARGET
 
 MODELS = {"target": TARGET, "draft": DRAFT}
 REGIONS = ("us-east", "us-west", "eu-west")
-_OTHERS = ("global", "loadtest", "monitoring")
+_OTHERS = ("global", "loadtest", "monitoring", "gitops/argocd", "gitops/flux")
 FOLDERS = (*(f"regions/{region}" for region in REGIONS), *_OTHERS)
 MODEL_SETTINGS = ("qwen2.5-coder-7b", "deepseek-coder-33b", "code-llama-13b")
 COMBINATIONS = (

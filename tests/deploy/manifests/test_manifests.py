@@ -22,6 +22,7 @@ from tests.support.kustomize import DEPLOY, Object, name_of, one
 CUSTOM_KINDS = {
     *("Rollout", "AnalysisTemplate", "ScaledObject", "Certificate", "Issuer", "PodMonitor", "PrometheusRule"),
     *("Gateway", "GatewayClass", "GRPCRoute", "HTTPRoute", "EnvoyProxy"),
+    *("ApplicationSet", "Kustomization", "GitRepository"),
     *("SecurityPolicy", "ClientTrafficPolicy", "BackendTrafficPolicy"),
 }
 VERSIONS = ("1.35", "1.36", "1.37")
@@ -109,7 +110,11 @@ INVALID: dict[str, Any] = {
     "ScaledObject/completion-server spec triggers 0 metadata threshold": 30,
     "Certificate/completion-edge spec secretName": None,
     "GRPCRoute/completion spec rules 0 matches 0 method servic": "x",
+    "ApplicationSet/completion spec strategy rollingSync steps 0 matchExpression": [],
+    "Kustomization/completion-us-west spec dependsOn 0 name": None,
+    "GitRepository/completion spec url": 1,
 }
+OF_FOLDERS = {"ApplicationSet": "gitops/argocd", "Kustomization": "gitops/flux", "GitRepository": "gitops/flux"}
 
 
 def test_custom_resources_are_valid_by_the_types_of_their_projects_and_invalid_ones_are_found(tmp_path: Path) -> None:
@@ -118,7 +123,7 @@ def test_custom_resources_are_valid_by_the_types_of_their_projects_and_invalid_o
     wrong = []
     for path, value in INVALID.items():
         kind, _, name = path.split()[0].partition("/")
-        wrong.append(one(broken("regions/us-east", path, value), kind, name))
+        wrong.append(one(broken(OF_FOLDERS.get(kind, "regions/us-east"), path, value), kind, name))
         wrong[-1]["metadata"]["name"] = "wrong"
     found = {each.partition(":")[0] for each in custom_resources.faults([*objects, *wrong], tmp_path)}
     assert found == {name_of(each) for each in wrong}
