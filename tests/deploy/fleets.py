@@ -11,6 +11,11 @@ _REGION = 'region="us-east"'
 _JOBS = ("completion-edge", "completion/completion-gateway")
 _STEADY_PER_SERVER_PER_S = 10.0
 
+DEPLOYMENT = 'kube_deployment_spec_replicas{namespace="completion",deployment="completion-server"}'
+"""What the Deployment asks for, by kube-state-metrics."""
+ROLLOUT = 'rollout_info_replicas_desired{namespace="completion",name="completion-server"}'
+"""What the Rollout asks for, by Argo Rollouts."""
+
 Traffic = Callable[[float], float]
 """Requests a second of the region, by minute."""
 
@@ -67,8 +72,7 @@ class Fleet:
         for server in self.servers:
             yield from self._of_server(server, times)
         if self.wanted is not None:
-            name = 'kube_deployment_spec_replicas{namespace="completion",deployment="completion-server"}'
-            yield name, [float(self.wanted(minute)) for minute in times]
+            yield DEPLOYMENT, [float(self.wanted(minute)) for minute in times]
         if self.proxies is not None:
             for job in _JOBS:
                 yield from self._of_proxies(job, times, self.proxies)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.fleets import STEP_MINUTES, Fleet, Server, servers
+from tests.deploy.fleets import DEPLOYMENT, ROLLOUT, STEP_MINUTES, Fleet, Server, servers
 from tests.support.rules import History, check_histories
 
 SIZES = (2, 4, 5, 8, 64)
@@ -32,6 +32,30 @@ def by_the_servers(fleet: Fleet) -> Fleet:
     return replace(fleet, wanted=None)
 
 
+def by_a_rollout(fleet: Fleet) -> Fleet:
+    """Return the fleet as a Rollout's, whose Deployment is at 0."""
+    assert fleet.wanted is not None
+    return replace(fleet, wanted=None, more={DEPLOYMENT: lambda _minute: 0, ROLLOUT: fleet.wanted})
+
+
+def by_a_rollout_not_scraped(fleet: Fleet) -> Fleet:
+    """Return the fleet as a Rollout's in a cluster with kube-state-metrics alone, which knows only the Deployment."""
+    return replace(fleet, wanted=None, more={DEPLOYMENT: lambda _minute: 0})
+
+
+SEEN = (
+    ("sizes", "seen"),
+    [
+        pytest.param(SIZES, lambda fleet: fleet, id="by-kubernetes"),
+        *(
+            pytest.param(BOUNDS, each, id=each.__name__)
+            for each in (by_the_servers, by_a_rollout, by_a_rollout_not_scraped)
+        ),
+    ],
+)
+"""Ways in which Prometheus learns how many servers are wanted."""
+
+
 def history(
     about: str,
     fleet: Fleet,
@@ -43,11 +67,7 @@ def history(
     return History(about, fleet.series(), STEP, f"{fleet.minutes:g}m", fired, looks, f"{every_minutes}m")
 
 
-@pytest.mark.parametrize(
-    ("sizes", "seen"),
-    [(SIZES, lambda fleet: fleet), (BOUNDS, by_the_servers)],
-    ids=["by-kubernetes", "by-the-servers"],
-)
+@pytest.mark.parametrize(*SEEN)
 def test_a_server_that_is_gone_for_good_is_a_ticket_until_it_is_back(
     tmp_path: Path, sizes: Sequence[int], seen: Callable[[Fleet], Fleet]
 ) -> None:
@@ -155,8 +175,9 @@ def rolled(num: int, *, has_spare: bool) -> Fleet:
 def test_a_rollout_alerts_nobody(tmp_path: Path, has_spare: bool) -> None:
     histories = [history(f"{num}", rolled(num, has_spare=has_spare), every_minutes=5) for num in SIZES]
     histories += [
-        history(f"{num} by the servers", by_the_servers(rolled(num, has_spare=has_spare)), every_minutes=5)
+        history(f"{num} {seen.__name__}", seen(rolled(num, has_spare=has_spare)), every_minutes=5)
         for num in BOUNDS
+        for seen in (by_the_servers, by_a_rollout, by_a_rollout_not_scraped)
     ]
     assert check_histories(histories, tmp_path) == ""
 
@@ -171,10 +192,10 @@ def test_the_drain_of_a_node_alerts_nobody(tmp_path: Path) -> None:
     assert check_histories(histories, tmp_path) == ""
 
 
-@pytest.mark.parametrize(
-    ("sizes", "is_known"), [(SIZES, True), (BOUNDS, False)], ids=["by-kubernetes", "by-the-servers"]
-)
-def test_scaling_up_and_down_by_two_alerts_nobody(tmp_path: Path, sizes: Sequence[int], is_known: bool) -> None:
+@pytest.mark.parametrize(*SEEN)
+def test_scaling_up_and_down_by_two_alerts_nobody(
+    tmp_path: Path, sizes: Sequence[int], seen: Callable[[Fleet], Fleet]
+) -> None:
     """As KEDA does: one in five minutes comes, one in 30 minutes goes."""
     added = [
         Server(f"added-{index}", begins=HOUR + 5 * index, loads_for=18, ends=3 * HOUR - 30 * index)
@@ -186,10 +207,11 @@ def test_scaling_up_and_down_by_two_alerts_nobody(tmp_path: Path, sizes: Sequenc
 
     histories = []
     for num in sizes:
-        fleet = Fleet([*servers(num), *added], 4 * HOUR, num)
-        if is_known:
-            fleet = replace(fleet, wanted=lambda minute, num=num: num + num_added(minute))  # type: ignore[misc]
-        histories.append(history(f"{num} and two", fleet))
+        fleet = replace(
+            Fleet([*servers(num), *added], 4 * HOUR, num),
+            wanted=lambda minute, num=num: num + num_added(minute),  # type: ignore[misc]
+        )
+        histories.append(history(f"{num} and two", seen(fleet)))
     assert check_histories(histories, tmp_path) == ""
 
 

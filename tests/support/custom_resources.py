@@ -14,14 +14,16 @@ from pathlib import Path
 from tests.support.kustomize import TOOLS, Object, name_of, report
 
 _PACKAGES = {
-    "argoproj.io": "argo-rollouts",
-    "cert-manager.io": "cert-manager",
-    "gateway.envoyproxy.io": "envoy-gateway",
-    "gateway.networking.k8s.io": "gateway-api",
-    "keda.sh": "keda",
-    "monitoring.coreos.com": "prometheus-operator",
+    "argoproj.io": ("argo-cd", "argo-rollouts"),
+    "cert-manager.io": ("cert-manager",),
+    "gateway.envoyproxy.io": ("envoy-gateway",),
+    "gateway.networking.k8s.io": ("gateway-api",),
+    "keda.sh": ("keda",),
+    "kustomize.toolkit.fluxcd.io": ("flux-cd",),
+    "monitoring.coreos.com": ("prometheus-operator",),
+    "source.toolkit.fluxcd.io": ("flux-cd",),
 }
-"""Where the types of an API group are."""
+"""Where the types of an API group are: in one of these."""
 _OPTIONS = {
     "noEmit": True,
     "skipLibCheck": True,
@@ -77,7 +79,9 @@ def faults(objects: Sequence[Object], folder: Path) -> list[str]:
 
 def _module(found: Object, types: Path) -> Path:
     group, _, version = found["apiVersion"].partition("/")
-    return types / "@kubernetes-models" / _PACKAGES[group] / group / version / found["kind"]
+    places = [types / "@kubernetes-models" / each / group / version / found["kind"] for each in _PACKAGES[group]]
+    (module,) = (each for each in places if each.with_suffix(".js").exists())
+    return module
 
 
 def _unknown_fields(modules: Sequence[tuple[str, Object]], types: Path, folder: Path) -> list[str]:

@@ -53,11 +53,22 @@ def render(folder: Path) -> list[Object]:
 
 
 def copy_with_components(region: str, components: Sequence[str], folder: Path) -> Path:
-    """Copy deploy/ to a new folder and append components to a region, as its operator would; return the region."""
+    """Copy deploy/ to a new folder and append components to a region, as its operator would; return the region.
+
+    The line of a component "-name" is deleted.
+    """
     shutil.copytree(DEPLOY, folder)
     path = folder / "regions" / region
-    with (path / "kustomization.yaml").open("a", encoding="utf-8") as file:
-        file.writelines(f"  - ../../components/{component}\n" for component in components)
+    file = path / "kustomization.yaml"
+    text = file.read_text(encoding="utf-8")
+    for component in components:
+        line = f"- ../../components/{component.removeprefix('-')}\n"
+        if component.startswith("-"):
+            assert line in text, f"{region} has no {line}"
+            text = text.replace(line, "")
+        else:
+            text += line
+    file.write_text(text, encoding="utf-8")
     return path
 
 

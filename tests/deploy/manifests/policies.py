@@ -262,6 +262,42 @@ def quota(objects: list[Object]) -> Iterator[str]:
             yield f"{name_of(each)}: {allowed} GPUs are fewer than the {needed} of a rollout"
 
 
+def scaling(objects: list[Object]) -> Iterator[str]:
+    """KEDA scales the object that owns the servers' pods, a Rollout needs KEDA, and no apply sets its number back."""
+    servers = {
+        each["kind"]: each
+        for each in of_kind(objects, "Deployment", "Rollout")
+        if each["metadata"]["name"] == "completion-server"
+    }
+    if not servers:
+        return
+    scaled, rollout = of_kind(objects, "ScaledObject"), servers.get("Rollout")
+    if rollout is not None:
+        yield from _rollout_faults(rollout, servers["Deployment"])
+        if not scaled:
+            yield f"{name_of(rollout)}: nobody sets the number of servers"
+    for each in scaled:
+        if each["spec"]["scaleTargetRef"] != _reference(rollout or servers["Deployment"]):
+            yield f"{name_of(each)}: scales what owns no pods"
+        yield from (
+            f"{name_of(workload)}: an apply sets the number of servers"
+            for workload in servers.values()
+            if "replicas" in workload["spec"]
+        )
+
+
+def _rollout_faults(rollout: Object, deployment: Object) -> Iterator[str]:
+    spec = rollout["spec"]
+    if spec["workloadRef"] != _reference(deployment) | {"scaleDown": "progressively"}:
+        yield f"{name_of(rollout)}: the Deployment keeps its pods beside the Rollout's"
+    if spec["selector"] != deployment["spec"]["selector"]:
+        yield f"{name_of(rollout)}: selects other pods than the Deployment's, which are spread and protected"
+
+
+def _reference(found: Object) -> Object:
+    return {"apiVersion": found["apiVersion"], "kind": found["kind"], "name": found["metadata"]["name"]}
+
+
 def secrets(objects: list[Object]) -> Iterator[str]:
     """No secret is in the repository, neither as an object nor in a variable."""
     yield from (f"{name_of(each)}: a Secret in the manifests" for each in of_kind(objects, "Secret"))
@@ -325,4 +361,5 @@ POLICIES: tuple[Policy, ...] = (
     admission,
     proxies,
     quota,
+    scaling,
 )

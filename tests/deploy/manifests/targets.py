@@ -10,13 +10,15 @@ from tests.support.models import DRAFT, TARGET
 
 MODELS = {"target": TARGET, "draft": DRAFT}
 REGIONS = ("us-east", "us-west", "eu-west")
-FOLDERS = (*(f"regions/{region}" for region in REGIONS), "global", "loadtest", "monitoring")
+_OTHERS = ("global", "loadtest", "monitoring", "gitops/argocd", "gitops/flux")
+FOLDERS = (*(f"regions/{region}" for region in REGIONS), *_OTHERS)
 MODEL_SETTINGS = ("qwen2.5-coder-7b", "deepseek-coder-33b", "code-llama-13b")
 COMBINATIONS = (
     ("cpu",),
-    ("canary",),
+    ("-canary",),
+    ("-canary", "-keda"),
     ("no-spare-gpu",),
-    ("canary", "no-spare-gpu"),
+    ("-canary", "no-spare-gpu"),
     ("jwt",),
     ("otel",),
     ("probe",),
@@ -28,16 +30,16 @@ COMBINATIONS = (
     *((f"models/{each}",) for each in MODEL_SETTINGS),
     ("redis",),
     ("redis-external",),
-    ("otel", "host-path", "node-cache", "redis-external", "canary"),
-    ("models/deepseek-coder-33b", "object-storage", "tensor-parallel", "canary"),
+    ("otel", "host-path", "node-cache", "redis-external"),
+    ("models/deepseek-coder-33b", "object-storage", "tensor-parallel"),
 )
-"""Components that an operator may append to a region's."""
+"""Components that an operator may append to a region's, and those whose lines ("-name") may be deleted."""
 TARGETS = (*FOLDERS, *("+".join(each) for each in COMBINATIONS))
 
 
 @cache
 def rendered(target: str) -> tuple[Object, ...]:
-    """Return the objects of a folder of deploy/, or of us-east with the components "A+B". Don't change them."""
+    """Return the objects of a folder of deploy/, or of us-east with A and without B: "A+-B". Don't change them."""
     if target in FOLDERS:
         return tuple(render(DEPLOY / target))
     with TemporaryDirectory(prefix="deploy-") as folder:

@@ -153,12 +153,12 @@ def test_the_limits_are_those_of_the_simulation() -> None:
 
 
 def test_the_scrape_adds_the_revision_that_the_rollout_gives_to_the_analysis() -> None:
-    (endpoint,) = one(rendered("canary"), "PodMonitor", "completion-server")["spec"]["podMetricsEndpoints"]
+    (endpoint,) = one(rendered("regions/us-east"), "PodMonitor", "completion-server")["spec"]["podMetricsEndpoints"]
     (relabeling,) = endpoint["relabelings"]
     assert relabeling == {
         "sourceLabels": ["__meta_kubernetes_pod_label_rollouts_pod_template_hash"],
         "targetLabel": "hash",
     }
-    canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
+    canary = one(rendered("regions/us-east"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
     (argument,) = canary["analysis"]["args"]
     assert argument == {"name": "hash", "valueFrom": {"podTemplateHashValue": "Latest"}}

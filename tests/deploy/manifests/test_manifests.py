@@ -15,18 +15,19 @@ from completion_server.rpc.server import COMPLETION_SERVICE
 from tests.deploy.manifests import policies
 from tests.deploy.manifests.network import allowed
 from tests.deploy.manifests.policies import POLICIES, Policy
-from tests.deploy.manifests.targets import REGIONS, TARGETS, rendered, server_config
+from tests.deploy.manifests.targets import FOLDERS, REGIONS, TARGETS, rendered, server_config
 from tests.support import custom_resources
 from tests.support.kustomize import DEPLOY, Object, name_of, one
 
 CUSTOM_KINDS = {
     *("Rollout", "AnalysisTemplate", "ScaledObject", "Certificate", "Issuer", "PodMonitor", "PrometheusRule"),
     *("Gateway", "GatewayClass", "GRPCRoute", "HTTPRoute", "EnvoyProxy"),
+    *("ApplicationSet", "Kustomization", "GitRepository"),
     *("SecurityPolicy", "ClientTrafficPolicy", "BackendTrafficPolicy"),
 }
 VERSIONS = ("1.35", "1.36", "1.37")
 """The three that Kubernetes maintained when this was written."""
-NOT_SERVING = ("global", "loadtest", "monitoring")
+NOT_SERVING = [each for each in FOLDERS if not each.startswith("regions/")]
 EXCEPTIONS = {policies.rollouts: "no-spare-gpu"}
 """Components that exist to break a policy."""
 
@@ -109,7 +110,11 @@ INVALID: dict[str, Any] = {
     "ScaledObject/completion-server spec triggers 0 metadata threshold": 30,
     "Certificate/completion-edge spec secretName": None,
     "GRPCRoute/completion spec rules 0 matches 0 method servic": "x",
+    "ApplicationSet/completion spec strategy rollingSync steps 0 matchExpression": [],
+    "Kustomization/completion-us-west spec dependsOn 0 name": None,
+    "GitRepository/completion spec url": 1,
 }
+OF_FOLDERS = {"ApplicationSet": "gitops/argocd", "Kustomization": "gitops/flux", "GitRepository": "gitops/flux"}
 
 
 def test_custom_resources_are_valid_by_the_types_of_their_projects_and_invalid_ones_are_found(tmp_path: Path) -> None:
@@ -118,7 +123,7 @@ def test_custom_resources_are_valid_by_the_types_of_their_projects_and_invalid_o
     wrong = []
     for path, value in INVALID.items():
         kind, _, name = path.split()[0].partition("/")
-        wrong.append(one(broken("canary", path, value), kind, name))
+        wrong.append(one(broken(OF_FOLDERS.get(kind, "regions/us-east"), path, value), kind, name))
         wrong[-1]["metadata"]["name"] = "wrong"
     found = {each.partition(":")[0] for each in custom_resources.faults([*objects, *wrong], tmp_path)}
     assert found == {name_of(each) for each in wrong}
@@ -187,6 +192,19 @@ FAULTS: dict[str, tuple[Policy, str, Any]] = {
     "old pods go first": (policies.rollouts, f"{STRATEGY} maxUnavailable", 1),
     "given up too early": (policies.rollouts, "Deployment/completion-server spec progressDeadlineSeconds", 1200),
     "no GPU to roll out with": (policies.quota, "ResourceQuota/gpus spec hard requests.nvidia.com/gpu", "8"),
+    "KEDA scales an empty Deployment": (
+        policies.scaling,
+        "ScaledObject/completion-server spec scaleTargetRef kind",
+        "Deployment",
+    ),
+    "an apply sets KEDA's number back": (policies.scaling, "Deployment/completion-server spec replicas", 7),
+    "a Rollout that nobody scales": (policies.scaling, "ScaledObject/completion-server", None),
+    "a Rollout beside its Deployment": (policies.scaling, "Rollout/completion-server spec workloadRef scaleDown", None),
+    "a Rollout of other pods": (
+        policies.scaling,
+        "Rollout/completion-server spec selector matchLabels app.kubernetes.io/name",
+        "other",
+    ),
     "one proxy": (policies.proxies, f"{PROXIES} envoyDeployment replicas", 1),
     "proxies without a disruption budget": (policies.proxies, f"{PROXIES} envoyPDB", None),
     "proxies that the gateway does not name": (policies.proxies, "Gateway/completion spec infrastructure", None),
@@ -214,11 +232,18 @@ def test_every_policy_was_seen_to_catch_a_fault() -> None:
     ("target", "policy", "path", "value", "violation"),
     [
         (
-            "canary",
+            "regions/us-east",
             policies.quota,
             "ResourceQuota/gpus spec hard requests.nvidia.com/gpu",
             "8",
             "ResourceQuota/gpus: 8 GPUs are fewer than the 9 of a rollout",
+        ),
+        (
+            "-canary",
+            policies.scaling,
+            "ScaledObject/completion-server spec scaleTargetRef kind",
+            "Rollout",
+            "ScaledObject/completion-server: scales what owns no pods",
         ),
         (
             "jwt",
@@ -228,7 +253,11 @@ def test_every_policy_was_seen_to_catch_a_fault() -> None:
             "ClientTrafficPolicy/completion: passes on names that no token proves",
         ),
     ],
-    ids=["a GPU to roll out with at KEDA's most", "names come from tokens alone with JWT"],
+    ids=[
+        "a GPU to roll out with at KEDA's most",
+        "no Rollout to scale",
+        "names come from tokens alone with JWT",
+    ],
 )
 def test_a_policy_catches_in_a_combination(target: str, policy: Policy, path: str, value: Any, violation: str) -> None:
     assert list(policy(broken(target, path, value))) == [violation]

@@ -1,9 +1,11 @@
 """Regions differ only in what they may; what they share fits together: the server's file, Envoy's, names in DNS."""
 
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import yaml
 from loadtest.bench.replicas.envoy import Envoy, adapted, cluster_of, load_shipped
 from tests.deploy.manifests.targets import REGIONS, rendered, server_config
 from tests.support.envoy import require_envoy
-from tests.support.kustomize import DEPLOY, Object, name_of, one
+from tests.support.kustomize import DEPLOY, Object, copy_with_components, name_of, one, render, require_kustomize
 from tests.support.redis_servers import wait_until
 
 ENVOY_FILE = DEPLOY / "envoy" / "envoy.yaml"
@@ -28,9 +30,12 @@ MAY_DIFFER = {
     "GRPCRoute/completion spec.hostnames.1",
     "HTTPRoute/completion-region-health spec.hostnames.0",
     "Certificate/completion-edge spec.dnsNames.1",
+    "Deployment/completion-server spec.template.spec.containers.0.image",
+    "Deployment/completion-server spec.template.spec.volumes.1.image.reference",
 }
 SIZES = {"minReplicaCount", "maxReplicaCount", "COMPLETION_REGION_SERVERS", "com/gpu", "product"}
-MUST_DIFFER = {each for each in MAY_DIFFER if each.rpartition(".")[2] not in SIZES}
+IMAGES = {"image", "reference"}
+MUST_DIFFER = {each for each in MAY_DIFFER if each.rpartition(".")[2] not in SIZES | IMAGES}
 
 
 def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -84,6 +89,30 @@ def test_a_regions_values_arrive(region: str) -> None:
     }
     assert "replaced" not in str(objects)
     assert not [each for each in objects if each["kind"] == "Region"]
+
+
+def test_a_region_gets_other_images_by_a_command_that_changes_no_other_line_and_no_other_region(tmp_path: Path) -> None:
+    deploy = shutil.copytree(DEPLOY, tmp_path / "deploy")
+    first, *others = (deploy / "regions" / region for region in REGIONS)
+    images = {each: f"registry.test/{each}@sha256:{'5f' * 32}" for each in ("completion-server", "completion-models")}
+    before = (first / "kustomization.yaml").read_text(encoding="utf-8").splitlines()
+    edit = ["edit", "set", "image", *(f"{name}={image}" for name, image in images.items())]
+    subprocess.run([require_kustomize(), *edit], cwd=first, check=True, timeout=60)
+    after = (first / "kustomization.yaml").read_text(encoding="utf-8").splitlines()
+    changed = [new.split(":")[0] for old, new in zip(before, after, strict=True) if old != new]
+    assert sorted(changed) == ["  newName", "  newName", "- digest", "- digest"]
+    pod = one(render(first), "Deployment", "completion-server")["spec"]["template"]["spec"]
+    mounted = [volume["image"]["reference"] for volume in pod["volumes"] if "image" in volume]
+    assert [pod["containers"][0]["image"], *mounted] == list(images.values())
+    for region in others:
+        assert render(region) == list(rendered(f"regions/{region.name}"))
+
+
+def test_a_region_without_keda_has_the_planned_number_and_no_canary(tmp_path: Path) -> None:
+    spec = one(rendered("-canary+-keda"), "Deployment", "completion-server")["spec"]
+    assert spec["replicas"] == values_of_region("us-east")["replicas"]
+    with pytest.raises(AssertionError, match="ScaledObject"):
+        render(copy_with_components("us-east", ["-keda"], tmp_path / "deploy"))
 
 
 @pytest.mark.parametrize("region", REGIONS)

@@ -13,7 +13,7 @@ import yaml
 from tests.deploy.manifests.targets import rendered
 from tests.support.kustomize import DEPLOY, require_kustomize
 
-FOLDERS = ("regions/us-east", "global", "loadtest", "monitoring")
+FOLDERS = ("regions/us-east", "global", "loadtest", "monitoring", "gitops/argocd", "gitops/flux")
 """The other regions have the same placeholders (test_regions.py)."""
 FILLED = {
     r"example\.com": "completion.test",

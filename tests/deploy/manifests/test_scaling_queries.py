@@ -30,7 +30,7 @@ Load = dict[str, float]
 
 def analysis() -> dict[str, dict[str, Any]]:
     """Return the metrics of the canary's analysis by their names."""
-    template = one(rendered("canary"), "AnalysisTemplate", "completion-server")
+    template = one(rendered("regions/us-east"), "AnalysisTemplate", "completion-server")
     return {each["name"]: each for each in template["spec"]["metrics"]}
 
 
@@ -171,13 +171,13 @@ def test_the_alert_of_the_canary_is_of_pods_with_its_label() -> None:
     (group,) = (each for each in load_groups() if any(RECORDED in rule.values() for rule in each["rules"]))
     assert "CompletionCanaryBurn" in {rule.get("alert") for rule in group["rules"]}
     assert RECORDED in query_of(analysis()["burn-rate-alert"])
-    canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
+    canary = one(rendered("regions/us-east"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
     assert canary["canaryMetadata"]["labels"] == {"track": "canary"}
-    assert one(rendered("canary"), "PodMonitor", "completion-server")["spec"]["podTargetLabels"] == ["track"]
+    assert one(rendered("regions/us-east"), "PodMonitor", "completion-server")["spec"]["podTargetLabels"] == ["track"]
 
 
 def test_prometheus_may_be_away_for_less_than_a_step() -> None:
-    canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
+    canary = one(rendered("regions/us-east"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
     pauses = [step["pause"]["duration"] for step in canary["steps"] if "pause" in step]
     shortest = min(int(each.removesuffix("m")) for each in pauses)
     assert {metric["interval"] for metric in analysis().values()} == {"1m"}
