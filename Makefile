@@ -192,7 +192,7 @@ bench-lives: $(VENV)/installed ## What users notice when front ends are killed a
 	@$(BIN)/python -m loadtest.bench.processes.lives --record benchmarks/lives.json
 
 bench-cache: $(VENV)/installed ## The share of requests that the completion cache answers, with one and two front ends; eight minutes.
-	@$(BIN)/python -m loadtest.bench.processes.cache --config deploy/local/server.toml --record benchmarks/cache.json
+	@$(BIN)/python -m loadtest.bench.processes.cache --record benchmarks/cache.json
 
 # The engine has room for all, so that no request is shed.
 bench-cancels: $(VENV)/installed ## Memory over half an hour of requests, every second one cancelled.

@@ -23,7 +23,7 @@ class _Options(ServerOptions):
     processes: tuple[int, ...] = option((1, 2), "Front ends. May be repeated.", click.IntRange(1, 8))
     sessions: int = option(40, "Editors, each with a connection of its own.", click.IntRange(1))
     requests_per_s: float = option(10.0, "Of all editors.", click.FloatRange(0, min_open=True))
-    seconds: float = option(180.0, "For each server.", click.FloatRange(1))
+    seconds: float = option(150.0, "For each server.", click.FloatRange(1))
 
 
 @benchmark(_Options)
