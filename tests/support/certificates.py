@@ -72,3 +72,16 @@ def make_identity_in(
     )
     identity.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     return identity
+
+
+def revocations_of(issuer: Identity, *revoked: Identity, lasts_s: float = DAY_S) -> bytes:
+    """Return an authority's list of revoked certificates as PEM, which is out of date after `lasts_s`."""
+    now = datetime.datetime.now(datetime.UTC)
+    begin = now - datetime.timedelta(days=1)
+    builder = x509.CertificateRevocationListBuilder().issuer_name(issuer.name)
+    builder = builder.last_update(begin).next_update(now + datetime.timedelta(seconds=lasts_s))
+    for each in revoked:
+        serial = x509.load_pem_x509_certificate(each.certificate.read_bytes()).serial_number
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(begin)
+        builder = builder.add_revoked_certificate(entry.build())
+    return builder.sign(issuer.signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
