@@ -79,7 +79,6 @@ def run_gateway(replica: str, server: Path, ca: bytes, lists: bytes, max_age: st
             "trusted_ca": {"filename": str(folder / "ca.crt")},
             "crl": {"filename": str(folder / "ca.crl")},
             "only_verify_leaf_cert_crl": policy["tls"]["clientValidation"]["crl"].get("onlyVerifyLeafCertificate"),
-            "watched_directory": {"path": str(folder)},
         },
     }
     secrets = server.parent / "secrets.json"

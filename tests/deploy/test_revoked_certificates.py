@@ -1,5 +1,6 @@
 """Revoked client certificates at the front door: the real Envoy refuses them, and takes a new list while it runs."""
 
+import asyncio
 import os
 import re
 import subprocess
@@ -91,7 +92,7 @@ async def test_a_new_list_counts_without_a_restart_and_for_connections_that_are_
             replace(gateway.lists, party.lists)
             await eventually(lambda: gateway.alert(party.revoked.certificate) == "CERTIFICATE_REVOKED")
             while await is_served(users):
-                pass
+                await asyncio.sleep(0.05)
             assert not stream.call.done()  # what the holder has begun ends in good order
         replace(gateway.lists, none)
         await eventually(lambda: gateway.alert(party.revoked.certificate) == "")
@@ -113,6 +114,25 @@ def test_each_authority_needs_a_list_that_is_not_out_of_date(
     lists = b"".join(revocations_of(getattr(party, name), lasts_s=lasts_s) for name in lists_of)
     with run_gateway(replica, party.server, ca, lists) as gateway:
         assert tuple(gateway.alert(each.certificate) for each in (party.good, party.others)) == alerts
+
+
+@pytest.mark.parametrize(
+    ("ca", "lists_of", "is_admitted"),
+    [("root", ("root", "issuing"), True), ("root", ("issuing",), False), ("issuing", ("root", "issuing"), False)],
+    ids=["the root and all lists", "no list of the root", "not the root"],
+)
+def test_a_chain_needs_its_root_and_all_lists(
+    replica: str, make_identity: MakeIdentity, ca: str, lists_of: tuple[str, ...], is_admitted: bool
+) -> None:
+    root = make_identity("root")
+    issuing = make_identity("issuing", issuer=root, is_authority=True)
+    authorities = {"root": root, "issuing": issuing}
+    client = make_identity("client", issuer=issuing).certificate
+    client.write_bytes(client.read_bytes() + issuing.certificate.read_bytes())
+    lists = b"".join(revocations_of(authorities[name]) for name in lists_of)
+    server = make_identity("server").certificate
+    with run_gateway(replica, server, authorities[ca].certificate.read_bytes(), lists) as gateway:
+        assert (gateway.alert(client) == "") == is_admitted
 
 
 def test_the_commands_of_the_page_on_security_make_a_list_that_revokes(replica: str, tmp_path: Path) -> None:
