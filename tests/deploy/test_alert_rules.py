@@ -326,6 +326,21 @@ SCENARIOS = (
         "CompletionFrontDoorRefusing", "no server is ready, which is another alert",
         engines("0x60") | of_envoy(cx_none_healthy=100, rq_pending_overflow=0, rq_total=0), "20m", is_alone=True,
     ),
+    *(
+        Scenario(
+            "CompletionClientCertificatesRefused", about,
+            {
+                f'envoy_listener_ssl_{name}{{job="completion/completion-gateway"}}': values
+                for name, values in (("fail_verify_error", refused), ("handshake", admitted))
+            },
+            "30m", fires, is_alone=True,
+        )
+        for about, refused, admitted, fires in (
+            ("a list is out of date", "0x10 0+60x20", "0+40x10 400x20", [{}]),
+            ("one editor of a quiet night", "0+1x30", "0x30", []),
+            ("a third of many", "0+50x30", "0+100x30", []),
+        )
+    ),
     Scenario(
         "CompletionProxyMissing", "one of two for 20 minutes", envoys("completion-edge", "1x60 0x30", "1x90"),
         "1h20m", [{"job": "completion-edge"}], is_alone=True,

@@ -144,19 +144,16 @@ def office(num: int) -> Callable[[float], float]:
     return per_s
 
 
-def test_a_calm_day_and_night_alert_nobody(tmp_path: Path) -> None:
-    histories = [history(f"{num}", replace(steady(num, 28), traffic=office(num)), every_minutes=30) for num in SIZES]
-    assert check_histories(histories, tmp_path) == ""
-
-
-def test_a_calm_week_and_a_holiday_alert_nobody_and_the_next_day_a_closed_door_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num", SIZES)
+def test_a_calm_week_and_a_holiday_alert_nobody_and_the_next_day_a_closed_door_does(tmp_path: Path, num: int) -> None:
     closes = 8 * DAY + 11 * HOUR  # on a Tuesday
-    usual = office(4)
+    usual = office(num)
     fleet = replace(
-        steady(4, hours=(closes + 3 * HOUR) / HOUR), traffic=lambda minute: usual(minute) if minute < closes else 0.0
+        steady(num, hours=(closes + 3 * HOUR) / HOUR), traffic=lambda minute: usual(minute) if minute < closes else 0.0
     )
-    firing = {closes: (), closes + 60: {STOPPED}, closes + 3 * HOUR: {STOPPED}}
-    assert check_histories([history("9 days", fleet, {STOPPED}, firing, 30)], tmp_path) == ""
+    firing = {closes + 60: {STOPPED}, closes + 3 * HOUR: {STOPPED}}
+    made = history("9 days", fleet, {STOPPED}, firing, every_minutes=30)
+    assert check_histories([replace(made, silent_until=f"{closes:g}m")], tmp_path) == ""
 
 
 def rolled(num: int, *, has_spare: bool) -> Fleet:

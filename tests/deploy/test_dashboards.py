@@ -6,10 +6,13 @@ Every panel shows something: its queries have data in a real Prometheus that scr
 import json
 import math
 import re
+import shutil
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,24 +22,33 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from completion_server.client.top.readings import BucketHistogram
 from deploy.monitoring.dashboards.generate import DASHBOARDS, FOLDER, render
+from loadtest.bench.replicas.envoy import Envoy, adapted, load_shipped
+from loadtest.processes.child import Child
+from tests.deploy.conftest import SHIPPED, health_over_http
+from tests.deploy.gateway import run_gateway
+from tests.support.certificates import make_identity_in, revocations_of
 from tests.support.dashboard_load import SETTINGS, TENANTS, dashboard_load
-from tests.support.models import DRAFT
+from tests.support.models import DRAFT, TARGET
 from tests.support.prometheus import Prometheus, Target, require_prometheus, running_prometheus
-from tests.support.redis_servers import RedisServer, running
+from tests.support.redis_servers import RedisServer, free_port, running
 from tests.support.replicas import Replica
+from tests.support.rules import write_plain_rules
 
 register_default_plugins()
 
 GRID_COLUMNS = 24
 REGIONS = ("us-east", "eu-west")
+BUILD = "completion_build_info"
 VARIABLES = {
     "region": "(us-east|eu-west)",
+    "model_revision": ".*",
     "instance": ".*",
     "tenant": "(acme|globex|other)",
     "__rate_interval": "20s",
     "__range": "60s",
 }
 TIMEOUT_S = 120.0
+POLL_S = 0.2
 
 
 def load(name: str) -> dict[str, Any]:
@@ -60,21 +72,21 @@ class PanelQuery:
     legend: str
     is_instant: bool
 
-    def label_sets(self, prometheus: Prometheus) -> list[set[str]]:
-        """Return the labels of each series that has a number."""
+    def series(self, prometheus: Prometheus, **chosen: str) -> list[Mapping[str, str]]:
+        """Return the labels of each series that has a number. `chosen` are values of variables."""
         text = self.template
-        for name, value in sorted(VARIABLES.items(), key=lambda item: -len(item[0])):
+        for name, value in sorted((VARIABLES | chosen).items(), key=lambda item: -len(item[0])):
             text = text.replace(f"${name}", value)
         assert "$" not in text, f"{self.place}: a variable is not known: {text}"
         if self.is_instant:
-            return [set(each.labels) for each in prometheus.query(text) if not math.isnan(each.value)]
+            return [each.labels for each in prometheus.query(text) if not math.isnan(each.value)]
         found = prometheus.query_range(text, 30.0)
-        return [set(labels) for labels, values in found if not all(map(math.isnan, values))]
+        return [labels for labels, values in found if not all(map(math.isnan, values))]
 
-    def is_shown(self, prometheus: Prometheus) -> bool:
+    def is_shown(self, prometheus: Prometheus, **chosen: str) -> bool:
         """Return whether it has data, with the labels that name its series."""
-        found, named = self.label_sets(prometheus), set(re.findall(r"{{\s*(\w+)\s*}}", self.legend))
-        return bool(found) and all(named <= labels for labels in found)
+        found, named = self.series(prometheus, **chosen), set(re.findall(r"{{\s*(\w+)\s*}}", self.legend))
+        return bool(found) and all(named <= labels.keys() for labels in found)
 
 
 def queries() -> Iterator[PanelQuery]:
@@ -173,20 +185,57 @@ def test_panels_of_latency_over_time_link_to_traces() -> None:
     assert linked == {"TTFT", *(f"Stages over time, {share}" for share in ("p50", "p95", "p99"))}
 
 
+@contextmanager
+def front_door(addresses: list[str], folder: Path) -> Iterator[tuple[Envoy, list[Target]]]:
+    """Run an Envoy before servers, one before it that ends TLS, and a probe; yield the first one and what to scrape.
+
+    The probe reaches one of its two front doors: the certificate is not of the other name.
+    """
+    server, authority = (make_identity_in(folder, name) for name in ("server", "authority"))
+    client = make_identity_in(folder, "probe", issuer=authority)
+    certificates = authority.certificate.read_bytes(), revocations_of(authority)
+    with ExitStack() as stack:
+        edge = stack.enter_context(Envoy.running(adapted(load_shipped(SHIPPED), addresses), len(addresses)))
+        gateway = stack.enter_context(run_gateway(edge.address, server.certificate, *certificates))
+        port = gateway.envoy.address.rpartition(":")[2]
+        listen = f"127.0.0.1:{free_port()}"
+        options = {
+            "interval": 1,
+            "metrics-listen": listen,
+            "server": f"127.0.0.1:{port},localhost:{port}",
+            "tls-ca": server.certificate,
+            "tls-cert": client.certificate,
+            "tls-key": client.key,
+        }
+        command = (sys.executable, "-m", "completion_server", "probe")
+        stack.enter_context(Child("probe", (*command, *(f"--{name}={value}" for name, value in options.items()))))
+        path = {"__metrics_path__": "/stats/prometheus"}
+        proxies = {"completion-edge": edge, "completion/completion-gateway": gateway.envoy}
+        targets = [Target(each.metrics_address, job, path) for job, each in proxies.items()]
+        yield edge, [*targets, Target(listen, "completion-probe")]
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Yield the Prometheus that scrapes two regions of one server each under load, which share a Redis.
 
-    A third server, with authentication, has no load.
+    Their models differ in nothing but the revision. A third server, with authentication and two front ends, has no
+    load.
     """
     require_prometheus()
+    folder = tmp_path_factory.mktemp("dashboards")
+    revised = folder / TARGET.name
+    shutil.copytree(TARGET, revised)
+    with (revised / "config.json").open("a", encoding="utf-8") as config:
+        config.write("\n")
     redis = RedisServer()
     with ExitStack() as stack:
         stack.enter_context(running(redis))
         replicas = []
-        for region in REGIONS:
+        for region, model in zip(REGIONS, (TARGET, revised), strict=True):
             settings = (
                 f"server.region={region}",
+                f"engine.model={model}",
                 f"engine.draft_model={DRAFT}",
                 "limits.max_tokens=512",
                 "engine.warm_up=false",
@@ -194,12 +243,15 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             )
             replicas.append(Replica(region, redis.address, settings))
             stack.callback(replicas[-1].child.stop)
-        settings = (f"server.region={REGIONS[1]}", f"auth.keys_file={tmp_path_factory.mktemp('auth') / 'keys.json'}")
+        settings = (f"server.region={REGIONS[1]}", f"auth.keys_file={folder / 'keys.json'}", "server.processes=2")
         verifying = Replica("verifying", "", settings)
         stack.callback(verifying.child.stop)
         targets = [Target(each.wait().metrics_address) for each in (*replicas, verifying)]
-        prometheus = stack.enter_context(running_prometheus(*targets))
-        stack.enter_context(dashboard_load([replica.address for replica in replicas]))
+        addresses = [replica.address for replica in replicas]
+        edge, proxies = stack.enter_context(front_door(addresses, folder))
+        rules = write_plain_rules(folder, interval="1s")[:1]  # those that record
+        prometheus = stack.enter_context(running_prometheus(*targets, *proxies, rules=rules))
+        stack.enter_context(dashboard_load(addresses, lambda: health_over_http(edge)))
         prometheus.wait_scraped()
         yield prometheus
 
@@ -213,6 +265,38 @@ def test_every_query_has_data_with_the_labels_of_its_legend(prometheus: Promethe
         if left and time.monotonic() > deadline:
             missing = "\n".join(f"{query.place}: {query.template}" for query in left)
             pytest.fail(f"no data, or not the labels of the legend:\n{missing}")
+        time.sleep(POLL_S)
+
+
+def revisions(prometheus: Prometheus) -> tuple[str, str]:
+    """Return the only revision of the first region, and the one that the second region has, too."""
+    pairs = {(each.labels["region"], each.labels["model_revision"]) for each in prometheus.query(BUILD)}
+    (old,) = (revision for region, revision in pairs if region == REGIONS[0])
+    (new,) = {revision for _, revision in pairs} - {old}
+    return old, new
+
+
+def test_each_panel_of_servers_shows_the_chosen_revision_alone(prometheus: Prometheus) -> None:
+    old, new = revisions(prometheus)
+    left = [query for query in queries() if "$model_revision" in query.template]
+    assert len(left) > 100
+    assert [each.place for each in left if each.series(prometheus, region=REGIONS[0], model_revision=new)] == []
+    deadline = time.monotonic() + TIMEOUT_S
+    while left:
+        left = [each for each in left if not any(each.is_shown(prometheus, model_revision=one) for one in (old, new))]
+        assert not left or time.monotonic() < deadline, "\n".join(query.place for query in left)
+        time.sleep(POLL_S)
+
+
+def test_two_revisions_are_side_by_side(prometheus: Prometheus) -> None:
+    compared = [query for query in queries() if query.legend == "{{model_revision}}" and "$" not in query.place]
+    assert len(compared) == 3
+    for query in compared:
+        wanted = set(revisions(prometheus))
+        deadline = time.monotonic() + TIMEOUT_S
+        while {labels["model_revision"] for labels in query.series(prometheus)} != wanted:
+            assert time.monotonic() < deadline, query.place
+            time.sleep(POLL_S)
 
 
 def test_regions_and_tenants_are_told_apart(prometheus: Prometheus) -> None:

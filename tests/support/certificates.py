@@ -44,9 +44,18 @@ MakeIdentity = Callable[..., Identity]
 
 
 def make_identity_in(
-    folder: Path, name: str, host: str = "127.0.0.1", issuer: Identity | None = None, lives_s: float = DAY_S
+    folder: Path,
+    name: str,
+    host: str = "127.0.0.1",
+    issuer: Identity | None = None,
+    lives_s: float = DAY_S,
+    *,
+    is_authority: bool = False,
 ) -> Identity:
-    """Write a new key and a certificate for a host, an IP address or a DNS name, which expires after `lives_s`."""
+    """Write a new key and a certificate for a host, an IP address or a DNS name, which expires after `lives_s`.
+
+    One that is signed by itself is an authority's in any case.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -63,7 +72,7 @@ def make_identity_in(
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(seconds=lives_s))
         .add_extension(x509.SubjectAlternativeName([general]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.BasicConstraints(ca=is_authority or issuer is None, path_length=None), critical=True)
         .sign(issuer.signer if issuer else key, hashes.SHA256())
     )
     identity = Identity(folder / f"{name}.key", folder / f"{name}.pem", key, subject)
@@ -72,3 +81,16 @@ def make_identity_in(
     )
     identity.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     return identity
+
+
+def revocations_of(issuer: Identity, *revoked: Identity, lasts_s: float = DAY_S) -> bytes:
+    """Return an authority's list of revoked certificates as PEM, which is out of date after `lasts_s`."""
+    now = datetime.datetime.now(datetime.UTC)
+    begin = now - datetime.timedelta(days=1)
+    builder = x509.CertificateRevocationListBuilder().issuer_name(issuer.name)
+    builder = builder.last_update(begin).next_update(now + datetime.timedelta(seconds=lasts_s))
+    for each in revoked:
+        serial = x509.load_pem_x509_certificate(each.certificate.read_bytes()).serial_number
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(begin)
+        builder = builder.add_revoked_certificate(entry.build())
+    return builder.sign(issuer.signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

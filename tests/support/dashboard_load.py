@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -27,11 +27,11 @@ _LONG: dict[str, Any] = {"max_tokens": 200, "mode": pb.MODE_MULTI_LINE}
 
 
 @contextmanager
-def dashboard_load(addresses: Sequence[str]) -> Iterator[None]:
-    """Ask all servers in rounds, in a thread; fail if a request failed otherwise than it should."""
+def dashboard_load(addresses: Sequence[str], more: Callable[[], object]) -> Iterator[None]:
+    """Ask all servers in rounds, in a thread, and `more` in each; fail if a request failed otherwise than it should."""
     is_stopped = threading.Event()
     with ThreadPoolExecutor(1) as threads:
-        load = threads.submit(_run, addresses, is_stopped)
+        load = threads.submit(_run, addresses, more, is_stopped)
         try:
             yield
         finally:
@@ -39,12 +39,13 @@ def dashboard_load(addresses: Sequence[str]) -> Iterator[None]:
         load.result(60)
 
 
-def _run(addresses: Sequence[str], is_stopped: threading.Event) -> None:
+def _run(addresses: Sequence[str], more: Callable[[], object], is_stopped: threading.Event) -> None:
     with ExitStack() as stack:
         channels = [stack.enter_context(grpc.insecure_channel(address)) for address in addresses]
         stubs = [CompletionServiceStub(channel) for channel in channels]
         numbers = itertools.count(1)
         while not is_stopped.wait(_PAUSE_S):
+            more()
             for place in range(len(stubs)):
                 _ask_round([*stubs[place:], *stubs[:place]], next(numbers))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from deploy.monitoring.dashboards import cache, quality, regions, serving, speculation, tenants
+from deploy.monitoring.dashboards import cache, front_door, quality, regions, serving, speculation, tenants
 
 FOLDER = Path(__file__).parent
 DASHBOARDS = {
@@ -16,6 +16,7 @@ DASHBOARDS = {
     "speculation": speculation.build,
     "cache": cache.build,
     "regions": regions.build,
+    "front-door": front_door.build,
     "tenants": tenants.build,
 }
 """The functions that build the dashboards, by the names of their files."""

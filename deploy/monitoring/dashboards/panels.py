@@ -12,9 +12,24 @@ from grafana_foundation_sdk.models import prometheus as prometheus_model
 
 JOB = 'job="completion-server"'
 SCOPE = f'{JOB}, region=~"$region", instance=~"$instance"'
-"""Selects the servers that a dashboard's variables choose."""
-INSTANCE = ("instance", "Instance", f'completion_build_info{{{JOB}, region=~"$region"}}')
-"""The variable that chooses servers."""
+"""Selects the servers that a dashboard's variables choose, but for the revision of their model."""
+REVISION = "model_revision"
+"""The label of completion_build_info and the variable; no other series has it."""
+_BUILD = f'completion_build_info{{{JOB}, {REVISION}=~"${REVISION}"}}'
+_SERVER = "region, instance"
+"""The labels that name a server; an address alone may be in two regions."""
+Variable = tuple[str, str, str]
+"""A label, a title and a selector of series with the label."""
+OF_REGIONS: Sequence[Variable] = (
+    ("region", "Region", f"completion_build_info{{{JOB}}}"),
+    (REVISION, "Model's revision", f'completion_build_info{{{JOB}, region=~"$region"}}'),
+)
+"""The variables that choose regions, and servers by the revision of their model."""
+OF_SERVERS: Sequence[Variable] = (
+    *OF_REGIONS,
+    ("instance", "Instance", f'completion_build_info{{{JOB}, region=~"$region", {REVISION}=~"${REVISION}"}}'),
+)
+"""The variables that choose servers."""
 Section = Sequence[Any]
 """A row's title and its panels, whose widths add up to whole lines."""
 TAG = "completion-server"
@@ -45,18 +60,23 @@ class Query:
 
 
 def select(metric: str, *matchers: str, scope: str = SCOPE) -> str:
-    """Return a selector: `select("completion_slots", 'k="v"')`."""
-    return f"{metric}{{{', '.join((scope, *matchers))}}}"
+    """Return the series of the chosen servers: `select("completion_slots", 'k="v"')`."""
+    return f"({_kept(_selector(metric, matchers, scope))})"
 
 
 def rate(metric: str, *matchers: str, by: Sequence[str] = (), scope: str = SCOPE) -> str:
-    """Return the sum of a counter's rates a second."""
-    return _sum(f"rate({select(metric, *matchers, scope=scope)}[$__rate_interval])", by)
+    """Return the sum of a counter's rates a second. REVISION may be one of the labels `by`."""
+    return _over("rate", "$__rate_interval", _selector(metric, matchers, scope), by)
 
 
 def increase(metric: str, *matchers: str, by: Sequence[str] = (), scope: str = SCOPE) -> str:
     """Return the sum of a counter's growth in the dashboard's time range."""
-    return _sum(f"increase({select(metric, *matchers, scope=scope)}[$__range])", by)
+    return _over("increase", "$__range", _selector(metric, matchers, scope), by)
+
+
+def changes(metric: str, window: str, by: Sequence[str]) -> str:
+    """Return how often the values of a gauge have changed in a window."""
+    return _over("changes", window, _selector(metric, (), SCOPE), by)
 
 
 def rates(metric: str, *matchers: str, by: Sequence[str]) -> Query:
@@ -66,7 +86,27 @@ def rates(metric: str, *matchers: str, by: Sequence[str]) -> Query:
 
 def total(metric: str, *matchers: str, by: Sequence[str] = (), scope: str = SCOPE) -> str:
     """Return the sum of a gauge."""
-    return _sum(select(metric, *matchers, scope=scope), by)
+    return _sum(_kept(_selector(metric, matchers, scope)), by)
+
+
+def _selector(metric: str, matchers: Sequence[str], scope: str) -> str:
+    return f"{metric}{{{', '.join((scope, *matchers))}}}"
+
+
+def _over(function: str, window: str, selector: str, by: Sequence[str]) -> str:
+    counted = f"{function}({selector}[{window}])"
+    if REVISION in by:
+        return _sum(f"{counted} * on ({_SERVER}) group_left ({REVISION}) {_BUILD}", by)
+    return _sum(_kept(counted, window), by)
+
+
+def _kept(expression: str, window: str = "") -> str:
+    """Return the part of an expression that is of servers whose model has the chosen revision.
+
+    Servers that were there within the window count, too: a rollout has ended those of the old revision.
+    """
+    build = f"last_over_time({_BUILD}[{window}])" if window else _BUILD
+    return f"{expression} and on ({_SERVER}) {build}"
 
 
 def quantile(share: str, metric: str, *matchers: str, by: Sequence[str] = (), over_range: bool = False) -> str:
@@ -178,12 +218,9 @@ def _thresholds(*steps: tuple[str, float | None]) -> dashboard.ThresholdsConfig:
 
 
 def new_dashboard(
-    name: str, title: str, text: str, *sections: Section, variables: Sequence[tuple[str, str, str]] = (INSTANCE,)
+    name: str, title: str, text: str, *sections: Section, variables: Sequence[Variable] = OF_SERVERS
 ) -> dashboard.Dashboard:
-    """Return a dashboard with a row for each section, and the variables datasource, region and `variables`.
-
-    A variable has a label, a title and a selector.
-    """
+    """Return a dashboard with a row for each section, and the variables datasource and `variables`."""
     made = dashboard.Dashboard(title).uid(f"completion-{name}").description(text).tags([TAG]).readonly()
     made = made.refresh("30s").time("now-1h", "now").timezone("browser")
     made = made.tooltip(model.DashboardCursorSync.CROSSHAIR)
@@ -192,7 +229,7 @@ def new_dashboard(
     made = made.link(links).with_variable(
         dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
     )
-    for each in (("region", "Region", f"completion_build_info{{{JOB}}}"), *variables):
+    for each in variables:
         made = made.with_variable(_label_variable(*each))
     for title_of_row, *panels in sections:
         made = made.with_row(dashboard.Row(title_of_row))

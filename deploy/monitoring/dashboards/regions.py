@@ -7,6 +7,7 @@ from grafana_foundation_sdk.builders import dashboard
 from deploy.monitoring.dashboards.panels import (
     COUNT,
     JOB,
+    OF_REGIONS,
     PER_SECOND,
     SECONDS,
     SHARE,
@@ -20,6 +21,7 @@ from deploy.monitoring.dashboards.panels import (
     new_dashboard,
     rate,
     ratio,
+    select,
     total,
 )
 
@@ -34,7 +36,7 @@ def build() -> dashboard.Dashboard:
     text = "One row for each region, the same figures over time, and each region's stages."
     stages = ("Stages of each region, p95", _stages())
     sections = (("All regions", _table()), ("Over time", *_over_time()), stages)
-    return new_dashboard("regions", "Completions: regions", text, *sections, variables=())
+    return new_dashboard("regions", "Completions: regions", text, *sections, variables=OF_REGIONS)
 
 
 def _share(metric: str, matcher: str) -> str:
@@ -71,7 +73,7 @@ def _over_time():  # noqa: ANN202
     in_time, waited = (_rate(_SLO, *each) for each in (('result="in_time"',), ()))
     shed = _rate(_SLO, 'result="shed"')
     ended = _rate(_REQUESTS)
-    usage = f"max by (region) (completion_engine_kv_usage_ratio{{{_SCOPE}}})"
+    usage = f"max by (region) {select('completion_engine_kv_usage_ratio', scope=_SCOPE)}"
     return (
         lines("In time", "Of the requests that somebody waited for.", SHARE, Query(ratio(in_time, waited), legend)),
         lines("TTFT p95", "Without prefetches.", SECONDS, Query(_quantile("0.95"), legend), limit=0.2),

@@ -6,6 +6,7 @@ from deploy.monitoring.dashboards.panels import (
     COUNT,
     PER_SECOND,
     PERCENTILES,
+    REVISION,
     SECONDS,
     SHARE,
     STAGES,
@@ -13,6 +14,7 @@ from deploy.monitoring.dashboards.panels import (
     Query,
     Section,
     bars,
+    changes,
     each_instance,
     half_lines,
     heat,
@@ -36,7 +38,7 @@ def build() -> dashboard.Dashboard:
     """Return the dashboard."""
     text = "Latency by stage and percentile, outcomes, queue and engine."
     waterfall = ("Waterfall by percentile", *map(_waterfall, PERCENTILES), *map(_stages, PERCENTILES))
-    sections = (_objective(), waterfall, _ttft(), _outcomes(), _queue())
+    sections = (_objective(), _revisions(), waterfall, _ttft(), _outcomes(), _queue(), _processes())
     return new_dashboard("serving", "Completions: serving", text, *sections)
 
 
@@ -60,6 +62,31 @@ def _objective() -> Section:
     )
 
 
+def _revisions() -> Section:
+    """Old and new side by side while a rollout has both."""
+    legend, by = "{{model_revision}}", (REVISION,)
+    shown, accepted = (rate("completion_quality_total", f'event="{event}"', by=by) for event in ("shown", "accepted"))
+    return (
+        "By the model's revision",
+        lines(
+            "In time, by revision",
+            "Of the requests that somebody waited for.",
+            SHARE,
+            Query(ratio(rate(_SLO, _IN_TIME, by=by), rate(_SLO, by=by)), legend),
+        ),
+        lines(
+            "TTFT p95, by revision",
+            "Without prefetches.",
+            SECONDS,
+            Query(quantile("0.95", _TTFT, WAITED_FOR, by=by), legend),
+            limit=0.2,
+        ),
+        lines(
+            "Accepted, by revision", "Of the completions that were shown.", SHARE, Query(ratio(accepted, shown), legend)
+        ),
+    )
+
+
 def _waterfall(share: str):  # noqa: ANN202
     """A query for each stage keeps their order."""
     queries = [Query(quantile(share, _STAGE, f'stage="{stage}"', over_range=True), stage) for stage in STAGES]
@@ -75,7 +102,7 @@ def _stages(share: str):  # noqa: ANN202
 
 def _ttft() -> Section:
     queries = [Query(quantile(s, _TTFT, WAITED_FOR), name, has_exemplars=True) for s, name in PERCENTILES.items()]
-    budget = Query(f"max({select('completion_ttft_budget_seconds')})", "budget")
+    budget = Query(f"max{select('completion_ttft_budget_seconds')}", "budget")
     buckets = Query(rate(f"{_TTFT}_bucket", WAITED_FOR, by=("le",)), "{{le}}")
     return (
         "Time to first token",
@@ -176,4 +203,28 @@ def _queue() -> Section:
             Query(quantile("0.95", "completion_abort_seconds"), "p95"),
         ),
         each_instance("Restarts of the engine", "Since the start of each server.", "completion_engine_restarts_total"),
+    )
+
+
+def _processes() -> Section:
+    server = ("instance",)
+    return (
+        "Processes",
+        each_instance(
+            "Front ends alive",
+            "As they see each other; only of servers with several (server.processes).",
+            "completion_front_ends_alive",
+        ),
+        lines(
+            "Processes started again",
+            "In the last hour, after one had ended: a front end, or a whole server.",
+            COUNT,
+            Query(changes("process_start_time_seconds", "1h", by=server), "{{instance}}"),
+        ),
+        lines(
+            "Cores in use",
+            "By all processes of a server.",
+            "suffix: cores",
+            Query(rate("process_cpu_seconds_total", by=server), "{{instance}}"),
+        ),
     )

@@ -4,7 +4,7 @@ from grafana_foundation_sdk.builders import dashboard
 
 from deploy.monitoring.dashboards.panels import (
     COUNT,
-    INSTANCE,
+    OF_SERVERS,
     PER_SECOND,
     SCOPE,
     SECONDS,
@@ -31,7 +31,7 @@ def build() -> dashboard.Dashboard:
     """Return the dashboard."""
     text = "Needs metrics.tenants in the configuration. Tenants that are not there count as other."
     sections = (("All tenants", _table()), ("Over time", *_over_time()))
-    variables = (INSTANCE, ("tenant", "Tenant", f"{_REQUESTS}{{{SCOPE}}}"))
+    variables = (*OF_SERVERS, ("tenant", "Tenant", f"{_REQUESTS}{{{SCOPE}}}"))
     return new_dashboard("tenants", "Completions: tenants", text, *sections, variables=variables)
 
 

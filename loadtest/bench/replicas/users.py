@@ -38,9 +38,9 @@ class OpenStream:
 class NamedUsers(AsyncClosing):
     """Calls through one address, on as many connections as the streams need."""
 
-    def __init__(self, address: str) -> None:
-        """Connect to HOST:PORT with the first call."""
-        self._endpoint = Endpoint(address)
+    def __init__(self, server: str | Endpoint) -> None:
+        """Connect to HOST:PORT, or with the credentials of an endpoint, with the first call."""
+        self._endpoint = Endpoint(server) if isinstance(server, str) else server
         self._connections = Connections()
         self._num_streams = 0
         self.streams: list[OpenStream] = []

@@ -22,9 +22,10 @@ WARM_UP_S = 120
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}")
 _VOLUMES = {"configMap", "downwardAPI", "emptyDir", "image", "persistentVolumeClaim", "projected", "secret"}
 GIVEN_SECRETS = {
-    "completion-redis", "completion-secret", "completion-clients", "completion-probe", "completion-object-storage",
+    "completion-redis", "completion-secret", "completion-clients", "completion-clients-crl", "completion-probe",
+    "completion-object-storage",
 }  # fmt: skip
-"""Made by the operator (deploy/README.md)."""
+"""Made by the operator (deploy/README.md, docs/security.md)."""
 
 
 def probes(objects: list[Object]) -> Iterator[str]:
@@ -218,7 +219,8 @@ def admission(objects: list[Object]) -> Iterator[str]:
             yield f"{name_of(policy)}: passes on names that no token proves"
         if not has_tokens and (not validation.get("caCertificateRefs") or validation.get("optional")):
             yield f"{name_of(policy)}: admits callers without a certificate"
-        found = {each["name"] for each in validation.get("caCertificateRefs", ())}
+        named = [*validation.get("caCertificateRefs", ()), *validation.get("crl", {}).get("refs", ())]
+        found = {each["name"] for each in named}
         yield from (f"{name_of(policy)}: nobody makes the Secret {name}" for name in found - GIVEN_SECRETS)
         if validation and [each.get("sectionName") for each in spec["targetRefs"]] != ["https"]:
             yield f"{name_of(policy)}: health checks of DNS have no certificate"

@@ -20,6 +20,7 @@ COMBINATIONS = (
     ("no-spare-gpu",),
     ("-canary", "no-spare-gpu"),
     ("jwt",),
+    ("crl",),
     ("otel",),
     ("probe",),
     ("host-path",),

@@ -252,11 +252,19 @@ def test_every_policy_was_seen_to_catch_a_fault() -> None:
             None,
             "ClientTrafficPolicy/completion: passes on names that no token proves",
         ),
+        (
+            "crl",
+            policies.admission,
+            f"{GATEWAY} tls clientValidation crl refs 0 name",
+            "completion-crl",
+            "ClientTrafficPolicy/completion: nobody makes the Secret completion-crl",
+        ),
     ],
     ids=[
         "a GPU to roll out with at KEDA's most",
         "no Rollout to scale",
         "names come from tokens alone with JWT",
+        "a list of revoked certificates that nobody makes",
     ],
 )
 def test_a_policy_catches_in_a_combination(target: str, policy: Policy, path: str, value: Any, violation: str) -> None:
