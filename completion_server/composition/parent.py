@@ -346,7 +346,12 @@ class Parent:
 
     def _front_ends_seen(self) -> list[FrontEndSeen]:
         return [
-            FrontEndSeen(each.process.pid or 0, each.is_serving, each.report.load if each.report else None)
+            FrontEndSeen(
+                each.process.pid or 0,
+                each.is_serving,
+                each.report.load if each.report else None,
+                each.serving.result().version if each.is_serving else "",
+            )
             for each in self._front_ends.all
         ]
 
