@@ -36,6 +36,7 @@ from completion_server.composition.links import (
 from completion_server.config import Config
 from completion_server.core.clock import Clock
 from completion_server.core.errors import ConfigError
+from completion_server.engine.processes import FRONT_END
 from completion_server.engine.start_times import RestartBackoff
 from completion_server.state.local.group import LocalGroup
 
@@ -69,8 +70,8 @@ class FrontEndProcess:
     link: Link[FromFrontEnd, ToFrontEnd]
     began_at: float
     line: "_Line"
-    """Set when it serves, or another one that took its place at the start; a ConfigError if it can't."""
     serving: asyncio.Future[Serving]
+    """Set when it serves, or another one that took its place at the start; a ConfigError if it can't."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     is_leaving: bool = False
     """Whether its end is expected."""
@@ -245,7 +246,7 @@ class FrontEnds:
         ours, theirs = socket.socketpair()
         plan = pickle.dumps(Plan(config, self._group_at(place)))
         arguments = (INTERFACE, version, plan, theirs)
-        process = PROCESSES.Process(target=run, args=arguments, name=f"front end {place}")
+        process = PROCESSES.Process(target=run, args=arguments, name=f"{FRONT_END} {place}")
         process.start()
         theirs.close()
         link: Link[FromFrontEnd, ToFrontEnd] = Link(
