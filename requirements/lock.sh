@@ -8,14 +8,14 @@ lock() { uv pip compile "$@" --python-version 3.11 --generate-hashes --no-header
     --quiet >/dev/null; }
 case "${1:-cpu}" in
 cpu)
-    lock ../pyproject.toml --extra cpu --extra train --extra loadtest cpu.in --overrides cpu-overrides.in \
+    lock ../pyproject.toml --extra cpu --extra streaming --extra train --extra loadtest cpu.in --overrides cpu-overrides.in \
         --no-emit-package torch --no-emit-package completion-client -o cpu.txt
-    lock dev.in -o dev.txt
+    lock dev.in --overrides cpu-overrides.in -o dev.txt
     (cd ../deploy/image && lock sbom.in -o sbom.txt)
     lock calibration.in --overrides cpu-overrides.in --no-emit-package torch -o calibration.txt
     ;;
 cuda)
-    lock ../pyproject.toml --extra cuda --extra train --extra loadtest cuda.in --overrides cuda-overrides.in \
+    lock ../pyproject.toml --extra cuda --extra streaming --extra train --extra loadtest cuda.in --overrides cuda-overrides.in \
         --python-platform x86_64-manylinux_2_28 --no-emit-package completion-client -o cuda.txt
     ;;
 *)

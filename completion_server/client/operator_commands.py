@@ -221,6 +221,7 @@ def _front_ends(status: admin_pb2.GetStatusResponse) -> str:
     shown = (
         f"{each.process_id}: {each.live_sessions} sessions, {each.running_requests} running"
         + ("" if each.serving else ", not serving")
+        + (f", version {each.version}" if each.version not in {"", status.version} else "")
         for each in status.front_ends
     )
     return f"{len(status.front_ends)} ({'; '.join(shown)})"

@@ -216,6 +216,9 @@ _TEMPLATES: dict[grpc.StatusCode, Callable[[ServiceError, str], str]] = {
     grpc.StatusCode.PERMISSION_DENIED: lambda error, address: (
         f"The server at {address} does not allow this to you: {error.message}."
     ),
+    grpc.StatusCode.FAILED_PRECONDITION: lambda error, address: (
+        f"The server at {address} can't do this: {error.message}."
+    ),
     grpc.StatusCode.RESOURCE_EXHAUSTED: lambda error, address: (
         f"The server at {address} is overloaded: {error.message}."
     ),

@@ -4,6 +4,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from completion_server.engine.scripted.model import Script
 
 
-def make_engine_factory(config: Config, num_places: int = 0) -> Callable[[], Engine]:
+def make_engine_factory(config: Config, num_places: int = 0, folder: Path | None = None) -> Callable[[], Engine]:
     """Return the factory of the configured kind of engine. Its engines have places for front ends to attach.
+
+    What they share with other processes is in `folder`, else where temporary files are.
 
     Raises:
         ConfigError: the settings don't fit that kind.
@@ -29,11 +32,13 @@ def make_engine_factory(config: Config, num_places: int = 0) -> Callable[[], Eng
         from completion_server.engine.scripted.engine import ScriptedEngine
 
         script = _script(config)
-        return lambda: ScriptedEngine.from_settings(settings, script, num_places=num_places)
+        return lambda: ScriptedEngine.from_settings(settings, script, num_places=num_places, folder=folder)
     require_model(settings)
     _import_vllm("arguments", settings).engine_args(settings, traces_endpoint=_traces_endpoint(config))
     vllm = _import_vllm("engine", settings)
-    return lambda: vllm.VllmEngine(settings, traces_endpoint=_traces_endpoint(config), num_places=num_places)
+    return lambda: vllm.VllmEngine(
+        settings, traces_endpoint=_traces_endpoint(config), num_places=num_places, folder=folder
+    )
 
 
 def make_attached_engine(config: Config, share: EngineShare, place: int) -> AttachedEngine:

@@ -109,7 +109,7 @@ async def _serve(plan: Plan, parent: socket.socket) -> None:
 
     def on_ready(ready: Ready) -> None:
         freeze_startup_objects()
-        link.send(Serving(ready.address, ready.http_address, ready.prompt_template))
+        link.send(Serving(ready.address, ready.http_address, ready.prompt_template, __version__))
 
     try:
         await app.run(on_ready)

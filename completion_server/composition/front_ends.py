@@ -36,6 +36,7 @@ from completion_server.composition.links import (
 from completion_server.config import Config
 from completion_server.core.clock import Clock
 from completion_server.core.errors import ConfigError
+from completion_server.engine.processes import FRONT_END
 from completion_server.engine.start_times import RestartBackoff
 from completion_server.state.local.group import LocalGroup
 
@@ -48,7 +49,16 @@ _START_S = 300.0
 """From the start of a front end, and from when the engine is up, to its first answer."""
 _END_S, _EXIT_S = 5.0, 1.0
 _MAX_FAILED_STARTS = 3
-"""Processes in a row that end at one place before they serve, without a reason of their own."""
+"""Processes of a line in a row that end before they serve."""
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    """A process and those that follow it when it dies. One line whose processes die at once delays no other."""
+
+    backoff: RestartBackoff
+    num_failed: int = 0
+    """Processes in a row that ended before they served, without a reason of their own."""
 
 
 @dataclass(eq=False)
@@ -59,11 +69,10 @@ class FrontEndProcess:
     process: BaseProcess
     link: Link[FromFrontEnd, ToFrontEnd]
     began_at: float
+    line: "_Line"
     serving: asyncio.Future[Serving]
     """Set when it serves, or another one that took its place at the start; a ConfigError if it can't."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    num_failed: int = 0
-    """Processes before it at this place that ended before they served."""
     is_leaving: bool = False
     """Whether its end is expected."""
     report: Report | None = None
@@ -112,7 +121,6 @@ class FrontEnds:
         self._engine: EngineUp | None = None
         self._by_place: dict[int, FrontEndProcess] = {}
         self._first: list[asyncio.Future[Serving]] = []
-        self._backoff = RestartBackoff(config.engine)
         self._replacing: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._renewing = asyncio.Lock()
@@ -231,22 +239,22 @@ class FrontEnds:
             await asyncio.wait(waited, timeout=_METRICS_S)
         return {str(each.place): each.page for each in asked if each.page and not each.ended.is_set()}
 
-    async def _start(
-        self, config: Config, version: str, serving: asyncio.Future[Serving] | None = None
-    ) -> FrontEndProcess:
+    async def _start(self, config: Config, version: str, dead: FrontEndProcess | None = None) -> FrontEndProcess:
+        """Start a process, which follows a dead one or begins a line."""
         place = next(place for place in range(2 * self.number) if place not in self._by_place)
         self._cleared(place)
         ours, theirs = socket.socketpair()
         plan = pickle.dumps(Plan(config, self._group_at(place)))
         arguments = (INTERFACE, version, plan, theirs)
-        process = PROCESSES.Process(target=run, args=arguments, name=f"front end {place}")
+        process = PROCESSES.Process(target=run, args=arguments, name=f"{FRONT_END} {place}")
         process.start()
         theirs.close()
         link: Link[FromFrontEnd, ToFrontEnd] = Link(
             lambda message: self._receive(started, message), lambda: self._closed(started)
         )
-        serving = serving or asyncio.get_running_loop().create_future()
-        started = self._by_place[place] = FrontEndProcess(place, process, link, self._clock.now(), serving)
+        line = dead.line if dead else _Line(RestartBackoff(config.engine))
+        serving = dead.serving if dead and not dead.serving.done() else asyncio.get_running_loop().create_future()
+        started = self._by_place[place] = FrontEndProcess(place, process, link, self._clock.now(), line, serving)
         await link.open(ours)
         if self._engine is not None:
             link.send(self._engine)
@@ -284,28 +292,27 @@ class FrontEnds:
         if process.report is not None:
             self.ended_requests.update(process.report.ended)
         self._changed()
-        num_failed = 0 if process.serving.done() else process.num_failed + 1
-        if num_failed and (is_expected or num_failed == _MAX_FAILED_STARTS):
+        line = process.line
+        line.num_failed = 0 if process.serving.done() else line.num_failed + 1
+        if line.num_failed and (is_expected or line.num_failed == _MAX_FAILED_STARTS):
             process.serving.set_exception(ConfigError(f"front end {process.place} ended at its start: {how}"))
             process.serving.exception()  # somebody may await it, or not
         if is_expected:
             return
-        wait_s = self._backoff.next_wait_s(self._clock.now() - process.began_at)
+        wait_s = line.backoff.next_wait_s(self._clock.now() - process.began_at)
         is_refused = process.serving.done() and not process.is_serving
         said = "can't start" if is_refused else f"died: {how}"
         logger.error("front end %d %s; another one starts in %g s", process.place, said, wait_s)
-        replacing = self._replace(process, num_failed, wait_s)
+        replacing = self._replace(process, wait_s)
         task = asyncio.get_running_loop().create_task(replacing, name="replace a front end")
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
 
-    async def _replace(self, dead: FrontEndProcess, num_failed: int, wait_s: float) -> None:
+    async def _replace(self, dead: FrontEndProcess, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
         async with self._renewing:
             if len(self._by_place) < self.number and not self._is_stopping:
-                serving = None if dead.serving.done() else dead.serving
-                new = await self._start(self.config, self._version, serving)
-                new.num_failed = num_failed
+                await self._start(self.config, self._version, dead)
 
     async def _end(self, leaving: Iterable[FrontEndProcess], grace_s: float) -> None:
         """Drain processes and wait for their end; kill those that take too long."""

@@ -19,7 +19,7 @@ from completion_server.serving.service import LoadSnapshot
 from completion_server.state.local.group import LocalGroup
 from completion_server.state.status import CacheStatus, ReplicationStatus
 
-INTERFACE = 1
+INTERFACE = 2
 """Version of this module's messages and of what is shared beside them. A front end of another one does not serve."""
 PROCESSES = multiprocessing.get_context("spawn")
 
@@ -70,6 +70,8 @@ class Serving:
     address: str
     http_address: str
     prompt_template: str
+    version: str
+    """Of its code."""
 
 
 @dataclass(frozen=True, slots=True)

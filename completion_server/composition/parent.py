@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -71,8 +72,11 @@ class Parent:
         registry: CollectorRegistry = REGISTRY,
         start_times: StartTimes | None = None,
         shutdown: Shutdown | None = None,
+        folder: Path | None = None,
     ) -> None:
         """Build the parts. `read_config` reads the configuration anew, for a reload.
+
+        What the processes share is in `folder`, else where temporary files are.
 
         Raises:
             ConfigError: several processes can't share an address, or a file that callers are verified against is bad.
@@ -93,7 +97,7 @@ class Parent:
             start_times=start_times,
         )
         self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
-        self._group = LocalParent(number, self._clock)
+        self._group = LocalParent(number, self._clock, folder)
         self._pages: MergedRegistry | None = None
         self._monitoring = Monitoring(config, registry, self._merged)
         self._front_ends = FrontEnds(
@@ -286,7 +290,12 @@ class Parent:
 
     def _front_ends_seen(self) -> list[FrontEndSeen]:
         return [
-            FrontEndSeen(each.process.pid or 0, each.is_serving, each.report.load if each.report else None)
+            FrontEndSeen(
+                each.process.pid or 0,
+                each.is_serving,
+                each.report.load if each.report else None,
+                each.serving.result().version if each.is_serving else "",
+            )
             for each in self._front_ends.all
         ]
 

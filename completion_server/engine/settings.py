@@ -105,6 +105,10 @@ class EngineSettings:
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         require_bounds(self)
+        for key, model in (("model", self.model), ("draft_model", self.draft_model)):
+            if "://" in model:
+                remedy = "its weights alone can be streamed (vllm.model_weights)" if key == "model" else "copy it"
+                raise ValueError(f"{key}: must be the path of a folder or a hub id, got {model}; {remedy}")
         if self.draft_revision and self.draft_model in {"", NGRAM}:
             msg = f"draft_revision: must be unset without a draft model, got {self.draft_revision}"
             raise ValueError(msg)

@@ -124,6 +124,8 @@ class FrontEndSeen:
     process_id: int
     is_serving: bool
     load: LoadSnapshot | None
+    version: str
+    """Of its code; "" until it serves."""
 
 
 async def _no_reload(_with_code: bool) -> int:
@@ -295,6 +297,7 @@ def _front_end_to_wire(seen: FrontEndSeen) -> pb.FrontEndStatus:
         live_sessions=load.num_sessions if load else 0,
         queued_requests=load.num_queued if load else 0,
         running_requests=load.num_occupied if load else 0,
+        version=seen.version,
     )
 
 

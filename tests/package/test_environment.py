@@ -34,7 +34,7 @@ def locked_versions(*files: str) -> dict[str, str]:
 )
 def test_locked_versions_are_within_the_declared_bounds(extra: str, files: tuple[str, ...]) -> None:
     versions = locked_versions(*files) | {CLIENT["name"]: completion_client.__version__}
-    extras = (*EXTRAS[extra], *EXTRAS["train"], *EXTRAS["loadtest"], *EXTRAS["traces"])
+    extras = (*EXTRAS[extra], *EXTRAS["streaming"], *EXTRAS["train"], *EXTRAS["loadtest"], *EXTRAS["traces"])
     declared = [*CLIENT["dependencies"], *PROJECT["dependencies"], *extras]
     for requirement in map(Requirement, declared):
         assert requirement.specifier.contains(versions[requirement.name]), str(requirement)

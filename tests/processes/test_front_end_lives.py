@@ -1,6 +1,7 @@
 """Deaths and reloads of front ends at the same time: in the end as many live as are configured, all of one reload."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -21,8 +22,7 @@ WITHIN_S = 60.0
 
 
 def config(region: str = "first") -> Config:
-    settings = ("engine.restart_backoff_min_s=0.3", "engine.restart_backoff_max_s=0.3", f"server.region={region}")
-    return load_config(None, settings, {})
+    return load_config(None, ("engine.restart_backoff_min_s=0.3", f"server.region={region}"), {})
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +69,14 @@ async def test_a_later_one_has_the_settings_and_the_version_of_the_last_reload()
         assert await settled(found) == NUMBER * [("", "second")]
         assert await found.renew(config("third"), with_code=False) == NUMBER
         assert await settled(found) == NUMBER * [("", "third")]
+
+
+async def test_one_that_dies_again_and_again_delays_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as found:
+        for place in (0, 0, 1):
+            await killed(found.all[place])
+            await settled(found)
+    assert re.findall(r"front end (\d) died.* in ([\d.]+) s", caplog.text) == [("0", "0.3"), ("0", "0.6"), ("1", "0.3")]
 
 
 async def test_a_reload_that_is_refused_changes_nothing() -> None:

@@ -9,6 +9,8 @@ from completion_server.config import Config
 
 REFUSED = "refused"
 """The region of a configuration with which it does not start."""
+VERSION = "9.9.9"
+"""Of its code, as it says."""
 
 
 def run(_interface: int, version: str, plan: bytes, parent: socket.socket) -> None:
@@ -28,6 +30,6 @@ async def _serve(version: str, config: Config, parent: socket.socket) -> None:
     if config.server.region == REFUSED:
         link.send(Refused("server.region: refused"))
     else:
-        link.send(Serving(version, config.server.region, ""))
+        link.send(Serving(version, config.server.region, "", VERSION))
         await ended.wait()
     await link.aclose()

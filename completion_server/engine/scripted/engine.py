@@ -8,6 +8,7 @@ loop's, so that the engine also runs in virtual time. Knows nothing of users.
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from pathlib import Path
 
 from completion_server.engine.interface import (
     EngineDeadError,
@@ -70,6 +71,7 @@ class ScriptedEngine:
         seed: int = 0,
         lengthen: Callable[[float], float] = float,
         num_places: int = 0,
+        folder: Path | None = None,
         attached: SharedCapacity | None = None,
     ) -> None:
         """Prepare.
@@ -77,12 +79,13 @@ class ScriptedEngine:
         `max_num_batched_tokens` bounds the tokens of one step: longer prompts take several steps. `acceptance_rate` is
         the chance of each draft token, given that those before it were accepted. `lengthen` returns the time that a
         step takes beside other work on the machine, from the time that it takes alone. Other processes can attach at
-        `num_places` places; `attached` is the capacity of the engine at one of whose places this one is.
+        `num_places` places, with a file in `folder`; `attached` is the capacity of the engine at one of whose places
+        this one is.
         """
         self._script = script
         self._times = times
         self._info = _describe(model, max_model_len, max_num_seqs, num_speculative_tokens)
-        self._capacity = SharedCapacity.create(num_places, max_num_seqs) if num_places else attached
+        self._capacity = SharedCapacity.create(num_places, max_num_seqs, folder) if num_places else attached
         self._control: EngineSpeculation | None = None
         if attached is None:
             publish = self._capacity.publish if self._capacity is not None else None
@@ -109,6 +112,7 @@ class ScriptedEngine:
         script: Script = plausible_code,
         *,
         num_places: int = 0,
+        folder: Path | None = None,
         attached: SharedCapacity | None = None,
     ) -> "ScriptedEngine":
         """Return an engine of the configured size and service times."""
@@ -122,6 +126,7 @@ class ScriptedEngine:
             num_speculative_tokens=settings.num_speculative_tokens if settings.draft_model else 0,
             acceptance_rate=settings.scripted_acceptance,
             num_places=num_places,
+            folder=folder,
             attached=attached,
         )
 

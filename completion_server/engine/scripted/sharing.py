@@ -57,9 +57,9 @@ class SharedCapacity:
         self._shared = (SharedWords.create if is_new else SharedWords)(path, num_words)
 
     @classmethod
-    def create(cls, num_places: int, max_num_seqs: int) -> "SharedCapacity":
-        """Create the memory, in a folder of its own, and return the parent's view."""
-        path = Path(tempfile.mkdtemp(prefix="completion-server-")) / "capacity"
+    def create(cls, num_places: int, max_num_seqs: int, folder: Path | None = None) -> "SharedCapacity":
+        """Create the memory, in a folder of its own within `folder`, and return the parent's view."""
+        path = Path(tempfile.mkdtemp(prefix="completion-server-", dir=folder)) / "capacity"
         return cls(path, num_places, max_num_seqs, -1, is_new=True)
 
     @property

@@ -23,6 +23,7 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import NGRAM, SpeculationLookup, constant_lookup, trial_ks
 from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
 from completion_server.engine.vllm.drafts.shared_lookup import MAX_NUM_SPECULATIVE_TOKENS
+from completion_server.engine.vllm.streaming import check_streaming
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +58,8 @@ def engine_args(settings: EngineSettings, *, traces_endpoint: str = "") -> dict[
     With `traces_endpoint` vLLM makes spans of its own.
 
     Raises:
-        ConfigError: `[engine.vllm]` has a key that vLLM does not know, or one that belongs to `[engine]`; or this
-            machine can't compile and the settings ask for it.
+        ConfigError: `[engine.vllm]` has a key that vLLM does not know, one that belongs to `[engine]`, or weights that
+            can't be streamed; or this machine can't compile and the settings ask for it.
 
     """
     args: dict[str, Any] = {key: getattr(settings, key) for key in _OWN_KEYS} | {
@@ -83,6 +84,7 @@ def engine_args(settings: EngineSettings, *, traces_endpoint: str = "") -> dict[
         if key in _OWN_KEYS:
             msg = f"engine.vllm.{key}: set engine.{key} instead"
             raise ConfigError(msg)
+    check_streaming(settings.vllm)
     return args | settings.vllm
 
 

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -110,16 +111,25 @@ class NoMetrics(PrometheusStatLogger):
 class VllmEngine(VllmClient, Engine):
     """One vLLM engine: one GPU, one tensor-parallel group, or a CPU."""
 
-    def __init__(self, settings: EngineSettings, *, traces_endpoint: str = "", num_places: int = 0) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        *,
+        traces_endpoint: str = "",
+        num_places: int = 0,
+        folder: Path | None = None,
+    ) -> None:
         """Prepare; nothing is loaded before `start`.
 
         With `traces_endpoint`, the URL of a collector, vLLM makes spans of requests with trace headers. They go where
-        this process's provider of OpenTelemetry sends them. Other processes can attach at `num_places` places.
+        this process's provider of OpenTelemetry sends them. Other processes can attach at `num_places` places. What is
+        shared with them and with the core is in `folder`, else where temporary files are.
         """
         super().__init__(has_spans=bool(traces_endpoint))
         self._settings = settings
         self._traces_endpoint = traces_endpoint
         self._num_places = num_places
+        self._folder = folder
         self._shared: SharedCore | None = None
         self._stats = _Stats(self._accounting.meter)
         self._publisher: LookupPublisher | None = None
@@ -204,11 +214,11 @@ class VllmEngine(VllmClient, Engine):
 
     def _publish_and_make(self, args: AsyncEngineArgs, config: VllmConfig) -> AsyncLLM:
         if self._num_places:
-            self._shared = SharedCore(self._num_places)
+            self._shared = SharedCore(self._num_places, self._folder)
         if self._locked_reason:
             return self._make_llm(args, config)
-        folder = self._shared.folder if self._shared is not None else None
-        self._publisher = LookupPublisher(config.scheduler_config.max_num_seqs, folder)
+        folder, is_kept = (self._folder, False) if self._shared is None else (self._shared.folder, True)
+        self._publisher = LookupPublisher(config.scheduler_config.max_num_seqs, folder, is_kept=is_kept)
         with self._publisher.published():
             llm = self._make_llm(args, config)
         self._locked_reason = self._publisher.unread_reason

@@ -1,8 +1,5 @@
 """The group of a server's front ends, as their parent makes it and as each of them is given it."""
 
-import contextlib
-import fcntl
-import os
 import secrets
 import shutil
 import tempfile
@@ -18,7 +15,6 @@ from completion_server.state.local.table import LaneTable, num_words
 from completion_server.state.local.totals import TotalsKeeper
 
 _SECRET_BYTES = 32
-_MEMORY = Path("/dev/shm")
 _PREFIX = "completion-server-group-"
 _TABLE, _SLOTS = "lanes", "slots"
 
@@ -72,8 +68,10 @@ class LocalGroup:
 class LocalParent:
     """Owns the group: its folder, the table of lanes, the boards of slots and of limits, and the counts of the day."""
 
-    def __init__(self, num_front_ends: int, clock: Clock) -> None:
+    def __init__(self, num_front_ends: int, clock: Clock, folder: Path | None = None) -> None:
         """Make a group that has two places for each front end, so that a new one may live beside the one it replaces.
+
+        Its own folder is in `folder`, else where temporary files are.
 
         Raises:
             OSError: no folder or file can be made.
@@ -82,17 +80,10 @@ class LocalParent:
         self._num_front_ends = num_front_ends
         self._num_places = 2 * num_front_ends
         self._secret = secrets.token_bytes(_SECRET_BYTES)
-        # In memory where possible: the pages of a file elsewhere would be written to a disk again and again.
-        memory = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-        _remove_left(memory)
-        self._folder = tempfile.mkdtemp(prefix=_PREFIX, dir=memory)
-        new = Path(self._folder, "new")
-        shared = SharedWords.create(new, num_words(self._num_places), "q")
+        self._folder = tempfile.mkdtemp(prefix=_PREFIX, dir=folder)
+        shared = SharedWords.create(Path(self._folder, _TABLE), num_words(self._num_places), "q")
         self._table = LaneTable(shared.words, 0, self._num_places)
         self._slots = SlotBoard(Path(self._folder, _SLOTS), 0, self._num_places, is_new=True)
-        self._lock = new.open("rb")  # held until `close`
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        new.rename(Path(self._folder, _TABLE))
         self.bus = LocalBus(self._folder, self._num_places)
         """The parent's own place on the bus."""
         self._board = BoardKeeper(self.bus, clock)
@@ -119,21 +110,6 @@ class LocalParent:
     def close(self) -> None:
         """Remove the folder, when no front end lives any more."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._lock.close()
-
-
-def _remove_left(memory: Path) -> None:
-    """Remove the folders of parents that were killed: nobody holds the lock of their tables any more."""
-    for folder in memory.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if folder.lstat().st_uid != os.geteuid():  # others can make what looks like one, and a pipe in it
-                continue
-            table = os.open(folder / _TABLE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                fcntl.flock(table, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(table)
 
 
 def front_end_name(place: int) -> str:

@@ -9,10 +9,12 @@ import asyncio
 import multiprocessing
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from rich.console import Console
 
 from completion_server.core.clock import MonotonicClock
+from completion_server.core.run_folder import RunFolder
 from completion_server.state.lanes import Announcement
 from completion_server.state.local.group import LocalGroup, LocalParent
 from completion_server.state.local.lanes import LocalLanes
@@ -27,7 +29,12 @@ _TIMEOUT_S = 30.0
 
 def measure(options: Options, console: Console) -> Figures:
     """Measure; see the module."""
-    spawn, parent = multiprocessing.get_context("spawn"), LocalParent(2, MonotonicClock())
+    with RunFolder() as folder:
+        return _measure(options, console, folder.path)
+
+
+def _measure(options: Options, console: Console, folder: Path) -> Figures:
+    spawn, parent = multiprocessing.get_context("spawn"), LocalParent(2, MonotonicClock(), folder)
     took_ms: list[float] = []
     costs_us: list[tuple[float, float]] = []
     try:

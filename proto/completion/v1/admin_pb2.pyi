@@ -273,6 +273,7 @@ class FrontEndStatus(_message.Message):
     LIVE_SESSIONS_FIELD_NUMBER: _builtins.int
     QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
     RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     process_id: _builtins.int
     """The id of its process."""
     serving: _builtins.bool
@@ -283,6 +284,8 @@ class FrontEndStatus(_message.Message):
     """Requests that wait for a slot."""
     running_requests: _builtins.int
     """Slots taken."""
+    version: _builtins.str
+    """Version of its code, which a reload may have renewed; empty until it serves."""
     def __init__(
         self,
         *,
@@ -291,10 +294,11 @@ class FrontEndStatus(_message.Message):
         live_sessions: _builtins.int = ...,
         queued_requests: _builtins.int = ...,
         running_requests: _builtins.int = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["live_sessions", b"live_sessions", "process_id", b"process_id", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "serving", b"serving"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["live_sessions", b"live_sessions", "process_id", b"process_id", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "serving", b"serving", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -126,10 +126,10 @@ class SharedLookup:
 class LookupPublisher:
     """The server's end, with the file until the engine core has mapped it."""
 
-    def __init__(self, max_num_seqs: int, folder: Path | None = None) -> None:
-        """Create the file without a lookup; in a folder, whose owner removes it, if front ends are to map it, too."""
+    def __init__(self, max_num_seqs: int, folder: Path | None = None, *, is_kept: bool = False) -> None:
+        """Create the file without a lookup, within `folder`, whose owner removes it if it is kept for front ends."""
         handle, self._path = tempfile.mkstemp(prefix="completion-server-", suffix=".speculation", dir=folder)
-        self._is_kept = folder is not None
+        self._is_kept = is_kept
         with os.fdopen(handle, "wb") as file:
             file.truncate(_file_size(max_num_seqs))
         self._shared = SharedLookup(self._path, max_num_seqs)

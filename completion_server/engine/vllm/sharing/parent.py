@@ -23,9 +23,9 @@ _INPUT, _OUTPUT = "input_address", "output_address"
 class SharedCore:
     """The sockets and files of an engine core that front ends attach to, in a folder of this user's alone."""
 
-    def __init__(self, num_places: int) -> None:
-        """Make the folder."""
-        self.folder = Path(tempfile.mkdtemp(prefix="completion-server-"))
+    def __init__(self, num_places: int, folder: Path | None) -> None:
+        """Make the folder, within `folder`."""
+        self.folder = Path(tempfile.mkdtemp(prefix="completion-server-", dir=folder))
         self.board = EngineBoard(self.folder / "board", is_new=True)
         self._num_places = num_places
         self._addresses = tuple(

@@ -1,7 +1,6 @@
 """Front ends of one group in one process, with books that are dictionaries."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -95,10 +94,3 @@ def hold(group: LocalGroup, pipe: Connection) -> None:
             await cancel_and_wait(looking)
 
     asyncio.run(main())
-
-
-def leave_folder(pipe: Connection) -> None:
-    """Be a parent that is killed."""
-    parent = LocalParent(1, CLOCK)
-    pipe.send(parent.group(0).folder)
-    time.sleep(60)

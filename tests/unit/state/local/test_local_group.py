@@ -16,7 +16,7 @@ from completion_server.limits.shares import DemandReport
 from completion_server.state.local.board import LocalBoard
 from completion_server.state.local.group import LocalParent
 from tests.support.server import eventually
-from tests.unit.state.local.front_ends import CLOCK, FrontEnd, hold, leave_folder, made_parent, running
+from tests.unit.state.local.front_ends import CLOCK, FrontEnd, hold, made_parent, running
 
 SPAWN = multiprocessing.get_context("spawn")
 BUSY_S = 1.1
@@ -74,21 +74,6 @@ def test_the_folder_is_private_and_removed() -> None:
     assert not folder.exists()
     with pytest.raises(OSError, match="No such file"):
         parent.group(0).table()
-
-
-def test_the_folder_of_a_parent_that_was_killed_is_removed_by_the_next_one() -> None:
-    living, (pipe, end) = LocalParent(1, CLOCK), SPAWN.Pipe()
-    process = SPAWN.Process(target=leave_folder, args=(end,))
-    process.start()
-    left = Path(pipe.recv())
-    assert left.exists()
-    process.kill()
-    process.join(30)
-    later = LocalParent(1, CLOCK)
-    assert not left.exists()
-    assert Path(living.group(0).folder).exists()
-    living.close()
-    later.close()
 
 
 async def exchange(*found: SharedLimits) -> None:
