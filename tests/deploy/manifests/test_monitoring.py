@@ -36,7 +36,7 @@ def test_each_alert_has_an_address_that_opens_in_a_pager() -> None:
     assert addresses.keys() == {rule["alert"] for rule in load_rules() if "alert" in rule}
     for alert, address in addresses.items():
         # render.sh refuses example.com, so an operator can't forget it.
-        assert address.startswith("https://git.example.com/"), address
+        assert address.startswith("https://CHANGE-ME.example.com/"), address
         assert address.endswith(f"docs/runbooks.md#{alert.lower()}"), address
 
 

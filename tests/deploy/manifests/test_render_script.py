@@ -16,6 +16,7 @@ from tests.support.kustomize import DEPLOY, require_kustomize
 FOLDERS = ("regions/us-east", "global", "loadtest", "monitoring", "gitops/argocd", "gitops/flux")
 """The other regions have the same placeholders (test_regions.py)."""
 FILLED = {
+    r"CHANGE-ME": "git",
     r"example\.com": "completion.test",
     r"0{64}": "5f" * 32,
     r"00000000-0000-0000-0000-000000000000": "7f1c0d3e-0000-4000-8000-000000000001",
@@ -46,7 +47,7 @@ def test_what_is_committed_is_refused(folder: str) -> None:
     assert "placeholders" in done.stderr
 
 
-@pytest.mark.parametrize(("missing", "folder"), [*zip(FILLED, ("global", "regions/us-east", "global"), strict=True)])
+@pytest.mark.parametrize(("missing", "folder"), [*zip(FILLED, ("monitoring", "global", "regions/us-east", "global"), strict=True)])
 def test_each_placeholder_is_refused(missing: str, folder: str, tmp_path: Path) -> None:
     deploy = filled(tmp_path, {pattern: value for pattern, value in FILLED.items() if pattern != missing})
     assert run(deploy, folder).returncode == 1
