@@ -137,10 +137,6 @@ class ConnectionLostError(UnavailableError):
     """There is no connection, or it was lost. Raised by the client, not by the server."""
 
 
-class ClosingError(ConnectionLostError):
-    """gRPC ended the call because the server is closing the connection, which may look usable a moment longer."""
-
-
 class FailedWriteError(ConnectionLostError):
     """A write failed because the stream or its connection has ended. The server's own status is not known."""
 
@@ -157,15 +153,13 @@ def error_of_call(error: grpc.RpcError) -> ServiceError:
         return ServiceError(str(error))
     if error.code() is grpc.StatusCode.INTERNAL and error.details() == _FAILED_WRITE:
         return FailedWriteError("the connection was lost during a write")
-    if error.code() is grpc.StatusCode.CANCELLED:
-        return ClosingError("the server ended the call without an answer")
+    if error.code() is grpc.StatusCode.CANCELLED:  # by gRPC, of a server that closes or has too many calls waiting
+        return UnavailableError("the server ended the call without an answer")
     trailers = {str(key): value for key, value in error.trailing_metadata() or ()}
     details = _details(trailers.get(_DETAILS_KEY))
     retry = _detail(details, error_details_pb2.RetryInfo)
     bad_request = _detail(details, error_details_pb2.BadRequest)
     info = _detail(details, error_details_pb2.ErrorInfo)
-    if error.code() is grpc.StatusCode.UNAVAILABLE and not details.details:  # a server says why
-        return ConnectionLostError(error.details() or "the connection was lost")
     return _make(
         error.code(),
         details.message or error.details() or "no reason given",

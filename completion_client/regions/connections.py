@@ -5,6 +5,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +62,15 @@ class Connection:
     def is_ready(self) -> bool:
         """Whether it is connected."""
         return self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
+
+    async def closes_within(self, timeout_s: float) -> bool:
+        """Return whether it is no longer connected, at the latest after `timeout_s`."""
+        if self._channel is None:
+            return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        return not self.is_ready
 
     async def check(self, timeout_s: float) -> CheckResult:
         """Return the server's health, if it answers within `timeout_s`.

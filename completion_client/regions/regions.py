@@ -226,9 +226,9 @@ class Regions:
         """Note the round trip of a request, without the server's own time."""
         self._watcher.measured(connection.endpoint, round_trip_s)
 
-    def lost(self, connection: Connection, why: str, *, is_closing: bool = False) -> None:
+    def lost(self, connection: Connection, why: str) -> None:
         """Note that a call or stream was lost: check the server before it is used again."""
-        if is_closing or not connection.is_ready:
+        if not connection.is_ready:
             self._connections.drop(connection)
         self._suspect(connection.endpoint, why)
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     Call = grpc.aio.UnaryStreamCall[pb.CompleteRequest, pb.CompleteResponse]
 
+_CLOSES_S = 0.2
+"""How much later than a failed call its connection may be seen to close."""
+
 Events = AsyncGenerator[pb.CompleteResponse, None]
 
 
@@ -71,8 +74,10 @@ class Attempts:
                         is_begun = True
                         yield event
             except ServiceError as error:
-                if not self._may_go_on(connection, error, candidates) or is_begun:
+                if not self._replicas.note_error(connection, error) or is_begun:
                     raise
+                self._failures[endpoint] = error
+                candidates += await self._once_more(connection, error, candidates)
             if is_begun:
                 return
         if self._refusal is None:
@@ -81,17 +86,18 @@ class Attempts:
         self.endpoint, event = self._refusal
         yield event
 
-    def _may_go_on(self, connection: Connection, error: ServiceError, candidates: list[Endpoint]) -> bool:
-        """Note a failure; return whether another attempt may do better.
+    async def _once_more(
+        self, connection: Connection, error: ServiceError, candidates: list[Endpoint]
+    ) -> list[Endpoint]:
+        """Return the only endpoint if its connection was closed under a call: another server may be at the address.
 
-        The only endpoint is asked once more if the connection was lost: behind its address may be another server.
+        A server or proxy that turns a call away keeps the connection; asking again would add to its load.
         """
-        if not self._replicas.note_error(connection, error):
-            return False
-        self._failures[connection.endpoint] = error
-        if len(candidates) == 1 and isinstance(error, ConnectionLostError):
-            candidates.append(connection.endpoint)
-        return True
+        if len(candidates) > 1 or error.retry_after_ms is not None:
+            return []
+        left_s = self._left_s()
+        is_closed = await connection.closes_within(_CLOSES_S if left_s is None else min(_CLOSES_S, left_s))
+        return candidates[:] if is_closed else []
 
     async def _connected(self, endpoint: Endpoint, *, is_last: bool) -> Connection | None:
         """Return the connection to a server, None if there is none; leave time for the others unless it is the last."""

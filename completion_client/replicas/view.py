@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from completion.v1 import completion_pb2 as pb
 from completion_client.endpoint import Endpoint, EndpointError
 from completion_client.errors import (
-    ClosingError,
     ConnectionLostError,
     ResourceExhaustedError,
     ServiceError,
@@ -163,7 +162,7 @@ class Replicas:
             return False
         if not isinstance(error, SilenceError):  # that was noted when it began
             choice.refused(endpoint, now_s, retry_after_s)
-            self.regions.lost(connection, error.message, is_closing=isinstance(error, ClosingError))
+            self.regions.lost(connection, error.message)
         return True
 
     def note_silence(self, connection: Connection) -> None:

@@ -225,5 +225,4 @@ _TEMPLATES: dict[grpc.StatusCode, Callable[[ServiceError, str], str]] = {
     grpc.StatusCode.UNIMPLEMENTED: lambda error, address: (
         f"The listener at {address} does not serve this: {error.message}. Is it the right port?"
     ),
-    grpc.StatusCode.CANCELLED: lambda error, address: f"The call to {address} was cancelled: {error.message}.",
 }

@@ -59,8 +59,9 @@ from completion_server.telemetry.logs import set_level
 
 logger = logging.getLogger(__name__)
 
-_GOODBYE_S = 0.2
-"""Until clients know that one of several front ends closes their connections. What they send before is answered."""
+_GOAWAY_S = 0.2
+"""Until clients know that one of several front ends closes their connections. What they send before on an open session
+is answered; gRPC ends a new call, which the client makes again."""
 _CLOSE_S = 1.0
 """How long open streams may take to end when the server stops."""
 
@@ -286,11 +287,12 @@ class App:
     async def _drain(self, service: Service, public: Listener, servicer: CompletionServicer) -> None:
         """Turn new requests away, let accepted ones finish, and close the connections."""
         if self._group is not None:  # else the kernel would go on to give it a part of the new connections
-            self._later(public.server.stop(self._grace_s))
+            longest_s = _GOAWAY_S + self._grace_s + _CLOSE_S  # requests are cut short below, with a reason
+            self._later(public.server.stop(longest_s))
             if self._http is not None:
-                self._later(self._http.stop(self._grace_s))
-            await asyncio.sleep(_GOODBYE_S)
-        # First of all, so that load balancers choose other servers while the accepted requests finish.
+                self._later(self._http.stop(longest_s))
+            await asyncio.sleep(_GOAWAY_S)
+        # Load balancers choose other servers while the accepted requests finish.
         service.gate.drain()
         await self._health.set(is_serving=False)
         self._shutdown.drain(service.load().num_live, self._grace_s)

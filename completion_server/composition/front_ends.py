@@ -49,12 +49,12 @@ _START_S = 300.0
 """From the start of a front end, and from when the engine is up, to its first answer."""
 _END_S, _EXIT_S = 5.0, 1.0
 _MAX_FAILED_STARTS = 3
-"""Processes of a line in a row that end before they serve."""
+"""Processes in a row, at one place, that end before they serve."""
 
 
 @dataclass(eq=False, slots=True)
-class _Line:
-    """A process and those that follow it when it dies. One line whose processes die at once delays no other."""
+class _RestartHistory:
+    """Of a process and those that follow it when it dies. One whose followers die at once delays no other."""
 
     backoff: RestartBackoff
     num_failed: int = 0
@@ -69,7 +69,7 @@ class FrontEndProcess:
     process: BaseProcess
     link: Link[FromFrontEnd, ToFrontEnd]
     began_at: float
-    line: "_Line"
+    history: _RestartHistory
     serving: asyncio.Future[Serving]
     """Set when it serves, or another one that took its place at the start; a ConfigError if it can't."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -240,7 +240,7 @@ class FrontEnds:
         return {str(each.place): each.page for each in asked if each.page and not each.ended.is_set()}
 
     async def _start(self, config: Config, version: str, dead: FrontEndProcess | None = None) -> FrontEndProcess:
-        """Start a process, which follows a dead one or begins a line."""
+        """Start a process, which follows a dead one, or none."""
         place = next(place for place in range(2 * self.number) if place not in self._by_place)
         self._cleared(place)
         ours, theirs = socket.socketpair()
@@ -252,9 +252,9 @@ class FrontEnds:
         link: Link[FromFrontEnd, ToFrontEnd] = Link(
             lambda message: self._receive(started, message), lambda: self._closed(started)
         )
-        line = dead.line if dead else _Line(RestartBackoff(config.engine))
+        history = dead.history if dead else _RestartHistory(RestartBackoff(config.engine))
         serving = dead.serving if dead and not dead.serving.done() else asyncio.get_running_loop().create_future()
-        started = self._by_place[place] = FrontEndProcess(place, process, link, self._clock.now(), line, serving)
+        started = self._by_place[place] = FrontEndProcess(place, process, link, self._clock.now(), history, serving)
         await link.open(ours)
         if self._engine is not None:
             link.send(self._engine)
@@ -292,14 +292,14 @@ class FrontEnds:
         if process.report is not None:
             self.ended_requests.update(process.report.ended)
         self._changed()
-        line = process.line
-        line.num_failed = 0 if process.serving.done() else line.num_failed + 1
-        if line.num_failed and (is_expected or line.num_failed == _MAX_FAILED_STARTS):
+        history = process.history
+        history.num_failed = 0 if process.serving.done() else history.num_failed + 1
+        if history.num_failed and (is_expected or history.num_failed == _MAX_FAILED_STARTS):
             process.serving.set_exception(ConfigError(f"front end {process.place} ended at its start: {how}"))
             process.serving.exception()  # somebody may await it, or not
         if is_expected:
             return
-        wait_s = line.backoff.next_wait_s(self._clock.now() - process.began_at)
+        wait_s = history.backoff.next_wait_s(self._clock.now() - process.began_at)
         is_refused = process.serving.done() and not process.is_serving
         said = "can't start" if is_refused else f"died: {how}"
         logger.error("front end %d %s; another one starts in %g s", process.place, said, wait_s)

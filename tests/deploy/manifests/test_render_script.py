@@ -47,7 +47,9 @@ def test_what_is_committed_is_refused(folder: str) -> None:
     assert "placeholders" in done.stderr
 
 
-@pytest.mark.parametrize(("missing", "folder"), [*zip(FILLED, ("monitoring", "global", "regions/us-east", "global"), strict=True)])
+@pytest.mark.parametrize(
+    ("missing", "folder"), [*zip(FILLED, ("monitoring", "global", "regions/us-east", "global"), strict=True)]
+)
 def test_each_placeholder_is_refused(missing: str, folder: str, tmp_path: Path) -> None:
     deploy = filled(tmp_path, {pattern: value for pattern, value in FILLED.items() if pattern != missing})
     assert run(deploy, folder).returncode == 1

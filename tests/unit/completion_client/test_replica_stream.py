@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +11,14 @@ import grpc
 import pytest
 
 from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import add_CompletionServiceServicer_to_server
 from completion_client import (
     CompletionClient,
     ConnectionLostError,
     DeadlineExceededError,
     Endpoint,
     ServiceError,
+    UnavailableError,
     make_traceparent,
 )
 from completion_client.replicas.stream import KEPT_S, AnsweredRequests, ReplicaStream
@@ -329,41 +331,43 @@ async def test_a_call_that_never_goes_on_fails() -> None:
         assert other.metadata == []
 
 
-class _Leaving(FakeReplica):
-    """Ends its first calls as gRPC does when a server closes, while another listens on the same address."""
-
-    num_ended = 1
-
-    async def Complete(self, request, context):  # noqa: ANN001, ANN202
-        if len(self.metadata) < self.num_ended:
-            self.metadata.append({"peer": context.peer()})
-            await context.abort(grpc.StatusCode.CANCELLED)
-        async for event in super().Complete(request, context):
-            self.metadata[-1]["peer"] = context.peer()
-            yield event
-
-
-async def test_a_call_that_its_only_server_ends_as_it_closes_is_made_again_on_another_connection() -> None:
-    leaving = _Leaving()
-    async with fake_replicas(leaving), CompletionClient(leaving.endpoint, user="ada") as client:
-        completion = await client.complete(REQUEST)
+async def test_a_call_whose_only_server_closes_is_made_again_once_at_the_next_one_behind_the_address() -> None:
+    replicas = (FakeReplica(), FakeReplica())
+    async with AsyncExitStack() as stack:
+        port, servers = 0, []
+        for each in replicas:
+            each.stall()
+            server = grpc.aio.server(options=(("grpc.so_reuseport", 1),))
+            add_CompletionServiceServicer_to_server(each, server)
+            port = server.add_insecure_port(f"127.0.0.1:{port}")
+            await server.start()
+            stack.push_async_callback(server.stop, 0)
+            stack.callback(each.resume)
+            servers.append(server)
+        client = await stack.enter_async_context(CompletionClient(f"127.0.0.1:{port}", user="ada"))
+        asking = asyncio.create_task(client.complete(REQUEST))
+        await eventually(lambda: any(each.metadata for each in replicas))
+        asked = next(number for number, each in enumerate(replicas) if each.metadata)
+        replicas[1 - asked].resume()
+        await servers[asked].stop(0)
+        completion = await asking
         assert (completion.text, completion.num_sent) == ("text", 2)
-        first, second = (each["peer"] for each in leaving.metadata)
-        assert first != second
+        assert [len(each.metadata) for each in replicas] == [1, 1]
 
 
-async def test_a_call_is_made_again_once() -> None:
-    leaving = _Leaving()
-    leaving.num_ended = 3
-    async with fake_replicas(leaving), CompletionClient(leaving.endpoint, user="ada") as client:
-        with pytest.raises(ConnectionLostError, match="the server ended the call without an answer"):
+@pytest.mark.parametrize("status", [grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE])
+async def test_a_call_that_the_only_server_turns_away_is_not_made_again(status: grpc.StatusCode) -> None:
+    """gRPC ends calls as CANCELLED if too many wait, and a proxy says UNAVAILABLE: the connection is as it was."""
+    replica = FakeReplica(failure=status)
+    async with fake_replicas(replica), CompletionClient(replica.endpoint, user="ada") as client:
+        with pytest.raises(UnavailableError):
             await client.complete(REQUEST)
-        assert len(leaving.metadata) == 2
+        assert len(replica.metadata) == 1
+        replica.failure = None
+        assert (await client.complete(REQUEST)).text == "text"
 
 
-async def test_what_the_only_server_refuses_is_not_asked_again() -> None:
-    refusing = FakeReplica(failure=grpc.StatusCode.RESOURCE_EXHAUSTED)
-    async with fake_replicas(refusing), CompletionClient(refusing.endpoint, user="ada") as client:
-        with pytest.raises(ServiceError, match="why"):
-            await client.complete(REQUEST)
-        assert len(refusing.metadata) == 1
+async def test_a_call_that_one_of_several_servers_ends_goes_to_another() -> None:
+    first, second = FakeReplica(failure=grpc.StatusCode.CANCELLED), FakeReplica()
+    async with fake_replicas(first, second), view_of(first.endpoint, second.endpoint) as view:
+        assert (await view.complete(REQUEST)).address == second.address

@@ -34,10 +34,11 @@ def test_the_folder_of_a_server_that_was_killed_is_removed_by_the_next_one() -> 
     process = SPAWN.Process(target=leave_folder, args=(end,))
     with RunFolder() as living:
         process.start()
+        end.close()
+        assert pipe.poll(WITHIN_S), "the other process made no folder"
         left: Path = pipe.recv()
         process.kill()
         process.join(WITHIN_S)
-        assert left.exists()
         with RunFolder():
             assert not left.exists()
             assert living.path.exists()

@@ -131,7 +131,7 @@ class LookupPublisher:
         handle, self._path = tempfile.mkstemp(prefix="completion-server-", suffix=".speculation", dir=folder)
         self._is_kept = is_kept
         with os.fdopen(handle, "wb") as file:
-            file.truncate(_file_size(max_num_seqs))
+            os.posix_fallocate(file.fileno(), 0, _file_size(max_num_seqs))  # a full /dev/shm is an error here
         self._shared = SharedLookup(self._path, max_num_seqs)
 
     @contextlib.contextmanager
