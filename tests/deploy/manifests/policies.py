@@ -288,8 +288,9 @@ def scaling(objects: list[Object]) -> Iterator[str]:
 
 def _rollout_faults(rollout: Object, deployment: Object) -> Iterator[str]:
     spec = rollout["spec"]
-    if spec["workloadRef"] != _reference(deployment) | {"scaleDown": "progressively"}:
-        yield f"{name_of(rollout)}: the Deployment keeps its pods beside the Rollout's"
+    if spec["workloadRef"] != _reference(deployment) | {"scaleDown": "onsuccess"}:
+        # "progressively" starts the Deployment's pods again while the first revision is not healthy.
+        yield f"{name_of(rollout)}: the Deployment keeps or starts pods beside the Rollout's"
     if spec["selector"] != deployment["spec"]["selector"]:
         yield f"{name_of(rollout)}: selects other pods than the Deployment's, which are spread and protected"
 

@@ -200,6 +200,11 @@ FAULTS: dict[str, tuple[Policy, str, Any]] = {
     "an apply sets KEDA's number back": (policies.scaling, "Deployment/completion-server spec replicas", 7),
     "a Rollout that nobody scales": (policies.scaling, "ScaledObject/completion-server", None),
     "a Rollout beside its Deployment": (policies.scaling, "Rollout/completion-server spec workloadRef scaleDown", None),
+    "a Deployment that starts pods while the Rollout does": (
+        policies.scaling,
+        "Rollout/completion-server spec workloadRef scaleDown",
+        "progressively",
+    ),
     "a Rollout of other pods": (
         policies.scaling,
         "Rollout/completion-server spec selector matchLabels app.kubernetes.io/name",
