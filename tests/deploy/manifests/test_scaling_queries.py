@@ -110,7 +110,7 @@ def engine_restarts() -> Iterator[Expression]:
 
 
 def scaling() -> Iterator[Expression]:
-    """Yield what KEDA sees: waiting, shedding, and 0 without requests or servers, which a region of none needs to start."""
+    """Yield what KEDA sees: waiting, shedding, and 0 without requests and, for a drained region, without servers."""
     queries = keda_queries()
     queue, shed = queries["queue-wait"][0], queries["shed-share"][0]
     recorded = ("recording-rules.yaml",)
@@ -130,7 +130,7 @@ def test_queries_answer(expressions: Callable[[], Iterator[Expression]], tmp_pat
 def test_kedas_thresholds_are_between_the_figures_of_quiet_and_of_trouble() -> None:
     assert {name: threshold for name, (_, threshold) in keda_queries().items()} == {"queue-wait": 30, "shed-share": 2}
     triggers = one(rendered("regions/us-east"), "ScaledObject", "completion-server")["spec"]["triggers"]
-    assert {each["metadata"]["ignoreNullValues"] for each in triggers} == {"false"}, "an answer without a figure is an error"
+    assert {each["metadata"]["ignoreNullValues"] for each in triggers} == {"false"}, "no figure is an error"
 
 
 def phase(metric: dict[str, Any], result: list[float]) -> str:
