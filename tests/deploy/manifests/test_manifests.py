@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from completion_server.client.probe_command import probe
 from completion_server.rpc.server import COMPLETION_SERVICE
 from tests.deploy.manifests import policies
 from tests.deploy.manifests.network import allowed
 from tests.deploy.manifests.policies import POLICIES, Policy
-from tests.deploy.manifests.targets import FOLDERS, REGIONS, TARGETS, rendered, server_config
+from tests.deploy.manifests.targets import FOLDERS, REGIONS, TARGETS, loaded, rendered, server_config
 from tests.support import custom_resources
 from tests.support.kustomize import DEPLOY, Object, name_of, one
 
@@ -28,6 +27,7 @@ CUSTOM_KINDS = {
 VERSIONS = ("1.35", "1.36", "1.37")
 """The three that Kubernetes maintained when this was written."""
 NOT_SERVING = [each for each in FOLDERS if not each.startswith("regions/")]
+GATEWAY_CLASS = "components/edge/gateway-class.yaml"
 EXCEPTIONS = {policies.rollouts: "no-spare-gpu"}
 """Components that exist to break a policy."""
 
@@ -62,15 +62,10 @@ def broken(target: str, path: str, value: Any) -> list[Object]:
     return objects
 
 
-def gateway_class() -> Object:
-    found: Object = yaml.safe_load((DEPLOY / "components" / "edge" / "gateway-class.yaml").read_text(encoding="utf-8"))
-    return found
-
-
 def test_the_gateway_is_of_the_class_that_the_readme_makes() -> None:
-    made = gateway_class()["metadata"]
+    made = loaded(GATEWAY_CLASS)["metadata"]
     assert made == {"name": one(rendered("regions/us-east"), "Gateway", "completion")["spec"]["gatewayClassName"]}
-    assert "kubectl apply -f deploy/components/edge/gateway-class.yaml" in (DEPLOY / "README.md").read_text("utf-8")
+    assert f"kubectl apply -f deploy/{GATEWAY_CLASS}" in (DEPLOY / "README.md").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +80,7 @@ def kubernetes() -> Iterator[Any]:
 
 def test_every_object_is_strictly_valid_in_three_versions(kubernetes: Any) -> None:
     known = (each for each in distinct_objects() if not custom_resources.is_known(each))
-    objects = [each for each in known if each["kind"] != "DNSEndpoint"]
+    objects = [each for each in known if each["kind"] != "DNSEndpoint"] + [loaded("monitoring/kube-prometheus.yaml")]
     assert {"Deployment", "StatefulSet", "NetworkPolicy", "Job"} <= {each["kind"] for each in objects}
     for version in VERSIONS:
         for each in objects:
@@ -118,7 +113,7 @@ OF_FOLDERS = {"ApplicationSet": "gitops/argocd", "Kustomization": "gitops/flux",
 
 
 def test_custom_resources_are_valid_by_the_types_of_their_projects_and_invalid_ones_are_found(tmp_path: Path) -> None:
-    objects = [each for each in distinct_objects() if custom_resources.is_known(each)] + [gateway_class()]
+    objects = [each for each in distinct_objects() if custom_resources.is_known(each)] + [loaded(GATEWAY_CLASS)]
     assert {each["kind"] for each in objects} == CUSTOM_KINDS
     wrong = []
     for path, value in INVALID.items():

@@ -17,7 +17,7 @@ from deploy.monitoring.dashboards.generate import DASHBOARDS, FOLDER
 from loadtest.bench.replicas.envoy import ADMIN, Envoy, adapted, cluster_of, load_shipped
 from tests.deploy.manifests.network import allowed
 from tests.deploy.manifests.policies import GIVEN_SECRETS
-from tests.deploy.manifests.targets import rendered
+from tests.deploy.manifests.targets import loaded, rendered
 from tests.support.envoy import require_envoy
 from tests.support.kustomize import DEPLOY, Object, of_kind, one
 from tests.support.rules import load_rules
@@ -98,6 +98,42 @@ def test_prometheus_may_reach_the_port_that_each_pod_declares(name: str) -> None
     port = ports[endpoint_of(name)["port"]]
     reached = {connection for connection in allowed(objects) if connection[1:] == (f"completion/{name}", port)}
     assert reached == {("monitoring/prometheus", f"completion/{name}", port)}
+
+
+OF_KUBE_PROMETHEUS: Object = {
+    "kind": "NetworkPolicy",
+    "metadata": {"namespace": "monitoring"},
+    "spec": {
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+        "policyTypes": ["Egress", "Ingress"],
+        "egress": [{}],
+        "ingress": [
+            {
+                "from": [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "grafana"}}}],
+                "ports": [{"port": 9090, "protocol": "TCP"}],
+            }
+        ],
+    },
+}
+"""What its policy for Prometheus comes to."""
+
+
+def test_keda_and_argo_rollouts_may_ask_a_prometheus_that_policies_isolate() -> None:
+    triggers = one(rendered(OBJECTS), "ScaledObject", "completion-server")["spec"]["triggers"]
+    metrics = one(rendered(OBJECTS), "AnalysisTemplate", "completion-server")["spec"]["metrics"]
+    addresses = {each["metadata"]["serverAddress"] for each in triggers}
+    addresses |= {each["provider"]["prometheus"]["address"] for each in metrics}
+    assert addresses == {"http://prometheus-operated.monitoring.svc:9090"}
+    before = allowed([OF_KUBE_PROMETHEUS], "monitoring")
+    after = allowed([OF_KUBE_PROMETHEUS, loaded("monitoring/kube-prometheus.yaml")], "monitoring")
+    assert after - before == {
+        (each, "monitoring/prometheus", 9090) for each in ("keda/keda-operator", "argo-rollouts/argo-rollouts")
+    }
+    assert after > before
+
+
+def test_a_prometheus_without_policies_gets_none_that_would_isolate_it() -> None:
+    assert not of_kind(rendered("monitoring"), "NetworkPolicy")
 
 
 def test_the_proxies_of_the_gateway_are_scraped_where_envoy_gateway_runs_them() -> None:
