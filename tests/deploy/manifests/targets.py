@@ -23,7 +23,7 @@ COMBINATIONS = (
     ("-canary", "no-spare-gpu"),
     ("jwt",),
     ("otel",),
-    ("probe",),
+    ("-probe",),
     ("host-path",),
     ("object-storage",),
     ("node-cache",),

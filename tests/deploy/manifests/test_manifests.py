@@ -12,7 +12,7 @@ import pytest
 from completion_server.client.probe_command import probe
 from completion_server.rpc.server import COMPLETION_SERVICE
 from tests.deploy.manifests import policies
-from tests.deploy.manifests.network import allowed
+from tests.deploy.manifests.network import PEERS, allowed
 from tests.deploy.manifests.policies import POLICIES, Policy
 from tests.deploy.manifests.targets import FOLDERS, REGIONS, TARGETS, loaded, rendered, server_config
 from tests.support import custom_resources
@@ -151,6 +151,7 @@ def test_servers_know_each_sentinel_by_a_name_of_its_certificate() -> None:
 POD = "Deployment/completion-server spec template spec"
 SERVER = f"{POD} containers 0"
 STRATEGY = "Deployment/completion-server spec strategy rollingUpdate"
+PROBE = "Deployment/completion-probe spec template spec containers 0"
 EDGE = "Deployment/completion-edge spec template spec"
 PROXIES = "EnvoyProxy/completion spec provider kubernetes"
 GATEWAY = "ClientTrafficPolicy/completion spec"
@@ -162,6 +163,7 @@ FAULTS: dict[str, tuple[Policy, str, Any]] = {
     "no limit of memory": (policies.resources, f"{SERVER} resources limits memory", None),
     "no request of cpu": (policies.resources, f"{EDGE} containers 0 resources requests cpu", None),
     "half a GPU": (policies.resources, f"{SERVER} resources requests nvidia.com/gpu", None),
+    "a server without a GPU on a node with one": (policies.nodes, f"{SERVER} resources requests nvidia.com/gpu", None),
     "privileged": (policies.privileges, f"{SERVER} securityContext privileged", True),
     "root": (policies.privileges, f"{POD} securityContext runAsUser", 0),
     "a writable root": (policies.privileges, f"{SERVER} securityContext readOnlyRootFilesystem", None),
@@ -210,6 +212,8 @@ FAULTS: dict[str, tuple[Policy, str, Any]] = {
     "proxies that the gateway does not name": (policies.proxies, "Gateway/completion spec infrastructure", None),
     "a gateway that admits anybody": (policies.admission, f"{GATEWAY} tls", None),
     "a gateway that asks DNS for a certificate": (policies.admission, f"{GATEWAY} targetRefs 0 sectionName", None),
+    "a probe without a certificate": (policies.probe_credentials, f"{PROBE} args 2", "--user=probe"),
+    "a probe whose key is not mounted": (policies.probe_credentials, f"{PROBE} args 3", "--tls-key=/tls.key"),
     "a gateway with the default limits": (
         policies.gateway_limits,
         "BackendTrafficPolicy/completion spec circuitBreaker",
@@ -252,11 +256,19 @@ def test_every_policy_was_seen_to_catch_a_fault() -> None:
             None,
             "ClientTrafficPolicy/completion: passes on names that no token proves",
         ),
+        (
+            "jwt",
+            policies.probe_credentials,
+            f"{PROBE} args",
+            ["probe", "--tls-ca=/etc/ssl/certs/ca-certificates.crt"],
+            "Deployment/completion-probe/probe: no --token-file",
+        ),
     ],
     ids=[
         "a GPU to roll out with at KEDA's most",
         "no Rollout to scale",
         "names come from tokens alone with JWT",
+        "a probe without a token beside JWT",
     ],
 )
 def test_a_policy_catches_in_a_combination(target: str, policy: Policy, path: str, value: Any, violation: str) -> None:
@@ -269,6 +281,13 @@ INTENDED = {
     ("envoy-gateway-system/envoy", "completion/completion-edge", 8080),
     ("monitoring/prometheus", "completion/completion-edge", 9902),
     ("monitoring/prometheus", "completion/completion-server", 9464),
+    ("monitoring/prometheus", "completion/completion-probe", 9465),
+    # To the gateways of all regions, whose addresses no policy knows.
+    *(
+        ("completion/completion-probe", f"{each.namespace}/{each.name}", 443)
+        for each in PEERS
+        if each.namespace != "completion"
+    ),
 }
 
 
@@ -289,36 +308,23 @@ def test_only_the_intended_connections_are_allowed() -> None:
     assert beside_dns(rendered("redis")) == INTENDED | reached
 
 
-def test_a_probe_reaches_gateways_alone_and_is_reached_by_prometheus_alone() -> None:
-    added = beside_dns(rendered("probe")) - INTENDED
-    assert {each for each in added if each[1] == "completion/completion-probe"} == {
-        ("monitoring/prometheus", "completion/completion-probe", 9465)
-    }
-    outward = {each for each in added if each[0] == "completion/completion-probe"}
-    assert {port for _, _, port in outward} == {443}
-    assert "completion" not in {target.partition("/")[0] for _, target, _ in outward}
-
-
-def test_a_probe_asks_at_the_names_of_all_regions() -> None:
-    (container,) = one(rendered("probe"), "Deployment", "completion-probe")["spec"]["template"]["spec"]["containers"]
+@pytest.mark.parametrize("target", ["regions/us-east", "jwt"])
+def test_a_probe_asks_at_the_names_of_all_regions(target: str) -> None:
+    (container,) = one(rendered(target), "Deployment", "completion-probe")["spec"]["template"]["spec"]["containers"]
     (names,) = (each["value"] for each in container["env"])
     hosts = {
         one(rendered(f"regions/{region}"), "GRPCRoute", "completion")["spec"]["hostnames"][1] for region in REGIONS
     }
     assert {each.removesuffix(":443") for each in names.split(",")} == hosts
-    mounted = {f"{mount['mountPath']}/" for mount in container["volumeMounts"]}
-    files = {
-        option.partition("=")[2] for option in container["args"] if option.startswith("--tls-") and "ssl" not in option
-    }
-    assert {file.rpartition("/")[0] + "/" for file in files} == mounted
-    with probe.make_context(
-        "probe", [each for each in container["args"][1:] if not each.startswith("--tls-")]
-    ) as parsed:
+    name, *arguments = container["args"]
+    # The files of the options must be there.
+    with probe.make_context(name, [each for each in arguments if not each.startswith("--tls-")]) as parsed:
         assert parsed.params["metrics_listen"] == f"0.0.0.0:{container['ports'][0]['containerPort']}"
 
 
 @pytest.mark.parametrize(
-    "name", ["default-deny", "completion-server", "redis", "completion-server-to-redis", "completion-edge"]
+    "name",
+    ["default-deny", "completion-server", "redis", "completion-server-to-redis", "completion-edge", "completion-probe"],
 )
 def test_each_network_policy_matters(name: str) -> None:
     without = broken("redis", f"NetworkPolicy/{name}", None)

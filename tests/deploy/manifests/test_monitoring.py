@@ -41,7 +41,7 @@ def test_each_alert_has_an_address_that_opens_in_a_pager() -> None:
 
 
 def test_what_the_runbooks_name_in_their_commands_is_in_the_cluster() -> None:
-    objects = [each for target in (OBJECTS, "redis", "probe") for each in rendered(target)]
+    objects = [each for target in (OBJECTS, "redis") for each in rendered(target)]
     there = {(each["kind"].lower(), each["metadata"]["name"]) for each in objects}
     there |= {("secret", name) for name in GIVEN_SECRETS}
     labels = {label for each in pod_labels(objects) for label in each.items()}
