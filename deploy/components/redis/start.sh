@@ -51,6 +51,9 @@ redis_config() { # redis_config MASTER
     # The container may use 512 MiB.
     echo "maxmemory 400mb"
     echo "maxmemory-policy allkeys-lru"
+    # A replica reads the master's keys from the connection: DATA is too small for a copy of them. One that has keys holds
+    # both meanwhile; if its memory is too small for that, its container starts again, without any.
+    echo "repl-diskless-load swapdb"
     echo "replica-announce-ip $NAME"
     echo "masteruser default"
     echo "masterauth $(password admin-password)"

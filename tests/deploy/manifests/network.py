@@ -28,51 +28,58 @@ GATEWAY = Peer("envoy", "envoy-gateway-system", {"app.kubernetes.io/component": 
 DNS = Peer("coredns", "kube-system", {"k8s-app": "kube-dns"})
 STRANGER = Peer("stranger")
 OUTSIDER = Peer("prometheus", "elsewhere")
-PEERS = (SERVER, EDGE, REDIS, LOADTEST, PROBE, PROMETHEUS, COLLECTOR, GATEWAY, DNS, STRANGER, OUTSIDER)
-PORTS = (53, 443, 4317, 6379, 8080, 9464, 9465, 9901, 9902, 26379, 50050, 50051, 50052)
+GRAFANA = Peer("grafana", "monitoring")
+KEDA = Peer("keda-operator", "keda")
+ARGO = Peer("argo-rollouts", "argo-rollouts")
+PEERS = (
+    *(SERVER, EDGE, REDIS, LOADTEST, PROBE, PROMETHEUS, COLLECTOR, GRAFANA),
+    *(GATEWAY, DNS, KEDA, ARGO, STRANGER, OUTSIDER),
+)
+PORTS = (53, 443, 4317, 6379, 8080, 9090, 9464, 9465, 9901, 9902, 26379, 50050, 50051, 50052)
 
 Connection = tuple[str, str, int]
 
 
-def allowed(objects: Sequence[Object]) -> set[Connection]:
-    """Return the connections that may be opened (from, to, port), of those between PEERS on PORTS.
-
-    Pods of other namespaces have no policies of their own.
-    """
-    policies = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
+def allowed(objects: Sequence[Object], namespace: str = "completion") -> set[Connection]:
+    """Return the connections (from, to, port) that a namespace may open or take, of those between PEERS on PORTS."""
+    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
     return {
         (f"{source.namespace}/{source.name}", f"{target.namespace}/{target.name}", port)
         for source in PEERS
         for target in PEERS
         for port in PORTS
-        if "completion" in {source.namespace, target.namespace}
+        if namespace in {source.namespace, target.namespace}
         and _passes(policies, source, target, port, "Egress")
         and _passes(policies, target, source, port, "Ingress")
     }
 
 
 def _passes(policies: Sequence[Object], pod: Peer, peer: Peer, port: int, direction: str) -> bool:
-    if pod.namespace != "completion":
-        return True
-    selecting = [each for each in policies if direction in each["policyTypes"] and _selects(each["podSelector"], pod)]
+    selecting = [
+        each["spec"]
+        for each in policies
+        if each["metadata"]["namespace"] == pod.namespace
+        and direction in each["spec"]["policyTypes"]
+        and _selects(each["spec"]["podSelector"], pod)
+    ]
     return not selecting or any(
-        _matches(rule, peer, port, direction) for each in selecting for rule in each.get(direction.lower(), ())
+        _matches(rule, pod, peer, port, direction) for each in selecting for rule in each.get(direction.lower(), ())
     )
 
 
-def _matches(rule: Object, peer: Peer, port: int, direction: str) -> bool:
+def _matches(rule: Object, pod: Peer, peer: Peer, port: int, direction: str) -> bool:
     peers = rule.get("from" if direction == "Ingress" else "to")
     ports = rule.get("ports")
-    is_peer = peers is None or any(_is_peer(each, peer) for each in peers)
+    is_peer = peers is None or any(_is_peer(each, pod, peer) for each in peers)
     return is_peer and (ports is None or any(each["port"] == port for each in ports))
 
 
-def _is_peer(selector: Object, peer: Peer) -> bool:
+def _is_peer(selector: Object, pod: Peer, peer: Peer) -> bool:
     if "ipBlock" in selector:
         return False  # the peers are pods
     namespaces = selector.get("namespaceSelector")
     if namespaces is None:
-        is_there = peer.namespace == "completion"
+        is_there = peer.namespace == pod.namespace
     else:
         is_there = namespaces["matchLabels"] == {"kubernetes.io/metadata.name": peer.namespace}
     return is_there and _selects(selector.get("podSelector", {}), peer)

@@ -69,6 +69,15 @@ def resources(objects: list[Object]) -> Iterator[str]:
             yield f"{name}: GPUs asked for and allowed differ"
 
 
+def nodes(objects: list[Object]) -> Iterator[str]:
+    """Who asks for no GPU is not tied to nodes with GPUs."""
+    for owner, pod in pod_specs(objects):
+        has_gpu = any("nvidia.com/gpu" in each["resources"].get("requests", {}) for each in pod["containers"])
+        named = sorted(each for each in pod.get("nodeSelector", ()) if each.startswith("nvidia.com/"))
+        if named and not has_gpu:
+            yield f"{owner}: asks for no GPU, and waits for a node with {', '.join(named)}"
+
+
 def privileges(objects: list[Object]) -> Iterator[str]:
     """No container has more rights than a process of a plain user, and none can write to its image."""
     for name, container, pod in containers(objects):
@@ -226,6 +235,34 @@ def admission(objects: list[Object]) -> Iterator[str]:
             yield f"{name_of(policy)}: health checks of DNS have no certificate"
 
 
+def probe_credentials(objects: list[Object]) -> Iterator[str]:
+    """A probe has what the gateway asks for: a certificate, or, beside tokens, a token."""
+    has_tokens = any("jwt" in each["spec"] for each in of_kind(objects, "SecurityPolicy"))
+    needed = {"--token-file"} if has_tokens else {"--tls-cert", "--tls-key"}
+    for name, container, pod in containers(objects):
+        if container["name"] != "probe":
+            continue
+        options = dict(each.partition("=")[::2] for each in container["args"])
+        yield from (f"{name}: no {each}" for each in sorted(needed - options.keys()))
+        mounted = _files_of_secrets(container, pod)
+        for option in _CREDENTIALS & options.keys():
+            if options[option] not in mounted:
+                yield f"{name}: {option} names {options[option]}, which no Secret has"
+
+
+_CREDENTIALS = {"--token-file", "--tls-cert", "--tls-key"}
+
+
+def _files_of_secrets(container: Object, pod: Object) -> set[str]:
+    """Return the paths of the files that a container has from Secrets."""
+    items = {each["name"]: each.get("secret", {}).get("items", ()) for each in pod.get("volumes", ())}
+    return {
+        f"{mount['mountPath']}/{item['path']}"
+        for mount in container.get("volumeMounts", ())
+        for item in items[mount["name"]]
+    }
+
+
 def proxies(objects: list[Object]) -> Iterator[str]:
     """The gateway has more than one proxy, spread over nodes, and a drain of nodes takes one at a time."""
     for gateway in of_kind(objects, "Gateway"):
@@ -290,8 +327,9 @@ def scaling(objects: list[Object]) -> Iterator[str]:
 
 def _rollout_faults(rollout: Object, deployment: Object) -> Iterator[str]:
     spec = rollout["spec"]
-    if spec["workloadRef"] != _reference(deployment) | {"scaleDown": "progressively"}:
-        yield f"{name_of(rollout)}: the Deployment keeps its pods beside the Rollout's"
+    if spec["workloadRef"] != _reference(deployment) | {"scaleDown": "onsuccess"}:
+        # "progressively" starts the Deployment's pods again while the first revision is not healthy.
+        yield f"{name_of(rollout)}: the Deployment keeps or starts pods beside the Rollout's"
     if spec["selector"] != deployment["spec"]["selector"]:
         yield f"{name_of(rollout)}: selects other pods than the Deployment's, which are spread and protected"
 
@@ -350,6 +388,7 @@ _GATEWAY_DEFAULT = 1024
 POLICIES: tuple[Policy, ...] = (
     probes,
     resources,
+    nodes,
     privileges,
     tokens,
     images,
@@ -361,6 +400,7 @@ POLICIES: tuple[Policy, ...] = (
     rollouts,
     gateway_limits,
     admission,
+    probe_credentials,
     proxies,
     quota,
     scaling,

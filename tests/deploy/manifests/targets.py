@@ -4,6 +4,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import yaml
+
 from completion_server.config import Config, load_config
 from tests.support.kustomize import DEPLOY, Object, containers, copy_with_components, one, render
 from tests.support.models import DRAFT, TARGET
@@ -22,7 +24,7 @@ COMBINATIONS = (
     ("jwt",),
     ("crl",),
     ("otel",),
-    ("probe",),
+    ("-probe",),
     ("host-path",),
     ("object-storage",),
     ("node-cache",),
@@ -45,6 +47,13 @@ def rendered(target: str) -> tuple[Object, ...]:
         return tuple(render(DEPLOY / target))
     with TemporaryDirectory(prefix="deploy-") as folder:
         return tuple(render(copy_with_components("us-east", target.split("+"), Path(folder, "deploy"))))
+
+
+@cache
+def loaded(path: str) -> Object:
+    """Return the object of a file of deploy/ that is applied by itself. Don't change it."""
+    found: Object = yaml.safe_load((DEPLOY / path).read_text(encoding="utf-8"))
+    return found
 
 
 def server_config(objects: list[Object]) -> Config:

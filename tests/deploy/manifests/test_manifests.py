@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from completion_server.client.probe_command import probe
 from completion_server.rpc.server import COMPLETION_SERVICE
 from tests.deploy.manifests import policies
-from tests.deploy.manifests.network import allowed
+from tests.deploy.manifests.network import PEERS, allowed
 from tests.deploy.manifests.policies import POLICIES, Policy
-from tests.deploy.manifests.targets import FOLDERS, REGIONS, TARGETS, rendered, server_config
+from tests.deploy.manifests.targets import FOLDERS, REGIONS, TARGETS, loaded, rendered, server_config
 from tests.support import custom_resources
 from tests.support.kustomize import DEPLOY, Object, name_of, one
 
@@ -28,6 +27,7 @@ CUSTOM_KINDS = {
 VERSIONS = ("1.35", "1.36", "1.37")
 """The three that Kubernetes maintained when this was written."""
 NOT_SERVING = [each for each in FOLDERS if not each.startswith("regions/")]
+GATEWAY_CLASS = "components/edge/gateway-class.yaml"
 EXCEPTIONS = {policies.rollouts: "no-spare-gpu"}
 """Components that exist to break a policy."""
 
@@ -62,15 +62,10 @@ def broken(target: str, path: str, value: Any) -> list[Object]:
     return objects
 
 
-def gateway_class() -> Object:
-    found: Object = yaml.safe_load((DEPLOY / "components" / "edge" / "gateway-class.yaml").read_text(encoding="utf-8"))
-    return found
-
-
 def test_the_gateway_is_of_the_class_that_the_readme_makes() -> None:
-    made = gateway_class()["metadata"]
+    made = loaded(GATEWAY_CLASS)["metadata"]
     assert made == {"name": one(rendered("regions/us-east"), "Gateway", "completion")["spec"]["gatewayClassName"]}
-    assert "kubectl apply -f deploy/components/edge/gateway-class.yaml" in (DEPLOY / "README.md").read_text("utf-8")
+    assert f"kubectl apply -f deploy/{GATEWAY_CLASS}" in (DEPLOY / "README.md").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +80,7 @@ def kubernetes() -> Iterator[Any]:
 
 def test_every_object_is_strictly_valid_in_three_versions(kubernetes: Any) -> None:
     known = (each for each in distinct_objects() if not custom_resources.is_known(each))
-    objects = [each for each in known if each["kind"] != "DNSEndpoint"]
+    objects = [each for each in known if each["kind"] != "DNSEndpoint"] + [loaded("monitoring/kube-prometheus.yaml")]
     assert {"Deployment", "StatefulSet", "NetworkPolicy", "Job"} <= {each["kind"] for each in objects}
     for version in VERSIONS:
         for each in objects:
@@ -118,7 +113,7 @@ OF_FOLDERS = {"ApplicationSet": "gitops/argocd", "Kustomization": "gitops/flux",
 
 
 def test_custom_resources_are_valid_by_the_types_of_their_projects_and_invalid_ones_are_found(tmp_path: Path) -> None:
-    objects = [each for each in distinct_objects() if custom_resources.is_known(each)] + [gateway_class()]
+    objects = [each for each in distinct_objects() if custom_resources.is_known(each)] + [loaded(GATEWAY_CLASS)]
     assert {each["kind"] for each in objects} == CUSTOM_KINDS
     wrong = []
     for path, value in INVALID.items():
@@ -156,6 +151,7 @@ def test_servers_know_each_sentinel_by_a_name_of_its_certificate() -> None:
 POD = "Deployment/completion-server spec template spec"
 SERVER = f"{POD} containers 0"
 STRATEGY = "Deployment/completion-server spec strategy rollingUpdate"
+PROBE = "Deployment/completion-probe spec template spec containers 0"
 EDGE = "Deployment/completion-edge spec template spec"
 PROXIES = "EnvoyProxy/completion spec provider kubernetes"
 GATEWAY = "ClientTrafficPolicy/completion spec"
@@ -167,6 +163,7 @@ FAULTS: dict[str, tuple[Policy, str, Any]] = {
     "no limit of memory": (policies.resources, f"{SERVER} resources limits memory", None),
     "no request of cpu": (policies.resources, f"{EDGE} containers 0 resources requests cpu", None),
     "half a GPU": (policies.resources, f"{SERVER} resources requests nvidia.com/gpu", None),
+    "a server without a GPU on a node with one": (policies.nodes, f"{SERVER} resources requests nvidia.com/gpu", None),
     "privileged": (policies.privileges, f"{SERVER} securityContext privileged", True),
     "root": (policies.privileges, f"{POD} securityContext runAsUser", 0),
     "a writable root": (policies.privileges, f"{SERVER} securityContext readOnlyRootFilesystem", None),
@@ -200,6 +197,11 @@ FAULTS: dict[str, tuple[Policy, str, Any]] = {
     "an apply sets KEDA's number back": (policies.scaling, "Deployment/completion-server spec replicas", 7),
     "a Rollout that nobody scales": (policies.scaling, "ScaledObject/completion-server", None),
     "a Rollout beside its Deployment": (policies.scaling, "Rollout/completion-server spec workloadRef scaleDown", None),
+    "a Deployment that starts pods while the Rollout does": (
+        policies.scaling,
+        "Rollout/completion-server spec workloadRef scaleDown",
+        "progressively",
+    ),
     "a Rollout of other pods": (
         policies.scaling,
         "Rollout/completion-server spec selector matchLabels app.kubernetes.io/name",
@@ -210,6 +212,8 @@ FAULTS: dict[str, tuple[Policy, str, Any]] = {
     "proxies that the gateway does not name": (policies.proxies, "Gateway/completion spec infrastructure", None),
     "a gateway that admits anybody": (policies.admission, f"{GATEWAY} tls", None),
     "a gateway that asks DNS for a certificate": (policies.admission, f"{GATEWAY} targetRefs 0 sectionName", None),
+    "a probe without a certificate": (policies.probe_credentials, f"{PROBE} args 2", "--user=probe"),
+    "a probe whose key is not mounted": (policies.probe_credentials, f"{PROBE} args 3", "--tls-key=/tls.key"),
     "a gateway with the default limits": (
         policies.gateway_limits,
         "BackendTrafficPolicy/completion spec circuitBreaker",
@@ -259,12 +263,20 @@ def test_every_policy_was_seen_to_catch_a_fault() -> None:
             "completion-crl",
             "ClientTrafficPolicy/completion: nobody makes the Secret completion-crl",
         ),
+        (
+            "jwt",
+            policies.probe_credentials,
+            f"{PROBE} args",
+            ["probe", "--tls-ca=/etc/ssl/certs/ca-certificates.crt"],
+            "Deployment/completion-probe/probe: no --token-file",
+        ),
     ],
     ids=[
         "a GPU to roll out with at KEDA's most",
         "no Rollout to scale",
         "names come from tokens alone with JWT",
         "a list of revoked certificates that nobody makes",
+        "a probe without a token beside JWT",
     ],
 )
 def test_a_policy_catches_in_a_combination(target: str, policy: Policy, path: str, value: Any, violation: str) -> None:
@@ -277,6 +289,13 @@ INTENDED = {
     ("envoy-gateway-system/envoy", "completion/completion-edge", 8080),
     ("monitoring/prometheus", "completion/completion-edge", 9902),
     ("monitoring/prometheus", "completion/completion-server", 9464),
+    ("monitoring/prometheus", "completion/completion-probe", 9465),
+    # To the gateways of all regions, whose addresses no policy knows.
+    *(
+        ("completion/completion-probe", f"{each.namespace}/{each.name}", 443)
+        for each in PEERS
+        if each.namespace != "completion"
+    ),
 }
 
 
@@ -297,36 +316,23 @@ def test_only_the_intended_connections_are_allowed() -> None:
     assert beside_dns(rendered("redis")) == INTENDED | reached
 
 
-def test_a_probe_reaches_gateways_alone_and_is_reached_by_prometheus_alone() -> None:
-    added = beside_dns(rendered("probe")) - INTENDED
-    assert {each for each in added if each[1] == "completion/completion-probe"} == {
-        ("monitoring/prometheus", "completion/completion-probe", 9465)
-    }
-    outward = {each for each in added if each[0] == "completion/completion-probe"}
-    assert {port for _, _, port in outward} == {443}
-    assert "completion" not in {target.partition("/")[0] for _, target, _ in outward}
-
-
-def test_a_probe_asks_at_the_names_of_all_regions() -> None:
-    (container,) = one(rendered("probe"), "Deployment", "completion-probe")["spec"]["template"]["spec"]["containers"]
+@pytest.mark.parametrize("target", ["regions/us-east", "jwt"])
+def test_a_probe_asks_at_the_names_of_all_regions(target: str) -> None:
+    (container,) = one(rendered(target), "Deployment", "completion-probe")["spec"]["template"]["spec"]["containers"]
     (names,) = (each["value"] for each in container["env"])
     hosts = {
         one(rendered(f"regions/{region}"), "GRPCRoute", "completion")["spec"]["hostnames"][1] for region in REGIONS
     }
     assert {each.removesuffix(":443") for each in names.split(",")} == hosts
-    mounted = {f"{mount['mountPath']}/" for mount in container["volumeMounts"]}
-    files = {
-        option.partition("=")[2] for option in container["args"] if option.startswith("--tls-") and "ssl" not in option
-    }
-    assert {file.rpartition("/")[0] + "/" for file in files} == mounted
-    with probe.make_context(
-        "probe", [each for each in container["args"][1:] if not each.startswith("--tls-")]
-    ) as parsed:
+    name, *arguments = container["args"]
+    # The files of the options must be there.
+    with probe.make_context(name, [each for each in arguments if not each.startswith("--tls-")]) as parsed:
         assert parsed.params["metrics_listen"] == f"0.0.0.0:{container['ports'][0]['containerPort']}"
 
 
 @pytest.mark.parametrize(
-    "name", ["default-deny", "completion-server", "redis", "completion-server-to-redis", "completion-edge"]
+    "name",
+    ["default-deny", "completion-server", "redis", "completion-server-to-redis", "completion-edge", "completion-probe"],
 )
 def test_each_network_policy_matters(name: str) -> None:
     without = broken("redis", f"NetworkPolicy/{name}", None)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from completion_server.engine.interface import NGRAM
-from tests.deploy.manifests.targets import MODEL_SETTINGS, rendered, server_config
+from tests.deploy.manifests.targets import MODEL_SETTINGS, REGIONS, rendered, server_config
 from tests.support.kustomize import DEPLOY, Object, one
 from tests.support.models import DRAFT
 
@@ -86,9 +86,12 @@ def test_a_server_of_several_gpus_has_them_in_one_pod_with_shared_memory(compone
     # What is in shared memory counts as the container's.
     needed = gibibytes(alone["limits"]["memory"]) + gibibytes(shared["sizeLimit"])
     assert gibibytes(together["limits"]["memory"]) >= needed
-    quotas = [one(rendered(each), "ResourceQuota", "gpus")["spec"]["hard"] for each in ("regions/us-east", component)]
-    of_one, of_several = (int(each["requests.nvidia.com/gpu"]) for each in quotas)
-    assert of_several == num_gpus * of_one
+    # The component states a number, because kustomize can't multiply: it must be that of each region.
+    assert {num_gpus * quota(f"regions/{region}") for region in REGIONS} == {quota(component)}
+
+
+def quota(target: str) -> int:
+    return int(one(rendered(target), "ResourceQuota", "gpus")["spec"]["hard"]["requests.nvidia.com/gpu"])
 
 
 def gibibytes(quantity: str) -> int:

@@ -17,7 +17,7 @@ from deploy.monitoring.dashboards.generate import DASHBOARDS, FOLDER
 from loadtest.bench.replicas.envoy import ADMIN, Envoy, adapted, cluster_of, load_shipped
 from tests.deploy.manifests.network import allowed
 from tests.deploy.manifests.policies import GIVEN_SECRETS
-from tests.deploy.manifests.targets import rendered
+from tests.deploy.manifests.targets import loaded, rendered
 from tests.support.envoy import require_envoy
 from tests.support.kustomize import DEPLOY, Object, of_kind, one
 from tests.support.rules import load_rules
@@ -41,7 +41,7 @@ def test_each_alert_has_an_address_that_opens_in_a_pager() -> None:
 
 
 def test_what_the_runbooks_name_in_their_commands_is_in_the_cluster() -> None:
-    objects = [each for target in (OBJECTS, "redis", "probe") for each in rendered(target)]
+    objects = [each for target in (OBJECTS, "redis") for each in rendered(target)]
     there = {(each["kind"].lower(), each["metadata"]["name"]) for each in objects}
     there |= {("secret", name) for name in GIVEN_SECRETS}
     labels = {label for each in pod_labels(objects) for label in each.items()}
@@ -98,6 +98,42 @@ def test_prometheus_may_reach_the_port_that_each_pod_declares(name: str) -> None
     port = ports[endpoint_of(name)["port"]]
     reached = {connection for connection in allowed(objects) if connection[1:] == (f"completion/{name}", port)}
     assert reached == {("monitoring/prometheus", f"completion/{name}", port)}
+
+
+OF_KUBE_PROMETHEUS: Object = {
+    "kind": "NetworkPolicy",
+    "metadata": {"namespace": "monitoring"},
+    "spec": {
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+        "policyTypes": ["Egress", "Ingress"],
+        "egress": [{}],
+        "ingress": [
+            {
+                "from": [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "grafana"}}}],
+                "ports": [{"port": 9090, "protocol": "TCP"}],
+            }
+        ],
+    },
+}
+"""What its policy for Prometheus comes to."""
+
+
+def test_keda_and_argo_rollouts_may_ask_a_prometheus_that_policies_isolate() -> None:
+    triggers = one(rendered(OBJECTS), "ScaledObject", "completion-server")["spec"]["triggers"]
+    metrics = one(rendered(OBJECTS), "AnalysisTemplate", "completion-server")["spec"]["metrics"]
+    addresses = {each["metadata"]["serverAddress"] for each in triggers}
+    addresses |= {each["provider"]["prometheus"]["address"] for each in metrics}
+    assert addresses == {"http://prometheus-operated.monitoring.svc:9090"}
+    before = allowed([OF_KUBE_PROMETHEUS], "monitoring")
+    after = allowed([OF_KUBE_PROMETHEUS, loaded("monitoring/kube-prometheus.yaml")], "monitoring")
+    assert after - before == {
+        (each, "monitoring/prometheus", 9090) for each in ("keda/keda-operator", "argo-rollouts/argo-rollouts")
+    }
+    assert after > before
+
+
+def test_a_prometheus_without_policies_gets_none_that_would_isolate_it() -> None:
+    assert not of_kind(rendered("monitoring"), "NetworkPolicy")
 
 
 def test_the_proxies_of_the_gateway_are_scraped_where_envoy_gateway_runs_them() -> None:

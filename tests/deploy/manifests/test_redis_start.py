@@ -5,6 +5,7 @@ They use the ports of the pods, which no other test uses.
 
 import os
 import random
+import resource
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
@@ -23,6 +24,9 @@ from tests.support.redis_servers import require_redis, wait_until
 SCRIPT = DEPLOY / "components" / "redis" / "start.sh"
 PASSWORDS = {"password": "of-servers", "admin-password": "of-operators", "sentinel-password": "of-sentinels"}
 FAILOVER_S = 60.0
+COPY_S = 20.0
+FOLDER_BYTES = 1 << 20
+"""The most that a process may write into a file here. A pod's folder is small, too."""
 
 
 class Pod:
@@ -51,8 +55,13 @@ class Pod:
             data.mkdir(exist_ok=True)
             with (data / "log").open("ab") as log:
                 process = subprocess.Popen(
-                    ["sh", str(SCRIPT), role], env=self._environment | {"DATA": str(data)}, stdout=log, stderr=log
+                    ["sh", str(SCRIPT), role],
+                    env=self._environment | {"DATA": str(data)},
+                    stdout=log,
+                    stderr=log,
+                    restore_signals=False,  # a write above the limit is an error then, and no signal
                 )
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (FOLDER_BYTES, FOLDER_BYTES))
             self._processes[role] = process
 
     def add_password(self, password: str) -> str:
@@ -209,6 +218,31 @@ def test_with_tls_nothing_is_in_clear(pods: list[Pod]) -> None:
         with pytest.raises(redis.RedisError) as refused, redis.Redis(pods[0].name, port, socket_timeout=2) as client:
             client.ping()
         assert not isinstance(refused.value, redis.AuthenticationError), "it asks for a password in clear"
+
+
+@pytest.mark.parametrize("has_keys", [False, True], ids=["empty", "with keys of its own"])
+def test_a_replica_copies_more_than_its_folder_holds(pods: list[Pod], has_keys: bool) -> None:
+    first, other = pods[0], pods[1]
+    wait_joined([other], first.name)
+    with first.connect(6379, PASSWORDS["admin-password"]) as client:
+        client.config_set("repl-diskless-sync-delay", 0)
+        for index in range(3):
+            client.set(f"completion:{index}", random.randbytes(FOLDER_BYTES).hex())
+        keys = sorted(client.keys())
+    if has_keys:
+        with other.connect(6379, PASSWORDS["admin-password"]) as client:
+            client.replicaof("no", "one")
+            client.set("completion:lost", "1")
+            client.replicaof(first.name, 6379)
+    else:
+        other.kill()
+        other.start()
+
+    def has_copied(pod: Pod) -> bool:
+        with pod.connect(6379, PASSWORDS["admin-password"]) as client:
+            return pod.replication().get("master_link_status") == "up" and sorted(client.keys()) == keys
+
+    wait_until(lambda: holds(has_copied, other), COPY_S)
 
 
 def test_a_renewed_certificate_is_taken_without_a_restart_by_hand(
