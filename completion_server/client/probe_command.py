@@ -1,14 +1,18 @@
 """The `probe` command: asks for completions as an editor that starts now would, and exports what it saw."""
 
 import asyncio
+import math
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import click
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from cryptography import x509
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, Endpoint, ServiceError
@@ -83,8 +87,11 @@ async def ask(endpoints: Sequence[Endpoint], user: str, number: int, timeout_s: 
 class ProbeMetrics:
     """What probes saw, by the server that they asked."""
 
-    def __init__(self, registry: CollectorRegistry, servers: Sequence[str]) -> None:
-        """Register the metrics of `servers`. All series exist from the start, so that no first failure is lost."""
+    def __init__(self, registry: CollectorRegistry, servers: Sequence[str], certificate: Path | None = None) -> None:
+        """Register the metrics of `servers`. All series exist from the start, so that no first failure is lost.
+
+        `certificate` is the file of the probe's own one, which each new connection reads again.
+        """
         requests = "Requests of the probe, by the server that was asked and the result."
         self._requests = Counter("completion_probe_requests", requests, ["server", "result"], registry=registry)
         ttft = "From a request of the probe to its first text, as an editor sees it."
@@ -95,6 +102,10 @@ class ProbeMetrics:
             self._ttft.labels(server)
             for result in _RESULTS:
                 self._requests.labels(server, result)
+        if certificate is not None:
+            expiry = "When the probe's own certificate expires, in Unix time."
+            name = "completion_probe_certificate_not_after_timestamp_seconds"
+            Gauge(name, expiry, registry=registry).set_function(partial(_expiry_of, certificate))
 
     def add(self, server: str, seen: Seen) -> None:
         """Count what was seen of a server."""
@@ -103,6 +114,14 @@ class ProbeMetrics:
             self._ttft.labels(server).observe(seen.ttft_s)
         if server == NEAREST and seen.address:
             self._reached.labels(seen.address).inc()
+
+
+def _expiry_of(certificate: Path) -> float:
+    """Return when the certificate of a file expires, in Unix seconds; not a number while it can't be read."""
+    try:
+        return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.timestamp()
+    except (OSError, ValueError):
+        return math.nan
 
 
 _Doors = dict[str, tuple[Endpoint, ...]]
@@ -147,7 +166,7 @@ def probe(
     if is_once:
         sys.exit(asyncio.run(_ask_once(doors, user, timeout_s)))
     registry = CollectorRegistry()
-    metrics = ProbeMetrics(registry, tuple(doors))
+    metrics = ProbeMetrics(registry, tuple(doors), endpoints[0].certificate)
     host, _, port = with_port(metrics_listen, _METRICS_PORT).rpartition(":")
     try:
         server, _thread = start_http_server(int(port), host.strip("[]"), registry)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.support.rules import Scenario, check_scenarios, load_groups, load_rules, selectors
-from tests.support.runbooks import runbooks
+from tests.support.runbooks import head, runbooks
 
 EAST = {"region": "us-east"}
 POD = {"region": "us-east", "instance": "pod-1", "job": "completion-server"}
@@ -44,8 +44,9 @@ def wanted(num: int) -> dict[str, str]:
 
 def of_servers(*pairs: tuple[int, int]) -> dict[str, str]:
     """Return the objective of one server for each pair: requests in time and late ones, by minute."""
+    name = "completion_slo_requests_total"
     return {
-        f'completion_slo_requests_total{{region="us-east",instance="pod-{pod}",result="{result}"}}': f"0+{num}x60"
+        f'{name}{{region="us-east",instance="ip-{pod}",pod="pod-{pod}",result="{result}"}}': f"0+{num}x60"
         for pod, pair in enumerate(pairs)
         for result, num in zip(("in_time", "late"), pair, strict=True)
     }
@@ -71,6 +72,12 @@ def of_redis(**values: str) -> dict[str, str]:
     """Return series of redis_exporter."""
     labels = 'region="us-east",namespace="completion",instance="redis-0"'
     return {f"redis_{name}{{{labels}}}": each for name, each in values.items()}
+
+
+def of_rollout(**phases: str) -> dict[str, str]:
+    """Return what Argo Rollouts exports of the servers' rollout, by its phases."""
+    named = 'namespace="completion",name="completion-server"'
+    return {f'rollout_info{{{named},phase="{phase}"}}': values for phase, values in phases.items()}
 
 
 def cache(hits: str, misses: str) -> dict[str, str]:
@@ -140,6 +147,18 @@ SCENARIOS = (
         slo(track="canary", in_time="0+70x20", late="0+30x20")
         | slo(track="stable", in_time="0+700x20", late="0+300x20"),
         "15m",
+    ),
+    *(
+        Scenario("CompletionRolloutStopped", about, of_rollout(**phases), at, fires, is_alone=True)
+        for about, phases, at, fires in (
+            ("taken back", {"Progressing": "1x30 stale", "Degraded": "_x31 1x10"}, "40m", [{"phase": "Degraded"}]),
+            ("paused for more than its steps", {"Paused": "1x80"}, "80m", [{"phase": "Paused"}]),
+            ("paused all night", {"Paused": "1x360"}, "6h", [{"phase": "Paused"}]),
+            ("its two pauses, and nothing between them", {"Paused": "1x60 stale", "Healthy": "_x61 1x30"}, "75m", []),
+            ("two rollouts, one after another", {"Paused": "1x44 _x20 1x14 _x20 1x44 _x20 1x14"}, "145m", []),
+            ("degraded for a moment", {"Degraded": "1x2 stale", "Healthy": "_x3 1x30"}, "20m", []),
+            ("all is well", {"Healthy": "1x360"}, "6h", []),
+        )
     ),
     Scenario("CompletionShedding", "10% are shed", slo(in_time="0+90x30", shed="0+10x30"), "20m", [EAST]),
     Scenario("CompletionShedding", "3% are shed", slo(in_time="0+97x30", shed="0+3x30"), "20m"),
@@ -284,7 +303,7 @@ SCENARIOS = (
     ),
     Scenario(
         "CompletionServerOutlier", "one of three is late with half", of_servers((100, 1), (100, 1), (50, 50)), "30m",
-        [{**EAST, "instance": "pod-2"}],
+        [{**EAST, "instance": "ip-2", "pod": "pod-2"}],
     ),
     Scenario("CompletionServerOutlier", "all are late with half", of_servers(*[(50, 50)] * 3), "30m"),
     Scenario("CompletionServerOutlier", "one is late with a fifth", of_servers((100, 1), (80, 20)), "30m"),
@@ -537,19 +556,34 @@ SCENARIOS = (
         },
         "46m",
     ),
-    Scenario(
-        "CompletionServersAbsent", "all are down", {UP: "0x10"}, "6m", [{}], is_alone=True,
+    *(
+        Scenario("CompletionServersAbsent", about, series, at, fires, is_alone=True)
+        for about, series, at, fires in (
+            ("all are down", {UP: "1x10 0x10"} | engines("1x10 stale"), "18m", [{}]),
+            ("all are gone with their targets", {UP: "1x10 stale"} | engines("1x10 stale"), "18m", [{}]),
+            ("one is up", {UP: "1x10 0x10", UP_2: "1x20"} | engines("1x10 stale", "1x20"), "18m", []),
+            ("the rules come before the servers", {'up{job="node"}': "1x60"}, "1h", []),
+            ("a first server ends while it loads", {UP: "1x10 0x30"} | engines("0x10 stale"), "40m", []),
+            *(
+                (f"servers are ready, and not scraped: {name}", {f"{name}{{{labels}}}": "0x20 7x20"}, "30m", [{}])
+                for name, labels in (
+                    ("rollout_info_replicas_available", 'namespace="completion",name="completion-server"'),
+                    (
+                        "kube_deployment_status_replicas_available",
+                        'namespace="completion",deployment="completion-server"',
+                    ),
+                )
+            ),
+        )
     ),
-    Scenario("CompletionServersAbsent", "none was ever found", {'up{job="node"}': "1x10"}, "6m", [{}], is_alone=True),
     Scenario(
-        "CompletionServersAbsent", "one is up",
-        {UP: "0x10", UP_2: "1x10"},
-        "6m", is_alone=True,
+        "CompletionServersAbsent", "all have been gone for six days",
+        {UP: "1x24 stale"} | engines("1x24 stale"), "150h", [{}], "1h", is_alone=True,
     ),
 )  # fmt: skip
 _PARTS = ("**Means**", "**Users**", "**Look**", "**Type**", "**Do**", "**Threshold**")
-_PROGRAMS = {"ask", "kubectl", "completion-server", "cmctl"}
-"""Of an operator's machine; the head of the runbooks defines `ask`."""
+_PROGRAMS = {"ask", "doors", "kubectl", "cmctl"}
+"""Of an operator's machine; the head of the runbooks defines `ask` and `doors`."""
 ALERTS = {rule["alert"]: rule for rule in load_rules() if "alert" in rule}
 
 
@@ -584,7 +618,13 @@ def test_each_entry_has_the_first_three_commands_to_type() -> None:
             assert program in _PROGRAMS, command
             placeholders = set(re.findall(r"\b[A-Z]{3,}\b", " ".join(arguments))) - {"ALERTS", "DCGM", "TEMPERATURE"}
             if program != "ask":
-                assert placeholders <= {"POD", "NODE", "NAME", "REGION", "PERFORMANCE"}, command
+                assert placeholders <= {"POD", "NODE", "NAME", "PERFORMANCE"}, command
+
+
+def test_the_table_of_pages_has_the_first_command_of_each() -> None:
+    pages = {alert for alert, rule in ALERTS.items() if rule["labels"]["severity"] == "page"}
+    firsts = [(alert, f"`{entry.commands[0]}`") for alert, entry in runbooks().items() if alert in pages]
+    assert re.findall(r"^\| (Completion\w+) \| (.+) \|$", head(), re.MULTILINE) == firsts
 
 
 def test_no_series_has_a_gap_that_starts_an_alert_again() -> None:

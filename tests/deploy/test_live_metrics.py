@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -41,7 +42,7 @@ SLOW_LINES = 80
 USER = (("authorization", "Bearer ann"),)
 """A single call without a user shares no cached completion with a later one."""
 CALLERS_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
-SCRAPED_LABELS = {"track", "hash", "instance", "job"}
+SCRAPED_LABELS = {"track", "hash", "instance", "job", "pod"}
 """Labels that no server exports: the scrape adds them."""
 
 
@@ -138,17 +139,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             background.run(users.type_for_a_while(), _PATIENCE_S)
             shown = f'completion_quality_total{{event="shown",cache="local"}} == {num_rounds}'
             prometheus.wait_for(shown, _PATIENCE_S)
-        probed = background.run(probe(server.ready.address), _PATIENCE_S)
+        probed = background.run(probe(server.ready.address, admin.certificate), _PATIENCE_S)
         with urllib.request.urlopen(f"http://{server.ready.metrics_address}/metrics", timeout=10) as page:
             families = list(text_string_to_metric_families(page.read().decode()))
         families += list(probed.collect())
         yield Site(server, prometheus, receiver, [sample for family in families for sample in family.samples])
 
 
-async def probe(address: str) -> CollectorRegistry:
-    """Return the metrics of a probe that has asked the server, also as the nearest of several."""
+async def probe(address: str, certificate: Path) -> CollectorRegistry:
+    """Return the metrics of a probe with a certificate that has asked the server, also as the nearest of several."""
     registry, token = CollectorRegistry(), Token.of_text("ann")
-    metrics = ProbeMetrics(registry, (address, NEAREST))
+    metrics = ProbeMetrics(registry, (address, NEAREST), certificate)
     for server in (address, NEAREST):
         seen = await ask_as_probe((Endpoint(address, token=token),), "probe-0", 0, _PATIENCE_S)
         assert (seen.result, seen.address) == ("answered", address), seen

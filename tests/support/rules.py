@@ -169,6 +169,29 @@ def check_histories(histories: Sequence[History], folder: Path) -> str:
     return _run_promtool(documents, folder)
 
 
+def check_descriptions(descriptions: Sequence[tuple[str, Mapping[str, str], str]], folder: Path) -> str:
+    """Let promtool read alerts after two hours; return its output, "" if their descriptions are the expected ones.
+
+    Each is an alert, the series of which the first has the labels of the alert, and the description.
+    """
+    rules = {rule["alert"]: rule for rule in load_rules() if "alert" in rule}
+    tests = []
+    for alert, series, description in descriptions:
+        labels = {label: value for label, _, value in _MATCHER.findall(next(iter(series)))}
+        annotations = {**rules[alert]["annotations"], "description": description}
+        expected = {"exp_labels": labels | rules[alert]["labels"], "exp_annotations": annotations}
+        tests.append(
+            {
+                "name": description,
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "alert_rule_test": [{"eval_time": "2h", "alertname": alert, "exp_alerts": [expected]}],
+            }
+        )
+    order = [group["name"] for group in load_groups()]
+    return _run_promtool([{"rule_files": RULE_FILES, "group_eval_order": order, "tests": tests}], folder)
+
+
 def check_expressions(expressions: Sequence[Expression], folder: Path) -> str:
     """Let promtool evaluate expressions; return its output, "" if all answer as they should."""
     documents: dict[tuple[str, ...], dict[tuple[tuple[str, str], ...], dict[str, Any]]] = {}

@@ -19,10 +19,14 @@ class Entry:
         return found[1].split("\n") if found else []
 
 
+def head() -> str:
+    """Return what stands before the entries."""
+    return _parts()[0]
+
+
 def runbooks() -> dict[str, Entry]:
     """Return the entries by their alerts."""
-    text = (ROOT / "docs" / "runbooks.md").read_text("utf-8")
-    parts = re.split(r"^## (Completion\w+)$", text, flags=re.MULTILINE)
+    parts = _parts()
     return {alert: Entry(entry) for alert, entry in zip(parts[1::2], parts[2::2], strict=True)}
 
 
@@ -31,3 +35,8 @@ def asked() -> list[str]:
     return [
         query for entry in runbooks().values() for query in re.findall(r"^ask '(.+)'$", entry.text, flags=re.MULTILINE)
     ]
+
+
+def _parts() -> list[str]:
+    text = (ROOT / "docs" / "runbooks.md").read_text("utf-8")
+    return re.split(r"^## (Completion\w+)$", text, flags=re.MULTILINE)

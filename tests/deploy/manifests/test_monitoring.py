@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -21,7 +22,7 @@ from tests.deploy.manifests.targets import loaded, rendered
 from tests.support.envoy import require_envoy
 from tests.support.kustomize import DEPLOY, Object, of_kind, one
 from tests.support.rules import load_rules
-from tests.support.runbooks import runbooks
+from tests.support.runbooks import head, runbooks
 
 KUBECTL_ANNOTATION_BYTES = 262_144
 """kubectl apply keeps a copy of the object in an annotation; all annotations together have this limit."""
@@ -46,19 +47,39 @@ def test_what_the_runbooks_name_in_their_commands_is_in_the_cluster() -> None:
     there |= {("secret", name) for name in GIVEN_SECRETS}
     labels = {label for each in pod_labels(objects) for label in each.items()}
     commands = [each for entry in runbooks().values() for each in entry.commands if each.startswith("kubectl ")]
+    of_ours = [each for each in commands if not each.startswith("kubectl -n ")]
     named = [
         found
-        for each in commands
-        if " -n " not in each
+        for each in of_ours
         for found in re.findall(
             r"\b(deployment|statefulset|rollout|certificate|scaledobject|podmonitor|secret)[ /]([a-z-]+)", each
         )
     ]
     assert len(named) > 5
     assert set(named) <= there
-    selected = {(key, value) for each in commands for key, value in re.findall(r"-l (app\S+)=(\S+)", each)}
+    selected = {(key, value) for each in of_ours for key, value in re.findall(r"-l (app\S+)=(\S+)", each)}
     assert len(selected) > 2
     assert selected <= labels
+
+
+def test_the_command_that_asks_at_the_front_doors_runs_in_the_probe_s_pod_with_its_files() -> None:
+    defined = re.search(r"^doors\(\) \{.+?; \}$", head(), re.MULTILINE | re.DOTALL)
+    assert defined
+    script = f'kubectl() {{ printf "%s\\n" "$@"; }}\n{defined[0]}\ndoors'
+    typed = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=10, check=True
+    ).stdout.split()
+    assert typed[:5] == ["exec", "deployment/completion-probe", "--", "completion-server", "probe"]
+    (container,) = one(rendered("probe"), "Deployment", "completion-probe")["spec"]["template"]["spec"]["containers"]
+    assert set(typed[5:]) == {"--once", *(each for each in container["args"] if each.startswith("--tls-"))}
+
+
+def test_a_pod_on_a_node_is_made_in_a_namespace_that_admits_it() -> None:
+    (namespace,) = of_kind(list(rendered(OBJECTS)), "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    commands = [each for entry in runbooks().values() for each in entry.commands if " debug " in each]
+    assert len(commands) > 1
+    assert [each for each in commands if not each.startswith("kubectl -n default debug node/NODE ")] == []
 
 
 def pod_labels(objects: list[Object]) -> list[dict[str, str]]:

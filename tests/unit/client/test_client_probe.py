@@ -1,11 +1,13 @@
 """The command probe: what an editor would have seen, once in words, and again and again as metrics."""
 
 import asyncio
+import math
 import re
 import signal
 import socket
 import sys
 import urllib.request
+from pathlib import Path
 
 import grpc
 import pytest
@@ -16,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from completion.v1 import completion_pb2 as pb
 from completion_client import Endpoint
 from completion_server.client.probe_command import ProbeMetrics, Seen, ask, probe
+from tests.support.certificates import DAY_S, make_identity_in
 
 _PATIENCE_S = 30.0
 NO_TEXT = FakeServer(answer=(end(pb.FINISH_REASON_STOP),))
@@ -107,6 +110,18 @@ def test_the_server_that_the_nearest_was_is_counted_and_all_results_exist_from_t
     assert registry.get_sample_value("completion_probe_ttft_seconds_count", {"server": "b:1"}) == 0
     assert registry.get_sample_value("completion_probe_reached_total", {"server": "b:1"}) == 1
     assert registry.get_sample_value("completion_probe_reached_total", {"server": "a:1"}) is None
+
+
+def test_the_end_of_the_probe_s_own_certificate_is_shown_also_of_a_renewed_one(tmp_path: Path) -> None:
+    registry, name = CollectorRegistry(), "completion_probe_certificate_not_after_timestamp_seconds"
+    old, new = (make_identity_in(tmp_path, name, lives_s=days * DAY_S) for name, days in (("old", 3), ("new", 90)))
+    ProbeMetrics(registry, ("a:1",), old.certificate)
+    assert registry.get_sample_value(name) == old.expires_at
+    renewed_until = new.expires_at
+    new.certificate.replace(old.certificate)
+    assert registry.get_sample_value(name) == renewed_until
+    old.certificate.write_text("no PEM")
+    assert math.isnan(registry.get_sample_value(name) or 0)
 
 
 async def test_the_process_asks_until_it_is_told_to_end(serve: Serve) -> None:
