@@ -48,6 +48,7 @@ MOST_CONNECTIONS = 64
 """Enough for the kernel to choose each front end at least once."""
 WITHIN_S = 120.0
 """For a new process, on machines that are busy with other things."""
+pytestmark = pytest.mark.timeout(6 * WITHIN_S)
 
 
 @dataclass

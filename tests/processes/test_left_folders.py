@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.models import ROOT
 from tests.support.server import eventually
@@ -14,6 +15,7 @@ from tests.support.server_process import COMMAND, flags, run_folders, serving
 
 WITHIN_S = 240.0
 """For processes that start, on machines that are busy with other things."""
+pytestmark = pytest.mark.timeout(3 * WITHIN_S)
 SETTINGS = (
     "engine.kind=scripted", "engine.scripted_times=instant", "server.listen=127.0.0.1:0", "server.admin_listen=",
     "server.metrics_listen=", "server.http_listen=",
