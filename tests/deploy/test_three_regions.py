@@ -67,7 +67,7 @@ async def replicas_of_users(region: Site) -> dict[str, set[str]]:
 
 
 async def answered(callers: NamedUsers, names: Metadata, sequence: int) -> str:
-    """Return the replica that answers. On a busy machine Envoy may take all of a region's for unhealthy, for a moment."""
+    """Return the replica that answers. On a busy machine Envoy may take all replicas for unhealthy for a moment."""
     async with asyncio.timeout(ANSWER_S):
         while True:
             try:
