@@ -70,7 +70,8 @@ def test_the_command_that_asks_at_the_front_doors_runs_in_the_probe_s_pod_with_i
         ["bash", "-c", script], capture_output=True, text=True, timeout=10, check=True
     ).stdout.split()
     assert typed[:5] == ["exec", "deployment/completion-probe", "--", "completion-server", "probe"]
-    (container,) = one(rendered("regions/us-east"), "Deployment", "completion-probe")["spec"]["template"]["spec"]["containers"]
+    probe = one(rendered("regions/us-east"), "Deployment", "completion-probe")
+    (container,) = probe["spec"]["template"]["spec"]["containers"]
     assert set(typed[5:]) == {"--once", *(each for each in container["args"] if each.startswith("--tls-"))}
 
 
