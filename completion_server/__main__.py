@@ -10,8 +10,6 @@ import sys
 
 def main() -> None:
     """Run the command line."""
-    # Of a server that started this command, and not for the front ends that this one may start.
-    os.environ.pop("COMPLETION_SERVER_ENGINE_PARENT", None)
     from completion_server.cli import main as run
 
     run()

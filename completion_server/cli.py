@@ -80,11 +80,6 @@ for _name, _target, _short_help in (
         "completion_server.client.profile_command:profile",
         "Show how the time of requests divides into stages.",
     ),
-    (
-        "reload",
-        "completion_server.client.operator_commands:reload",
-        "Replace a server's front ends; the engine goes on.",
-    ),
     ("serve", "completion_server.server_commands:serve", "Run a server until SIGTERM or Ctrl-C."),
     (
         "speculation",

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,7 +20,7 @@ import click
 import uvloop
 
 from completion_server.client.options import DEFAULT_SERVER
-from completion_server.composition.checks import check, left_open, not_checked, num_processes, warn_of_exposure
+from completion_server.composition.checks import check, left_open, not_checked, warn_of_exposure
 from completion_server.composition.models import load_edits, load_prompts, prompt_budget, with_revisions
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config, load_config
@@ -30,7 +29,6 @@ from completion_server.core.addresses import is_loopback, is_unix_socket, split_
 from completion_server.core.certificates import hosts_of
 from completion_server.core.collection import freeze_startup_objects
 from completion_server.core.errors import ConfigError
-from completion_server.core.run_folder import RunFolder
 from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
 from completion_server.engine.settings import EngineSettings
@@ -40,7 +38,6 @@ from completion_server.telemetry import logs
 
 if TYPE_CHECKING:
     from completion_server.composition.app import App, Ready
-    from completion_server.composition.parent import Parent
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +81,6 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
     start_times = StartTimes(_start_times_path(os.environ))
     _announce(loaded.engine, start_times.last_s(_WHOLE_START + loaded.engine.start_key))
 
-    def read_again() -> Config:
-        again = load_config(config, _all(overrides, insecure=insecure), os.environ)
-        check(again, os.environ)
-        return with_revisions(again)
-
     def on_ready(ready: "Ready") -> None:
         start_times.record(_WHOLE_START + loaded.engine.start_key, time.monotonic() - began_at)
         freeze_startup_objects()
@@ -99,30 +91,20 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
         check_ports(loaded.server)
         check(loaded, os.environ)
         loaded = with_revisions(loaded)
-        number = num_processes(loaded)
         # After the checks, because these imports take seconds.
         from completion_server.composition.app import App
         from completion_server.composition.engine_factory import make_engine_factory
-        from completion_server.composition.parent import Parent
 
-        with RunFolder() as folder:
-            make_engine = make_engine_factory(loaded, 2 * number if number > 1 else 0, folder.path)
+        make_engine = make_engine_factory(loaded)
 
-            async def run() -> None:
-                shutdown = Shutdown(loaded.server.stop_timeout_s, partial(_give_up_stop, folder))
-                app: App | Parent
-                if number > 1:
-                    app = Parent(
-                        loaded, make_engine, read_again, start_times=start_times, shutdown=shutdown, folder=folder.path
-                    )
-                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app.begin_reload)
-                else:
-                    app = App(loaded, make_engine, start_times=start_times, shutdown=shutdown)
-                asyncio.get_running_loop().set_exception_handler(safe_logging.log_loop_error)
-                _install_signal_handlers(app, folder)
-                await app.run(on_ready)
+        async def run() -> None:
+            shutdown = Shutdown(loaded.server.stop_timeout_s, _give_up_stop)
+            app = App(loaded, make_engine, start_times=start_times, shutdown=shutdown)
+            asyncio.get_running_loop().set_exception_handler(safe_logging.log_loop_error)
+            _install_signal_handlers(app)
+            await app.run(on_ready)
 
-            uvloop.run(run())
+        uvloop.run(run())
     except (ConfigError, EngineDeadError) as error:
         _fail(str(error))
     logger.info("stopped")
@@ -200,12 +182,12 @@ def _start_times_path(environ: Mapping[str, str]) -> Path | None:
     return Path(cache) / "completion-server" / "start-times.json"
 
 
-def _install_signal_handlers(app: "App | Parent", folder: RunFolder) -> None:
+def _install_signal_handlers(app: "App") -> None:
     """Drain on SIGTERM and Ctrl-C. Before the server has served, or on a second signal, end at once with the engine."""
 
     def end() -> None:
         if app.is_draining or not app.has_served:
-            _end_at_once(folder, 1 if app.is_draining else 0)
+            _end_at_once(1 if app.is_draining else 0)
         app.drain()
 
     loop = asyncio.get_running_loop()
@@ -213,16 +195,16 @@ def _install_signal_handlers(app: "App | Parent", folder: RunFolder) -> None:
         loop.add_signal_handler(number, end)
 
 
-def _give_up_stop(folder: RunFolder, unfinished: str) -> None:
+def _give_up_stop(unfinished: str) -> None:
     """End a process whose stop takes too long, with its engine."""
     # The log and the terminal may block for ever: a pipe that nobody reads, a lock that is never freed.
-    last = threading.Timer(_LAST_WORDS_S, _end_at_once, [folder, 1])
+    last = threading.Timer(_LAST_WORDS_S, _end_at_once, [1])
     last.daemon = True
     last.start()
     message = f"the stop took too long (server.stop_timeout_s): {unfinished}"
     logger.error("%s", message)
     click.echo(f"completion-server: {message}", err=True)
-    _end_at_once(folder, 1)
+    _end_at_once(1)
 
 
 def _exit() -> NoReturn:
@@ -234,22 +216,17 @@ def _exit() -> NoReturn:
     os._exit(0)
 
 
-def _end_at_once(folder: RunFolder, status: int) -> None:
+def _end_at_once(status: int) -> None:
     kill_children()
-    folder.remove()
     os._exit(status)
 
 
 def _load(path: Path | None, overrides: tuple[str, ...], *, insecure: bool) -> Config:
     try:
-        return load_config(path, _all(overrides, insecure=insecure), os.environ)
+        return load_config(path, (*overrides, *(("server.insecure=true",) if insecure else ())), os.environ)
     except ConfigError as error:
         _fail(str(error))
         raise AssertionError from error
-
-
-def _all(overrides: tuple[str, ...], *, insecure: bool) -> tuple[str, ...]:
-    return (*overrides, *(("server.insecure=true",) if insecure else ()))
 
 
 def _fail(message: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from completion_server.admission.day_tokens import DayTokens, DayTotals
+from completion_server.admission.day_tokens import DayTokens
 from completion_server.admission.keyed_sessions import SessionLimit
 from completion_server.admission.quota_table import Quota, QuotaTable, Rate
 from completion_server.admission.quotas import MAX_WAIT_S, Scope
@@ -26,20 +26,15 @@ class FileQuotas:
     """The limits that the file gives to tenants and users, and the tenants' weights."""
 
     def __init__(
-        self,
-        table: QuotaTable,
-        limiters: Limiters | None = None,
-        unix_s: Callable[[], float] = time.time,
-        totals: DayTotals | None = None,
+        self, table: QuotaTable, limiters: Limiters | None = None, unix_s: Callable[[], float] = time.time
     ) -> None:
-        """Begin with the quotas of `table`. `limiters` make the limits; `totals` has other front ends' tokens."""
+        """Begin with the quotas of `table`. `limiters` make the limits."""
         self._table = table
         self._limiters = limiters or LocalLimiters()
         self._rates: dict[_Key, Limiter] = {}
         """Quotas with equal values share a limiter. So a change of other quotas leaves its keys as they are."""
         self._sessions: dict[_Key, SessionLimiter] = {}
-        self._totals = totals
-        self._days = {kind: DayTokens(unix_s, self._num_parts, totals, kind) for kind in ("tenant", "user")}
+        self._days = {kind: DayTokens(unix_s, self._num_replicas) for kind in ("tenant", "user")}
         self._scopes: dict[Quota, Scope] = {}
         self._listeners: list[Callable[[], None]] = []
 
@@ -75,10 +70,8 @@ class FileQuotas:
         """Return the limit of a tenant's sessions; None if the file has none."""
         return self._session_limit("tenant", self._table.of_tenant(tenant_key))
 
-    def _num_parts(self) -> float:
-        """Return the number of servers that each allow a part of the tokens of a day."""
-        num_front_ends = 1 if self._totals is None else self._totals.num_front_ends
-        return max(1.0, self._limiters.num_replicas / num_front_ends)
+    def _num_replicas(self) -> int:
+        return self._limiters.num_replicas
 
     def _scope(self, kind: str, quota: Quota, otherwise: Scope) -> Scope:
         found = self._scopes.get(quota)

@@ -16,7 +16,7 @@ from completion_server.core.errors import (
     ServerFullError,
     UnavailableError,
 )
-from completion_server.limits.local import LocalLimiters
+from completion_server.limits.local import LocalLimiters, LocalSessions
 from completion_server.limits.shared import Limiters
 
 _SESSIONS = 16_000
@@ -59,13 +59,11 @@ class Gate:
         remaining_start_s: Callable[[], float | None] = lambda: None,
         limiters: Limiters | None = None,
         named: FileQuotas | None = None,
-        server_limiters: Limiters | None = None,
     ) -> None:
         """Start closed: no request is served before the engine is warm.
 
         `remaining_start_s` predicts how long that takes, while the engine starts. `limiters` make the limits of users
-        and tenants, where `named` has no others, and `server_limiters` those of addresses: an address has its limit on
-        each replica.
+        and tenants, where `named` has no others; an address has its limit on each replica.
         """
         self._settings = settings
         self._remaining_start_s = remaining_start_s
@@ -82,8 +80,7 @@ class Gate:
             Limit("admission.max_sessions_per_tenant", num_tenants),
         )
         num_peers = settings.num_sessions_per_peer
-        addresses = (server_limiters or LocalLimiters()).sessions("peer_sessions", num_peers)
-        peers = addresses, Limit("admission.max_sessions_per_peer", num_peers)
+        peers = LocalSessions(num_peers), Limit("admission.max_sessions_per_peer", num_peers)
         self._users = KeyedSessions(choose_by(named.user_sessions if named else None, users))
         self._tenants = KeyedSessions(choose_by(named.tenant_sessions if named else None, tenants))
         self._peers = KeyedSessions(choose_by(None, peers))

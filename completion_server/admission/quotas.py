@@ -94,18 +94,10 @@ class Quotas:
     """The token buckets of all users, tenants and addresses."""
 
     def __init__(
-        self,
-        settings: AdmissionSettings,
-        limiters: Limiters | None = None,
-        named: NamedQuotas | None = None,
-        server_limiters: Limiters | None = None,
+        self, settings: AdmissionSettings, limiters: Limiters | None = None, named: NamedQuotas | None = None
     ) -> None:
-        """Start with full buckets.
-
-        `limiters` make the limits of users and tenants, where `named` has no others, and `server_limiters` those of
-        addresses.
-        """
-        make, make_local = (limiters or LocalLimiters()).rate, (server_limiters or LocalLimiters()).rate
+        """Start with full buckets. `limiters` make the limits of users and tenants, where `named` has no others."""
+        make, local = (limiters or LocalLimiters()).rate, LocalLimiters().rate
         num_users = settings.num_users_per_peer
         self._users = Scope(
             make("user_requests", settings.user_requests_per_s, settings.user_burst),
@@ -115,9 +107,9 @@ class Quotas:
         )
         peer_tokens = num_users * settings.user_tokens_per_s
         self._peers = Scope(
-            make_local("peer_requests", num_users * settings.user_requests_per_s, num_users * settings.user_burst),
+            local("peer_requests", num_users * settings.user_requests_per_s, num_users * settings.user_burst),
             # One burst for all users: otherwise an attacker with many names could occupy the engine for seconds.
-            make_local("peer_tokens", peer_tokens, max(settings.user_token_burst, peer_tokens), MAX_WAIT_S),
+            local("peer_tokens", peer_tokens, max(settings.user_token_burst, peer_tokens), MAX_WAIT_S),
             Limit("admission.users_per_peer", num_users),
             Limit("admission.users_per_peer", num_users),
         )

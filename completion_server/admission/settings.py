@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from completion_server.core.addresses import is_unix_socket, split_address
 from completion_server.core.checks import DAY_S, Above, Between, require_bounds
@@ -72,9 +72,6 @@ class ServerSettings:
     """Whether other machines may reach `listen`, `http_listen` and `admin_listen` although they lack TLS or
     authentication; else the server refuses to start then. For a network in which only a proxy that authenticates
     callers reaches this server. `serve --insecure` sets it."""
-    processes: Annotated[int | Literal["auto"], Between(1, 8)] = 1
-    """Front ends: processes that take requests, all in front of one engine (docs/processes.md). "auto" is one for each
-    two cores, at most 8."""
     region: str = ""
     """Name of the region that this server is in, such as us-east: lower-case letters, digits and, between them, "-",
     at most 32 characters. Status, metrics and traces show it."""

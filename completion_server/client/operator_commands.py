@@ -22,7 +22,6 @@ from completion_server.client.output import engine_state, health_from, plain, ro
 from completion_server.client.top.readings import parse
 
 TIMEOUT_S = 5.0
-_RELOAD_S = 600.0
 _PHASES = {
     admin_pb2.LIMITS_PHASE_UNSPECIFIED: "not known",
     admin_pb2.LIMITS_PHASE_SHARED: "shared by demand, through Redis",
@@ -87,25 +86,6 @@ def drain(endpoint: Endpoint, grace_ms: int | None) -> None:
     click.echo(f"{endpoint.address} is draining; requests still to finish: {answer.live_requests}")
 
 
-@click.command()
-@admin_options()
-@click.option("--code", is_flag=True, help="Start them from the version that is installed now, if it fits the engine.")
-def reload(endpoint: Endpoint, code: bool) -> None:
-    """Have a server with several front ends read its configuration anew. The engine keeps its model.
-
-    The front ends are replaced one after another, each when the one before it serves. Settings that need another
-    engine are refused by name. SIGHUP does the same.
-
-    \b
-    Examples:
-      completion-server reload
-      pip install --upgrade completion-server && completion-server reload --code
-    """
-    with calling(endpoint) as channel:
-        answer = AdminServiceStub(channel).Reload(admin_pb2.ReloadRequest(code=code), timeout=_RELOAD_S)
-    click.echo(f"{endpoint.address}: {answer.replaced_front_ends} front ends replaced")
-
-
 def as_dict(status: admin_pb2.GetStatusResponse) -> dict[str, Any]:
     """Return the status under the contract's names, with counts as numbers."""
     found = plain(status)
@@ -167,7 +147,6 @@ def _table(
         ("sessions", str(status.live_sessions)),
         ("requests", f"{status.running_requests} of {status.slots} slots in use, {status.queued_requests} waiting"),
         *([("slots", _slots(status))] if status.slots_reason else []),
-        *([("front ends", _front_ends(status))] if status.front_ends else []),
         *_replication(status),
         *([("cache", _cache(status.cache))] if status.HasField("cache") else []),
         ("ended", _counts(status.ended_requests) or "none"),
@@ -215,16 +194,6 @@ def _cache(cache: admin_pb2.CacheStatus) -> str:
 
 def _slots(status: admin_pb2.GetStatusResponse) -> str:
     return f"{status.slots} of scheduling.max_slots = {status.max_slots}: {status.slots_reason}"
-
-
-def _front_ends(status: admin_pb2.GetStatusResponse) -> str:
-    shown = (
-        f"{each.process_id}: {each.live_sessions} sessions, {each.running_requests} running"
-        + ("" if each.serving else ", not serving")
-        + (f", version {each.version}" if each.version not in {"", status.version} else "")
-        for each in status.front_ends
-    )
-    return f"{len(status.front_ends)} ({'; '.join(shown)})"
 
 
 def _duration(seconds: float) -> str:

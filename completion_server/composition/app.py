@@ -7,10 +7,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -49,19 +48,13 @@ from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
 from completion_server.rpc.listening import load_certificates
 from completion_server.rpc.server import HealthReporter, Listener, build_admin_server, build_public_server
-from completion_server.scheduling.neighbours import ALONE, BoardNeighbours
 from completion_server.serving.service import LoadSnapshot, Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.speculation.live import LiveSpeculation
-from completion_server.state.local.group import LocalGroup
-from completion_server.state.status import CacheStatus, ReplicationStatus
 from completion_server.telemetry.logs import set_level
 
 logger = logging.getLogger(__name__)
 
-_GOAWAY_S = 0.2
-"""Until clients know that one of several front ends closes their connections. What they send before on an open session
-is answered; gRPC ends a new call, which the client makes again."""
 _CLOSE_S = 1.0
 """How long open streams may take to end when the server stops."""
 
@@ -95,20 +88,17 @@ class App:
         start_times: StartTimes | None = None,
         shutdown: Shutdown | None = None,
         authenticator: Authenticator | None = None,
-        group: LocalGroup | None = None,
     ) -> None:
         """Build the parts that need no engine. vLLM's own metrics are in the process's one REGISTRY.
 
         `start_times` keeps how long the engine's last start took; `shutdown` limits the time of the stop.
-        `authenticator` verifies callers instead of the configured one. `group` has the other front ends of
-        the engine, if there are any.
+        `authenticator` verifies callers instead of the configured one.
 
         Raises:
             ConfigError: a file that callers are verified against can't be used.
 
         """
         self._config = config
-        self._group = group
         self._clock = clock or MonotonicClock()
         self._started_at = self._clock.now()
         self._health = HealthReporter()
@@ -125,22 +115,19 @@ class App:
         self._emit: Emit = self._tracing.heard_by(heard)  # the one place that decides who hears events
         self._authenticator = make_authenticator(config, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
-        self._shared = SharedState(config, self._clock, self._emit, group)
+        self._shared = SharedState(config, self._clock, self._emit)
         self._entrance = Entrance(config.admission, config.limits, authenticator or self._authenticator, self._emit)
         self._certificates: dict[str, CertificateFiles] = {}
         quotas_file = config.admission.quotas_file
         self._quota_file = QuotaFile(Path(quotas_file)) if quotas_file else None
-        totals = self._shared.member.totals if self._shared.member is not None else None
-        self._file_quotas = (
-            FileQuotas(self._quota_file.table, self._shared.limiters, totals=totals) if self._quota_file else None
-        )
+        self._file_quotas = FileQuotas(self._quota_file.table, self._shared.limiters) if self._quota_file else None
         self._http: HttpListener | None = None
         self._service: Service | None = None
         """None until the prompts are loaded."""
         self._drain_requested = asyncio.Event()
         self._grace_s = config.server.grace_s
         self._shutdown = shutdown or Shutdown()
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
         """Start, serve until told to drain, drain and stop.
@@ -165,8 +152,6 @@ class App:
                 logger.info("the model writes next edits, in the form %s", edits.template.name)
             service = self._service = self._assemble(prompts, edits)
             self._shared.serve(service)
-            if self._shared.member is not None:
-                self._shared.member.bus.on_ring(service.runner.look_nowait)
             servicer = CompletionServicer(
                 service,
                 self._entrance,
@@ -183,47 +168,35 @@ class App:
             if admin is not None:
                 await admin.server.start()
                 stack.push_async_callback(admin.server.stop, _CLOSE_S)
-            # One of several listens when it can serve: the kernel would give it connections before.
-            listener = None if self._group is not None else await self._listen(service, servicer, stack)
+            public = await self._listen(service, servicer, stack)
             await self._engine.start()
             await self._shared.know_model(prompts)
             info = self._engine.info
             check_fits(info, config)
             speculation = await begin_speculation(config, self._engine, self._speculation, prompts, self._clock)
             stack.callback(self._shutdown.begin, "closing the listeners")
-
-            async def open_doors() -> Listener:
-                public = listener or await self._listen(service, servicer, stack)
-                http_address = self._http.address if self._http is not None else ""
-                addresses = public.address, admin.address if admin else "", metrics_address, http_address
-                on_ready(Ready(*addresses, info, prompts.template.name, speculation, service.load()))
-                return public
-
+            http_address = self._http.address if self._http is not None else ""
+            addresses = public.address, admin.address if admin else "", metrics_address, http_address
+            ready = Ready(*addresses, info, prompts.template.name, speculation, service.load())
             with told_plainly():
-                await self._serve(service, servicer, open_doors)
+                await self._serve(service, public, servicer, lambda: on_ready(ready))
 
     async def _listen(
         self, service: Service, servicer: CompletionServicer, stack: contextlib.AsyncExitStack
     ) -> Listener:
         """Listen to editors until `stack` is closed; return the public listener."""
         config, certificate = self._config, self._certificates.get("public")
-        shares_port = self._group is not None
-        public = build_public_server(
-            config.server, config.limits, servicer, self._health, certificate, shares_port=shares_port
-        )
+        public = build_public_server(config.server, config.limits, servicer, self._health, certificate)
         await public.server.start()
         stack.push_async_callback(public.server.stop, _CLOSE_S)
         page = self._playground.routes(service, self._entrance, public.address)
         begin_trace = self._tracing.begin_trace
-        self._http = build_http(
-            config, service, self._entrance, self._engine, begin_trace, certificate, page, shares_port=shares_port
-        )
+        self._http = build_http(config, service, self._entrance, self._engine, begin_trace, certificate, page)
         if self._http is not None:
             stack.push_async_callback(self._playground.aclose)
             self._http.start()
             stack.push_async_callback(self._http.stop, _CLOSE_S)
-        if not shares_port:  # else the parent warns once
-            warn_of_exposure(config, public.address)
+        warn_of_exposure(config, public.address)
         return public
 
     def _readiness(self) -> Readiness:
@@ -242,16 +215,6 @@ class App:
         """Whether new requests are turned away."""
         return self._readiness() is Readiness.DRAINING
 
-    def render_metrics(self) -> str:
-        """Return the metrics in Prometheus' text format. Safe in any thread."""
-        return self._monitoring.render()
-
-    def report(self) -> tuple[LoadSnapshot, dict[str, int], ReplicationStatus | None, CacheStatus | None] | None:
-        """Return the load, ended requests, and what is shared with other servers; None until the prompts are loaded."""
-        if self._service is None:
-            return None
-        return self._service.load(), dict(self._metrics.ended), self._shared.replication_status(), self._cache_status()
-
     def drain(self, grace_s: float | None = None) -> None:
         """Stop taking requests, let accepted ones finish, then end."""
         if grace_s is not None:
@@ -259,7 +222,7 @@ class App:
         self._drain_requested.set()
 
     async def _serve(
-        self, service: Service, servicer: CompletionServicer, open_doors: Callable[[], Awaitable[Listener]]
+        self, service: Service, public: Listener, servicer: CompletionServicer, on_ready: Callable[[], None]
     ) -> None:
         async with asyncio.TaskGroup() as group:
             with self._shutdown.begins_on_failure():
@@ -277,7 +240,7 @@ class App:
                 if self._authenticator is not None:
                     tasks.append(group.create_task(self._authenticator.run(), name="authentication"))
                 await asyncio.sleep(0)
-                public = await open_doors()
+                on_ready()
                 await self._drain_requested.wait()
                 await self._drain(service, public, servicer)
                 self._shutdown.begin("ending the server's tasks")
@@ -286,13 +249,7 @@ class App:
 
     async def _drain(self, service: Service, public: Listener, servicer: CompletionServicer) -> None:
         """Turn new requests away, let accepted ones finish, and close the connections."""
-        if self._group is not None:  # else the kernel would go on to give it a part of the new connections
-            longest_s = _GOAWAY_S + self._grace_s + _CLOSE_S  # requests are cut short below, with a reason
-            self._later(public.server.stop(longest_s))
-            if self._http is not None:
-                self._later(self._http.stop(longest_s))
-            await asyncio.sleep(_GOAWAY_S)
-        # Load balancers choose other servers while the accepted requests finish.
+        # First of all, so that load balancers choose other servers while the accepted requests finish.
         service.gate.drain()
         await self._health.set(is_serving=False)
         self._shutdown.drain(service.load().num_live, self._grace_s)
@@ -323,7 +280,6 @@ class App:
         settings = ServingSettings(
             config.admission, config.scheduling, config.shed, delta_pause_s=config.server.delta_pause_ms / 1000
         )
-        member = self._shared.member
         return Service(
             settings,
             self._engine,
@@ -335,18 +291,12 @@ class App:
             edits=edits,
             cache=self._shared.cache,
             limiters=self._shared.limiters,
-            server_limiters=self._shared.server_limiters,
             file_quotas=self._file_quotas,
             weight_of=self._file_quotas.weight_of if self._file_quotas else None,
             replicas=self._shared,
             remaining_start_s=self._engine.remaining_start_s,
             num_speculative_tokens=self._speculation.num_speculative_tokens,
-            neighbours=ALONE if self._group is None else BoardNeighbours(self._group.slots()),
-            ring=(lambda _place: None) if member is None else member.bus.ring,
         )
-
-    def _cache_status(self) -> CacheStatus | None:
-        return self._shared.cache_status(self._metrics.cache.num_hits, self._metrics.cache.num_missed)
 
     def _build_admin(self, service: Service, prompts: PromptBuilder) -> Listener | None:
         if not self._config.server.admin_listen:
@@ -358,14 +308,14 @@ class App:
             uptime_s=lambda: self._clock.now() - self._started_at,
             ended_requests=lambda: self._metrics.ended,
             replication=self._shared.replication_status,
-            cache=self._cache_status,
+            cache=lambda: self._shared.cache_status(self._metrics.cache.num_hits, self._metrics.cache.num_missed),
             drain=self.drain,
             set_log_level=set_level,
             render_metrics=self._monitoring.render,
         )
         return build_admin_server(
             self._config.server,
-            AdminServicer(service.load, service.emit, self._engine, self._speculation, controls),
+            AdminServicer(service, self._engine, self._speculation, controls),
             self._health,
             Callers(self._entrance, Refusals(*refusal_budgets(self._config.admission), self._clock.now)),
             self._certificates.get("admin"),
@@ -376,9 +326,6 @@ class App:
         if self._service is not None:
             self._service.gate.set_engine_ready(is_ready)
         if not self.is_draining:
-            self._later(self._health.set(is_serving=is_ready))
-
-    def _later(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            task = asyncio.get_running_loop().create_task(self._health.set(is_serving=is_ready))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)

@@ -6,7 +6,6 @@ of.
 """
 
 import logging
-import os
 from collections.abc import Iterator, MutableMapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,13 +16,12 @@ from completion_server.composition.authentication import make_authenticator
 from completion_server.composition.models import check_hub, prompt_budget, require_model
 from completion_server.config import Config
 from completion_server.core import descriptors
-from completion_server.core.addresses import is_loopback, is_unix_socket
+from completion_server.core.addresses import is_loopback
 from completion_server.core.errors import ConfigError
 from completion_server.rpc.listening import load_certificates
 from completion_server.telemetry.tracing.tracing import check_usable
 
 logger = logging.getLogger(__name__)
-_MAX_PROCESSES, _CORES_FOR_ONE = 8, 2
 _OPEN = "others can read what is typed or claim to be any user of any tenant"
 _REMEDY = "set them (docs/security.md), listen on loopback, or pass --insecure if only a proxy can reach this server"
 _COUNTS = "others can read the load and the outcome counts"
@@ -61,27 +59,9 @@ def check(config: Config, environ: MutableMapping[str, str]) -> dict[str, Any]:
     check_usable(config.traces, environ)
     check_hub(config.engine, environ)
     prompt_budget(config)
-    num_processes(config)
     from completion_server.composition.engine_factory import engine_arguments
 
     return engine_arguments(config)
-
-
-def num_processes(config: Config) -> int:
-    """Return how many front ends a configuration asks for.
-
-    Raises:
-        ConfigError: several can't share one of its addresses.
-
-    """
-    wanted = config.server.processes
-    automatic = max(1, min(_MAX_PROCESSES, len(os.sched_getaffinity(0)) // _CORES_FOR_ONE))
-    number = automatic if isinstance(wanted, str) else wanted
-    if number > 1:
-        for key in ("listen", "http_listen"):
-            if is_unix_socket(getattr(config.server, key)):
-                raise ConfigError(f"server.{key}: must be HOST:PORT if server.processes is {number}: several share it")
-    return number
 
 
 def not_checked(config: Config) -> list[str]:

@@ -4,13 +4,12 @@ import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from completion_server.composition.models import require_model
 from completion_server.config import Config
-from completion_server.engine.interface import AttachedEngine, Engine, EngineShare
+from completion_server.engine.interface import Engine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm import process as vllm_process
 
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
     from completion_server.engine.scripted.model import Script
 
 
-def make_engine_factory(config: Config, num_places: int = 0, folder: Path | None = None) -> Callable[[], Engine]:
-    """Return the factory of the configured kind of engine. Its engines have places for front ends to attach.
-
-    What they share with other processes is in `folder`, else where temporary files are.
+def make_engine_factory(config: Config) -> Callable[[], Engine]:
+    """Return the factory of the configured kind of engine.
 
     Raises:
         ConfigError: the settings don't fit that kind.
@@ -32,33 +29,11 @@ def make_engine_factory(config: Config, num_places: int = 0, folder: Path | None
         from completion_server.engine.scripted.engine import ScriptedEngine
 
         script = _script(config)
-        return lambda: ScriptedEngine.from_settings(settings, script, num_places=num_places, folder=folder)
+        return lambda: ScriptedEngine.from_settings(settings, script)
     require_model(settings)
     _import_vllm("arguments", settings).engine_args(settings, traces_endpoint=_traces_endpoint(config))
     vllm = _import_vllm("engine", settings)
-    return lambda: vllm.VllmEngine(
-        settings, traces_endpoint=_traces_endpoint(config), num_places=num_places, folder=folder
-    )
-
-
-def make_attached_engine(config: Config, share: EngineShare, place: int) -> AttachedEngine:
-    """Return the engine of a front end: that of the share, which a parent of the same `[engine]` section has started.
-
-    No other process may have the place, 0 to `share.num_places` - 1.
-
-    Raises:
-        EngineDeadError: the parent has stopped the engine.
-
-    """
-    settings = config.engine
-    if settings.kind == "scripted":
-        from completion_server.engine.scripted.engine import ScriptedEngine
-        from completion_server.engine.scripted.sharing import ScriptedShare
-
-        assert isinstance(share, ScriptedShare)
-        return ScriptedEngine.from_share(share, place, settings, _script(config))
-    attached: AttachedEngine = _import_vllm("attached", settings).AttachedVllmEngine(share, place)
-    return attached
+    return lambda: vllm.VllmEngine(settings, traces_endpoint=_traces_endpoint(config))
 
 
 def _script(config: Config) -> "Script":

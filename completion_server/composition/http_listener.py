@@ -22,8 +22,6 @@ def build_http(
     begin_trace: BeginTrace,
     certificate: CertificateFiles | None,
     further: Routes = (),
-    *,
-    shares_port: bool = False,
 ) -> HttpListener | None:
     """Return the listener with `further` routes, not yet started; None if it is off.
 
@@ -51,7 +49,4 @@ def build_http(
         begin_trace=begin_trace,
     )
     app = build_app(endpoints, service.gate, served_model, further)
-    takes_certificates = config.auth.takes_certificates
-    return build_http_server(
-        config.server, app, certificate, takes_certificates=takes_certificates, shares_port=shares_port
-    )
+    return build_http_server(config.server, app, certificate, takes_certificates=config.auth.takes_certificates)

@@ -42,16 +42,8 @@ class WatchedParts:
 class Monitoring:
     """Owns the metrics of a server, and the HTTP server that shows them."""
 
-    def __init__(
-        self,
-        config: Config,
-        registry: CollectorRegistry,
-        shown_with: Callable[[CollectorRegistry], CollectorRegistry] = lambda own: own,
-    ) -> None:
-        """Register the metrics that events change; `start` adds those that are read from the parts.
-
-        `shown_with` may add those of other processes to the page.
-        """
+    def __init__(self, config: Config, registry: CollectorRegistry) -> None:
+        """Register the metrics that events change; `start` adds those that are read from the parts."""
         self._config = config
         self._registry = registry
         self.metrics = Metrics(
@@ -61,7 +53,7 @@ class Monitoring:
             tenants=config.metrics.tenants,
             is_authenticating=config.auth.is_on,
         )
-        self._page = shown_with(LabelledRegistry(registry, {"region": config.server.region}))
+        self._page = LabelledRegistry(registry, {"region": config.server.region})
         expiry = "When the listener's certificate in use expires, in Unix time."
         name = "completion_tls_certificate_not_after_timestamp_seconds"
         self._expiries = Gauge(name, expiry, ["listener"], registry=registry)
@@ -126,7 +118,7 @@ def _failure_of(files: CertificateFiles) -> float:
 def snapshot(
     engine: SupervisedEngine,
     speculation: LiveSpeculation,
-    shared: SharedState | None,
+    shared: SharedState,
     load_now: Callable[[], LoadSnapshot | None],
 ) -> Snapshot:
     """Return what is read from the parts of a server; `load_now` returns None while the service is being built."""
@@ -146,14 +138,14 @@ def snapshot(
             "engine_running_requests": lambda: engine.stats().num_running,
             "engine_waiting_requests": lambda: engine.stats().num_waiting,
             "engine_kv_usage_ratio": lambda: engine.stats().kv_usage,
-            **(shared.gauges() if shared is not None else {}),
+            **shared.gauges(),
         },
         counters={
             "engine_restarts": lambda: engine.num_restarts,
             "engine_generated_tokens": lambda: engine.stats().num_generated_tokens,
             "engine_aborted_tokens": lambda: engine.stats().num_aborted_tokens,
             "lost_log_records": num_lost_records,
-            **(shared.counters() if shared is not None else {}),
+            **shared.counters(),
         },
     )
 

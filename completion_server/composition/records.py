@@ -27,12 +27,6 @@ logger = logging.getLogger(__name__)
 _BYTES_PER_MB = 1_000_000
 
 
-def own_file(name: str, process: str) -> str:
-    """Return the name of the file that one of several processes writes, "" if there is none."""
-    path = Path(name)
-    return str(path.with_name(f"{path.stem}-{process}{path.suffix}")) if name else ""
-
-
 class Records:
     """The records of one server that are switched on."""
 

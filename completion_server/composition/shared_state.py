@@ -1,8 +1,4 @@
-"""Builds the parts that replicas share in Redis, and those that front ends of a server share, and runs them.
-
-With both, each front end is a replica of its own: Redis tells it of other servers' requests, and orders the stamps that
-all of them use, while the group is faster within the server. Part of the composition root.
-"""
+"""Builds the parts that replicas share in Redis, and runs them. Part of the composition root."""
 
 import asyncio
 import contextlib
@@ -32,8 +28,6 @@ from completion_server.state.cache.cache import make_cache
 from completion_server.state.cache.keys import CompletionKeys, Scopes
 from completion_server.state.lanes import Announcement, SharedLanes
 from completion_server.state.limit_reports import LimitReports
-from completion_server.state.local.group import LocalGroup
-from completion_server.state.local.member import LocalMember
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret, load_secret
 from completion_server.state.status import CacheStatus, ReplicaSeen, ReplicationStatus
@@ -51,43 +45,30 @@ _PATH_OPTIONS = frozenset({"download_dir"})
 
 
 class SharedState:
-    """The parts of one front end that work with other front ends and replicas, or alone if there are none.
+    """The parts of one server that work with other replicas, or alone if no Redis is configured.
 
     Implements `service.ReplicaGroup`.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        clock: Clock,
-        emit: Emit = lambda _event: None,
-        group: LocalGroup | None = None,
-    ) -> None:
-        """Build the parts; `run` connects them to Redis, and to the other front ends if there is a group of them.
+    def __init__(self, config: Config, clock: Clock, emit: Emit = lambda _event: None) -> None:
+        """Build the parts; `run` connects them to Redis.
 
         Raises:
             ConfigError: the secret can't be used.
-            OSError: the parent has closed the group.
 
         """
         self._config = config
         self._clock = clock
         self._service: Service | None = None
         self.secret = load_secret(config.redis)
-        self.isolation = Isolation(_isolation_secret(config, self.secret, group), config.engine.cache_scope)
+        self.isolation = Isolation(_isolation_secret(config, self.secret), config.engine.cache_scope)
         """Separates callers in all caches."""
         self.store: RedisStore | None = None
         self.lanes: SharedLanes | None = None
         self._subscription: ChannelSubscription | None = None
-        self.member: LocalMember | None = None
-        """What works with the other front ends; None if this process is the whole server."""
-        if group is not None:
-            self.member = LocalMember(group, clock, supersede=self._supersede, live=self._live)
-        self.server_limiters = None if self.member is None else self.member.limiters
-        """Makes the limits that the front ends of this server share, with no other server; None if it has only one."""
-        self.limiters = self.server_limiters
-        """Makes the limits that replicas share; without Redis, those that front ends share, if there are several."""
-        settings = dataclasses.replace(config.redis, replica_id=replica_id(config, group))
+        self.limiters: SharedLimits | None = None
+        """Makes the limits that replicas share; None without Redis."""
+        settings = dataclasses.replace(config.redis, replica_id=replica_id(config))
         if config.redis.addresses:
             self.store = RedisStore(settings, clock)
         self.cache = make_cache(config.cache, settings, self.secret, self.store, clock, emit, self._may_be_elsewhere)
@@ -101,14 +82,12 @@ class SharedState:
             key_prefix=settings.key_prefix,
             replica_id=settings.replica_id,
             supersede=self._supersede,
-            live=lambda: self._live(everywhere=True),
+            live=self._live,
         )
         reports = LimitReports(
             self.store, lambda kind, key: f"{settings.key_prefix}:limits:{kind}:{self.secret.name(kind, key)}"
         )
-        num_front_ends = 1 if group is None else group.num_front_ends
-        num_replicas = config.admission.assumed_replicas * num_front_ends
-        self.limiters = SharedLimits(reports, clock, settings.replica_id, num_replicas)
+        self.limiters = SharedLimits(reports, clock, settings.replica_id, config.admission.assumed_replicas)
         self._subscription = ChannelSubscription(settings, self.store.client, self.lanes.channel, self.lanes.receive)
         self.store.on_change(self._redis_changed)
 
@@ -124,38 +103,31 @@ class SharedState:
 
     async def wait_connected(self) -> None:
         """Wait until requests can be compared with those of other replicas, but not long: Redis may be away."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CONNECT_S):
-                if self.member is not None:
-                    await self.member.bus.is_open.wait()
-                if self.lanes is not None:
+        if self.lanes is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CONNECT_S):
                     await self.lanes.clock.is_in_step.wait()
 
     def stamp(self) -> int:
         """Return the place of a request that is accepted now, in an order that all replicas share."""
-        stamp = 0 if self.lanes is None else self.lanes.clock.stamp()
-        return stamp if self.member is None else self.member.lanes.stamp(stamp)
+        return 0 if self.lanes is None else self.lanes.clock.stamp()
 
     def announce(self, live: LiveRequest) -> None:
-        """Tell the other front ends and replicas of an accepted request, if they need to know. Returns at once."""
-        request = _announcement(live)
-        if self.member is not None:
-            self.member.lanes.accepted(request)
-        if self.lanes is not None and live.is_known_everywhere:
-            self.lanes.accepted(request)
+        """Tell the other replicas of an accepted request, if they need to know. Returns at once."""
+        if self.lanes is not None:
+            self.lanes.accepted(_announcement(live))
 
     async def run(self) -> None:
         """Keep the parts in step with the other replicas until cancelled."""
-        found: list[_Part | None] = [self.store, self.lanes, self._subscription, self.cache, *self._all_limiters]
-        found += [] if self.member is None else [self.member.bus, self.member.lanes, self.member.totals]
+        found = (self.store, self.lanes, self.limiters, self._subscription, self.cache)
         async with asyncio.TaskGroup() as group:
             for part in (part for part in found if part is not None):
                 group.create_task(_keep_running(part), name=f"shared-{type(part).__name__}")
 
     async def leave(self) -> None:
-        """Give the parts of shared limits to the others. Call it when no request is left, before `run` ends."""
-        for limiters in self._all_limiters:
-            await limiters.leave()
+        """Give the parts of shared limits to the other replicas. Call it when no request is left, before `run` ends."""
+        if self.limiters is not None:
+            await self.limiters.leave()
 
     def replication_status(self) -> ReplicationStatus | None:
         """Return what this replica knows of the others; None if no Redis is configured."""
@@ -192,9 +164,7 @@ class SharedState:
         store, lanes, cache, limiters = self.store, self.lanes, self.cache, self.limiters
         gauges: dict[str, Callable[[], float]] = {}
         if cache is not None:
-            gauges |= {"cache_bytes": lambda: cache.num_bytes, "cache_entries": lambda: cache.num_entries}
-        if (server_limiters := self.server_limiters) is not None:
-            gauges["front_ends_alive"] = lambda: server_limiters.num_replicas
+            gauges = {"cache_bytes": lambda: cache.num_bytes, "cache_entries": lambda: cache.num_entries}
         subscription = self._subscription
         if store is None or lanes is None or limiters is None or subscription is None:
             return gauges
@@ -209,12 +179,11 @@ class SharedState:
         }
 
     def counters(self) -> dict[str, Callable[[], float]]:
-        """Return the counters of the parts, by metric name; those of Redis only if one is configured."""
+        """Return the counters of the parts, by metric name; none if no Redis is configured."""
         store, lanes = self.store, self.lanes
-        counters = {} if self.member is None else self.member.counters()
         if store is None or lanes is None:
-            return counters
-        return counters | {
+            return {}
+        return {
             "redis_outages": lambda: store.breaker.num_opened,
             "redis_commands": lambda: store.num_commands,
             "lane_announcements": lambda: lanes.stats.num_announced,
@@ -222,11 +191,6 @@ class SharedState:
             "lane_messages_sent": lambda: lanes.stats.num_sent,
             "lane_messages_received": lambda: lanes.stats.num_received,
         }
-
-    @property
-    def _all_limiters(self) -> list[SharedLimits]:
-        """The limiters of both kinds, which are the same without Redis."""
-        return [each for each in dict.fromkeys((self.limiters, self.server_limiters)) if each is not None]
 
     def _may_be_elsewhere(self, request: Request) -> bool:
         """Return whether Redis may have an answer to a request that this replica does not have."""
@@ -240,9 +204,9 @@ class SharedState:
         if self._service is not None:
             self._service.runner.supersede_nowait(lane, stamp)
 
-    def _live(self, *, everywhere: bool = False) -> Iterable[tuple[Announcement, float]]:
+    def _live(self) -> Iterable[tuple[Announcement, float]]:
         found = [] if self._service is None else self._service.known_to_replicas()
-        return [(_announcement(live), live.arrived_at) for live in found if live.is_known_everywhere or not everywhere]
+        return [(_announcement(live), live.arrived_at) for live in found]
 
     def _redis_changed(self, is_available: bool) -> None:
         if is_available and self.lanes is not None:
@@ -269,11 +233,11 @@ async def _keep_running(part: _Part) -> None:
             return
 
 
-def _isolation_secret(config: Config, secret: Secret, group: LocalGroup | None) -> bytes:
-    """Return the secret of salts: the same on all replicas that may share a cache, else this server's own."""
+def _isolation_secret(config: Config, secret: Secret) -> bytes:
+    """Return the secret of salts: the same on all replicas that may share a cache, else this process's own."""
     if config.redis.addresses or config.redis.secret_file:
         return secret.derive("isolation")
-    return secrets.token_bytes(_SECRET_BYTES) if group is None else group.secret
+    return secrets.token_bytes(_SECRET_BYTES)
 
 
 def _completion_keys(config: Config, prompts: PromptBuilder, secret: Secret, isolation: Isolation) -> CompletionKeys:
@@ -306,17 +270,11 @@ def _announcement(live: LiveRequest) -> Announcement:
     return Announcement(live.lane, live.session, live.sequence, live.stamp)
 
 
-def replica_id(config: Config, group: LocalGroup | None = None) -> str:
+def replica_id(config: Config) -> str:
     """Return the configured name, else one that survives a restart: the host's name and the port.
 
-    A port that the system picks, or a Unix socket, tells nothing; the name has a random part then. A front end's name
-    has its place at the end.
+    A port that the system picks, or a Unix socket, tells nothing; the name has a random part then.
     """
-    name = _server_id(config)
-    return name if group is None else f"{name}-{group.place}"
-
-
-def _server_id(config: Config) -> str:
     if config.redis.replica_id:
         return config.redis.replica_id
     port = config.server.listen.rpartition(":")[2]

@@ -55,8 +55,7 @@ def bounds_of(settings: type) -> dict[str, Between | Above]:
 
 
 def require_bounds(settings: object) -> None:
-    """Check each field of a settings dataclass against the range that its annotation declares; what is no
-    number always passes.
+    """Check each field of a settings dataclass against the range that its annotation declares; None always passes.
 
     Raises:
         ValueError: one line for each field that is out of its range.
@@ -65,7 +64,7 @@ def require_bounds(settings: object) -> None:
     faults = []
     for name, bounds in bounds_of(type(settings)).items():
         value = getattr(settings, name)
-        if isinstance(value, int | float) and (violation := bounds.violation(value)):
+        if value is not None and (violation := bounds.violation(value)):
             faults.append(f"{name}: {violation}, got {value}")
     if faults:
         raise ValueError("\n".join(faults))

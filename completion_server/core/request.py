@@ -101,11 +101,6 @@ class Caller:
         return "" if self.is_verified else self.peer
 
     @property
-    def is_known_on_server(self) -> bool:
-        """Whether `owner` means the same caller in every front end of this server: it belongs to no connection."""
-        return self.is_verified or bool(self.user)
-
-    @property
     def is_known_everywhere(self) -> bool:
         """Whether `owner` means the same caller on every replica.
 

@@ -4,7 +4,6 @@ Knows nothing of users, queues, the wire or the policy that chooses the number o
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from completion_server.core.immutable import immutable
@@ -96,8 +95,6 @@ class EngineStats:
     """Tokens computed for a generation after it was aborted."""
     kv_usage: float = 0.0
     """Share of the KV cache in use by live generations, 0 to 1."""
-    num_steps: int | None = None
-    """Steps since start, in a parent whose front ends have generations of their own; None in any other process."""
 
 
 @immutable
@@ -123,18 +120,6 @@ class EngineStep:
     def num_speculative_tokens(self) -> int:
         """K: the length of the longest draft."""
         return len(self.drafted)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineShare:
-    """What a front end needs to attach to an engine of another process, its parent. Picklable.
-
-    Each kind of engine has a subclass. A share is for one running engine: the next one has another.
-    """
-
-    info: EngineInfo
-    num_places: int
-    """Front ends that can be attached at a time. Each has a place of its own, from 0 on."""
 
 
 class SpeculationControl(Protocol):
@@ -207,47 +192,19 @@ class Engine(Protocol):
 
     @property
     def speculation(self) -> SpeculationControl | None:
-        """Changes K; None unless the engine is alive and `info.speculation_locked_reason` is empty.
-
-        An attached engine has none: its parent changes K for all.
-        """
+        """Changes K; None unless the engine is alive and `info.speculation_locked_reason` is empty."""
         return None
 
-    @property
-    def lookup(self) -> SpeculationLookup:
-        """The active K by number of sequences, in an attached engine, too."""
-        control = self.speculation
-        return self.info.speculation_lookup if control is None else control.lookup
-
     def watch_steps(self, on_step: Callable[[EngineStep], None]) -> None:
-        """Call `on_step`, instead of an earlier callback, after every step. An engine without steps never calls it.
-
-        Nor does an attached engine: its parent sees the steps of all.
-        """
+        """Call `on_step`, instead of an earlier callback, after every step. An engine without steps never calls it."""
         del on_step
 
     def cpu_seconds(self) -> float | None:
         """Return the CPU time that its processes have used; None if that does not show whether they compute."""
         return None
 
-    def share(self) -> EngineShare | None:
-        """Return what front ends need to attach; None unless the engine is alive and was made for that."""
-        return None
-
-    async def abort_place(self, place: int) -> None:
-        """Abort the generations of a front end whose process has ended. Its place is free for another one then."""
-        del place
-
     async def stop(self) -> None:
         """Free everything, in any state of the engine. May be called more than once."""
-        ...
-
-
-class AttachedEngine(Engine, Protocol):
-    """An engine of another process. `start` attaches, and `stop` detaches; neither changes the engine itself."""
-
-    def fail(self, reason: str) -> None:
-        """End every open generation with EngineDeadError, and refuse later ones: the parent says that it has died."""
         ...
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from completion_server.engine.processes import engine_child_ids, kill_with_descendants
+from completion_server.engine.processes import child_ids, kill_with_descendants
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ class Loading(Generic[T]):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._give_up_s):
                 while self._thread.is_alive():
-                    kill_with_descendants(engine_child_ids() - self._older_processes)
+                    kill_with_descendants(child_ids() - self._older_processes)
                     await asyncio.sleep(_POLL_S)
         if self._thread.is_alive():
             logger.warning("a load that was given up still runs; the next one waits for its end")
@@ -101,7 +101,7 @@ class Loading(Generic[T]):
     def _run(self) -> T:
         with _one_at_a_time:
             self.check()
-            self._older_processes = engine_child_ids()
+            self._older_processes = child_ids()
             result = self._load()
             with self._lock:
                 if not self._is_given_up:

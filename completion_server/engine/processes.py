@@ -7,14 +7,10 @@ import contextlib
 import multiprocessing
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from multiprocessing.process import BaseProcess
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import psutil
-
-FRONT_END = "front end"
-"""The names of the server's own processes begin with it. They outlive an engine that is given up while it loads."""
 
 _SHARED_MEMORY = Path("/dev/shm")
 _POLL_S = 0.01
@@ -22,16 +18,7 @@ _POLL_S = 0.01
 
 def child_ids() -> set[int]:
     """Return the ids of the processes that this process has started with `multiprocessing`."""
-    return _running(multiprocessing.active_children())
-
-
-def engine_child_ids() -> set[int]:
-    """Return those of `child_ids` that are no front ends."""
-    return _running(child for child in multiprocessing.active_children() if not child.name.startswith(FRONT_END))
-
-
-def _running(children: Iterable[BaseProcess]) -> set[int]:
-    started = {child.pid for child in children}
+    started = {child.pid for child in multiprocessing.active_children()}
     return {
         child.pid for child in psutil.Process().children() if child.pid in started
     }  # the id of an ended process may be reused

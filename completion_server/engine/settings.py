@@ -95,8 +95,7 @@ class EngineSettings:
     """A prompt that the engine was computing at two failures is refused for this long, with FAILED_PRECONDITION; each
     further failure doubles it. 0 refuses none."""
     vllm_metrics: bool = True
-    """Whether the metrics page has vLLM's own metrics, under its own names (`vllm:*`). With several front ends these
-    are the engine's alone, without those of requests."""
+    """Whether the metrics page has vLLM's own metrics, under its own names (`vllm:*`)."""
     warm_up: bool = True
     """Whether to run requests through prefill, decode and speculation before the server is ready."""
     vllm: dict[str, Any] = field(default_factory=dict)

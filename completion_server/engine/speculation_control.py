@@ -16,11 +16,6 @@ SEPARATED = "\0separated#"
 are hexadecimal digits, so none begins so."""
 
 
-def salted(cache_salt: str, epoch: int) -> str:
-    """Return the salt of a prompt in an epoch: how often drafts were switched on again."""
-    return f"{cache_salt}#{epoch}" if epoch and not cache_salt.startswith(SEPARATED) else cache_salt
-
-
 class EngineSpeculation:
     """The `SpeculationControl` of one engine, and the cache salts that follow from it.
 
@@ -28,11 +23,8 @@ class EngineSpeculation:
     prompt that is computed later. Drafts that are copied from the prompt have no KV at all.
     """
 
-    def __init__(self, info: EngineInfo, publish: Callable[[SpeculationLookup, bool, int], None] | None = None) -> None:
-        """Begin with the lookup of the start.
-
-        `publish` is called with each lookup, whether drafts are off, and the epoch of the salts from then on.
-        """
+    def __init__(self, info: EngineInfo, publish: Callable[[SpeculationLookup, bool], None] | None = None) -> None:
+        """Begin with the lookup of the start. `publish` is called with each lookup, and whether drafts are off."""
         self._info = info
         self._publish = publish
         self._lookup: SpeculationLookup = ()
@@ -59,13 +51,14 @@ class EngineSpeculation:
 
         While drafts are off, prompts may use all blocks; after they are switched on, only newer blocks.
         """
-        return salted(cache_salt, self._epoch)
+        is_changed = self._epoch and not cache_salt.startswith(SEPARATED)
+        return f"{cache_salt}#{self._epoch}" if is_changed else cache_salt
 
     def _change(self, lookup: SpeculationLookup, *, is_off: bool) -> None:
         self._epoch += self._is_off and not is_off and self._info.draft_model != NGRAM
         self._lookup, self._is_off = lookup, is_off
         if self._publish is not None:
-            self._publish(lookup, is_off, self._epoch)
+            self._publish(lookup, is_off)
 
 
 class SupervisedSpeculation:
@@ -80,14 +73,11 @@ class SupervisedSpeculation:
         self._info = info
         self._lookup: SpeculationLookup | None = None
         self._is_off = False
-        self._has_started = False
 
     @property
     def lookup(self) -> SpeculationLookup:
-        """The K that was set last, or that of the engine if it was not set here."""
-        if self._lookup is not None:
-            return self._lookup
-        return self._engine.lookup if self._has_started else self._info.speculation_lookup
+        """The K that was set last, or with which the engine was started."""
+        return self._info.speculation_lookup if self._lookup is None else self._lookup
 
     def set_lookup(self, lookup: Sequence[int]) -> None:
         """Set K of this engine and of those that replace it; see `SpeculationControl`."""
@@ -101,7 +91,7 @@ class SupervisedSpeculation:
 
     def engine_started(self, engine: Engine) -> None:
         """Set K of an engine that has just started, if K was ever set."""
-        self._engine, self._info, self._has_started = engine, engine.info, True
+        self._engine, self._info = engine, engine.info
         self._apply()
 
     def _apply(self) -> None:

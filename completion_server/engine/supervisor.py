@@ -18,7 +18,6 @@ from completion_server.engine.interface import (
     Engine,
     EngineDeadError,
     EngineInfo,
-    EngineShare,
     EngineStats,
     EngineStep,
     GenerationRequest,
@@ -72,10 +71,6 @@ class SupervisedEngine:
         self._on_change = on_change
         self._engine = make_engine()
         self._vitals = Vitals(settings, clock.now())
-        self._num_steps: int | None = None
-        """Steps of the engine that were seen."""
-        self._elsewhere: int | None = None
-        """The number under which the generations of front ends are open, None while there are none."""
         self._backoff = RestartBackoff(settings)
         self._estimate = StartEstimate(self._start_times.last_s(self._start_key))
         self._quarantine = Quarantine(settings.quarantine_s)
@@ -199,14 +194,6 @@ class SupervisedEngine:
         if self.state is EngineState.READY:
             self._engine.watch_steps(on_step)
 
-    def share(self) -> EngineShare | None:
-        """Return what front ends need to attach to the engine that runs now; None unless it can serve."""
-        return self._engine.share() if self.is_alive else None
-
-    async def abort_place(self, place: int) -> None:
-        """Abort the generations of a front end whose process has ended."""
-        await self._engine.abort_place(place)
-
     async def stop(self) -> None:
         """Stop for good."""
         if self.state is not EngineState.STOPPED:
@@ -227,7 +214,6 @@ class SupervisedEngine:
         self._speculation.engine_started(self._engine)
         self._engine.watch_steps(self._on_step)
         self._vitals = Vitals(self._settings, self._clock.now())
-        self._elsewhere = None
         self.start_s = self._estimate.end(self._clock.now())
 
     def _with_revisions(self, info: EngineInfo) -> EngineInfo:
@@ -253,24 +239,9 @@ class SupervisedEngine:
         if not self._engine.is_alive:
             return "it died"
         now = self._clock.now()
-        self._watch_front_ends(now)
         if self._vitals.wants_cpu_seconds(now):
             self._vitals.record_cpu_seconds(now, self._engine.cpu_seconds())
         return self._vitals.check(now)
-
-    def _watch_front_ends(self, now: float) -> None:
-        """Take the generations of front ends for one that is open while the engine runs any, and steps for outputs."""
-        stats = self._engine.stats()
-        if stats.num_steps is None:
-            return
-        if stats.num_steps != self._num_steps:
-            self._num_steps = stats.num_steps
-            self._vitals.output_received(now)
-        if self._elsewhere is None and stats.num_running:
-            self._elsewhere = self._vitals.generation_opened(now)
-        elif self._elsewhere is not None and not stats.num_running:
-            self._vitals.generation_closed(self._elsewhere)
-            self._elsewhere = None
 
     async def _beat(self) -> None:
         self._num_heartbeats += 1

@@ -55,17 +55,11 @@ class HttpListener:
 
 
 def build_http_server(
-    settings: ServerSettings,
-    app: ASGIApp,
-    certificate: CertificateFiles | None,
-    *,
-    takes_certificates: bool = False,
-    shares_port: bool = False,
+    settings: ServerSettings, app: ASGIApp, certificate: CertificateFiles | None, *, takes_certificates: bool = False
 ) -> HttpListener:
     """Return the listener, bound and not yet started. On loopback it has no TLS, elsewhere it has the certificate's.
 
-    With `takes_certificates` the certificate of a client is a credential. With `shares_port` the kernel spreads
-    connections over all processes that listen on the port.
+    With `takes_certificates` the certificate of a client is a credential.
 
     Raises:
         ConfigError: the address can't be used.
@@ -101,9 +95,7 @@ def build_http_server(
     try:
         config.load()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        bound = socket.create_server(
-            (host, port), family=family, dualstack_ipv6=host == "::", backlog=_BACKLOG, reuse_port=shares_port
-        )
+        bound = socket.create_server((host, port), family=family, dualstack_ipv6=host == "::", backlog=_BACKLOG)
     except OSError as error:
         msg = f"server.http_listen: can't listen on {settings.http_listen}: {error.strerror or error}"
         raise ConfigError(msg) from error

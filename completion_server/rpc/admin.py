@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,12 @@ from completion.v1 import admin_pb2 as pb
 from completion.v1 import admin_pb2_grpc
 from completion_server.admission.gate import Readiness
 from completion_server.core.errors import CompletionError, InvalidRequestError, NotPossibleError
-from completion_server.core.events import Actor, AdminChanged, Emit
+from completion_server.core.events import Actor, AdminChanged
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.rpc.admin_access import operator
 from completion_server.rpc.identity import split_peer
 from completion_server.rpc.status import abort
-from completion_server.serving.service import LoadSnapshot
+from completion_server.serving.service import Service
 from completion_server.speculation.figures import SpeculationFigures
 from completion_server.speculation.live import (
     ActiveSpeculation,
@@ -118,21 +118,6 @@ def _by(request: pb.SetSpeculationRequest) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class FrontEndSeen:
-    """One of several front ends, as the parent sees it."""
-
-    process_id: int
-    is_serving: bool
-    load: LoadSnapshot | None
-    version: str
-    """Of its code; "" until it serves."""
-
-
-async def _no_reload(_with_code: bool) -> int:
-    raise NotPossibleError("a reload needs more than one front end (server.processes); restart this server")
-
-
-@dataclass(frozen=True, slots=True)
 class Controls:
     """The functions and facts of the server, besides the service, that operators can reach."""
 
@@ -150,33 +135,23 @@ class Controls:
     """Returns the previous level; raises ValueError for an unknown level."""
     render_metrics: Callable[[Sequence[str]], str]
     """Returns the metrics with these names, all without names, in Prometheus' text format. Runs in any thread."""
-    front_ends: Callable[[], Sequence[FrontEndSeen]] = tuple
-    """Returns those of a server with several."""
-    reload: Callable[[bool], Awaitable[int]] = _no_reload
-    """Replaces the front ends, from other code if that is asked for; returns how many. Raises CompletionError."""
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Implements AdminService."""
 
     def __init__(
-        self,
-        load: Callable[[], LoadSnapshot],
-        emit: Emit,
-        engine: SupervisedEngine,
-        speculation: LiveSpeculation,
-        controls: Controls,
+        self, service: Service, engine: SupervisedEngine, speculation: LiveSpeculation, controls: Controls
     ) -> None:
-        """Report on `load` and `engine`, and control them through `speculation` and `controls`; `emit` changes."""
-        self._load = load
-        self._emit = emit
+        """Report on `service` and `engine`, and control them through `speculation` and `controls`."""
+        self._service = service
         self._engine = engine
         self._speculation = speculation
         self._controls = controls
 
     async def GetStatus(self, _request: pb.GetStatusRequest, _context: Any) -> pb.GetStatusResponse:
         """Return the state of the server and of its engine."""
-        engine, info, load = self._engine, self._engine.info, self._load()
+        engine, info, load = self._engine, self._engine.info, self._service.load()
         return pb.GetStatusResponse(
             version=self._controls.version,
             region=self._controls.region,
@@ -200,7 +175,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             ended_requests=self._controls.ended_requests(),
             replication=_replication_to_wire(self._controls.replication()),
             cache=_cache_to_wire(self._controls.cache()),
-            front_ends=[_front_end_to_wire(each) for each in self._controls.front_ends()],
         )
 
     async def GetSpeculation(self, _request: pb.GetSpeculationRequest, _context: Any) -> pb.GetSpeculationResponse:
@@ -235,20 +209,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         """Stop accepting requests; the server ends when the accepted ones have ended."""
-        self._changed(context, "drain", self._load().readiness.value, Readiness.DRAINING.value)
+        self._changed(context, "drain", self._service.gate.readiness.value, Readiness.DRAINING.value)
         self._controls.drain(request.grace_ms / 1000 if request.HasField("grace_ms") else None)
-        return pb.DrainResponse(live_requests=self._load().num_live)
-
-    async def Reload(
-        self, request: pb.ReloadRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> pb.ReloadResponse:
-        """Read the configuration anew and replace the front ends, while the engine goes on."""
-        try:
-            num_replaced = await self._controls.reload(request.code)
-        except CompletionError as error:
-            await abort(context, error)
-        self._changed(context, "front ends", "", f"{num_replaced} replaced")
-        return pb.ReloadResponse(replaced_front_ends=num_replaced)
+        return pb.DrainResponse(live_requests=self._service.load().num_live)
 
     async def GetMetrics(self, request: pb.GetMetricsRequest, _context: Any) -> pb.GetMetricsResponse:
         """Return metrics. A page with vLLM's takes milliseconds, in which the event loop goes on."""
@@ -259,7 +222,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Report a change for the audit log. `by` is the name that the request claims, if none is verified."""
         identity = operator.get()
         actor = identity.actor if identity else Actor(by, peer=split_peer(context.peer())[1])
-        self._emit(AdminChanged(actor, setting, old, new))
+        self._service.emit(AdminChanged(actor, setting, old, new))
 
 
 def _shown(active: ActiveSpeculation) -> str:
@@ -286,18 +249,6 @@ def _replication_to_wire(status: ReplicationStatus | None) -> pb.ReplicationStat
         leased_limits=status.num_leases,
         limits_phase=pb.LimitsPhase.Value(f"LIMITS_PHASE_{status.limits_phase.upper()}"),
         replica_id_duplicate=status.has_duplicate_id,
-    )
-
-
-def _front_end_to_wire(seen: FrontEndSeen) -> pb.FrontEndStatus:
-    load = seen.load
-    return pb.FrontEndStatus(
-        process_id=seen.process_id,
-        serving=seen.is_serving,
-        live_sessions=load.num_sessions if load else 0,
-        queued_requests=load.num_queued if load else 0,
-        running_requests=load.num_occupied if load else 0,
-        version=seen.version,
     )
 
 

@@ -66,19 +66,14 @@ def build_public_server(
     servicer: CompletionServicer,
     health: HealthReporter,
     certificate: CertificateFiles | None,
-    *,
-    shares_port: bool = False,
 ) -> Listener:
     """Return the editors' server, not yet started; without a certificate it has no TLS.
-
-    With `shares_port` the kernel spreads connections over all processes that listen on the port.
 
     Raises:
         ConfigError: the address can't be used.
 
     """
-    max_message_bytes = settings.max_message_bytes or limits.max_message_bytes
-    server = grpc.aio.server(options=_options(settings, max_message_bytes, shares_port=shares_port))
+    server = grpc.aio.server(options=_options(settings, settings.max_message_bytes or limits.max_message_bytes))
     server.add_generic_rpc_handlers((_completion_handlers(servicer),))
     return _finish(server, settings.listen, "server.listen", settings, certificate, health, COMPLETION_SERVICE)
 
@@ -130,12 +125,12 @@ def _bind(server: grpc.aio.Server, address: str, key: str, certificate: Certific
     return f"{address.rpartition(':')[0]}:{port}"
 
 
-def _options(settings: ServerSettings, max_message_bytes: int, *, shares_port: bool = False) -> list[tuple[str, Any]]:
+def _options(settings: ServerSettings, max_message_bytes: int) -> list[tuple[str, Any]]:
     options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.server.max_pending_requests", settings.max_pending_calls),
         ("grpc.server.max_pending_requests_hard_limit", 2 * settings.max_pending_calls),
-        ("grpc.so_reuseport", int(shares_port)),  # else a port in use is an error, not a second server on it
+        ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server on it
         # Limits the bytes held for a call that no handler reads. gRPC's bandwidth probe would raise that to megabytes.
         ("grpc.http2.lookahead_bytes", _UNREAD_BYTES),
         ("grpc.http2.bdp_probe", 0),

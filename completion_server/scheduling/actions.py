@@ -72,14 +72,7 @@ class Report:
     event: Event
 
 
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """Have the front end at a place look at its book: a slot is free for it, or another front end needs one of it."""
-
-    place: int
-
-
-Action = Start | Reattach | Join | Text | Abort | Finish | Report | Ring
+Action = Start | Reattach | Join | Text | Abort | Finish | Report
 
 SUPERSEDED = Outcome(FinishReason.SUPERSEDED)
 CANCELLED = Outcome(FinishReason.CANCELLED)

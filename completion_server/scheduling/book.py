@@ -39,10 +39,6 @@ With shedding on, the book sheds: a request that can't have its first token in t
 to have it; one with a slot but without a token when its time is up, while another waits; and, when the queue is full,
 the last of the owner furthest over its share, else the last of the lowest class. An engine with a free slot sheds
 nothing: its next requests are how the book learns the engine's latency.
-
-Several front ends may share the engine, each with a book. A book knows of the others by its `neighbours`: a request
-starts while a slot of the engine is free that no more urgent request of another front end needs, and what waits and
-runs elsewhere counts wherever the book counts its own. `publish` tells the others, and rings those that should `look`.
 """
 
 from dataclasses import dataclass, field
@@ -54,7 +50,6 @@ from completion_server.core.events import (
     GenerationSource,
 )
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
-from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
 from completion_server.scheduling.actions import (
     CANCELLED,
@@ -66,7 +61,6 @@ from completion_server.scheduling.actions import (
     Join,
     Reattach,
     Report,
-    Ring,
     Start,
     Text,
 )
@@ -75,7 +69,6 @@ from completion_server.scheduling.generations import Generations
 from completion_server.scheduling.lanes import Lanes
 from completion_server.scheduling.latency import LatencyEstimates
 from completion_server.scheduling.limiter import ConcurrencyLimiter
-from completion_server.scheduling.neighbours import ALONE, OVER, Neighbours, Rank, Row
 from completion_server.scheduling.queue import QueueOrder, earliest_deadline
 from completion_server.scheduling.requests import Generation, LiveRequest, State
 from completion_server.scheduling.shedding import DeadlineWatch, Shedder, Shedding
@@ -108,8 +101,6 @@ class Book:
     limiter: ConcurrencyLimiter | None = None
     """Adapts the number of slots to the engine; None leaves it."""
     latency: LatencyEstimates = field(default_factory=LatencyEstimates)
-    neighbours: Neighbours = ALONE
-    """The other front ends of the engine."""
     _requests: dict[str, LiveRequest] = field(default_factory=dict, init=False)
     _lanes: Lanes = field(default_factory=Lanes, init=False)
     _queue: FairQueue = field(init=False)
@@ -118,28 +109,18 @@ class Book:
     _watch: DeadlineWatch = field(init=False)
     _is_held: bool = field(default=False, init=False)
     """Whether requests of owners over their share wait until the engine has computed a prompt."""
-    _is_changed: bool = field(default=False, init=False)
-    """Whether the others have not been told of the latest event."""
-    _published: Row = field(default=Row(), init=False)
 
     def __post_init__(self) -> None:
         """Begin empty."""
-        self._queue = FairQueue(self.order, self.neighbours)
-        self._shedder = Shedder(
-            self.shedding, self.latency, self._queue, self.max_retry_after_ms, self.max_queued, self.neighbours
-        )
-        self._generations = Generations(self._queue, self.max_queued, self.neighbours)
+        self._queue = FairQueue(self.order)
+        self._shedder = Shedder(self.shedding, self.latency, self._queue, self.max_retry_after_ms, self.max_queued)
+        self._generations = Generations(self._queue, self.max_queued)
         self._watch = DeadlineWatch(self._shedder, self._requests)
 
     @property
     def num_occupied(self) -> int:
         """Slots taken, by generations that requests read and by those that are stopping."""
         return len(self._generations.running)
-
-    @property
-    def num_in_engine(self) -> int:
-        """Slots taken by all front ends."""
-        return self.num_occupied + self.neighbours.num_occupied
 
     @property
     def num_queued(self) -> int:
@@ -162,17 +143,9 @@ class Book:
         return not (self._requests or self._generations.running)
 
     @property
-    def is_contended(self) -> bool:
-        """Whether a request waits, here or elsewhere by the last look: the others must hear of each event then."""
-        return self.neighbours is not ALONE and bool(len(self._queue) or self.neighbours.num_waiting)
-
-    @property
     def next_tick(self) -> float | None:
         """The latest time at which `tick` must be called."""
-        if self.neighbours is ALONE or not len(self._queue):
-            return self._watch.next
-        at = self._watch.next
-        return self.neighbours.look_at if at is None else min(at, self.neighbours.look_at)
+        return self._watch.next
 
     @property
     def live_requests(self) -> list[LiveRequest]:
@@ -192,8 +165,7 @@ class Book:
         """Return when a newcomer's first token is expected, behind all prompts before it."""
         num_ahead = self._queue.num_new_tokens
         num_ahead += sum(each.num_new_tokens for each in self._generations.running.values() if each.last is None)
-        num_elsewhere = self.neighbours.new_tokens + self.neighbours.computing_tokens
-        return self.latency.first_token_after(num_ahead + num_elsewhere + num_new_tokens)
+        return self.latency.first_token_after(num_ahead + num_new_tokens)
 
     # Requests
 
@@ -215,13 +187,12 @@ class Book:
             if older is not None:
                 actions += self._end(older, SUPERSEDED, now)
         found = self._generations.find(request.answer_key)
-        num_free = None
-        if holder is None and found is None and (num_free := self._num_free(now)) <= 0:
+        if holder is None and found is None and self.num_occupied >= self.num_slots:
             actions += self._make_room(request, now)
             if request.id not in self._requests:
                 return actions
         self._lanes.enter(request)
-        return actions + self._take_in(request, found, now, num_free)
+        return actions + self._take_in(request, found, now)
 
     def answer(self, request: LiveRequest, outcome: Outcome, now: float) -> list[Action]:
         """End a new request at once, without a generation. It supersedes the older one of its lane all the same."""
@@ -259,75 +230,11 @@ class Book:
 
     def tick(self, now: float) -> list[Action]:
         """End requests that are past their deadline, or have no time left for a first token."""
-        self._is_changed, actions = True, list[Action]()
+        actions: list[Action] = []
         while (request := self._watch.pop_due(now)) is not None:
             is_past = request.deadline.is_past(now)
             actions += self._end(request, DEADLINE if is_past else self._unreachable(request), now)
-        return actions + self.look(now) if now >= self.neighbours.look_at and len(self._queue) else actions
-
-    # Neighbours
-
-    def look(self, now: float) -> list[Action]:
-        """Look at the other front ends, because one of them rang or some time has passed."""
-        self._is_changed = True
-        return self._fill(now)
-
-    def publish(self, now: float) -> list[Action]:
-        """Tell the other front ends what has changed, and look at them again, since they may have changed meanwhile.
-
-        To be called until it returns no action: after each event, or after several while nothing `is_contended`.
-        """
-        if not self._is_changed or self.neighbours is ALONE:
-            return []
-        self._is_changed, row = False, self._row()
-        has_news = row[1:] != self._published[1:]
-        self._published = row
-        self.neighbours.write(row)
-        num_free = self._num_free(now)
-        if not self.is_contended:
-            return []
-        actions = self._fill(now, num_free)
-        if has_news and not self._is_changed:  # else there is more to tell
-            actions += [Ring(place) for place in self.neighbours.to_ring(num_free, waits=len(self._queue) > 0)]
         return actions
-
-    def _row(self) -> Row:
-        queue = self._queue
-        following, rank = None, (0.0, 0.0)
-        if len(queue):
-            within = queue.first()
-            following = within or queue.least_over_share()
-            rank = self._rank(following, is_over=within is None)
-        level = queue.level(following)
-        return Row(
-            version=self._published.version + 1,
-            num_slots=self.num_slots,
-            num_occupied=self.num_occupied,
-            num_waiting=len(queue),
-            num_missing=self._num_missing,
-            num_past_budget=self._watch.num_past_budget,
-            num_explicit=queue.num_of(Trigger.EXPLICIT) if following is not None else 0,
-            num_automatic=queue.num_of(Trigger.AUTOMATIC) if following is not None else 0,
-            num_joined=self.num_joined,
-            new_tokens=queue.num_new_tokens,
-            computing_tokens=sum(each.num_new_tokens for each in queue.prompts),
-            head_class=rank[0],
-            head_order=rank[1],
-            tenant=level.tenant,
-            tenant_least=level.least,
-            tenant_now=level.now,
-        )
-
-    def _rank(self, request: LiveRequest, *, is_over: bool) -> Rank:
-        trigger, order = self._queue.rank(request)
-        return 1.0 + trigger + OVER * is_over, order
-
-    def _num_free(self, now: float) -> int:
-        """Look at the other front ends; return how many slots are free."""
-        num_occupied = len(self._generations.running)
-        if self.neighbours is ALONE:
-            return self.num_slots - num_occupied
-        return self.neighbours.num_free(num_occupied, self.num_slots, now)
 
     # Generations
 
@@ -342,7 +249,6 @@ class Book:
             actions.append(Report(EngineStalled(stalled_s)))
         step_s = generation.add(output, now)
         if step_s is None:
-            self._is_changed = True
             self._queue.computed(generation)
         else:
             is_stall = self.latency.stalls.has_delayed(now - step_s)
@@ -367,9 +273,7 @@ class Book:
         if generation.aborted_at is not None:
             actions.append(Report(GenerationAborted(now - generation.aborted_at)))
             actions += self._follow_engine(now)
-        self._is_changed = True
         readers = self._generations.remove(generation)
-        self.neighbours.occupy(self.num_occupied)
         self._queue.settle(generation)
         for request in readers:
             self._lanes.leave(request)
@@ -389,7 +293,6 @@ class Book:
 
     def resize(self, num_slots: int, now: float) -> list[Action]:
         """Change the number of slots. Requests that hold one too many keep it."""
-        self._is_changed = True
         self.num_slots = num_slots
         return self._fill(now)
 
@@ -406,14 +309,11 @@ class Book:
         self._watch.add(request)
         return [reattach, Finish(older.id, SUPERSEDED), *first, *self._fill(now)]
 
-    def _take_in(
-        self, request: LiveRequest, found: Generation | None, now: float, num_free: int | None = None
-    ) -> list[Action]:
+    def _take_in(self, request: LiveRequest, found: Generation | None, now: float) -> list[Action]:
         """Let a request join a generation with the same answer, or wait for a slot."""
-        self._is_changed = True
         self._generations.take_in(request, found)
         actions = self._join(request, now) if found is not None and found.has_slot else []
-        actions += self._fill(now, num_free)
+        actions += self._fill(now)
         if request.state is not State.RUNNING:  # after `_fill`, which may update the latency estimates
             self._watch.add(request)
         return actions
@@ -458,7 +358,6 @@ class Book:
     def _end(self, request: LiveRequest, outcome: Outcome, now: float) -> list[Action]:
         """End a live request; the generation that it read goes on if another request reads it."""
         state, generation = request.state, request.generation
-        self._is_changed = True
         self._lanes.leave(request)
         del self._requests[request.id]
         self._leave(request)
@@ -481,13 +380,11 @@ class Book:
         elif generation.has_slot and generation.leader is None:
             self._queue.settle(generation)
 
-    def _fill(self, now: float, num_free: int | None = None) -> list[Action]:
+    def _fill(self, now: float) -> list[Action]:
         """Give free slots to waiting requests that can still have their first token in time."""
         actions: list[Action] = []
-        self._is_held, is_alone = False, self.neighbours is ALONE
-        if num_free is None:
-            num_free = self._num_free(now)
-        while num_free > 0 and len(self._queue):
+        self._is_held = False
+        while self.num_occupied < self.num_slots and len(self._queue):
             within = self._queue.first()
             request = within or self._queue.least_over_share()
             if request.queued_at < now and self._shedder.is_unreachable(request, now):
@@ -496,29 +393,21 @@ class Book:
             if within is None and not self._has_room_to_spare(request):
                 self._is_held = True
                 break
-            rank = None if is_alone else self._rank(request, is_over=within is None)
-            if rank is not None and self.neighbours.go_first(rank, num_free, now):
-                break
-            self._is_changed = True
             generation = self._generations.start(request, now)
-            if not is_alone:
-                self.neighbours.occupy(self.num_occupied)
             self.latency.left_queue(now - request.queued_at, abandoned=False)
             self.latency.took_slot(now)
             self._watch.add(request)
             actions.append(Start(generation.id))
             for joined in list(generation.joined.values()):
                 actions += self._join(joined, now)
-            num_free = self._num_free(now) if num_free > 1 else 0
         return actions + self._reclaim(now)
 
     def _has_room_to_spare(self, request: LiveRequest) -> bool:
         """Return whether the engine could compute one more prompt in a part of the time that first tokens may take."""
-        prompts, num_elsewhere = self._queue.prompts, self.neighbours.computing_tokens
-        if self.limiter is None or not (prompts or num_elsewhere):
+        prompts = [each.num_new_tokens for each in self._queue.prompts]
+        if self.limiter is None or not prompts:
             return True
-        num_computing = sum(each.num_new_tokens for each in prompts) + num_elsewhere
-        first_token_s = self.latency.first_token_after(num_computing + request.num_new_tokens)
+        first_token_s = self.latency.first_token_after(sum(prompts) + request.num_new_tokens)
         return first_token_s <= _SPARE_SHARE * self.limiter.first_token_s
 
     def _reclaim(self, now: float) -> list[Action]:
@@ -526,7 +415,7 @@ class Book:
         actions, past_budget = list[Action](), self._watch.past_budget
         if not past_budget:
             return actions
-        num_missing = self._num_missing + self.neighbours.num_missing
+        num_missing = self.num_live - self.num_joined - self.num_occupied
         for request in past_budget:
             if num_missing > 0:
                 generation = request.generation
@@ -538,12 +427,12 @@ class Book:
         """Adapt the number of slots to the engine's latest steps and first tokens."""
         if self.limiter is None or not self.limiter.observe(step_s):
             return []
-        num_slots = self.limiter.adjust(self.latency.first_token_s, self.num_in_engine)
+        num_slots = self.limiter.adjust(self.latency.first_token_s, self.num_occupied)
         return self.resize(num_slots, now) if num_slots != self.num_slots else []
 
     def _make_room(self, request: LiveRequest, now: float) -> list[Action]:
         """Shed a newcomer that may not wait, or the request that gives way to it."""
-        shed = self._shedder.make_room(request, now, self._slots, has_room=self._generations.has_room)
+        shed = self._shedder.make_room(request, now, self.num_slots, has_room=self._generations.has_room)
         if shed is None:
             return []
         other, outcome = shed
@@ -553,17 +442,7 @@ class Book:
         return [Finish(request.id, outcome)]
 
     def _unreachable(self, request: LiveRequest) -> Outcome:
-        return self._shedder.outcome(request, ShedReason.DEADLINE_UNREACHABLE, self._slots)
-
-    @property
-    def _num_missing(self) -> int:
-        """Slots that requests wait for, less those that come free already."""
-        return self.num_live - self.num_joined - self.num_occupied
-
-    @property
-    def _slots(self) -> int:
-        """The number of slots of the engine."""
-        return self.neighbours.slots(self.num_occupied, self.num_slots)
+        return self._shedder.outcome(request, ShedReason.DEADLINE_UNREACHABLE, self.num_slots)
 
     def _require(self, generation_id: str) -> Generation:
         generation = self._generations.running.get(generation_id)

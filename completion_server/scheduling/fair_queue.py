@@ -1,9 +1,5 @@
 """The queue of waiting requests, in the order of their owners' shares and then of `RequestQueue`. Pure."""
 
-import math
-import zlib
-
-from completion_server.scheduling.neighbours import ALONE, Neighbours, UserLevel
 from completion_server.scheduling.queue import QueueOrder, RequestQueue
 from completion_server.scheduling.requests import Generation, LiveRequest
 from completion_server.scheduling.shares import SLOT_TOKENS, Level, Tenant, User
@@ -15,13 +11,11 @@ _MAX_ACCOUNTS = 4096
 class FairQueue(RequestQueue):
     """A queue that shares the slots between tenants and their users, by the tokens that were computed for them."""
 
-    def __init__(self, order: QueueOrder, neighbours: Neighbours = ALONE) -> None:
+    def __init__(self, order: QueueOrder) -> None:
         """Begin empty."""
         super().__init__(order)
-        self._neighbours = neighbours
         self._level: Level[Tenant] = Level()
         self._tenants: dict[str, Tenant] = {}
-        self._level_before = UserLevel()
         self._max_accounts = _MAX_ACCOUNTS
         self.num_accounts = 0
         """Of users and tenants."""
@@ -35,8 +29,6 @@ class FairQueue(RequestQueue):
         user.num_waiting += 1
         if user.num_waiting == 1:
             tenant = user.tenant
-            if self._neighbours is not ALONE:
-                tenant.users.now = max(tenant.users.now, self._neighbours.level(tenant.key).now)
             tenant.users.enter(user)
             if len(tenant.users.waiting) == 1:
                 self._level.enter(tenant)
@@ -61,7 +53,7 @@ class FairQueue(RequestQueue):
             if tenant.position > limit:
                 continue
             if tenant not in limits:
-                limits[tenant] = tenant.users.limit(self._neighbours.level(tenant.key).least)
+                limits[tenant] = tenant.users.limit()
             if user.position <= limits[tenant]:
                 return request
         return None
@@ -95,17 +87,6 @@ class FairQueue(RequestQueue):
         num_users = len(user.tenant.users.waiting) + (not user.num_waiting)
         num_tenants = len(self._level.waiting) + (not user.tenant.users.waiting)
         return min(super().num_ahead(request), (user.num_waiting + 1) * num_users * num_tenants - 1)
-
-    def level(self, following: LiveRequest | None) -> UserLevel:
-        """Return the level of the users of one tenant: that of the request that follows, or of a running prompt."""
-        user = following.account if following is not None else next(iter(self.prompts.values()), None)
-        if user is None:
-            return self._level_before._replace(least=math.inf)
-        users = user.tenant.users
-        if following is None:
-            users.limit(self._neighbours.level(user.tenant.key).least)
-        self._level_before = level = UserLevel(user.tenant.key, users.least, users.now)
-        return level
 
     # What generations cost
 
@@ -149,8 +130,7 @@ class FairQueue(RequestQueue):
         """Return the account of a request's owner, a new one if it has none."""
         tenant = self._tenants.get(request.tenant)
         if tenant is None:
-            key = 1.0 + zlib.crc32(request.tenant.encode())
-            tenant = self._tenants[request.tenant] = Tenant(self._level.now, key=key)
+            tenant = self._tenants[request.tenant] = Tenant(self._level.now)
             self.num_accounts += 1
         tenant.weight = request.weight
         user = tenant.accounts.get(request.owner)

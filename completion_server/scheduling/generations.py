@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable
 
-from completion_server.scheduling.neighbours import ALONE, Neighbours
 from completion_server.scheduling.queue import RequestQueue
 from completion_server.scheduling.requests import Generation, LiveRequest
 
@@ -14,10 +13,9 @@ class Generations:
     reattach in the place of a request that leads or has joined one.
     """
 
-    def __init__(self, queue: RequestQueue, max_queued: int, neighbours: Neighbours = ALONE) -> None:
+    def __init__(self, queue: RequestQueue, max_queued: int) -> None:
         """Begin with none. At most `max_queued` requests may wait in `queue`, or for the answer of another request."""
         self._queue = queue
-        self._neighbours = neighbours
         self._max_queued = max_queued
         self._open: dict[Hashable, Generation] = {}
         self.running: dict[str, Generation] = {}
@@ -28,7 +26,7 @@ class Generations:
     @property
     def has_room(self) -> bool:
         """Whether one more request may wait."""
-        return len(self._queue) + self.num_joined < self._neighbours.queue_limit(self._max_queued)
+        return len(self._queue) + self.num_joined < self._max_queued
 
     @property
     def num_open(self) -> int:

@@ -8,7 +8,6 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 
-from completion_server.core.request import Trigger
 from completion_server.scheduling.requests import LiveRequest
 
 QueueOrder = Callable[[LiveRequest], float]
@@ -84,11 +83,6 @@ class RequestQueue:
         begin = bisect.bisect_left(self._waiting, request.trigger, key=_trigger)
         end = bisect.bisect_right(self._waiting, request.trigger, lo=begin, key=_trigger)
         return begin if begin == end or self.order(request) < self._waiting[begin][1] else end
-
-    def num_of(self, trigger: Trigger) -> int:
-        """Return how many requests with a trigger wait."""
-        begin = bisect.bisect_left(self._waiting, trigger, key=_trigger)
-        return bisect.bisect_right(self._waiting, trigger, lo=begin, key=_trigger) - begin
 
     def rank(self, request: LiveRequest) -> tuple[int, float]:
         """Return the place of a request in the order of all triggers: the smallest goes first."""

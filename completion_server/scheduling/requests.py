@@ -55,9 +55,7 @@ class LiveRequest:
     answer_key: Hashable | None = None
     """Requests with equal keys have equal answers, so one generation serves them; None if no other request's serves."""
     stamp: int = 0
-    """The request's place in an order that front ends and replicas share; 0 if others don't know of its lane."""
-    is_known_everywhere: bool = True
-    """Whether its lane means the same on every replica, not only in every front end of this server."""
+    """The request's place in an order that all replicas share; 0 if other replicas don't know of it."""
     owner: str = ""
     """Key of the user in its tenant. Users share a tenant's slots and tokens, and tenants share those of the engine."""
     tenant: str = ""

@@ -8,14 +8,9 @@ decides, as if there was one owner. The others wait until the rest have caught u
 
 An owner that was idle begins where the accounts that wanted tokens meanwhile have come to. It keeps `TOLERANCE` of the
 credit that it had, at most: most users type and pause, and would else get less than one who always asks.
-
-Front ends of one engine tell each other the position of the user who is owed the most, and the time, of one tenant
-each: that of the request that would start next. So a user of one front end gets no more than one of another; a user of
-several counts as one in each. Tenants are compared within a front end only.
 """
 
 import itertools
-import math
 import operator
 from collections import Counter
 from dataclasses import dataclass, field
@@ -51,8 +46,6 @@ class Level(Generic[AccountT]):
         """Begin with none."""
         self.now = 0.0
         """Virtual time in tokens: what the account that is owed the most had been served at the last turn."""
-        self.least = 0.0
-        """The position of that account at the last turn."""
         self.waiting: dict[AccountT, None] = {}
         """Those with a request that waits."""
         self._computing: Counter[AccountT] = Counter()
@@ -73,18 +66,11 @@ class Level(Generic[AccountT]):
         if not self._computing[account]:
             del self._computing[account]
 
-    def limit(self, elsewhere: float = math.inf) -> float:
-        """Return the position up to which accounts are within their share, and move the time on.
-
-        `elsewhere` is the least position of an account that wants tokens in another front end.
-        """
+    def limit(self) -> float:
+        """Return the position up to which accounts are within their share, and move the time on."""
         least = min(itertools.chain(self.waiting, self._computing), key=_position)
-        self.least = position = least.position
-        served = position - least.running
-        if elsewhere < position:
-            position, served = elsewhere, min(served, elsewhere)
-        self.now = max(self.now, served)
-        return position + TOLERANCE
+        self.now = max(self.now, least.position - least.running)
+        return least.position + TOLERANCE
 
     def furthest_over(self, own: AccountT | None) -> AccountT | None:
         """Return the account that is furthest over its share, of those that wait and a newcomer's own, if one is."""
@@ -104,12 +90,10 @@ class User(Account):
     """Requests that wait."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class Tenant(Account):
     """The account of a tenant, and those of its users."""
 
-    key: float
-    """A hash of its name, the same in all processes."""
     weight: float = 1.0
     users: Level[User] = field(default_factory=Level)
     accounts: dict[str, User] = field(default_factory=dict)

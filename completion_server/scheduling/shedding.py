@@ -10,7 +10,6 @@ from completion_server.core.errors import Limit
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.scheduling.fair_queue import FairQueue
 from completion_server.scheduling.latency import LatencyEstimates
-from completion_server.scheduling.neighbours import Neighbours
 from completion_server.scheduling.requests import LiveRequest, State
 
 _MIN_RETRY_AFTER_MS = 50
@@ -38,7 +37,6 @@ class Shedder:
     queue: FairQueue
     max_retry_after_ms: int
     max_queued: int
-    neighbours: Neighbours
 
     def outcome(self, request: LiveRequest, reason: ShedReason, num_slots: int) -> Outcome:
         """Return the outcome of a shed request. Its caller may retry after the predicted wait of a newcomer."""
@@ -74,8 +72,7 @@ class Shedder:
             return False
         if state is State.QUEUED:
             return not request.inherits_slot and now >= self._latest_start(request)
-        do_others_wait = len(self.queue) > 0 or self.neighbours.num_waiting > 0
-        return not request.has_token and do_others_wait and now >= request.ttft_deadline
+        return not request.has_token and len(self.queue) > 0 and now >= request.ttft_deadline
 
     def next_look(self, request: LiveRequest, now: float | None) -> float:
         """Return the next time at which a request may have to end: its deadline, or the limit for its first token.
@@ -92,9 +89,7 @@ class Shedder:
         return at
 
     def _wait_s(self, request: LiveRequest, num_slots: int) -> float:
-        trigger, order = self.queue.rank(request)
-        num_elsewhere = self.neighbours.num_ahead((1.0 + trigger, order))
-        return self.latency.wait_s(self.queue.num_ahead(request) + num_elsewhere, num_slots)
+        return self.latency.wait_s(self.queue.num_ahead(request), num_slots)
 
     def _latest_start(self, request: LiveRequest) -> float:
         """Return the latest start of work for which the first token is expected in time."""
@@ -151,11 +146,6 @@ class DeadlineWatch:
     def next(self) -> float | None:
         """The latest time for the next look, None if no request may have to end."""
         return self._ticks.next
-
-    @property
-    def num_past_budget(self) -> int:
-        """How many requests are past their budget."""
-        return len(self._past_budget)
 
     @property
     def past_budget(self) -> list[LiveRequest]:

@@ -24,12 +24,10 @@ from completion_server.scheduling.actions import (
     Join,
     Reattach,
     Report,
-    Ring,
     Start,
     Text,
 )
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.neighbours import ALONE
 from completion_server.scheduling.requests import LiveRequest
 
 logger = logging.getLogger(__name__)
@@ -69,17 +67,9 @@ class Reader(Protocol):
 class Runner:
     """Runs the tasks of generations, as the book says. It has tasks and readers by their ids and nothing else."""
 
-    def __init__(
-        self,
-        book: Book,
-        clock: Clock,
-        emit: Emit = lambda _event: None,
-        ring: Callable[[int], None] = lambda _place: None,
-    ) -> None:
-        """Change `book` from now on; others may read it. `ring` has the front end at a place look at its book."""
+    def __init__(self, book: Book, clock: Clock, emit: Emit = lambda _event: None) -> None:
+        """Change `book` from now on; others may read it."""
         self.book = book
-        self._is_alone = book.neighbours is ALONE
-        self._ring = ring
         self._clock = clock
         self._emit = emit
         self._readers: dict[str, Reader] = {}
@@ -88,8 +78,6 @@ class Runner:
         """The tasks of generations."""
         self._actions: deque[Action] = deque()
         self._is_carrying_out = False
-        self._publishing: asyncio.Handle | None = None
-        """The next turn of the event loop, in which other front ends are told what has changed."""
         self._group: asyncio.TaskGroup | None = None
         self._alarm = Alarm(clock, self._tick)
         self._idle = asyncio.Event()
@@ -118,11 +106,6 @@ class Runner:
     def supersede_nowait(self, lane: str, stamp: int) -> None:
         """End the live requests of a lane that are older than `stamp`: another replica has a newer one."""
         self._carry_out(self.book.supersede(lane, stamp, self._clock.now()))
-
-    def look_nowait(self) -> None:
-        """Look at the other front ends of the engine: one of them has rung."""
-        if self._group is not None:
-            self._carry_out(self.book.look(self._clock.now()))
 
     def end_all_nowait(self, outcome: Outcome) -> None:
         """End every live request."""
@@ -200,31 +183,17 @@ class Runner:
             return
         self._is_carrying_out = True
         try:
-            self._drain()
-            while self.book.is_contended and (more := self.book.publish(self._clock.now())):
-                self._actions += more
-                self._drain()
+            while self._actions:
+                action = self._actions.popleft()
+                try:
+                    self._apply(action)
+                except Exception:  # a bug; other requests wait for the other actions
+                    logger.exception("%s could not be carried out", action)
         finally:
             self._is_carrying_out = False
-            if not self._is_alone and self._publishing is None:
-                self._publishing = asyncio.get_running_loop().call_soon(self._publish)
             self._alarm.set_nowait(self.book.next_tick)
             if self.book.is_idle:
                 self._idle.set()
-
-    def _publish(self) -> None:
-        """Tell the other front ends of all events of this turn of the event loop at once, since nobody waits."""
-        self._publishing = None
-        if actions := self.book.publish(self._clock.now()):
-            self._carry_out(actions)
-
-    def _drain(self) -> None:
-        while self._actions:
-            action = self._actions.popleft()
-            try:
-                self._apply(action)
-            except Exception:  # a bug; other requests wait for the other actions
-                logger.exception("%s could not be carried out", action)
 
     def _apply(self, action: Action) -> None:
         match action:
@@ -240,8 +209,6 @@ class Runner:
                 self._attach(action)
             case Report(event):
                 self._report(event)
-            case Ring(place):
-                self._ring(place)
 
     def _start(self, generation_id: str) -> None:
         """Begin a generation. If it can't begin, end its request and go on with the next one."""

@@ -25,7 +25,6 @@ from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReaso
 from completion_server.core.request import Caller, Request, Trigger, key_of
 from completion_server.limits.shared import Limiters
 from completion_server.scheduling.actions import SUPERSEDED
-from completion_server.scheduling.neighbours import ALONE, Neighbours
 from completion_server.scheduling.reattach import AnswerKey, Continuation
 from completion_server.scheduling.requests import LiveRequest
 from completion_server.serving.completion import CacheLookup, Completion, Services
@@ -52,14 +51,14 @@ class CompletionCache(Protocol):
 
 
 class ReplicaGroup(Protocol):
-    """The other front ends and replicas of this server."""
+    """The other replicas of this server."""
 
     def stamp(self) -> int:
-        """Return the place of a request that is accepted now, in an order that all of them share."""
+        """Return the place of a request that is accepted now, in an order that all replicas share."""
         ...
 
     def announce(self, live: LiveRequest) -> None:
-        """Tell the others that this one has accepted a request. Returns at once."""
+        """Tell the others that this replica has accepted a request. Returns at once."""
         ...
 
 
@@ -100,33 +99,28 @@ class Service:
         edits: EditPrompts | None = None,
         cache: CompletionCache | None = None,
         limiters: Limiters | None = None,
-        server_limiters: Limiters | None = None,
         file_quotas: FileQuotas | None = None,
         replicas: ReplicaGroup | None = None,
         remaining_start_s: Callable[[], float | None] = lambda: None,
         num_speculative_tokens: Callable[[int], int] = lambda _num_seqs: 0,
         weight_of: Callable[[str], float] | None = None,
-        neighbours: Neighbours = ALONE,
-        ring: Callable[[int], None] = lambda _place: None,
     ) -> None:
         """Build a service in front of an engine.
 
         Without `isolation` users share no cache, under a secret of this service alone. Without `edits` a request for a
         next edit is refused. `loop_lag` is run by the caller; without one no request is shed for loop lag. `limiters`
-        make the limits of users and tenants, `server_limiters` those of addresses; without them they are this process's
-        own. `file_quotas` has those that `admission.quotas_file` gives. `remaining_start_s` predicts when the engine
-        will be ready, while it is not. `num_speculative_tokens` returns the active K of a number of generations.
-        `weight_of` returns the weight of a tenant by its name, now; without it the weights are those of the settings.
-        `neighbours` are the other front ends of the engine; `ring` has the one at a place call its
-        `runner.look_nowait`.
+        make the limits of users and tenants; without them they are this process's own. `file_quotas` has those that
+        `admission.quotas_file` gives. `remaining_start_s` predicts when the engine will be ready, while it is not.
+        `num_speculative_tokens` returns the active K of a number of generations. `weight_of` returns the weight of a
+        tenant by its name, now; without it the weights are those of the settings.
         """
         admission, scheduling, emit = settings.admission, settings.scheduling, guarded(emit)
-        self.gate = Gate(admission, remaining_start_s, limiters, file_quotas, server_limiters)
-        self.runner = Runner(make_book(settings, neighbours), clock, emit, ring)
+        self.gate = Gate(admission, remaining_start_s, limiters, file_quotas)
+        self.runner = Runner(make_book(settings), clock, emit)
         self.emit = emit
         self.now = clock.now
         """Returns the time of the clock that requests and deadlines use."""
-        self._quotas = Quotas(admission, limiters, file_quotas, server_limiters)
+        self._quotas = Quotas(admission, limiters, file_quotas)
         self._book = self.runner.book
         self._prompts = prompts
         self._edits = edits
@@ -222,7 +216,7 @@ class Service:
         return reported is not None
 
     def known_to_replicas(self) -> list[LiveRequest]:
-        """Return the live requests that may supersede others in other front ends or on other replicas."""
+        """Return the live requests that may supersede others on other replicas."""
         return [live for live in self._book.live_requests if live.stamp]
 
     def load(self) -> LoadSnapshot:
@@ -282,12 +276,12 @@ class Service:
         return True
 
     def _stamp(self, request: Request) -> int:
-        """Return the request's place in the order that front ends and replicas share, 0 if it has none.
+        """Return the request's place in the order that replicas share, 0 if it has none.
 
-        Prefetches supersede nothing that a user waits for, and a caller whom another front end would not know has no
+        Prefetches supersede nothing that a user waits for, and a caller whom another replica would not know has no
         requests there.
         """
-        is_local = request.lane or request.trigger is Trigger.PREFETCH or not request.caller.is_known_on_server
+        is_local = request.lane or request.trigger is Trigger.PREFETCH or not request.caller.is_known_everywhere
         if self._replicas is None or is_local:
             return 0
         return self._replicas.stamp()
@@ -295,7 +289,7 @@ class Service:
     def _answered(self, request: Request, num_characters: int, ttft_s: float, cache_level: CacheLevel) -> None:
         k: int | None = None
         if cache_level is CacheLevel.NONE:
-            k = self._num_speculative_tokens(self._book.num_in_engine) if request.sampling.speculate else 0
+            k = self._num_speculative_tokens(self._book.num_occupied) if request.sampling.speculate else 0
         caller, served = request.caller, ServedAnswer(ttft_s, k, cache_level)
         self._answers.add((caller.owner, caller.session, request.sequence), num_characters, self.now(), served)
 
@@ -332,7 +326,6 @@ class Service:
                 else None
             ),
             stamp=self._stamp(request),
-            is_known_everywhere=caller.is_known_everywhere,
             owner=caller.owner,
             tenant=caller.tenant_key,
             weight=self._weight_of(caller.tenant) if caller.is_verified else 1.0,

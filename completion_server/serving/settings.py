@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from completion_server.admission.settings import AdmissionSettings
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.limiter import ConcurrencyLimiter
-from completion_server.scheduling.neighbours import ALONE, Neighbours
 from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.scheduling.shedding import Shedding
@@ -25,8 +24,8 @@ class ServingSettings:
     """Minimum time between two messages with text of one answer."""
 
 
-def make_book(settings: ServingSettings, neighbours: Neighbours = ALONE) -> Book:
-    """Return the book that the settings describe, of a front end beside others."""
+def make_book(settings: ServingSettings) -> Book:
+    """Return the book that the settings describe."""
     scheduling, shed = settings.scheduling, settings.shed
     least = min(scheduling.min_slots, scheduling.max_slots)
     first_token_s = _FIRST_TOKEN_SHARE * shed.budget_ms / 1000
@@ -38,5 +37,4 @@ def make_book(settings: ServingSettings, neighbours: Neighbours = ALONE) -> Book
         shedding=Shedding(shed.when),
         max_retry_after_ms=settings.admission.retry_after_ms,
         limiter=limiter,
-        neighbours=neighbours,
     )

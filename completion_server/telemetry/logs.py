@@ -3,7 +3,6 @@
 import logging
 import sys
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, TextIO
 
 import structlog
@@ -54,11 +53,8 @@ def num_lost_records() -> int:
     return sum(each.num_lost for each in logging.getLogger().handlers if isinstance(each, CountingHandler))
 
 
-def configure(settings: LogSettings, process: str = "") -> None:
-    """Send the log records of the server and of all libraries through one structured handler.
-
-    They have the name of the `process`, if it is one of several.
-    """
+def configure(settings: LogSettings) -> None:
+    """Send the log records of the server and of all libraries through one structured handler."""
     is_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
@@ -66,7 +62,6 @@ def configure(settings: LogSettings, process: str = "") -> None:
         structlog.stdlib.PositionalArgumentsFormatter(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _describe_exception,
-        *([partial(_add_process, name=process)] if process else []),
     ]
     last = structlog.processors.JSONRenderer() if is_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     handler = CountingHandler(sys.stderr)
@@ -80,12 +75,6 @@ def configure(settings: LogSettings, process: str = "") -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("completion_server").setLevel(settings.level.upper())
-
-
-def _add_process(
-    _logger: object, _method: str, event: structlog.typing.EventDict, name: str
-) -> structlog.typing.EventDict:
-    return {**event, "process": name}
 
 
 def _describe_exception(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

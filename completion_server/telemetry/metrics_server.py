@@ -24,15 +24,7 @@ _RETRY_S = 0.25
 _RESOURCE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-class PageRegistry(CollectorRegistry):
-    """Metrics for a page, which may be asked for some of them only (`?name[]=`)."""
-
-    def restricted_registry(self, names: Iterable[str]) -> "_Chosen":  # type: ignore[override]
-        """Return the metrics with these names, of whole metrics or of single samples."""
-        return _Chosen(self, frozenset(names))
-
-
-class LabelledRegistry(PageRegistry):
+class LabelledRegistry(CollectorRegistry):
     """Shows the metrics of another registry with further labels, such as the server's region.
 
     The code that counts does not know these labels. A sample that has one of them already keeps its own value.
@@ -47,6 +39,10 @@ class LabelledRegistry(PageRegistry):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the source with the labels."""
         yield from (_labelled(metric, self._labels) if self._labels else metric for metric in self._source.collect())
+
+    def restricted_registry(self, names: Iterable[str]) -> "_Chosen":  # type: ignore[override]
+        """Return the metrics with these names, of whole metrics or of single samples (`?name[]=` on the page)."""
+        return _Chosen(self, frozenset(names))
 
 
 class _Chosen(CollectorRegistry):

@@ -6,8 +6,8 @@ The real front end, with the scheduler and metrics on, in front of the scripted 
 
 - The front end's part of a TTFT is the client's time from sending to the first text, less the server's reported time in
   the queue and until the engine's first token.
-- CPU is that of the server's processes while requests come, the scripted engine included.
-- Memory is the growth of all processes from ready to the end, per session.
+- CPU is that of the server process while requests come, the scripted engine included.
+- Memory is the growth of the process from ready to the end, per session.
 - The bare server then gets the same traffic, and answers with the same number of messages per request.
 """
 
@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+import psutil
 from rich.console import Console
 
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.figures import shown, text_table
-from loadtest.bench.runner.front_end import LARGE_MODEL, ProcessWatch, ServerProcesses, bare_server, drive, editors
+from loadtest.bench.runner.front_end import LARGE_MODEL, ProcessWatch, bare_server, drive, editors
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.report.figures import figures, reasons_invalid
 from loadtest.stats import RunStats
@@ -76,7 +77,7 @@ def _measure(calm: Scenario, options: _Options, console: Console) -> dict[str, A
         scenario = Scenario.of(calm.model_dump() | {"events": (storm,)})
     shared = f"&connections={options.connections}" if options.connections else ""
     with ServerProcess(options.config, (*LARGE_MODEL, *options.overrides), has_metrics=True) as server:
-        idle_rss_bytes = ServerProcesses(server.pid).rss_bytes
+        idle_rss_bytes = psutil.Process(server.pid).memory_info().rss
         target = f"server=grpc://{server.ready['address']}?metrics={server.ready['metrics_address']}{shared}"
         stats, watch = drive(scenario, target, server.pid, console, options.workers)
         deltas = max(0, stats.total.counters["messages"] / max(1, stats.total.counters["sent"]) - 1)

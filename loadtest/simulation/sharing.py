@@ -5,14 +5,12 @@ from dataclasses import dataclass, replace
 
 from completion_server.core.request import Trigger
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
-from loadtest.simulation.front_ends import FrontEnds
 from loadtest.simulation.workload import EditorModel, Policy, SimulatedRequest, SimulatedResult, Workload
-from loadtest.simulation.world import simulate_several
+from loadtest.simulation.world import simulate
 from loadtest.traffic.typist import TypingModel
 
 _ABUSER = 1_000_000
 _NEVER_S = 1e9
-_ONE = FrontEnds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +54,21 @@ def overload(load: float, seconds: float, seed: int) -> Workload:
     )  # fmt: skip
 
 
-def beside_an_abuser(
-    workload: Workload, model: AbuseModel | None, front_ends: FrontEnds = _ONE
-) -> tuple[Service, Service]:
+def beside_an_abuser(workload: Workload, model: AbuseModel | None) -> tuple[Service, Service]:
     """Return how the users of a workload and an abuser beside them were served; without a model there is none."""
     requests = workload.requests()
     if model is not None:
         requests = sorted([*requests, *model.requests(workload, requests[-1].at)], key=lambda request: request.at)
-    found, _ = simulate_several(workload, Policy(), requests, front_ends)
-    results = [each for each in found if workload.counts(each.request)]
+    results = [each for each in simulate(workload, Policy(), requests) if workload.counts(each.request)]
     users = [each for each in results if each.request.user != _ABUSER]
     return _service(users), _service([each for each in results if each.request.user == _ABUSER])
 
 
-def of_tenants(workload: Workload, weights: Mapping[str, float], front_ends: FrontEnds = _ONE) -> dict[str, Service]:
+def of_tenants(workload: Workload, weights: Mapping[str, float]) -> dict[str, Service]:
     """Return how tenants with these weights were served, if the users of a workload belong to them in turn."""
     names = list(weights)
     requests = [replace(each, tenant=names[each.user % len(names)]) for each in workload.requests()]
-    results, _ = simulate_several(workload, Policy(tenant_weights=weights), requests, front_ends)
+    results = simulate(workload, Policy(tenant_weights=weights), requests)
     counted = [each for each in results if workload.counts(each.request)]
     return {name: _service([each for each in counted if each.request.tenant == name]) for name in names}
 

@@ -19,13 +19,11 @@ from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.prompt.builder import Prompt
-from completion_server.scheduling.neighbours import ALONE, BoardNeighbours
 from completion_server.scheduling.settings import OrderName, SchedulingSettings, ShedSettings, ShedWhen
 from completion_server.serving.service import Service
 from completion_server.serving.settings import ServingSettings
 from loadtest.simulation import virtual_time
 from loadtest.simulation.engine import SIMULATED_TOKENS, OtherWork, SlotEngine
-from loadtest.simulation.front_ends import FrontEnds, WatchedBoard
 from loadtest.simulation.virtual_time import LoopClock
 from loadtest.simulation.workload import Policy, SimulatedRequest, SimulatedResult, Workload
 
@@ -39,25 +37,15 @@ class LeftoverError(Exception):
 
 def simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedRequest]) -> list[SimulatedResult]:
     """Serve `requests`; return their results as they ended. Raises LeftoverError unless each has ended, once."""
-    return simulate_several(workload, policy, requests, FrontEnds())[0]
+    return virtual_time.run(_simulate(workload, policy, requests))
 
 
-def simulate_several(
-    workload: Workload, policy: Policy, requests: Sequence[SimulatedRequest], front_ends: FrontEnds
-) -> tuple[list[SimulatedResult], float]:
-    """Serve `requests` with several front ends; return the results, and the idle slots of `WatchedBoard`."""
-    return virtual_time.run(_simulate(workload, policy, requests, front_ends))
-
-
-async def _simulate(
-    workload: Workload, policy: Policy, requests: Sequence[SimulatedRequest], front_ends: FrontEnds
-) -> tuple[list[SimulatedResult], float]:
-    recorder, profile, board = _Recorder(), workload.profile, WatchedBoard(front_ends.num)
+async def _simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedRequest]) -> list[SimulatedResult]:
+    recorder, profile = _Recorder(), workload.profile
     others = OtherWork()
-    async with _serving(workload, policy, recorder, others, front_ends, board) as (services, engine):
+    async with _serving(workload, policy, recorder, others) as (service, engine):
         loop = asyncio.get_running_loop()
         for number, typed in enumerate(requests):
-            service = services[front_ends.place_of(typed)]
             await asyncio.sleep(typed.at + profile.front_end_s - service.now())
             others.add(profile.request_cpu_s)
             deadline = Deadline.after(workload.deadline_s_of(typed), service.now())
@@ -67,39 +55,25 @@ async def _simulate(
             completion = service.open(request)
             if workload.hangs_up:
                 loop.call_at(typed.next_key_at, completion.cancel)
-        for service in services:
-            await service.runner.wait_idle()
+        await service.runner.wait_idle()
         await asyncio.sleep(_LAST_STEP_S)
-        _check_nothing_left(services, engine, recorder)
-    return recorder.results, board.idle_slot_s
+        _check_nothing_left(service, engine, recorder)
+    return recorder.results
 
 
 @contextlib.asynccontextmanager
 async def _serving(
-    workload: Workload,
-    policy: Policy,
-    recorder: "_Recorder",
-    others: OtherWork,
-    front_ends: FrontEnds,
-    board: WatchedBoard,
-) -> AsyncIterator[tuple[list[Service], SupervisedEngine]]:
-    """Run the services of the front ends in front of an engine."""
-    clock, loop = LoopClock(), asyncio.get_running_loop()
+    workload: Workload, policy: Policy, recorder: "_Recorder", others: OtherWork
+) -> AsyncIterator[tuple[Service, SupervisedEngine]]:
+    """Run the server's service in front of an engine."""
+    clock = LoopClock()
     engine = SupervisedEngine(_engine_maker(workload, others), EngineSettings(warm_up=False, heartbeat_s=0), clock)
-    settings, prompts, services = _settings(workload, policy), _Prompts(workload, recorder.open), list[Service]()
-
-    def ring(place: int) -> None:
-        loop.call_later(front_ends.ring_s, services[place].runner.look_nowait)
-
-    for place in range(front_ends.num):
-        neighbours = BoardNeighbours(board.at(place)) if front_ends.num > 1 else ALONE
-        service = Service(settings, engine, prompts, clock, recorder.handle, neighbours=neighbours, ring=ring)
-        service.gate.set_engine_ready(True)
-        services.append(service)
+    service = Service(_settings(workload, policy), engine, _Prompts(workload, recorder.open), clock, recorder.handle)
+    service.gate.set_engine_ready(True)
     await engine.start()
-    tasks = [*(asyncio.create_task(service.runner.run()) for service in services), asyncio.create_task(engine.run())]
+    tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]
     await asyncio.sleep(0)
-    yield services, engine
+    yield service, engine
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -143,13 +117,13 @@ def _request(number: int, typed: SimulatedRequest, num_tokens: int, deadline: De
     )  # fmt: skip
 
 
-def _check_nothing_left(services: Sequence[Service], engine: SupervisedEngine, recorder: "_Recorder") -> None:
-    loads = [service.load() for service in services]
+def _check_nothing_left(service: Service, engine: SupervisedEngine, recorder: "_Recorder") -> None:
+    load = service.load()
     left = {
         "requests without an end": len(recorder.open),
         "ends too many": recorder.num_surplus_ends,
-        "requests in the book": sum(load.num_live + load.num_queued for load in loads),
-        "slots": sum(load.num_occupied for load in loads),
+        "requests in the book": load.num_live + load.num_queued,
+        "slots": load.num_occupied,
         "generations in the engine": engine.stats().num_running,
     }
     if any(left.values()):

@@ -243,7 +243,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             )
             replicas.append(Replica(region, redis.address, settings))
             stack.callback(replicas[-1].child.stop)
-        settings = (f"server.region={REGIONS[1]}", f"auth.keys_file={folder / 'keys.json'}", "server.processes=2")
+        settings = (f"server.region={REGIONS[1]}", f"auth.keys_file={folder / 'keys.json'}")
         verifying = Replica("verifying", "", settings)
         stack.callback(verifying.child.stop)
         targets = [Target(each.wait().metrics_address) for each in (*replicas, verifying)]

@@ -24,7 +24,6 @@ from completion_server.rpc.stream_ends import StreamTimes
 from completion_server.serving.service import Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.state.clients import make_client
-from completion_server.state.local.group import LocalParent
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.settings import RedisSettings
 from completion_server.state.subscription import ChannelSubscription
@@ -137,21 +136,6 @@ def shared_part(name: str) -> LongLived:
     return make
 
 
-def front_end_part(name: str) -> LongLived:
-    """Return a part that front ends share, without a parent that answers."""
-
-    @asynccontextmanager
-    async def make() -> AsyncIterator[Running]:
-        parent = LocalParent(2, LoopClock())
-        member = SharedState(load_config(None, [], {}), LoopClock(), group=parent.group(0)).member
-        assert member is not None
-        parts = {"lanes": member.lanes, "limits": member.limiters}
-        yield parts[name].run()
-        parent.close()
-
-    return make
-
-
 def supervisor(*, dies: bool) -> LongLived:
     """Return a supervisor of an engine that gets heartbeats, or of engines that die again and again."""
 
@@ -222,7 +206,6 @@ async def session_stream() -> AsyncIterator[Running]:
 IN_VIRTUAL_TIME = {
     "loop lag": loop_lag,
     **{name: shared_part(name) for name in ("lanes", "clock", "limits", "cache")},
-    **{f"{name} of front ends": front_end_part(name) for name in ("lanes", "limits")},
     "engine": supervisor(dies=False),
     "engines that die": supervisor(dies=True),
     "service": service,

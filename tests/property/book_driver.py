@@ -137,10 +137,6 @@ class BookDriver(RuleBasedStateMachine):
         for work in self.works.values():
             work.readers.discard(request_id)
 
-    def has_free_slot(self) -> bool:
-        """Return whether a newcomer must have a slot at once."""
-        return self.book.num_occupied < self.book.num_slots
-
     def check_sacrifices(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Finish) and action.outcome.shed_reason is ShedReason.OVERLOAD:

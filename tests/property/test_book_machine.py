@@ -60,7 +60,7 @@ class BookMachine(BookDriver):
             answer_key=prefix if shares else None,
         )  # fmt: skip
         holder, serving = self.holder(request), self.serving(request)
-        has_free_slot = self.has_free_slot()
+        has_free_slot = self.book.num_occupied < self.book.num_slots
         self.requests[request_id] = request
         self.waits_since[request_id] = self.now
         self.carry_out(self.book.submit(request, self.now))

@@ -55,8 +55,8 @@ class SharedLimitMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, request_s=st.sampled_from([0.001, 0.04]), reply_s=st.sampled_from([0.001, 0.04]))
     def delay(self, number: int, request_s: float, reply_s: float) -> None:
-        link = self.replicas[number].link
-        link.request_delay_s, link.reply_delay_s = request_s, reply_s
+        store = self.replicas[number].store
+        store.request_delay_s, store.reply_delay_s = request_s, reply_s
 
     @rule(number=NUMBERS, num=st.sampled_from([1, 5, 100]))
     def open(self, number: int, num: int) -> None:
@@ -81,7 +81,7 @@ class SharedLimitMachine(RuleBasedStateMachine):
             assert worst <= self.allowed + 1e-6, f"{worst} units above the rate, {self.allowed} allowed"
             assert num_open <= 3 * MAX_SESSIONS + NUM
             for shares in self.replicas.scripts.shares.values():
-                assert sum(each.part for each in shares.values()) <= 2 - 1 / NUM + 1e-6
+                assert sum(part for _at, _demand, part, _num_open in shares.values()) <= 2 - 1 / NUM + 1e-6
 
 
 SharedLimitMachine.TestCase.settings = settings(max_examples=examples(1), stateful_step_count=25, deadline=None)

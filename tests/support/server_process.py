@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tests.support.models import ROOT
 
 READY_WITHIN_S = 120.0
@@ -40,11 +38,6 @@ class ServingProcess:
         await asyncio.wait([waiting := asyncio.create_task(self.process.wait())], timeout=within_s)
         assert waiting.done(), f"the server did not end within {within_s} s: {self.log.read_text()}"
         return waiting.result()
-
-
-def run_folders(process_id: int) -> list[Path]:
-    """Return the folder that a server holds: one, or none before it has made it."""
-    return [Path(each.path).parent for each in psutil.Process(process_id).open_files() if each.path.endswith("/lock")]
 
 
 def flags(*settings: str) -> list[str]:

@@ -1,20 +1,15 @@
 """Replicas that share limits, in virtual time: real limits, real messages, a double of Redis without I/O.
 
-The double keeps the board by the ledger of front ends; tests/fault/test_limit_scripts.py proves that the scripts in
-Redis do the same.
+tests/fault/test_limit_scripts.py proves that the scripts here and in Redis do the same.
 """
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-from completion_server.limits.ledger import Ledger, Part, Terms
-from completion_server.limits.replicas import Replica as Seen
-from completion_server.limits.shared import Board, Limiter, SessionLimiter, SharedLimits
+from completion_server.limits.shared import Limiter, SessionLimiter, SharedLimits
 from completion_server.state.limit_reports import MEET, SHARE, LimitReports
-from completion_server.state.local.board import BoardKeeper, LocalBoard
-from completion_server.state.local.bus import Handler, Kind
 from completion_server.state.store import Arg, StoreUnavailableError
 from loadtest.simulation.virtual_time import LoopClock, VirtualTimeLoop
 
@@ -26,60 +21,68 @@ def _show(*numbers: float) -> bytes:
     return " ".join(f"{number:.17g}" for number in numbers).encode()
 
 
-class LimitScripts(Ledger):
-    """The scripts of shared limits in Python, and what a parent answers its front ends. `now` is Redis's time."""
+class LimitScripts:
+    """The scripts of shared limits in Python. `now` is Redis's time."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.now = 1_700_000_000.0
+        self.debts: dict[str, tuple[float, float]] = {}
+        """When each key's debt was charged, and the debt."""
+        self.shares: dict[str, dict[str, tuple[float, float, float, float]]] = {}
+        """Time, demand, share and open sessions of each replica, by key."""
+        self.heartbeats: dict[str, tuple[float, str]] = {}
         self.num_commands = 0
 
-    @property
-    def debts(self) -> dict[str, float]:
-        """The debt of each key."""
-        return {str(key): account.debt for key, account in self.accounts.items()}
-
-    @property
-    def shares(self) -> dict[str, dict[str, Part]]:
-        """What each replica has of each key."""
-        return {str(key): account.parts for key, account in self.accounts.items()}
-
-    def meet(self, me: str, process: str, known_s: float, now: float) -> list[Seen]:
-        """Count a command."""
-        self.num_commands += 1
-        return super().meet(me, process, known_s, now)
-
-    def share(self, key: Hashable, me: str, terms: Terms, now: float) -> tuple[float, float]:
-        """Count a command."""
-        self.num_commands += 1
-        return super().share(key, me, terms, now)
-
     def run(self, *command: Arg) -> Any:
-        """Run a command of Redis and return its reply."""
+        """Run a command and return its reply."""
+        self.num_commands += 1
         _eval, script, _num_keys, key, me, *arguments = command
         if script == MEET:
-            found = self.meet(str(me), str(arguments[0]), float(arguments[1]), self.now)
-            return [[each.id.encode(), each.process.encode(), _show(each.age_s)] for each in found]
+            return self._meet(str(me), str(arguments[0]), float(arguments[1]))
         assert script == SHARE
-        return [_show(each) for each in self.share(str(key), str(me), Terms(*map(float, arguments)), self.now)]
+        return self._share(str(key), str(me), *map(float, arguments))
 
+    def _share(
+        self, key: str, me: str, kept_s: float, rate: float, burst: float, max_debt: float, taken: float,
+        num_open: float, demand: float, floor: float,
+    ) -> list[bytes]:  # fmt: skip
+        shares = self.shares.setdefault(key, {})
+        for name, each in list(shares.items()):
+            if abs(self.now - each[0]) >= kept_s:
+                del shares[name]
+        at, debt = self.debts.get(key, (self.now, 0.0))
+        debt -= max(0.0, self.now - at) * rate * (1 - sum(each[2] for each in shares.values())) - taken
+        self.debts[key] = self.now, min(max_debt, max(0.0, debt))
+        others = [each for name, each in shares.items() if name != me]
+        part = 0.0
+        if demand:
+            wanted = demand + sum(each[1] for each in others)
+            part = min(demand / wanted, max(floor, 1 - sum(each[2] for each in others)))
+            shares[me] = self.now, demand, part, num_open
+        else:
+            shares.pop(me, None)
+        return [_show(part), _show(burst - self.debts[key][1] - num_open - sum(each[3] for each in others))]
 
-@dataclass
-class Link:
-    """A replica's way to the board. Faults can be set at any time."""
-
-    request_delay_s: float = 0.001
-    reply_delay_s: float = 0.001
-    is_cut: bool = False
-    loses_replies: bool = False
+    def _meet(self, me: str, process: str, known_s: float) -> list[list[bytes]]:
+        found = [
+            [name.encode(), process.encode(), _show(max(0.0, self.now - at))]
+            for name, (at, process) in self.heartbeats.items()
+            if abs(self.now - at) <= known_s
+        ]
+        self.heartbeats[me] = self.now, process
+        if not process:
+            del self.heartbeats[me]
+        return found
 
 
 class FakeStore:
-    """A replica's connection to Redis."""
+    """A replica's way to the scripts. Faults can be set at any time."""
 
-    def __init__(self, scripts: LimitScripts, link: Link) -> None:
+    def __init__(self, scripts: LimitScripts) -> None:
         self._scripts = scripts
-        self._link = link
+        self.request_delay_s = self.reply_delay_s = 0.001
+        self.is_cut = False
+        self.loses_replies = False
         self.is_available = True
 
     def call_nowait(self, *command: Arg, patience_s: float = 0.0) -> "asyncio.Future[Any]":
@@ -96,77 +99,13 @@ class FakeStore:
         def arrive() -> None:
             self._scripts.now = 1_700_000_000.0 + loop.time()
             reply = self._scripts.run(*command)
-            if not self._link.loses_replies:
-                loop.call_later(self._link.reply_delay_s, end, reply)
+            if not self.loses_replies:
+                loop.call_later(self.reply_delay_s, end, reply)
 
         loop.call_later(TIMEOUT_S, end)
-        if not self._link.is_cut:
-            loop.call_later(self._link.request_delay_s, arrive)
+        if not self.is_cut:
+            loop.call_later(self.request_delay_s, arrive)
         return future
-
-
-class FakeBus:
-    """A front end's way to its parent."""
-
-    place = 0
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._handlers: dict[Kind, Handler] = {}
-        self.parent = ParentBus(self)
-
-    def on(self, kind: Kind, handler: Handler) -> None:
-        """See `Bus`."""
-        self._handlers[kind] = handler
-
-    def send(self, _place: int, kind: Kind, payload: bytes = b"") -> bool:
-        """Send to the parent, see `Bus`."""
-        if not self._link.is_cut:
-            asyncio.get_running_loop().call_later(self._link.request_delay_s, self.parent.receive, kind, payload)
-        return True
-
-    def receive(self, kind: Kind, payload: bytes) -> None:
-        """Take a message of the parent."""
-        if not self._link.loses_replies:
-            asyncio.get_running_loop().call_later(self._link.reply_delay_s, self._handlers[kind], 1, payload)
-
-
-class ParentBus:
-    """A parent's way to one front end."""
-
-    place = 1
-
-    def __init__(self, front_end: FakeBus) -> None:
-        self._front_end = front_end
-        self._handlers: dict[Kind, Handler] = {}
-
-    def on(self, kind: Kind, handler: Handler) -> None:
-        """See `Bus`."""
-        self._handlers[kind] = handler
-
-    def send(self, _place: int, kind: Kind, payload: bytes = b"") -> bool:
-        """Send to the front end, see `Bus`."""
-        self._front_end.receive(kind, payload)
-        return True
-
-    def receive(self, kind: Kind, payload: bytes) -> None:
-        """Take a message of the front end."""
-        self._handlers[kind](0, payload)
-
-
-def redis_board(scripts: LimitScripts, link: Link) -> Board:
-    """Return the board that a replica finds in Redis."""
-    return LimitReports(FakeStore(scripts, link), lambda kind, key: f"{kind}:{key}")
-
-
-def local_board(scripts: LimitScripts, link: Link) -> Board:
-    """Return the board that a front end finds in its parent."""
-    bus = FakeBus(link)
-    BoardKeeper(bus.parent, LoopClock(), scripts)
-    return LocalBoard(bus, bus.parent.place)
-
-
-BOARDS = {"redis": redis_board, "local": local_board}
 
 
 @dataclass
@@ -179,12 +118,14 @@ class Limits:
 
 
 class FakeReplica:
-    """One replica's limits, and its way to the board."""
+    """One replica's limits, and its connection to Redis."""
 
-    def __init__(self, name: str, scripts: LimitScripts, limits: Limits, num_replicas: int, board: str) -> None:
+    def __init__(self, name: str, scripts: LimitScripts, limits: Limits, num_replicas: int) -> None:
         self.clock = LoopClock()
-        self.link = Link()
-        self.shared = SharedLimits(BOARDS[board](scripts, self.link), self.clock, name, num_replicas)
+        self.store = FakeStore(scripts)
+        self.shared = SharedLimits(
+            LimitReports(self.store, lambda kind, key: f"{kind}:{key}"), self.clock, name, num_replicas
+        )
         self.limiter: Limiter = self.shared.rate("requests", limits.units_per_s, limits.burst)
         self.sessions: SessionLimiter = self.shared.sessions("sessions", limits.max_sessions)
         self.task = asyncio.get_running_loop().create_task(self.shared.run())
@@ -208,9 +149,8 @@ class FakeReplica:
 
 @dataclass
 class FakeReplicas:
-    """Replicas with one Redis, or front ends with one parent, in virtual time."""
+    """Replicas with one Redis, in virtual time."""
 
-    board: ClassVar[str] = "redis"
     num: int = 3
     limits: Limits = field(default_factory=Limits)
     scripts: LimitScripts = field(default_factory=LimitScripts)
@@ -226,7 +166,7 @@ class FakeReplicas:
 
     def make(self, name: str) -> FakeReplica:
         """Return a new replica, which runs."""
-        return FakeReplica(name, self.scripts, self.limits, self.num, self.board)
+        return FakeReplica(name, self.scripts, self.limits, self.num)
 
     async def offer(self, seconds: float, rate: float, to: Sequence[int], key: str = "u") -> list[int]:
         """Let requests arrive at some replicas at a steady rate each, and return how many each one took."""

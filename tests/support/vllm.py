@@ -21,9 +21,9 @@ def vllm_config(*overrides: str) -> Config:
     return make_config(f"engine.draft_model={DRAFT}", *sizes, *overrides)
 
 
-def make_vllm_engine(*overrides: str, num_places: int = 0) -> "VllmEngine":
+def make_vllm_engine(*overrides: str) -> "VllmEngine":
     """Return a vLLM engine with a draft model, not yet started."""
-    return cast("VllmEngine", make_engine_factory(vllm_config(*overrides), num_places)())
+    return cast("VllmEngine", make_engine_factory(vllm_config(*overrides))())
 
 
 @contextmanager

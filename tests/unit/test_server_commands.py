@@ -307,11 +307,7 @@ def test_fewer_tokens_alone_are_accepted() -> None:
     assert found.stdout.startswith("ok: ")
 
 
-GIVES_UP = """
-from completion_server.core.run_folder import RunFolder
-from completion_server.server_commands import _give_up_stop
-_give_up_stop(RunFolder(), 'task "warm-up"')
-"""
+GIVES_UP = "from completion_server.server_commands import _give_up_stop; _give_up_stop('task \"warm-up\"')"
 
 
 def test_a_stop_that_is_given_up_says_what_did_not_end() -> None:

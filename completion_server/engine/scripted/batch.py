@@ -9,10 +9,6 @@ import heapq
 from completion_server.engine.interface import EngineStep
 from completion_server.engine.scripted.generation import ScriptedGeneration
 from completion_server.engine.scripted.model import BLOCK_TOKENS, PrefixCache, ServiceTimes
-from completion_server.engine.scripted.sharing import NO_LOAD, Load
-
-_LOOK_S = 1e-3
-"""How often a batch that is kept out by those of other processes looks for space, at least."""
 
 
 class ScriptedBatch:
@@ -29,10 +25,6 @@ class ScriptedBatch:
         self._running: list[ScriptedGeneration] = []
         self._num_arrived = 0
         self._num_used_blocks = 0
-        self.others = NO_LOAD
-        """The load of other processes that share the engine, as the caller has read it last."""
-        self._own = NO_LOAD
-        """What the planned step computes."""
         self.num_waiting = 0
         """Generations in the queue, without the aborted ones."""
         self.num_generated_tokens = 0
@@ -45,16 +37,9 @@ class ScriptedBatch:
         return len(self._running)
 
     @property
-    def load(self) -> Load:
-        """The load of the planned step, which other processes count in."""
-        return self._own._replace(
-            num_running=self.num_running, num_waiting=self.num_waiting, num_blocks=self._num_used_blocks
-        )
-
-    @property
     def kv_usage(self) -> float:
         """Share of the KV cache that is reserved, 0 to 1."""
-        return (self._num_used_blocks + self.others.num_blocks) / self._num_kv_blocks
+        return self._num_used_blocks / self._num_kv_blocks
 
     @property
     def is_empty(self) -> bool:
@@ -85,16 +70,13 @@ class ScriptedBatch:
         self._waiting.clear()
         self._running.clear()
         self.num_waiting = self._num_used_blocks = 0
-        self._own = NO_LOAD
 
     def admit(self, now: float) -> None:
         """Move generations from the queue into the batch, while there are slots and memory."""
-        num_slots = self._max_num_seqs - self.others.num_running
-        num_kv_blocks = self._num_kv_blocks - self.others.num_blocks
-        while self._waiting and len(self._running) < num_slots:
+        while self._waiting and len(self._running) < self._max_num_seqs:
             generation = self._waiting[0][2]
             if not generation.is_aborted:
-                if self._num_used_blocks + generation.num_blocks > num_kv_blocks:
+                if self._num_used_blocks + generation.num_blocks > self._num_kv_blocks:
                     return
                 self._start(generation, now)
             heapq.heappop(self._waiting)
@@ -127,7 +109,7 @@ class ScriptedBatch:
             generation.num_prompt_now = num
             num_prefill_tokens += num
             num_prompts += num > 0
-        return self._step_s(num_speculative_tokens, num_decoding, num_prompts, num_prefill_tokens)
+        return self._times.step_s(num_prefill_tokens, num_decoding, num_speculative_tokens, num_prompts)
 
     def _plan_apart(self, num_speculative_tokens: int, now: float) -> float:
         """Plan a step without prompts, which are computed elsewhere. It decodes the first token after each of them."""
@@ -137,30 +119,13 @@ class ScriptedBatch:
             is_due = not generation.is_decoding and generation.prompt_due_at <= now
             generation.num_prompt_now = generation.num_prompt_left if is_due else 0
             num_decoding += generation.is_decoding or is_due
-        return self._step_s(num_speculative_tokens, num_decoding, 0, 0)
-
-    def _step_s(
-        self, num_speculative_tokens: int, num_decoding: int, num_prompts: int, num_prefill_tokens: int
-    ) -> float:
-        """Return the duration of a step with this load and that of the others; 0 if it computes nothing itself."""
-        self._own = Load(num_decoding=num_decoding, num_prompts=num_prompts, num_prefill_tokens=num_prefill_tokens)
-        if not num_decoding and not num_prefill_tokens:
-            return 0.0
-        others = self.others
-        return self._times.step_s(
-            num_prefill_tokens + others.num_prefill_tokens,
-            num_decoding + others.num_decoding,
-            num_speculative_tokens,
-            num_prompts + others.num_prompts,
-        )
+        return self._times.step_s(0, num_decoding, num_speculative_tokens, 0)
 
     def idle_s(self, now: float) -> float:
         """Return how long to wait when there is nothing to compute.
 
         That is until the next prompt is ready, but at most a decode step, so that new arrivals are admitted.
         """
-        if not self._running and self.others.num_running:
-            return max(self._times.decode_base_s, _LOOK_S)
         if not self._times.prefill_apart_s or not self._running:
             return 0.0
         due_at = min(generation.prompt_due_at for generation in self._running)
@@ -184,7 +149,6 @@ class ScriptedBatch:
         self._num_used_blocks = sum(each.num_blocks for each in still_running)
         self._running = still_running
         self.num_generated_tokens += num_tokens
-        self._own = NO_LOAD
         if self.is_empty:
             self._waiting.clear()
         positions = range(num_speculative_tokens if lengths else 0)

@@ -8,18 +8,15 @@ loop's, so that the engine also runs in virtual time. Knows nothing of users.
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from pathlib import Path
 
 from completion_server.engine.interface import (
     EngineDeadError,
     EngineInfo,
-    EngineShare,
     EngineStats,
     EngineStep,
     GenerationRequest,
     Output,
     SpeculationControl,
-    SpeculationLookup,
     constant_lookup,
 )
 from completion_server.engine.scripted.batch import ScriptedBatch
@@ -34,7 +31,6 @@ from completion_server.engine.scripted.model import (
     Token,
     plausible_code,
 )
-from completion_server.engine.scripted.sharing import ScriptedShare, SharedCapacity
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.speculation_control import EngineSpeculation
 
@@ -70,26 +66,17 @@ class ScriptedEngine:
         acceptance_rate: float = 0.7,
         seed: int = 0,
         lengthen: Callable[[float], float] = float,
-        num_places: int = 0,
-        folder: Path | None = None,
-        attached: SharedCapacity | None = None,
     ) -> None:
         """Prepare.
 
         `max_num_batched_tokens` bounds the tokens of one step: longer prompts take several steps. `acceptance_rate` is
         the chance of each draft token, given that those before it were accepted. `lengthen` returns the time that a
-        step takes beside other work on the machine, from the time that it takes alone. Other processes can attach at
-        `num_places` places, with a file in `folder`; `attached` is the capacity of the engine at one of whose places
-        this one is.
+        step takes beside other work on the machine, from the time that it takes alone.
         """
         self._script = script
         self._times = times
         self._info = _describe(model, max_model_len, max_num_seqs, num_speculative_tokens)
-        self._capacity = SharedCapacity.create(num_places, max_num_seqs, folder) if num_places else attached
-        self._control: EngineSpeculation | None = None
-        if attached is None:
-            publish = self._capacity.publish if self._capacity is not None else None
-            self._control = EngineSpeculation(self._info, publish)
+        self._speculation = EngineSpeculation(self._info)
         self._on_step: Callable[[EngineStep], None] = _ignore
         self._batch = ScriptedBatch(times, max_num_seqs, max_num_batched_tokens, num_kv_blocks)
         self._seed = seed
@@ -106,15 +93,7 @@ class ScriptedEngine:
         """Steps taken since start."""
 
     @classmethod
-    def from_settings(
-        cls,
-        settings: EngineSettings,
-        script: Script = plausible_code,
-        *,
-        num_places: int = 0,
-        folder: Path | None = None,
-        attached: SharedCapacity | None = None,
-    ) -> "ScriptedEngine":
+    def from_settings(cls, settings: EngineSettings, script: Script = plausible_code) -> "ScriptedEngine":
         """Return an engine of the configured size and service times."""
         return cls(
             script,
@@ -125,26 +104,7 @@ class ScriptedEngine:
             num_kv_blocks=settings.scripted_kv_blocks,
             num_speculative_tokens=settings.num_speculative_tokens if settings.draft_model else 0,
             acceptance_rate=settings.scripted_acceptance,
-            num_places=num_places,
-            folder=folder,
-            attached=attached,
         )
-
-    @classmethod
-    def from_share(
-        cls, share: ScriptedShare, place: int, settings: EngineSettings, script: Script = plausible_code
-    ) -> "ScriptedEngine":
-        """Return the engine of a front end at a place of a shared engine of the same settings.
-
-        Raises:
-            EngineDeadError: the parent has stopped the engine.
-
-        """
-        try:
-            capacity = SharedCapacity(share.path, share.num_places, share.info.max_num_seqs, place)
-        except FileNotFoundError:
-            raise EngineDeadError("the engine was stopped") from None
-        return cls.from_settings(settings, script, attached=capacity)
 
     @property
     def info(self) -> EngineInfo:
@@ -187,12 +147,11 @@ class ScriptedEngine:
             self._abort(generation)
 
     def stats(self) -> EngineStats:
-        """Return the counters. If the engine is shared, those of tokens are this process's own."""
+        """Return the counters."""
         batch = self._batch
-        self._read_others()
         return EngineStats(
-            num_running=batch.num_running + batch.others.num_running,
-            num_waiting=batch.num_waiting + batch.others.num_waiting,
+            num_running=batch.num_running,
+            num_waiting=batch.num_waiting,
             num_generated_tokens=batch.num_generated_tokens,
             num_aborted_tokens=batch.num_aborted_tokens,
             kv_usage=batch.kv_usage,
@@ -201,7 +160,7 @@ class ScriptedEngine:
     @property
     def speculation(self) -> SpeculationControl | None:
         """Changes K; see the interface."""
-        return self._control if self.is_alive and not self._info.speculation_locked_reason else None
+        return self._speculation if self.is_alive and not self._info.speculation_locked_reason else None
 
     def watch_steps(self, on_step: Callable[[EngineStep], None]) -> None:
         """Call `on_step` after every step; see the interface."""
@@ -211,29 +170,11 @@ class ScriptedEngine:
         """Return None: there is no process that computes."""
         return None
 
-    def share(self) -> EngineShare | None:
-        """Return what front ends need to attach; see the interface."""
-        capacity = self._capacity
-        if capacity is None or self._control is None or not self.is_alive:
-            return None
-        return ScriptedShare(self._info, capacity.num_places, capacity.path)
-
-    async def abort_place(self, place: int) -> None:
-        """Forget the load of a front end whose process has ended; see the interface."""
-        if self._capacity is not None:
-            self._capacity.clear(place)
-
-    def fail(self, reason: str) -> None:
-        """Die, because the parent's engine has; see `AttachedEngine`."""
-        self.crash(reason)
-
     async def stop(self) -> None:
         """Free everything; open generations get EngineDeadError."""
         self.crash("the engine was stopped")
         if self._loop_task is not None:
             await asyncio.wait([self._loop_task])
-        if self._capacity is not None and self._control is not None:
-            self._capacity.remove()
 
     def crash(self, reason: str = "the engine crashed") -> None:
         """Die: every open generation gets EngineDeadError, and so does every later one. Before `start`, it fails."""
@@ -245,7 +186,6 @@ class ScriptedEngine:
                 generation.fail(EngineDeadError(self._death))
         self._open.clear()
         self._batch.clear()
-        self._write_load()
 
     def hang(self) -> None:
         """Stop in the middle of a step: no more outputs until `resume`."""
@@ -271,7 +211,7 @@ class ScriptedEngine:
         if request.id in self._open:
             msg = f"a generation {request.id!r} is open already"
             raise ValueError(msg)
-        salt = self._followed.salt(request.cache_salt)
+        salt = self._speculation.salt(request.cache_salt)
         if salt != request.cache_salt:
             request = replace(request, cache_salt=salt)
         generation = ScriptedGeneration(request, max_tokens, iter(self._script(request)), self._seed)
@@ -291,13 +231,10 @@ class ScriptedEngine:
         loop, batch = asyncio.get_running_loop(), self._batch
         while True:
             await self._has_work.wait()
-            self._read_others()
             batch.admit(loop.time())
-            num_running = min(batch.num_running + batch.others.num_running, self._info.max_num_seqs)
-            num_speculative_tokens = self._followed.lookup[num_running]
+            num_speculative_tokens = self._speculation.lookup[batch.num_running]
             step_s = batch.plan(num_speculative_tokens, loop.time())
             step_s = self._lengthen(step_s) if step_s else 0.0
-            self._write_load()
             await asyncio.sleep(step_s or batch.idle_s(loop.time()))
             await self._is_awake.wait()
             self.num_steps += batch.num_running > 0
@@ -306,28 +243,6 @@ class ScriptedEngine:
                 self._on_step(step)
             if batch.is_empty:
                 self._has_work.clear()
-                self._write_load()
-
-    @property
-    def lookup(self) -> SpeculationLookup:
-        """The active K: this engine's own, or the parent's."""
-        return self._followed.lookup
-
-    @property
-    def _followed(self) -> EngineSpeculation | SharedCapacity:
-        """The lookup and the salts: this engine's own, or the parent's."""
-        if self._control is not None:
-            return self._control
-        assert self._capacity is not None
-        return self._capacity
-
-    def _read_others(self) -> None:
-        if self._capacity is not None:
-            self._batch.others = self._capacity.others()
-
-    def _write_load(self) -> None:
-        if self._capacity is not None:
-            self._capacity.write(self._batch.load)
 
 
 def _ignore(_step: EngineStep) -> None:

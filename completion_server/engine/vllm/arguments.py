@@ -22,7 +22,6 @@ from vllm.platforms import current_platform
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import NGRAM, SpeculationLookup, constant_lookup, trial_ks
 from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
-from completion_server.engine.vllm.drafts.shared_lookup import MAX_NUM_SPECULATIVE_TOKENS
 from completion_server.engine.vllm.streaming import check_streaming
 
 logger = logging.getLogger(__name__)
@@ -177,8 +176,6 @@ def settings_locked_reason(settings: EngineSettings) -> str:
         return "vLLM keeps K constant under data parallelism"
     if settings.vllm.get("scheduler_cls"):
         return "engine.vllm.scheduler_cls names another scheduler"
-    if settings.num_speculative_tokens > MAX_NUM_SPECULATIVE_TOKENS:
-        return f"engine.num_speculative_tokens is over {MAX_NUM_SPECULATIVE_TOKENS}"
     return ""
 
 

@@ -1,12 +1,11 @@
 """Counts the tokens that vLLM's engine core computed, by generation and by step.
 
 Imports nothing of vLLM; reads vLLM's objects. vLLM reports a step in two calls: first its outputs, in one piece or
-several, then the scheduler's statistics. A process that shares its engine core with others has its own outputs only:
-there the scheduler counts the outputs of all, and sends the counts with the statistics.
+several, then the scheduler's statistics.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from completion_server.engine.interface import EngineStep, SpeculationLookup
@@ -43,7 +42,7 @@ class GenerationProgress:
 
 
 @dataclasses.dataclass(slots=True)
-class StepCounts:
+class _StepCounts:
     """The outputs of a step, counted."""
 
     num_seqs: int = 0
@@ -67,27 +66,6 @@ class StepCounts:
             self.num_open += output.finish_reason is None
             self.has_first |= getattr(output, "prefill_stats", None) is not None
 
-    def as_report(self) -> dict[str, int]:
-        """Return the counts as vLLM's statistics can carry them."""
-        report = {name: int(getattr(self, name)) for name in _REPORTED}
-        return report | ({} if self.ended_at is None else {_ENDED_NS: int(self.ended_at * _NS)})
-
-    @classmethod
-    def from_report(cls, report: Mapping[str, int]) -> "StepCounts":
-        """Return the counts of a report."""
-        seqs, tokens, num_open, first, undrafted = (report[name] for name in _REPORTED)
-        ended_ns = report.get(_ENDED_NS)
-        ended_at = None if ended_ns is None else ended_ns / _NS
-        return cls(seqs, tokens, num_open, bool(first), bool(undrafted), ended_at)
-
-
-REPORT_FIELD = "running_lora_adapters"
-"""The field of vLLM's statistics that carries a report. It is empty otherwise: the server has no LoRA adapters."""
-
-_REPORTED = ("num_seqs", "num_tokens", "num_open", "has_first", "has_undrafted")
-_ENDED_NS = "ended_ns"
-_NS = 1_000_000_000
-
 
 class StepMeter:
     """Assembles steps from vLLM's reports."""
@@ -96,21 +74,18 @@ class StepMeter:
         self.on_step: Callable[[EngineStep], None] = lambda _step: None
         self._ended_at: float | None = None
         """End of the previous step, by the engine core's clock; None if it may have been idle since."""
-        self._counts = StepCounts()
+        self._counts = _StepCounts()
 
     def output(self, output: Any, at: float, *, is_undrafted: bool = False) -> None:
         """Add what a generation got in the step that ended `at`."""
         self._counts.add(output, at)
         self._counts.has_undrafted |= is_undrafted and bool(output.new_token_ids)
 
-    def end(self, speculation: Any, num_running: int, whole: StepCounts | None = None) -> None:
-        """End the step after all its outputs. `speculation` is vLLM's SpecDecodingStats, None without drafts.
-
-        `whole` has the counts of all clients, if the engine core has several.
-        """
-        before, counts = self._ended_at, whole or self._counts
+    def end(self, speculation: Any, num_running: int) -> None:
+        """End the step after all its outputs. `speculation` is vLLM's SpecDecodingStats, None without drafts."""
+        before, counts = self._ended_at, self._counts
         # A step without outputs computed a part of a prompt, or nothing: the next step's beginning is unknown.
-        self._ended_at, self._counts = counts.ended_at if num_running else None, StepCounts()
+        self._ended_at, self._counts = counts.ended_at if num_running else None, _StepCounts()
         if counts.ended_at is None:
             return
         # A running generation without output had a part of its prompt computed, or will in the next step, which is
@@ -141,19 +116,13 @@ class TokenAccounting:
         self.meter = StepMeter()
         self.lookup: SpeculationLookup = (0,)
         """The active K by number of sequences."""
-        self.read_k: Callable[[int], int] = self.k_of
-        """Returns K for a step, from the number of outputs that this process has in it."""
-
-    def k_of(self, num_seqs: int) -> int:
-        """Return K for a step of so many sequences."""
-        return self.lookup[min(num_seqs, len(self.lookup) - 1)]
 
     def watch(self, processor: Any) -> None:
         """Read each step's outputs from vLLM's output processor."""
         states = processor.request_states
 
         def count(outputs: Sequence[Any], at: float) -> None:
-            num_speculative_tokens = self.read_k(len(outputs))
+            num_speculative_tokens = self.lookup[min(len(outputs), len(self.lookup) - 1)]
             for output in outputs:
                 state = states.get(output.request_id)
                 progress = self.progress.get(state.external_req_id) if state is not None else None

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import IO, Any
 
-from completion_server.engine.vllm.drafts.shared_lookup import LookupPublisher
+from completion_server.engine.vllm.drafts.names import SET_LOOKUP
 from completion_server.engine.vllm.environment import engine_environment
 from loadtest.bench.runner.figures import Block, Sample
 from loadtest.bench.runner.loops import BenchPrompt, closed_loop
@@ -87,24 +87,18 @@ class _Worker:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         config = AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.ENGINE_CONTEXT)
-        self._lookup: LookupPublisher | None = None
-        with contextlib.ExitStack() as stack:
-            if changes_k:
-                scheduler = config.scheduler_config
-                name = "LookupAsyncScheduler" if scheduler.async_scheduling else "LookupScheduler"
-                scheduler.scheduler_cls = f"completion_server.engine.vllm.drafts.schedulers.{name}"
-                self._max_num_seqs = scheduler.max_num_seqs
-                self._lookup = LookupPublisher(self._max_num_seqs)
-                stack.enter_context(self._lookup.published())
-            self._llm = AsyncLLM.from_vllm_config(config)
-        if self._lookup is not None and self._lookup.unread_reason:
-            raise RuntimeError(self._lookup.unread_reason)
+        scheduler = config.scheduler_config
+        if changes_k:
+            name = "LookupAsyncScheduler" if scheduler.async_scheduling else "LookupScheduler"
+            scheduler.scheduler_cls = f"completion_server.engine.vllm.drafts.schedulers.{name}"
+        self._max_num_seqs = scheduler.max_num_seqs
+        self._llm = AsyncLLM.from_vllm_config(config)
         self._has_text = not engine_args.get("skip_tokenizer_init")
         self._num_asked = 0
 
-    def set_k(self, k: int) -> dict[str, Any]:
-        assert self._lookup is not None
-        self._lookup.write([k] * (self._max_num_seqs + 1))
+    async def set_k(self, k: int) -> dict[str, Any]:
+        if reason := await self._llm.engine_core.call_utility_async(SET_LOOKUP, [1, *[k] * self._max_num_seqs]):
+            raise RuntimeError(reason)
         return {"event": "set"}
 
     async def block(self, concurrency: int, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -158,7 +152,7 @@ async def _serve(answers: IO[str]) -> None:
                 worker = _Worker(question["engine_args"], changes_k=question["changes_k"])
                 answer: dict[str, Any] = {"event": "ready"}
             elif "k" in question:
-                answer = worker.set_k(question["k"])
+                answer = await worker.set_k(question["k"])
             else:
                 answer = await worker.block(question["concurrency"], question["requests"])
             answers.write(json.dumps(answer) + "\n")

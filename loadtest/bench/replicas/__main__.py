@@ -7,7 +7,6 @@ cache: requests that the completion cache answers, and what users see of it.
 lookup: how long the completion cache takes to look a request up.
 outage: what users notice while Redis is away or slow.
 rate: what Redis costs the front end.
-front_ends: how soon a newer request on another front end of one server ends the older one, without Redis.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from completion_client import ServiceError
-from loadtest.bench.replicas import cache, front_ends, lookup, routing, shared_state
+from loadtest.bench.replicas import cache, lookup, routing, shared_state
 from loadtest.bench.replicas.servers import PARTS, Figures, Options
 from loadtest.bench.runner.benchmark import Result, benchmark, expected_errors
 from loadtest.bench.runner.figures import figure_table, for_json
@@ -28,7 +27,6 @@ _MEASURES: dict[str, Callable[[Options, Console], Figures]] = {
     "lookup": lookup.measure,
     "outage": shared_state.measure_outage,
     "rate": shared_state.measure_rate,
-    "front_ends": front_ends.measure,
 }
 """Each starts what it needs, measures, stops it, and returns its figures."""
 

@@ -16,7 +16,7 @@ from loadtest.bench.runner.schedule import Contestant, started_together
 from loadtest.bench.runner.server import SCRIPTED, ServerProcess
 from loadtest.processes.child import Child, StartError, free_port
 
-PARTS = ("routing", "supersede", "cache", "lookup", "outage", "rate", "front_ends")
+PARTS = ("routing", "supersede", "cache", "lookup", "outage", "rate")
 CONFIG = Path("deploy/local/server.toml")
 
 BEHIND_ENVOY = ("admission.trust_user_names=true", "admission.require_user=true")

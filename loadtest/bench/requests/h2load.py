@@ -8,7 +8,6 @@ The figures are its CPU time for a request, and the requests that it serves in a
 
 import contextlib
 import re
-import resource
 import shutil
 import struct
 import subprocess
@@ -17,8 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from completion.v1 import completion_pb2 as pb
-from loadtest.bench.runner.front_end import ServerProcesses, bare_server
+from loadtest.bench.runner.front_end import bare_server, cpu_s
 from loadtest.bench.runner.server import SCRIPTED, SERVES_ALL, ServerProcess
 from loadtest.processes.child import StartError
 from loadtest.processes.meter import MetricsError, read_counter
@@ -34,7 +35,7 @@ OVERRIDES = (
     "scheduling.single_flight=false",
     "shed.lag_ms=0",
 )
-_CONNECTIONS, _OPEN = 8, 32
+_CONNECTIONS, _OPEN_EACH = 8, 4
 _USER = "h2load"
 _PREFIX_CHARS, _SUFFIX_CHARS = 3000, 800
 _METHOD = f"/{pb.DESCRIPTOR.services_by_name['CompletionService'].full_name}/Complete"
@@ -53,13 +54,9 @@ class H2loadTurn(NamedTuple):
     """One turn of a server."""
 
     cpu_ms: float
-    """CPU milliseconds of its processes for a request."""
+    """CPU milliseconds of its process for a request."""
     requests_per_s: float
     num_requests: int
-    times_ms: Sequence[float]
-    """Of the requests, sorted."""
-    client_cores: float
-    """Cores that h2load used."""
 
 
 def find_h2load() -> str:
@@ -85,14 +82,14 @@ def measure(config: Path, overrides: Sequence[str], rounds: int, seconds: float)
         bare_server(0) as (bare_address, bare_pid),
     ):
         body = Path(folder, "body")
-        body.write_bytes(framed_request())
+        body.write_bytes(_body())
         metrics = f"http://{server.ready['metrics_address']}/metrics"
         for _ in range(rounds):
             before = _num_answered(metrics)
-            served.append(take_turn(program, body, server.ready["address"], server.pid, seconds))
+            served.append(_turn(program, body, server.ready["address"], server.pid, seconds))
             if _num_answered(metrics) - before < served[-1].num_requests:
                 raise H2loadError("h2load: the server did not answer all requests with a completion")
-            bare.append(take_turn(program, body, bare_address, bare_pid, seconds))
+            bare.append(_turn(program, body, bare_address, bare_pid, seconds))
     cpu_ms, bare_cpu_ms = (min(each.cpu_ms for each in turns) for turns in (served, bare))
     return {
         "h2load_cpu_ms": cpu_ms,
@@ -103,43 +100,25 @@ def measure(config: Path, overrides: Sequence[str], rounds: int, seconds: float)
     }
 
 
-def take_turn(
-    program: str,
-    body: Path,
-    address: str,
-    pid: int,
-    seconds: float,
-    connections: int = _CONNECTIONS,
-    num_open: int = _OPEN,
-) -> H2loadTurn:
-    """Load the server of a process with some open requests over some connections."""
-    log = body.with_name("log")
-    log.unlink(missing_ok=True)
+def _turn(program: str, body: Path, address: str, pid: int, seconds: float) -> H2loadTurn:
     command = [
-        program, "--duration", f"{seconds:g}", "--clients", str(connections), "--log-file", str(log),
-        "--max-concurrent-streams", str(num_open // connections), "--data", str(body),
+        program, "--duration", f"{seconds:g}", "--clients", str(_CONNECTIONS),
+        "--max-concurrent-streams", str(_OPEN_EACH), "--data", str(body),
         "--header", "content-type: application/grpc", "--header", "te: trailers", "--header", f"x-user-id: {_USER}",
         f"http://{address}{_METHOD}",
     ]  # fmt: skip
-    processes = ServerProcesses(pid)
-    begun_s, client_begun_s = processes.cpu_s, _children_s()
+    process = psutil.Process(pid)
+    begun_s = cpu_s(process)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + _LIMIT_S)
-    used_s, client_s = processes.cpu_s - begun_s, _children_s() - client_begun_s
+    used_s = cpu_s(process) - begun_s
     finished, counted = _FINISHED.search(done.stdout), _DONE.search(done.stdout)
     if finished is None or counted is None or int(counted["failed"]) or not int(counted["succeeded"]):
         raise H2loadError(f"h2load: requests to {address} failed:\n{done.stdout}{done.stderr}")
     num_requests = int(counted["succeeded"])
-    times_ms = sorted(int(line.split("\t")[2]) / 1000 for line in log.read_text().splitlines())
-    rate = float(finished["rate"])
-    return H2loadTurn(used_s * 1000 / num_requests, rate, num_requests, times_ms, client_s / seconds)
+    return H2loadTurn(used_s * 1000 / num_requests, float(finished["rate"]), num_requests)
 
 
-def _children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def framed_request() -> bytes:
+def _body() -> bytes:
     """Return the request as gRPC frames it."""
     text = _LINE * (_PREFIX_CHARS // len(_LINE) + 1)
     request = pb.CompleteRequest(

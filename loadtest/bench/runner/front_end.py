@@ -54,27 +54,8 @@ def editors(sessions: int, requests_per_s: float, seconds: float, seed: int) -> 
     return Scenario.of(tree)
 
 
-class ServerProcesses:
-    """A running server's processes: its own and those that it has started."""
-
-    def __init__(self, pid: int) -> None:
-        """Find them."""
-        root = psutil.Process(pid)
-        self._all = (root, *root.children(recursive=True))
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU seconds, user and system."""
-        return sum(map(cpu_s, self._all))
-
-    @property
-    def rss_bytes(self) -> int:
-        """Memory; what they share counts for each."""
-        return sum(int(each.memory_info().rss) for each in self._all)
-
-
 class ProcessReading(NamedTuple):
-    """CPU time and memory of a server at a time of the run."""
+    """CPU time and memory of a process at a time of the run."""
 
     elapsed_s: float
     cpu_s: float
@@ -84,19 +65,17 @@ class ProcessReading(NamedTuple):
 
 @dataclass(slots=True)
 class ProcessWatch:
-    """Readings of a server, taken at each progress report of the run."""
+    """Readings of a process, taken at each progress report of the run."""
 
-    processes: ServerProcesses
+    process: psutil.Process
     readings: list[ProcessReading] = field(default_factory=list)
     """Readings while requests come."""
 
     def look(self, progress: RunProgress) -> None:
         """Take a reading."""
         if progress.is_running and progress.num_intended:
-            found = self.processes
-            self.readings.append(
-                ProcessReading(progress.elapsed_s, found.cpu_s, found.rss_bytes, progress.num_intended)
-            )
+            rss = self.process.memory_info().rss
+            self.readings.append(ProcessReading(progress.elapsed_s, cpu_s(self.process), rss, progress.num_intended))
 
     @property
     def cpu_ms_a_request(self) -> float:
@@ -154,8 +133,8 @@ def _turn(target: str, pid: int, scenario: Scenario, console: Console) -> TurnCo
 def drive(
     scenario: Scenario, target: str, pid: int, console: Console, workers: int = 1
 ) -> tuple[RunStats, ProcessWatch]:
-    """Run a scenario against a target, and watch the target's processes."""
-    spec, watch = parse_target(target), ProcessWatch(ServerProcesses(pid))
+    """Run a scenario against a target, and watch the target's process."""
+    spec, watch = parse_target(target), ProcessWatch(psutil.Process(pid))
     with Live(console) as live:
 
         def show(progress: RunProgress) -> None:

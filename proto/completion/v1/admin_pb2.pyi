@@ -170,7 +170,6 @@ class GetStatusResponse(_message.Message):
     REPLICATION_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
-    FRONT_ENDS_FIELD_NUMBER: _builtins.int
     MODEL_REVISION_FIELD_NUMBER: _builtins.int
     DRAFT_MODEL_REVISION_FIELD_NUMBER: _builtins.int
     version: _builtins.str
@@ -223,10 +222,6 @@ class GetStatusResponse(_message.Message):
     def cache(self) -> Global___CacheStatus:
         """The completion cache; unset if it is off."""
 
-    @_builtins.property
-    def front_ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___FrontEndStatus]:
-        """The front ends, if there are several."""
-
     def __init__(
         self,
         *,
@@ -250,59 +245,16 @@ class GetStatusResponse(_message.Message):
         replication: Global___ReplicationStatus | None = ...,
         cache: Global___CacheStatus | None = ...,
         region: _builtins.str = ...,
-        front_ends: _abc.Iterable[Global___FrontEndStatus] | None = ...,
         model_revision: _builtins.str = ...,
         draft_model_revision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "replication", b"replication"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "draft_model", b"draft_model", "draft_model_revision", b"draft_model_revision", "draining", b"draining", "ended_requests", b"ended_requests", "engine_failure", b"engine_failure", "engine_restarts", b"engine_restarts", "engine_state", b"engine_state", "front_ends", b"front_ends", "live_sessions", b"live_sessions", "max_slots", b"max_slots", "model", b"model", "model_revision", b"model_revision", "num_speculative_tokens", b"num_speculative_tokens", "prompt_template", b"prompt_template", "queued_requests", b"queued_requests", "region", b"region", "replication", b"replication", "running_requests", b"running_requests", "slots", b"slots", "slots_reason", b"slots_reason", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "draft_model", b"draft_model", "draft_model_revision", b"draft_model_revision", "draining", b"draining", "ended_requests", b"ended_requests", "engine_failure", b"engine_failure", "engine_restarts", b"engine_restarts", "engine_state", b"engine_state", "live_sessions", b"live_sessions", "max_slots", b"max_slots", "model", b"model", "model_revision", b"model_revision", "num_speculative_tokens", b"num_speculative_tokens", "prompt_template", b"prompt_template", "queued_requests", b"queued_requests", "region", b"region", "replication", b"replication", "running_requests", b"running_requests", "slots", b"slots", "slots_reason", b"slots_reason", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
-
-@_typing.final
-class FrontEndStatus(_message.Message):
-    """FrontEndStatus is the state of one of several front ends."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PROCESS_ID_FIELD_NUMBER: _builtins.int
-    SERVING_FIELD_NUMBER: _builtins.int
-    LIVE_SESSIONS_FIELD_NUMBER: _builtins.int
-    QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
-    RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
-    VERSION_FIELD_NUMBER: _builtins.int
-    process_id: _builtins.int
-    """The id of its process."""
-    serving: _builtins.bool
-    """Whether it takes requests."""
-    live_sessions: _builtins.int
-    """Open Session streams."""
-    queued_requests: _builtins.int
-    """Requests that wait for a slot."""
-    running_requests: _builtins.int
-    """Slots taken."""
-    version: _builtins.str
-    """Version of its code, which a reload may have renewed; empty until it serves."""
-    def __init__(
-        self,
-        *,
-        process_id: _builtins.int = ...,
-        serving: _builtins.bool = ...,
-        live_sessions: _builtins.int = ...,
-        queued_requests: _builtins.int = ...,
-        running_requests: _builtins.int = ...,
-        version: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["live_sessions", b"live_sessions", "process_id", b"process_id", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "serving", b"serving", "version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FrontEndStatus: _TypeAlias = FrontEndStatus  # noqa: Y015
 
 @_typing.final
 class ReplicationStatus(_message.Message):
@@ -771,50 +723,6 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
-
-@_typing.final
-class ReloadRequest(_message.Message):
-    """ReloadRequest asks for front ends with the configuration as it is now."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CODE_FIELD_NUMBER: _builtins.int
-    code: _builtins.bool
-    """Whether they may start from another installed version of the server."""
-    def __init__(
-        self,
-        *,
-        code: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReloadRequest: _TypeAlias = ReloadRequest  # noqa: Y015
-
-@_typing.final
-class ReloadResponse(_message.Message):
-    """ReloadResponse is sent when the last front end is replaced."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REPLACED_FRONT_ENDS_FIELD_NUMBER: _builtins.int
-    replaced_front_ends: _builtins.int
-    """How many were replaced."""
-    def __init__(
-        self,
-        *,
-        replaced_front_ends: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replaced_front_ends", b"replaced_front_ends"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReloadResponse: _TypeAlias = ReloadResponse  # noqa: Y015
 
 @_typing.final
 class GetMetricsRequest(_message.Message):

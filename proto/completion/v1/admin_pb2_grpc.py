@@ -60,11 +60,6 @@ class AdminServiceStub:
                 request_serializer=completion_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
                 response_deserializer=completion_dot_v1_dot_admin__pb2.DrainResponse.FromString,
                 _registered_method=True)
-        self.Reload = channel.unary_unary(
-                '/completion.v1.AdminService/Reload',
-                request_serializer=completion_dot_v1_dot_admin__pb2.ReloadRequest.SerializeToString,
-                response_deserializer=completion_dot_v1_dot_admin__pb2.ReloadResponse.FromString,
-                _registered_method=True)
         self.GetMetrics = channel.unary_unary(
                 '/completion.v1.AdminService/GetMetrics',
                 request_serializer=completion_dot_v1_dot_admin__pb2.GetMetricsRequest.SerializeToString,
@@ -111,14 +106,6 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Reload(self, request, context):
-        """Reload reads the server's configuration anew and replaces its front ends one after another, while the engine goes
-        on. It fails with FAILED_PRECONDITION if the configuration can't be used or needs a restart.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def GetMetrics(self, request, context):
         """GetMetrics returns the server's metrics, as its metrics page shows them to Prometheus.
         """
@@ -153,11 +140,6 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=completion_dot_v1_dot_admin__pb2.DrainRequest.FromString,
                     response_serializer=completion_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
-            ),
-            'Reload': grpc.unary_unary_rpc_method_handler(
-                    servicer.Reload,
-                    request_deserializer=completion_dot_v1_dot_admin__pb2.ReloadRequest.FromString,
-                    response_serializer=completion_dot_v1_dot_admin__pb2.ReloadResponse.SerializeToString,
             ),
             'GetMetrics': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMetrics,
@@ -301,33 +283,6 @@ class AdminService:
             '/completion.v1.AdminService/Drain',
             completion_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
             completion_dot_v1_dot_admin__pb2.DrainResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Reload(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/completion.v1.AdminService/Reload',
-            completion_dot_v1_dot_admin__pb2.ReloadRequest.SerializeToString,
-            completion_dot_v1_dot_admin__pb2.ReloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,10 +43,6 @@ class AdminServiceStub:
     """SetLogLevel changes the level of the server's log."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Drain stops accepting requests, lets accepted ones finish and then ends the server."""
-    Reload: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReloadRequest, _admin_pb2.ReloadResponse]
-    """Reload reads the server's configuration anew and replaces its front ends one after another, while the engine goes
-    on. It fails with FAILED_PRECONDITION if the configuration can't be used or needs a restart.
-    """
     GetMetrics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetMetricsRequest, _admin_pb2.GetMetricsResponse]
     """GetMetrics returns the server's metrics, as its metrics page shows them to Prometheus."""
 
@@ -65,10 +61,6 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """SetLogLevel changes the level of the server's log."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Drain stops accepting requests, lets accepted ones finish and then ends the server."""
-    Reload: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReloadRequest, _admin_pb2.ReloadResponse]  # type: ignore[assignment]
-    """Reload reads the server's configuration anew and replaces its front ends one after another, while the engine goes
-    on. It fails with FAILED_PRECONDITION if the configuration can't be used or needs a restart.
-    """
     GetMetrics: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetMetricsRequest, _admin_pb2.GetMetricsResponse]  # type: ignore[assignment]
     """GetMetrics returns the server's metrics, as its metrics page shows them to Prometheus."""
 
@@ -114,16 +106,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
         """Drain stops accepting requests, lets accepted ones finish and then ends the server."""
-
-    @_abc_1.abstractmethod
-    def Reload(
-        self,
-        request: _admin_pb2.ReloadRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.ReloadResponse, _abc.Awaitable[_admin_pb2.ReloadResponse]]:
-        """Reload reads the server's configuration anew and replaces its front ends one after another, while the engine goes
-        on. It fails with FAILED_PRECONDITION if the configuration can't be used or needs a restart.
-        """
 
     @_abc_1.abstractmethod
     def GetMetrics(

@@ -116,11 +116,6 @@ class FakeServer(CompletionServiceServicer, AdminServiceServicer):
     async def SetLogLevel(self, request, context):  # noqa: ANN001, ANN201
         return admin_pb2.SetLogLevelResponse()
 
-    async def Reload(self, request, context):  # noqa: ANN001, ANN201
-        if self.failure:
-            await self.failure.abort(context)
-        return admin_pb2.ReloadResponse(replaced_front_ends=2)
-
     async def Drain(self, request, context):  # noqa: ANN001, ANN201
         self.drains.append(request)
         return admin_pb2.DrainResponse(live_requests=3)

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from completion.v1 import admin_pb2
 from completion.v1 import admin_pb2 as pb
 from completion_server.client.complete_command import complete
-from completion_server.client.operator_commands import drain, reload, status
+from completion_server.client.operator_commands import drain, status
 from completion_server.client.speculation_command import speculation
 from completion_server.client.top.command import top
 
@@ -158,28 +158,6 @@ async def test_fewer_slots_than_configured_have_a_reason(serve: Serve, run: Run)
     assert "8 of scheduling.max_slots = 32: begins low" in result.stdout
     plain = await run(status, "--admin", (await serve(FakeServer(status=READY))).address)
     assert "max_slots" not in plain.stdout
-
-
-async def test_front_ends_of_another_version_are_told_apart(serve: Serve, run: Run) -> None:
-    found = admin_pb2.GetStatusResponse()
-    found.CopyFrom(READY)
-    for process_id, version in enumerate(("1.2.3", "1.3.0", "")):
-        found.front_ends.add(process_id=process_id, serving=bool(version), version=version)
-    fake = await serve(FakeServer(status=found), SERVING)
-    shown = " ".join((await run(status, "--admin", fake.address)).stdout.split())
-    for part in (
-        "3 (0: 0 sessions, 0 running;", "; 1: 0 sessions, 0 running, version 1.3.0;", "; 2: 0 sessions, 0 running, not",
-    ):  # fmt: skip
-        assert part in shown
-    answer = json.loads((await run(status, "--admin", fake.address, "--json")).stdout)
-    assert [each["version"] for each in answer["front_ends"]] == ["1.2.3", "1.3.0", ""]
-
-
-async def test_a_reload_that_is_refused_is_explained(serve: Serve, run: Run) -> None:
-    fake = await serve(FakeServer(failure=Failure(grpc.StatusCode.FAILED_PRECONDITION, "engine: changed")))
-    result = await run(reload, "--admin", fake.address)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == f"Error: The server at {fake.address} can't do this: engine: changed.\n"
 
 
 async def test_a_status_that_can_not_be_had_is_explained(serve: Serve, run: Run) -> None:

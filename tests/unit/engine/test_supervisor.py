@@ -4,13 +4,13 @@ import asyncio
 import gc
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from completion_server.core.errors import SuspectedPromptError
-from completion_server.engine.interface import EngineDeadError, EngineShare, EngineStats, GenerationRequest, Output
+from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
@@ -44,14 +44,6 @@ class ComputingEngine(ScriptedEngine):
 
     cpu_rate = 0.0
     """CPU seconds that its processes use in each second."""
-    elsewhere: tuple[int, int] | None = None
-    """If it is shared, the generations of front ends, and the steps."""
-
-    def stats(self) -> EngineStats:
-        if self.elsewhere is None:
-            return super().stats()
-        num_running, num_steps = self.elsewhere
-        return replace(super().stats(), num_running=num_running, num_steps=num_steps)
 
     def cpu_seconds(self) -> float | None:
         return asyncio.get_running_loop().time() * self.cpu_rate
@@ -227,31 +219,3 @@ async def test_the_heartbeat_is_never_a_suspect(bench: Bench) -> None:
         await bench.until_ready()
     assert await bench.ask(prompt=[1]) == 5
     assert bench.supervised.num_restarts == 2
-
-
-@on_bench(hang_timeout_s=10.0)
-async def test_an_engine_that_takes_no_step_for_front_ends_hangs(bench: Bench) -> None:
-    """It has no generation of this process."""
-    for num_steps in range(100):
-        bench.engine.elsewhere = (3, num_steps)
-        await asyncio.sleep(1.0)
-    bench.engine.elsewhere = (0, 100)
-    await asyncio.sleep(100.0)
-    assert bench.supervised.is_alive
-    bench.engine.elsewhere = (1, 101)
-    assert await bench.until_failed() == pytest.approx(10.0, abs=1.0)
-    assert "no sign of life" in bench.supervised.failure
-    await bench.until_ready()
-    await asyncio.sleep(100.0)
-    assert bench.supervised.num_restarts == 1
-
-
-@on_bench()
-async def test_a_share_is_that_of_the_engine_that_runs(bench: Bench) -> None:
-    assert bench.supervised.share() is None
-    share = EngineShare(bench.engine.info, 4)
-    bench.engine.share = lambda: share  # type: ignore[method-assign]
-    assert bench.supervised.share() is share
-    bench.engine.crash()
-    await bench.until_failed()
-    assert bench.supervised.share() is None

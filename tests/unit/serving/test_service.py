@@ -194,20 +194,19 @@ def test_every_key_reaches_the_book(max_slots: int, num_slots: int) -> None:
 
 
 class Announced:
-    """Records what other front ends and replicas are told. Implements `ReplicaGroup`."""
+    """Records the sessions of which other replicas are told. Implements `ReplicaGroup`."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, bool]] = []
-        """Each session, and whether its lane is known everywhere."""
+        self.told: list[str] = []
 
     def stamp(self) -> int:
         return 1 + len(self.told)
 
     def announce(self, live: LiveRequest) -> None:
-        self.told.append((live.session, live.is_known_everywhere))
+        self.told.append(live.session)
 
 
-async def test_front_ends_are_told_of_callers_whom_they_would_know() -> None:
+async def test_replicas_are_told_of_callers_whom_they_would_know() -> None:
     others = Announced()
     callers = (
         Caller("", "nobody", connection="192.0.2.7:1", peer="192.0.2.7"),
@@ -222,4 +221,4 @@ async def test_front_ends_are_told_of_callers_whom_they_would_know() -> None:
         await read(running.service.open(prefetch))
         in_its_own_lane = dataclasses.replace(REQUEST, id="lane", caller=callers[-1], lane="document 1")
         await read(running.service.open(in_its_own_lane))
-    assert others.told == [("elsewhere", True), ("within the host", False), ("verified", True)]
+    assert others.told == ["elsewhere", "verified"]

@@ -1,8 +1,9 @@
 """vLLM's schedulers with a K that changes at run time; they live in the engine core's process.
 
-They rely on three properties of vLLM: its configuration names the scheduler's class (`scheduler_cls`), this scheduler
-reads its attribute `dynamic_sd_lookup`, K by number of sequences, at each step, and it has its requests in `running`.
-In a version without `dynamic_sd_lookup` or `running` the scheduler stays unchanged, and says so in the shared memory.
+They rely on four properties of vLLM: its configuration names the scheduler's class (`scheduler_cls`), this scheduler
+reads its attribute `dynamic_sd_lookup`, K by number of sequences, at each step, it has its requests in `running`, and
+clients can call any method of the engine core, which runs it between two steps. In a version without
+`dynamic_sd_lookup` or `running` the scheduler stays unchanged, and says so when K is set.
 
 vLLM leaves `dynamic_sd_lookup` at None if it was configured without a schedule, which keeps full CUDA graphs
 (`engine.full_cuda_graphs`). The scheduler then begins with the largest K for all batch sizes.
@@ -16,42 +17,40 @@ from typing import Any
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.request import Request
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
 
-from completion_server.engine.vllm.drafts.shared_lookup import (
-    RUNS_DRAFT,
-    SPECULATE,
-    is_lookup_published,
-    open_published_lookup,
-)
-from completion_server.engine.vllm.patches.drafts import unfetched_drafts
-from completion_server.engine.vllm.sharing.scheduling import SharedScheduler
+from completion_server.engine.vllm.drafts.names import SET_LOOKUP, SPECULATE
+from completion_server.engine.vllm.patches.drafts import RUNS_DRAFT, unfetched_drafts
 
 
-class _LookupScheduler(SharedScheduler):
-    """Makes the newest published lookup active before each step."""
+class _LookupScheduler(Scheduler):
+    """Makes the lookup that was set last active before each step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.num_spec_tokens and is_lookup_published() and getattr(self, "dynamic_sd_lookup", ()) is None:
+        if self.num_spec_tokens and getattr(self, "dynamic_sd_lookup", ()) is None:
             self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.scheduler_config.max_num_seqs + 1)
         attributes = (getattr(self, name, None) for name in ("dynamic_sd_lookup", "running"))
-        is_supported = all(isinstance(each, list) for each in attributes)
-        self._active_lookup: list[int] = self.dynamic_sd_lookup or [] if is_supported else []
+        self._is_supported = all(isinstance(each, list) for each in attributes)
+        self._active_lookup: list[int] = self.dynamic_sd_lookup or [] if self._is_supported else []
         self.proposes_drafts = True
         """Whether the step planned last asks for drafts; read by a patch of vLLM's engine core."""
         unfetched_drafts.apply()
-        self._shared = open_published_lookup(self.scheduler_config.max_num_seqs, is_supported=is_supported)
+        setattr(EngineCore, SET_LOOKUP, _set_lookup)
 
-    def speculates(self, request: Request) -> bool:
-        """Return whether a request takes drafts. One that refuses them gets some all the same if K is locked."""
-        return self._shared is None or _speculates(request.sampling_params)
+    def set_lookup(self, lookup: list[int]) -> str:
+        """Make `lookup` active from the next step on; return why that can't be, "" if it can."""
+        if not self._is_supported:
+            return "the scheduler of this vLLM no longer reads a lookup of K at each step"
+        self._active_lookup = lookup
+        return ""
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Plan a step; see vLLM."""
-        if self._shared is None:
+        if not self._is_supported:
             return super().schedule(*args, **kwargs)
-        lookup = self._active_lookup = self._shared.read_new() or self._active_lookup
+        lookup = self._active_lookup
         refusing = [request for request in self.running if not _speculates(request.sampling_params)]
         for request in refusing:
             request.spec_token_ids = []
@@ -61,6 +60,12 @@ class _LookupScheduler(SharedScheduler):
         setattr(output, RUNS_DRAFT, any(lookup))
         self.proposes_drafts = output.num_spec_tokens_to_schedule > 0
         return output
+
+
+def _set_lookup(core: EngineCore, lookup: list[int]) -> str:
+    """Set the lookup of an engine core's scheduler; see `SET_LOOKUP`."""
+    assert isinstance(core.scheduler, _LookupScheduler)
+    return core.scheduler.set_lookup(lookup)
 
 
 def _speculates(sampling_params: SamplingParams | None) -> bool:

@@ -9,7 +9,6 @@ from completion_server.engine.vllm.patches.cpu import compiled_loading, prompt_s
 from completion_server.engine.vllm.patches.drafts import plain_sampler, skipped_drafts, unfetched_drafts
 from completion_server.engine.vllm.patches.processes import gloo_device, idle_polling
 from completion_server.engine.vllm.patches.server import counted_outputs, sampled_spans, span_exporter
-from completion_server.engine.vllm.patches.sharing import asked_ready, late_replies, repeated_ready
 
 logger = logging.getLogger(__name__)
 
@@ -25,16 +24,13 @@ WITH_DRAFTS = (plain_sampler, skipped_drafts, unfetched_drafts)
 WITH_SPANS = (span_exporter, sampled_spans)
 """Applied in the server's process, to an engine that makes spans."""
 
-WITH_FRONT_ENDS = (repeated_ready, asked_ready, late_replies)
-"""Applied to an engine that front ends share: the first one by the scheduler, the others in each front end."""
-
 IN_THE_SERVER = (counted_outputs,)
 """Applied in the server's process."""
 
-ALL = (*IN_EACH_PROCESS, *ON_A_CPU, *WITH_DRAFTS, *WITH_SPANS, *WITH_FRONT_ENDS, *IN_THE_SERVER)
+ALL = (*IN_EACH_PROCESS, *ON_A_CPU, *WITH_DRAFTS, *WITH_SPANS, *IN_THE_SERVER)
 
 
-def log_patches(*, is_cpu: bool, is_k_live: bool, has_spans: bool, is_shared: bool) -> None:
+def log_patches(*, is_cpu: bool, is_k_live: bool, has_spans: bool) -> None:
     """Log the patches that an engine starts with, and those that don't fit.
 
     Raises:
@@ -42,9 +38,7 @@ def log_patches(*, is_cpu: bool, is_k_live: bool, has_spans: bool, is_shared: bo
 
     """
     chosen = [*IN_EACH_PROCESS, *IN_THE_SERVER]
-    for patches, is_chosen in (
-        (ON_A_CPU, is_cpu), (WITH_DRAFTS, is_k_live), (WITH_SPANS, has_spans), (WITH_FRONT_ENDS, is_shared),
-    ):  # fmt: skip
+    for patches, is_chosen in ((ON_A_CPU, is_cpu), (WITH_DRAFTS, is_k_live), (WITH_SPANS, has_spans)):
         chosen += patches if is_chosen else ()
     reasons = {patch: patch.left_out_reason() for patch in chosen}
     logger.info("vLLM runs with the patches %s", ", ".join(patch.name for patch in chosen if not reasons[patch]))

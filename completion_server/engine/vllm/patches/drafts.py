@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from completion_server.engine.vllm.drafts.shared_lookup import RUNS_DRAFT
 from completion_server.engine.vllm.patches.patch import patching
+
+RUNS_DRAFT = "completion_server_runs_draft"
+"""Attribute that the scheduler adds to vLLM's output of a step: False if the draft model is switched off."""
 
 
 @patching(

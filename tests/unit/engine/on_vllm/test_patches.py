@@ -23,7 +23,7 @@ from completion_server.engine.vllm.patches.drafts import needs_no_draft
 from completion_server.engine.vllm.patches.patch import LEFT_OUT_ENV, Patch, digest, source
 from completion_server.engine.vllm.patches.processes import MAX_POLL_S, gloo_device, idle_polling
 
-PARTS = {"is_cpu": True, "is_k_live": True, "has_spans": True, "is_shared": True}
+PARTS = {"is_cpu": True, "is_k_live": True, "has_spans": True}
 BY_NAME = {patch.name: patch for patch in ALL}
 
 
@@ -75,8 +75,7 @@ def test_an_engine_without_a_required_patch_does_not_start(monkeypatch: pytest.M
             with pytest.raises(ConfigError, match=rf"'{patch.name}' .* fit: .* this is 0\.99\.1\. Without it "):
                 patch.apply(SimpleNamespace())
     required = {patch.name for patch in ALL if patch.is_required}
-    sharing = {"repeated-ready", "asked-ready", "late-replies"}
-    assert required == {"sampling-parameters", "prompt-seeds", "counted-outputs", *sharing}
+    assert required == {"sampling-parameters", "prompt-seeds", "counted-outputs"}
     with pytest.raises(ConfigError, match=r"'counted-outputs' .* Without it no token and no step is counted"):
         log_patches(**PARTS)
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from completion_server.engine.interface import EngineStep
-from completion_server.engine.vllm.token_accounting import GenerationProgress, StepCounts, StepMeter, TokenAccounting
+from completion_server.engine.vllm.token_accounting import GenerationProgress, StepMeter, TokenAccounting
 
 
 def spec(drafted: list[int], accepted: list[int]) -> SimpleNamespace:
@@ -53,22 +53,6 @@ def test_a_step_with_a_part_of_a_prompt_beside_others_has_prompts() -> None:
         meter.output(output(1), 1.0)
         meter.end(None, num_running)
     assert [step.has_prompts for step in steps] == [False, True, False]
-
-
-def test_a_step_of_several_clients_has_the_counts_of_all() -> None:
-    whole = StepCounts(has_undrafted=True)
-    for each in (output(3), output(1, is_first=True), output(2, is_last=True), output(0)):
-        whole.add(each, 20.25)
-    report = whole.as_report()
-    assert all(type(value) is int for value in report.values()), "vLLM's statistics carry integers"
-    assert StepCounts.from_report(report) == whole
-    assert StepCounts.from_report(StepCounts().as_report()) == StepCounts()
-    steps: list[EngineStep] = []
-    meter = StepMeter()
-    meter.on_step = steps.append
-    meter.output(output(3), 20.0)  # of this process
-    meter.end(None, num_running=2, whole=whole)
-    assert steps == [EngineStep(3, 6, None, has_prompts=True, has_undrafted=True)]
 
 
 def test_drafts_are_estimated_by_k_until_vllm_reports_them() -> None:

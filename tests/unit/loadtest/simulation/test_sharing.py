@@ -3,7 +3,6 @@
 import pytest
 
 from loadtest.bench.runner.figures import percentile
-from loadtest.simulation.front_ends import FrontEnds
 from loadtest.simulation.sharing import AbuseModel, beside_an_abuser, of_tenants, overload, pooled
 
 SEEDS = range(1, 4)
@@ -18,14 +17,6 @@ def test_an_abuser_at_20_times_the_rate_hardly_moves_the_others_p99_at_twice_the
     assert users.answered_share >= 0.82 * calm.answered_share
     assert users.num_tokens >= 0.9 * calm.num_tokens
     assert abuser.num_tokens < 0.3 * users.num_tokens
-
-
-def test_an_abuser_on_one_of_four_front_ends_gets_no_more_than_beside_one() -> None:
-    workload, front_ends = overload(load=2.0, seconds=5, seed=1), FrontEnds(4)
-    calm, _ = beside_an_abuser(workload, None, front_ends)
-    users, abuser = beside_an_abuser(workload, AbuseModel(), front_ends)
-    assert users.answered_share >= 0.9 * calm.answered_share
-    assert abuser.num_tokens < 0.1 * users.num_tokens
 
 
 def test_a_tenant_with_twice_the_weight_gets_twice_the_tokens() -> None:

@@ -19,7 +19,6 @@ from completion_server.scheduling.shedding import Shedding
 from loadtest.simulation import virtual_time
 from loadtest.simulation import workload as workload_module
 from loadtest.simulation.engine import LARGE_MODEL, EngineProfile, SlotEngine, measured_engine
-from loadtest.simulation.front_ends import FrontEnds, inversions_of
 from loadtest.simulation.virtual_time import DeadlockError, LoopClock, run
 from loadtest.simulation.workload import (
     Policy,
@@ -29,7 +28,7 @@ from loadtest.simulation.workload import (
     Workload,
     figures_of,
 )
-from loadtest.simulation.world import LeftoverError, simulate, simulate_several
+from loadtest.simulation.world import LeftoverError, simulate
 
 PATIENT = Workload(num_slots=8, budget_s=10)
 
@@ -299,14 +298,3 @@ def test_a_deadlock_is_an_error() -> None:
 
     with pytest.raises(DeadlockError):
         run(main())
-
-
-@pytest.mark.parametrize("num", [2, 4])
-def test_several_front_ends_show_what_one_does(num: int) -> None:
-    workload, front_ends = Workload(load=2.0, seconds=10, hangs_up=True), FrontEnds(num)
-    results, idle_slot_s = simulate_several(workload, Policy(), workload.requests(), front_ends)
-    one = simulate(workload, Policy(), workload.requests())
-    assert figures_of(results, workload).seen_per_s >= 0.97 * figures_of(one, workload).seen_per_s
-    assert 0 < idle_slot_s < 0.005 * workload.num_slots * workload.seconds
-    inversions = inversions_of(results, workload, front_ends)
-    assert len(inversions.by_s) < 0.05 * inversions.num_starts

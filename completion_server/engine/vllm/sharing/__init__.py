@@ -1,1 +1,0 @@
-"""One engine core with several clients: the server's parent process, and a front end at each place."""

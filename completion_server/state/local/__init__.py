@@ -1,1 +1,0 @@
-"""What the front ends of one server share without Redis. Nothing on a request's path waits for another process."""
