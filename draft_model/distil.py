@@ -54,8 +54,8 @@ def draw_cursors(corpus: Corpus, encoder: TemplateEncoder, num_cursors: int, see
 def _cursors_in(texts: Sequence[str], encoder: TemplateEncoder, num_cursors: int, rng: Random) -> list[Split]:
     corpus = CorpusText(texts)
     windows = (corpus.window(rng.random(), rng.randint(*WINDOW_CHARS)) for _ in range(num_cursors))
-    only_line = encoder.template.is_typed_line_only
-    return [split_at_random(text, rng, is_typed_line_only=only_line) for text in windows if text.strip()]
+    lines_behind = encoder.template.lines_behind
+    return [split_at_random(text, rng, lines_behind=lines_behind) for text in windows if text.strip()]
 
 
 def generate(

@@ -104,7 +104,7 @@ def _measure(
     target, draft = (_measure_model(role, run, result, texts, device) for role, run, result in runs)
     folders = [run / MODEL for _, run, _ in runs]
     pair = Pair(load_model(folders[0]), load_model(folders[1]), load_encoder(folders[0]))
-    splits = held_out_splits(texts, settings.num_cursors, is_typed_line_only=pair.encoder.template.is_typed_line_only)
+    splits = held_out_splits(texts, settings.num_cursors, lines_behind=pair.encoder.template.lines_behind)
     accepted = offline_figures(len(splits), {0.0: measure(pair, splits, PAIR_TOKENS)})
     sources = corpus.manifest.sources
     return BuildFigures(target, draft, accepted, sources, len(texts), settings.mix, settings.num_generated)

@@ -1,6 +1,8 @@
 """Builds prompts from requests. Text that is unchanged since the document's last request keeps its place and tokens."""
 
+import json
 from array import array
+from dataclasses import replace
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -8,11 +10,13 @@ from tokenizers import Tokenizer
 from completion_server.core.errors import ConfigError
 from completion_server.core.immutable import immutable
 from completion_server.core.request import Mode, Request
+from completion_server.core.vocabulary import Vocabulary, text_tokens
 from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Documents, Layout, LayoutContext
 from completion_server.prompt.layout_builder import LayoutBuilder
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import SnippetRenderer
 from completion_server.prompt.templates import FimOrder, Template
+from completion_server.prompt.tokens.healing import Healer
 from completion_server.prompt.tokens.plaintext import end_token_ids, make_plain, newline_token_ids
 from completion_server.prompt.tokens.reuse import Encoder, common_prefix
 
@@ -34,6 +38,8 @@ class Prompt:
     num_new_tokens: int
     """Tokens from the first one on that differs from the document's last prompt. A prefix cache that holds that prompt
     lacks these tokens."""
+    begins_with: str = ""
+    """Text left of the cursor that the prompt leaves out: the answer must begin with it."""
 
 
 class PromptBuilder:
@@ -78,6 +84,9 @@ class PromptBuilder:
             opening=opening,
         )
         self.documents = Documents(settings.documents_mib * MIB)
+        self._healer: Healer | None = None
+        if settings.token_healing:
+            self._healer = Healer(plain, Vocabulary(text_tokens(json.loads(plain.tokenizer.to_str()))))
         self._ends = end_token_ids(template, vocabulary)
         self._line_ends = tuple(dict.fromkeys((*newline_token_ids(backend, text_vocabulary), *self._ends)))
 
@@ -106,6 +115,9 @@ class PromptBuilder:
             InvalidRequestError: the line being typed alone does not fit.
 
         """
+        left_out = self._healer.left_out(request.prefix) if self._healer else ""
+        if left_out:
+            request = replace(request, prefix=request.prefix.removesuffix(left_out))
         old = self.documents.get(request)
         layout_builder = LayoutBuilder(self._context, request, old)
         layout = layout_builder.build()
@@ -113,16 +125,16 @@ class PromptBuilder:
         stops = self._line_ends if request.mode is Mode.SINGLE_LINE else self._ends
         token_ids = self._token_ids(layout)
         num_new = len(token_ids) - (self._num_shared(old, layout) if old else 0)
-        return Prompt(token_ids, stops, layout_builder.num_tokenised, num_new)
+        return Prompt(token_ids, stops, layout_builder.num_tokenised, num_new, left_out)
 
     def expected_new_tokens(self, request: Request) -> int:
         """Estimate how many prompt tokens of a request the engine's prefix cache lacks, without tokenising.
 
-        Only the line being typed is new if the request's text still contains the window of the document's last prompt.
+        Only the text that was typed is new if the request still contains the window of the document's last prompt.
         """
         layout = self.documents.get(request)
-        if layout is not None and (split := layout.find_split(request.prefix)) is not None:
-            return (len(request.prefix) - split) // CHARACTERS_A_TOKEN
+        if layout is not None and (shared := layout.num_shared(request)) is not None:
+            return (len(request.prefix) - shared) // CHARACTERS_A_TOKEN
         snippets = sum(len(snippet.text) for snippet in request.snippets)
         num_characters = len(request.prefix) + len(request.suffix) + snippets
         return min(self._context.budget, num_characters // CHARACTERS_A_TOKEN)

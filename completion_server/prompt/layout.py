@@ -14,7 +14,7 @@ from completion_server.core.request import Request
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import Rendered, SnippetRenderer
 from completion_server.prompt.templates import Template
-from completion_server.prompt.tokens.reuse import Encoded, Encoder
+from completion_server.prompt.tokens.reuse import Encoded, Encoder, common_prefix
 from completion_server.prompt.window import HEAD_CHARACTERS, SentText, find_window
 
 LEAST_CHARACTERS_A_TOKEN = 2.0
@@ -105,13 +105,14 @@ class Layout:
         shown = "" if self.span.start else self.window + self.typed.text
         return self.sent.next(prefix, shown, has_moved_up=start is not None and start < self.span.start)
 
-    def find_split(self, prefix: str) -> int | None:
-        """Return where the text behind the middle marker starts in a later prefix; None if that lacks the window."""
-        window = self.window
-        found = self.find_window(prefix, 2 * len(window) + HEAD_CHARACTERS)
-        if found is None or not prefix.startswith(window, found):
+    def num_shared(self, request: Request) -> int | None:
+        """Return the offset in a later request's prefix up to which its prompt is this one; None if it hardly is."""
+        prefix, window, typed = request.prefix, self.window, self.typed.text
+        found = self.find_window(prefix, 2 * (len(window) + len(typed)) + HEAD_CHARACTERS)
+        if found is None or not prefix.startswith(window, found) or not request.suffix.startswith(self.suffix.text):
             return None
-        return found + len(window)
+        split = found + len(window)
+        return split + common_prefix(prefix[split : split + len(typed)], typed)
 
     @property
     def num_tokens(self) -> int:

@@ -10,7 +10,7 @@ from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Request
 from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Layout, LayoutContext, LayoutSpan
 from completion_server.prompt.snippets import NOTHING, Rendered, source
-from completion_server.prompt.templates import FimOrder
+from completion_server.prompt.templates import ALL_LINES, FimOrder
 from completion_server.prompt.tokens.reuse import EMPTY, Encoded
 from completion_server.prompt.window import (
     HEAD_CHARACTERS,
@@ -112,17 +112,12 @@ class LayoutBuilder:
         return num_bytes <= self.context.budget * self.context.settings.snippet_share
 
     def _split(self, old: Layout, start: int) -> int:
-        """Return where the text behind the middle marker starts: at its old place, or at the cursor's line."""
-        if not self.context.template.middle:
-            return len(self.request.prefix)
-        most = 0 if self.context.template.is_typed_line_only else self.context.settings.max_recent_tokens
+        """Return where the text behind the middle marker starts: at its old place, or where it starts anew."""
+        anew, prefix = self._new_split(start), self.request.prefix
         split = old.span.split + start - old.span.start
-        recent = self._line_start - split
-        if not 0 < recent <= most * _MOST_CHARACTERS_A_TOKEN or split < start:
-            return self._line_start
-        if old.prefix.text != self._lead(old.snippets) + self.request.prefix[start:split]:
-            return self._line_start
-        return split if self._encode_typed(split).num_tokens_before(recent) <= most else self._line_start
+        if not start <= split < anew or old.prefix.text != self._lead(old.snippets) + prefix[start:split]:
+            return anew
+        return split if prefix.count("\n", split) < self.context.template.lines_behind else anew
 
     def _keep_suffix(self, old: Layout) -> Encoded:
         """Return the suffix with its old end in the document; with a new end if it would be too long or too short."""
@@ -157,7 +152,7 @@ class LayoutBuilder:
         left = room - len(suffix.ids) - snippets.num_tokens
         while True:
             start = shown_from + choose_start(above, left, settings.window_step, is_sliding=self._sent.is_clipped)
-            span = LayoutSpan(start, self._new_split(), suffix_budget, snippet_budget)
+            span = LayoutSpan(start, self._new_split(start), suffix_budget, snippet_budget)
             layout = self._compose(span, above, suffix, snippets, None)
             excess = layout.num_tokens - budget
             if excess <= 0:
@@ -179,7 +174,7 @@ class LayoutBuilder:
         end = line[-budget * _MOST_CHARACTERS_A_TOKEN :]
         if len(end) < len(line) and len(self._encode(end).ids) > budget:  # before all of a huge line is tokenised
             raise self._refusal(f"{len(line)} characters")
-        if self.context.template.middle:
+        if self.context.template.has_typed:
             num_tokens = len(self._encode_typed(self._line_start).ids) + len(self._encode(self.context.opening).ids)
         else:
             num_tokens = len(self._encode(self.context.opening + line).ids)
@@ -232,8 +227,11 @@ class LayoutBuilder:
             request.snippets, request.document_uri, request.language_id, budget, self._encode
         )
 
-    def _new_split(self) -> int:
-        return self._line_start if self.context.template.middle else len(self.request.prefix)
+    def _new_split(self, start: int) -> int:
+        template = self.context.template
+        if not template.has_typed:
+            return len(self.request.prefix)
+        return start if template.lines_behind >= ALL_LINES else self._line_start
 
     # Composing
 

@@ -11,10 +11,11 @@ from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.edits.builder import EditPrompts
 from completion_server.prompt.edits.choice import choose_edit_template, has_markers
 from completion_server.prompt.settings import PromptSettings
-from completion_server.prompt.templates import FAMILIES, PREFIX_ONLY, FimOrder, PathAt, Template
+from completion_server.prompt.templates import ALL_LINES, FAMILIES, PREFIX_ONLY, FimOrder, PathAt, Template
 
 _LOG = logging.getLogger(__name__)
-_REPLACEABLE = ("order", "prefix", "suffix", "middle", "file", "path_at", "text_header")
+_REPLACEABLE = ("order", "prefix", "suffix", "middle", "file", "path_at", "text_header", "lines_behind")
+_ALL = "all"
 
 
 def detect_template(vocabulary: Collection[str], model: str = "") -> Template:
@@ -82,7 +83,12 @@ def _replace_fields(template: Template, replaced: Mapping[str, str]) -> Template
     return replace(template, **changes)
 
 
-def _parse(key: str, value: str) -> FimOrder | PathAt | str:
+def _parse(key: str, value: str) -> FimOrder | PathAt | int | str:
+    if key == "lines_behind":
+        if value != _ALL and not value.isdecimal():
+            msg = f'prompt template field lines_behind: must be "{_ALL}" or a number of lines, got {value!r}'
+            raise ConfigError(msg)
+        return ALL_LINES if value == _ALL else min(ALL_LINES, int(value))
     if key not in {"order", "path_at"}:
         return value
     kind: type[FimOrder] | type[PathAt] = FimOrder if key == "order" else PathAt

@@ -23,8 +23,9 @@ class PromptSettings:
     """Largest share for snippets of other files."""
     window_step: Annotated[float, Between(0.05, 0.4)] = 0.2
     """A window moves by one to two of these shares of the budget for the text left of the cursor."""
-    max_recent_tokens: Annotated[int, Between(0, 1_000_000)] = 96
-    """Whole lines that may stand between the middle marker and the cursor's line before the marker moves."""
+    token_healing: bool = True
+    """Whether a prompt leaves out the word that the cursor stands in or behind, with which the answer must then begin.
+    Without it a model continues a word as if it were whole."""
     snippet_max_age_s: Annotated[float, Between(0, 86_400)] = 30.0
     """Changed snippets replace those in the prompt after this long, or when the window moves. A snippet that the
     request no longer offers leaves the prompt at once."""

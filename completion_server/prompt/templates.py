@@ -7,6 +7,10 @@ prompts.
 from dataclasses import dataclass
 from enum import Enum
 
+ALL_LINES = 1_000_000
+"""All text before the cursor stands behind the middle marker: "suffix, prefix, middle" in the paper on
+fill-in-the-middle (Bavarian et al., 2022, section 3.2). What is typed is only appended then."""
+
 
 class FimOrder(Enum):
     """The order of the parts of a prompt."""
@@ -51,8 +55,14 @@ class Template:
     """Tokens that the vocabulary of this family does not have."""
     name_hint: str = ""
     """A part of the model's name that decides between families with the same tokens."""
-    is_typed_line_only: bool = False
-    """Whether only the cursor's line may stand behind the middle marker, as in the family's training."""
+    lines_behind: int = 0
+    """The most lines before the cursor that stand behind the middle marker: 0, the cursor's line (1), more, or
+    `ALL_LINES`. The marker moves to the cursor's line when there would be more."""
+
+    @property
+    def has_typed(self) -> bool:
+        """Whether text before the cursor stands behind the middle marker."""
+        return bool(self.middle) and self.lines_behind > 0
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -72,14 +82,14 @@ EMBEDDED = Template(
     file="<|file_sep|>",
     needs=("<|endoftext|>",),
     lacks=("<|repo_name|>",),
-    is_typed_line_only=True,
+    lines_behind=1,
 )
 """The template of the models that are trained in this repository."""
 
 FAMILIES: tuple[Template, ...] = (
-    # CodeLlama-7b-hf and "Code Llama: Open Foundation Models for Code", section 2.3: " <PRE> {before} <SUF>{after}
-    # <MID>".
-    Template("codellama", prefix="▁<PRE>", suffix="▁<SUF>", middle="▁<MID>", ends=("▁<EOT>",)),
+    # CodeLlama-7b-hf and "Code Llama: Open Foundation Models for Code", section 2.3: half of the training has the form
+    # "<PRE> <SUF>{after} <MID> {before}".
+    Template("codellama", prefix="▁<PRE>", suffix="▁<SUF>", middle="▁<MID>", ends=("▁<EOT>",), lines_behind=ALL_LINES),
     # deepseek-coder-6.7b-base, "Code Insertion": begin, before, hole, after, end, and the model fills the hole.
     Template("deepseek", prefix="<｜fim▁begin｜>", suffix="<｜fim▁hole｜>", middle="<｜fim▁end｜>", ends=("<|EOT|>",)),
     # Codestral-22B-v0.1 and mistral-common's encode_fim: suffix first, no middle marker; other files open with "+++++
@@ -92,7 +102,8 @@ FAMILIES: tuple[Template, ...] = (
         text_header="+++++ {path}\n",
         ends=("[MIDDLE]",),
     ),
-    # codegemma-2b: no blank between the markers and the text; the path stands before the first marker.
+    # codegemma-2b: no blank between the markers and the text; the path stands before the first marker. Half of the
+    # training has the suffix first ("CodeGemma", section 2.2).
     Template(
         "codegemma",
         FimOrder.PREFIX_FIRST,
@@ -100,8 +111,10 @@ FAMILIES: tuple[Template, ...] = (
         file="<|file_separator|>",
         path_at=PathAt.OUTSIDE,
         needs=("<|file_separator|>",),
+        lines_behind=ALL_LINES,
     ),
-    # Qwen2.5-Coder and its technical report, "File-Level" and "Repo-Level Pretraining".
+    # Qwen2.5-Coder and its technical report, "File-Level" and "Repo-Level Pretraining". That has the prefix first;
+    # make bench-quality found the suffix first no worse (docs/models.md).
     Template(
         "qwen",
         FimOrder.PREFIX_FIRST,
@@ -110,6 +123,7 @@ FAMILIES: tuple[Template, ...] = (
         path_at=PathAt.OUTSIDE,
         needs=("<|repo_name|>",),
         ends=("<|fim_pad|>", "<|repo_name|>", "<|endoftext|>", "<|im_end|>"),
+        lines_behind=ALL_LINES,
     ),
     # granite-4.0 language models, "Fill-in-the-Middle".
     Template(
@@ -121,6 +135,7 @@ FAMILIES: tuple[Template, ...] = (
     ),
     EMBEDDED,
     # "StarCoder 2 and The Stack v2", section 5.1: file_sep, path, code, ..., file_sep, fim_prefix, path, before, ...
+    # Half of the training has the suffix first.
     Template(
         "starcoder2",
         FimOrder.PREFIX_FIRST,
@@ -128,6 +143,7 @@ FAMILIES: tuple[Template, ...] = (
         file="<file_sep>",
         path_at=PathAt.INSIDE,
         ends=("<fim_pad>", "<repo_name>", "<|endoftext|>"),
+        lines_behind=ALL_LINES,
     ),
     # Mellum-4b-base, "Fill-in-the-middle with additional files as context": suffix first, with a middle marker.
     Template(
@@ -149,12 +165,14 @@ FAMILIES: tuple[Template, ...] = (
         middle="<[fim-middle]>",
         ends=("<filename>", "<[end▁of▁sentence]>"),
     ),
-    # granite-8b-code-base and granite-3.3-8b-base; StarCoder of the first generation is asked the same way.
+    # granite-8b-code-base and granite-3.3-8b-base; StarCoder of the first generation is asked the same way. Both were
+    # trained with the suffix first, too ("Granite Code Models", section 3.2; "StarCoder", section 5).
     Template(
         "granite",
         FimOrder.PREFIX_FIRST,
         *_ANGLE,
         ends=("<fim_pad>", "<filename>", "<reponame>", "<|endoftext|>", "<|end_of_text|>"),
+        lines_behind=ALL_LINES,
     ),
     # Any other model with these markers: the common order, snippets as comments.
     Template("fim", FimOrder.PREFIX_FIRST, *_PIPED, ends=("<|fim_pad|>", "<|endoftext|>")),

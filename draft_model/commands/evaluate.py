@@ -104,7 +104,7 @@ def evaluate(
     context = _context_tokens(target, draft, engine_options)
     _check_fit(asked, context - prompt_tokens, f"{prompts}, prompt")
     texts = [text for text in Corpus(corpus_folder).texts(Side.HELD_OUT) if not encoder.holds_marker(text)]
-    splits = held_out_splits(texts, cursors, is_typed_line_only=encoder.template.is_typed_line_only)
+    splits = held_out_splits(texts, cursors, lines_behind=encoder.template.lines_behind)
     cursors_ids = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
     _check_fit(cursors_ids, context - max_tokens, f"{corpus_folder}, cursor")
     pair = Pair(load_model(target), load_model(draft), encoder)

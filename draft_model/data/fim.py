@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 
+from completion_server.prompt.templates import ALL_LINES
 from draft_model.core import PipelineError, locked, replacing_file, write_atomically
 from draft_model.data.tokenizer import NO_CONTEXT, PromptContext, TemplateEncoder
 
@@ -25,7 +26,6 @@ INSIDE_LINE_SHARE = 0.25
 CLOSERS_LEFT_SHARE = 0.7
 WORD_SHARE = 0.35
 LINE_START_SHARE = 0.25
-RECENT_LINES = 6
 MAX_BLOCK_LINES = 10
 MAX_COMPLETION_CHARS = 480
 MAX_TRIES = 200
@@ -67,12 +67,12 @@ def narrow(split: Split, num_chars: int) -> Split:
     return replace(split, before=before, after=after)
 
 
-def split_at_random(text: str, rng: Random, *, is_typed_line_only: bool = True) -> Split:
+def split_at_random(text: str, rng: Random, *, lines_behind: int = 1) -> Split:
     """Cut `text` at a cursor drawn by `draw_cursor`, and choose where to stop.
 
     The completion runs to the end of the line, to the end of the block, or stops inside the line before brackets that
     an editor would have inserted. The text behind it is whole, cut at a line end, or empty as at the end of a file.
-    If the template allows finished lines behind the middle marker, half of the splits have up to `RECENT_LINES` there.
+    `lines_behind` is the template's; of a number above 1 any smaller number of lines may stand behind the marker.
     Raises ValueError when the text is blank.
     """
     cursor = draw_cursor(text, rng)
@@ -88,11 +88,10 @@ def split_at_random(text: str, rng: Random, *, is_typed_line_only: bool = True) 
     meant = min(max(stop, cursor), len(text))
     stop = min(meant, cursor + MAX_COMPLETION_CHARS)
     after = _draw_after(text, stop, rng)
-    marker = (
-        line_start
-        if is_typed_line_only
-        else _lines_up(text, line_start, max(0, rng.randint(-RECENT_LINES, RECENT_LINES)))
-    )
+    if lines_behind >= ALL_LINES:
+        marker = 0
+    else:
+        marker = _lines_up(text, line_start, rng.randrange(lines_behind)) if lines_behind else cursor
     return Split(text[:marker], text[marker:cursor], text[cursor:stop], after, is_whole=stop == meant)
 
 

@@ -140,8 +140,8 @@ class SampleMaker:
         text = self.texts.window(position, int(num_chars))
         if text.strip() and rng.random() < self.fim_share:
             context, text = self._show_others(position, text, num_chars, rng)
-            only_line = self.encoder.template.is_typed_line_only
-            return self._split(split_at_random(text, rng, is_typed_line_only=only_line), context)
+            lines_behind = self.encoder.template.lines_behind
+            return self._split(split_at_random(text, rng, lines_behind=lines_behind), context)
         pieces = ragged_pieces(text, rng, RAGGED_MEAN_CHARS) if rng.random() < RAGGED_SHARE else [text]
         ids = self.encoder.encode_file(pieces)
         return TrainingSample(ids, len(ids))

@@ -29,7 +29,7 @@ from draft_model.core import CONTEXT_TOKENS, VOCAB_SIZE, PipelineError, replacin
 COMPLETION_ENDS = {"codellama": "▁<EOT>"}
 """The token that ends a completion, in families that end a file with another one ("Code Llama", section 2.3)."""
 
-_NAMED_IN_FINGERPRINTS = ("name", "order", "prefix", "suffix", "middle", "file", "is_typed_line_only")
+_NAMED_IN_FINGERPRINTS = ("name", "order", "prefix", "suffix", "middle", "file", "lines_behind")
 _RECORDED = (*_NAMED_IN_FINGERPRINTS, "ends", "path_at", "text_header")
 END = "<|endoftext|>"
 SPECIAL_TOKENS = (END, *EMBEDDED.markers)

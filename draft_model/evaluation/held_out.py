@@ -58,12 +58,12 @@ def text_rows(texts: Sequence[str], encoder: TemplateEncoder, row_tokens: int) -
 
 
 def held_out_splits(
-    texts: Sequence[str], num_splits: int = NUM_SPLITS, seed: int = SEED, *, is_typed_line_only: bool = True
+    texts: Sequence[str], num_splits: int = NUM_SPLITS, seed: int = SEED, *, lines_behind: int = 1
 ) -> list[Split]:
     """Fill-in-the-middle splits, the same for every model of a template."""
     corpus, rng = CorpusText(texts), Random(seed)
     windows = (corpus.window(rng.random(), SPLIT_CHARS) for _ in range(num_splits))
-    return [split_at_random(window, rng, is_typed_line_only=is_typed_line_only) for window in windows if window.strip()]
+    return [split_at_random(window, rng, lines_behind=lines_behind) for window in windows if window.strip()]
 
 
 @torch.inference_mode()
@@ -79,7 +79,7 @@ def evaluate(
         on_done(number, len(rows) + num_splits)
     num_tokens = sum(row.shape[1] - 1 for row in rows)
     middle_total, num_middle, num_first = 0.0, 0, 0
-    splits = held_out_splits(texts, num_splits, is_typed_line_only=encoder.template.is_typed_line_only)
+    splits = held_out_splits(texts, num_splits, lines_behind=encoder.template.lines_behind)
     for number, split in enumerate(splits, len(rows) + 1):
         ids, middle_from = encode_split(encoder, split)
         row = torch.tensor([ids[-model.config.max_position_embeddings :]])

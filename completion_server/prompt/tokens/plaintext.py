@@ -5,7 +5,6 @@ copy of the model's tokenizer that lacks them. They are removed from the vocabul
 """
 
 import json
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +13,9 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
 from completion_server.core.errors import ConfigError
+from completion_server.core.vocabulary import is_control
 from completion_server.prompt.templates import Template
 from completion_server.prompt.tokens.boundaries import Rule, find_rule, flat
-
-_CONTROL_LOOK = re.compile(r"\s*▁?[<\[].*[>\]]\s*", re.DOTALL)
-"""Some vocabularies hold markers, such as Qwen's <|fim_prefix|>, as ordinary added tokens; they are found by form."""
 
 MAX_NEWLINE_TOKENS = 256
 """A vocabulary may have thousands; the lowest ids are the most frequent, and the text rules handle the others."""
@@ -60,7 +57,7 @@ def make_plain(tokenizer: Tokenizer, markers: Collection[str] = ()) -> PlainText
     if spec["model"].get("type") != "BPE":
         msg = f"the tokenizer is of the kind {spec['model'].get('type')}: only byte-pair encodings can be used"
         raise ConfigError(msg)
-    control = {token["content"] for token in spec["added_tokens"] if token["special"] or _is_control(token["content"])}
+    control = {token["content"] for token in spec["added_tokens"] if is_control(token)}
     control |= set(markers)
     spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] not in control]
     spec["post_processor"] = spec["truncation"] = spec["padding"] = None
@@ -68,10 +65,6 @@ def make_plain(tokenizer: Tokenizer, markers: Collection[str] = ()) -> PlainText
     adds_blank = _drop_blank(spec)
     has_normalizer = any(part["type"] != "Replace" for part in flat(spec["normalizer"], "normalizers"))
     return PlainText(Tokenizer.from_str(json.dumps(spec)), find_rule(spec), adds_blank, has_normalizer)
-
-
-def _is_control(content: str) -> bool:
-    return _CONTROL_LOOK.fullmatch(content) is not None
 
 
 def _forget(model: dict[str, Any], control: Collection[str]) -> None:

@@ -151,7 +151,7 @@ def test_the_fingerprint_of_data_has_the_form_that_checkpoints_carry() -> None:
         "DataManifest(settings=DataSettings(num_tokens=4096, block_tokens=2048, row_tokens=(1024, 256, 512, 256), "
         "blocks_a_shard=1024, fim_share=0.7, generated_share=0.0, seed=20), layout=Layout(name='embedded', "
         "order='prefix_first', prefix='<|fim_prefix|>', suffix='<|fim_suffix|>', middle='<|fim_middle|>', "
-        "file='<|file_sep|>', is_typed_line_only=True), corpus='c', tokenizer='t', generated='', vocab_size=320)"
+        "file='<|file_sep|>', lines_behind=1), corpus='c', tokenizer='t', generated='', vocab_size=320)"
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from completion_server.prompt.templates import ALL_LINES
 from draft_model.data.fim import MAX_COMPLETION_CHARS, block_end, encode_split, narrow, ragged_pieces, split_at_random
 from draft_model.data.tokenizer import TemplateEncoder
 
@@ -55,11 +56,17 @@ def test_splits_fall_inside_words_start_lines_and_mostly_end_with_the_line(sourc
     assert sum(split.after[:1] in set(")]:") for split in splits if split.after) > 20
 
 
-def test_finished_lines_may_stand_behind_the_marker_where_the_family_knows_that(source: str) -> None:
-    splits = [split_at_random(source, Random(seed), is_typed_line_only=False) for seed in range(100)]
-    assert sum("\n" in split.typed for split in splits) > 20
-    assert all(split.before == "" or split.before.endswith("\n") for split in splits)
+@pytest.mark.parametrize("lines_behind", [0, 1, 6, ALL_LINES])
+def test_as_many_lines_stand_behind_the_marker_as_the_family_has(source: str, lines_behind: int) -> None:
+    splits = [split_at_random(source, Random(seed), lines_behind=lines_behind) for seed in range(100)]
     assert all(source.startswith(split.before + split.typed + split.completion) for split in splits)
+    if lines_behind == 0:
+        assert {split.typed for split in splits} == {""}
+    elif lines_behind == ALL_LINES:
+        assert {split.before for split in splits} == {""}
+    else:
+        assert all(split.before == "" or split.before.endswith("\n") for split in splits)
+        assert max(split.typed.count("\n") for split in splits) == lines_behind - 1
 
 
 @given(seeds)
