@@ -20,6 +20,7 @@ from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.edits.builder import EditPrompts
 from completion_server.prompt.edits.choice import choose_edit_template
 from completion_server.prompt.loading import load_edit_prompts, load_prompt_builder
+from completion_server.prompt.tokens.healing import MAX_TOKENS as MAX_TOKENS_LEFT_OUT
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,12 @@ def prompt_budget(config: Config) -> int:
 
     """
     require_model(config.engine)
-    return _budget(config, config.limits.max_tokens, "limits.max_tokens")
+    return _budget(config, _completion_tokens(config), "limits.max_tokens")
+
+
+def _completion_tokens(config: Config) -> int:
+    """Return the most tokens that the engine computes for a completion."""
+    return config.limits.max_tokens + (MAX_TOKENS_LEFT_OUT if config.prompt.token_healing else 0)
 
 
 def _edit_budget(config: Config) -> int:
@@ -182,13 +188,16 @@ def _context_length(engine: EngineSettings) -> int:
 
 
 def check_fits(info: EngineInfo, config: Config) -> None:
-    """Check that an engine can hold the largest prompt and completion.
+    """Check that an engine can hold the largest prompt and completion, and heal prompts if it has to.
 
     Raises:
-        ConfigError: a whole prompt and a whole completion don't fit.
+        ConfigError: a whole prompt and a whole completion don't fit, or it can't heal.
 
     """
-    asked = prompt_budget(config) + config.limits.max_tokens
+    if config.prompt.token_healing and not info.can_heal:
+        msg = "prompt.token_healing: must be false with this vLLM or its other scheduler (engine.vllm.scheduler_cls)"
+        raise ConfigError(msg)
+    asked = prompt_budget(config) + _completion_tokens(config)
     if choose_edit_template(config.engine.model, config.prompt) is not None:
         asked = max(asked, _edit_budget(config) + config.limits.max_tokens_next_edit)
     asked += info.num_speculative_tokens

@@ -38,6 +38,9 @@ class GenerationRequest:
     """The smaller value runs first."""
     cache_salt: str = ""
     """Prompts share prefix-cache entries only under the same salt."""
+    begins_with: str = ""
+    """Text with which the answer must begin; at any temperature, drafted or not. The outputs leave it out, but its
+    tokens count."""
     trace_headers: Mapping[str, str] | None = None
     """Headers of W3C Trace Context, under which the engine makes its own spans; None if the request is not sampled."""
 
@@ -77,6 +80,8 @@ class EngineInfo:
     """K by number of sequences at start."""
     speculation_locked_reason: str = ""
     """Why K can't be changed on the running engine; "" if it can."""
+    can_heal: bool = True
+    """Whether answers can be made to begin with given text."""
     revision: str = ""
     """The model's revision, of which the supervisor knows; "" if it is not known."""
     draft_revision: str = ""

@@ -40,6 +40,8 @@ class Prompt:
     lacks these tokens."""
     begins_with: str = ""
     """Text left of the cursor that the prompt leaves out: the answer must begin with it."""
+    num_left_out: int = 0
+    """The tokens of that text."""
 
 
 class PromptBuilder:
@@ -115,7 +117,7 @@ class PromptBuilder:
             InvalidRequestError: the line being typed alone does not fit.
 
         """
-        left_out = self._healer.left_out(request.prefix) if self._healer else ""
+        left_out, num_left_out = self._healer.left_out(request.prefix) if self._healer else ("", 0)
         if left_out:
             request = replace(request, prefix=request.prefix.removesuffix(left_out))
         old = self.documents.get(request)
@@ -125,7 +127,7 @@ class PromptBuilder:
         stops = self._line_ends if request.mode is Mode.SINGLE_LINE else self._ends
         token_ids = self._token_ids(layout)
         num_new = len(token_ids) - (self._num_shared(old, layout) if old else 0)
-        return Prompt(token_ids, stops, layout_builder.num_tokenised, num_new, left_out)
+        return Prompt(token_ids, stops, layout_builder.num_tokenised, num_new, left_out, num_left_out)
 
     def expected_new_tokens(self, request: Request) -> int:
         """Estimate how many prompt tokens of a request the engine's prefix cache lacks, without tokenising.

@@ -89,9 +89,10 @@ class Generator:
         generation = GenerationRequest(
             id=request.id,
             prompt_token_ids=prompt.token_ids,
-            max_tokens=request.max_tokens,
+            max_tokens=request.max_tokens + prompt.num_left_out,
             sampling=request.sampling,
             stop_token_ids=prompt.stop_token_ids,
+            begins_with=prompt.begins_with,
             priority=request.trigger,
             cache_salt=self._isolation.salt(request.caller),
             trace_headers=request.trace.headers() if request.trace is not None and request.trace.is_sampled else None,

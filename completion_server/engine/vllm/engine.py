@@ -78,6 +78,7 @@ class VllmEngine(Engine):
         self._accounting = TokenAccounting()
         self._stats = LastStatistics(self._accounting.meter)
         self._locked_reason = ""
+        self._can_heal = False
         self._changes: set[asyncio.Task[None]] = set()
         """Changes of K on their way to the engine core."""
         self._speculation: EngineSpeculation | None = None
@@ -124,6 +125,7 @@ class VllmEngine(Engine):
             max_num_seqs=config.scheduler_config.max_num_seqs,
             speculation_lookup=lookup_at_start(self._settings, config, self._locked_reason),
             speculation_locked_reason=self._locked_reason,
+            can_heal=self._can_heal,
         )
         self._llm = llm
         self._accounting.lookup = info.speculation_lookup
@@ -158,13 +160,16 @@ class VllmEngine(Engine):
         args = AsyncEngineArgs(**given)
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
         check_draft_length(config)
-        self._locked_reason = locked_reason(self._settings, config) or schedulers_locked_reason(SCHEDULERS_MODULE)
+        unknown = schedulers_locked_reason(SCHEDULERS_MODULE)
+        self._locked_reason = locked_reason(self._settings, config) or unknown
+        self._can_heal = not unknown and not self._settings.vllm.get("scheduler_cls")
         log_patches(
             is_cpu=current_platform.is_cpu(), is_k_live=not self._locked_reason, has_spans=bool(self._traces_endpoint)
         )
-        if not self._locked_reason:
-            scheduler = "LookupAsyncScheduler" if config.scheduler_config.async_scheduling else "LookupScheduler"
-            config.scheduler_config.scheduler_cls = f"{SCHEDULERS_MODULE}.{scheduler}"
+        if self._can_heal:
+            scheduling = "AsyncScheduler" if config.scheduler_config.async_scheduling else "Scheduler"
+            kind = "Healing" if self._locked_reason else "Lookup"
+            config.scheduler_config.scheduler_cls = f"{SCHEDULERS_MODULE}.{kind}{scheduling}"
         compiled = CompiledCode()
         llm = self._make_llm(args, config)
         if not args.enforce_eager and (said := compiled.describe()):
@@ -201,9 +206,11 @@ class VllmEngine(Engine):
         stream = llm.generate(
             prompt, sampling_params(request), request.id, priority=request.priority, trace_headers=headers
         )
+        num_given = len(request.begins_with)
         try:
             async for result in stream:
-                yield output_of(result, progress)
+                yield output_of(result, progress, num_given)
+                num_given = max(0, num_given - len(result.outputs[0].text))
         except VllmEngineDeadError as error:
             msg = "the engine died"
             raise EngineDeadError(msg) from error

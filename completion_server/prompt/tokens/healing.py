@@ -38,13 +38,12 @@ class Healer:
         self._plain = plain
         self._vocabulary = vocabulary
         self._is_word_whole_line = plain.rule is None or isinstance(plain.rule, LineRule)
-        self._length_of = lru_cache(_REMEMBERED)(self._measure)
+        self._end_of = lru_cache(_REMEMBERED)(self._find_end)
 
-    def left_out(self, text: str) -> str:
-        """Return the end of `text` that a prompt leaves out, whole characters; "" if nothing needs to be."""
+    def left_out(self, text: str) -> tuple[str, int]:
+        """Return the end of `text` that a prompt leaves out, "" for nothing, and how many tokens that has."""
         region = text[self._region_start(text) :]
-        length = self._length_of(region) if region else 0
-        return text[len(text) - length :]
+        return self._end_of(region) if region else ("", 0)
 
     def _region_start(self, text: str) -> int:
         """Return an offset before the last word that is a boundary of words, whatever follows the text.
@@ -60,10 +59,10 @@ class Healer:
                 return at
         return least
 
-    def _measure(self, region: str) -> int:
-        """Return how many characters at the end of the region are left out."""
+    def _find_end(self, region: str) -> tuple[str, int]:
+        """Return the end of the region that is left out, and its tokens."""
         if not self._plain.is_unchanged(region):
-            return 0
+            return "", 0
         if self._is_word_whole_line:
             cuts = self._cuts(region)
         elif region[-1].isspace():
@@ -74,7 +73,10 @@ class Healer:
             word = int(offsets[first][0])
             cuts = {0, word} | {word + at for at in self._cuts(region[word:])}
         cut = next(at for at in sorted(cuts, reverse=True) if self._keeps_tokens(region, at))
-        return self._limited(region, cut)
+        offsets = self._plain.encode(region[cut:]).offsets
+        if len(offsets) <= MAX_TOKENS:
+            return region[cut:], len(offsets)
+        return region[cut + int(offsets[-1][0]) :], 1
 
     def _word_cuts(self, region: str) -> set[int]:
         """Return the boundaries of words in a region that ends in blanks, whatever visible text follows."""
@@ -109,14 +111,6 @@ class Healer:
         kept = self._plain.encode(region[:cut]).ids
         ahead = region + _VISIBLE[0] if region[-1].isspace() else region
         return bool(self._plain.encode(ahead).ids[: len(kept)] == kept)
-
-    def _limited(self, region: str, cut: int) -> int:
-        """Return the length of what is left out, cut to the last token if it is too long."""
-        left_out = region[cut:]
-        if len(left_out) <= MAX_TOKENS:
-            return len(left_out)
-        offsets, _words = self._encoding(left_out)
-        return len(left_out) if len(offsets) <= MAX_TOKENS else len(left_out) - int(offsets[-1][0])
 
     def _encoding(self, text: str) -> tuple[Any, Any]:
         encoding = self._plain.encode(text)

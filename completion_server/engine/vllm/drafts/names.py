@@ -3,6 +3,9 @@
 SPECULATE = "completion_server.speculate"
 """Key in the `extra_args` of vLLM's sampling parameters: False if the request refuses drafts."""
 
+BEGINS_WITH = "completion_server.begins_with"
+"""Key in the `extra_args` of vLLM's sampling parameters: the text with which the answer must begin."""
+
 SET_LOOKUP = "set_speculation_lookup"
 """Method of the engine core, which the scheduler adds and the server calls as one of vLLM's utilities.
 

@@ -17,14 +17,14 @@ from typing import Any
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 
 from completion_server.engine.vllm.drafts.names import SET_LOOKUP, SPECULATE
+from completion_server.engine.vllm.healing import HealingScheduler
 from completion_server.engine.vllm.patches.drafts import RUNS_DRAFT, unfetched_drafts
 
 
-class _LookupScheduler(Scheduler):
+class _LookupScheduler(HealingScheduler):
     """Makes the lookup that was set last active before each step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -71,6 +71,10 @@ def _set_lookup(core: EngineCore, lookup: list[int]) -> str:
 def _speculates(sampling_params: SamplingParams | None) -> bool:
     extra = sampling_params.extra_args if sampling_params is not None else None
     return extra is None or extra.get(SPECULATE) is not False
+
+
+class HealingAsyncScheduler(HealingScheduler, AsyncScheduler):
+    """For an engine core with a constant K that plans a step while the previous one runs."""
 
 
 class LookupScheduler(_LookupScheduler):

@@ -1,0 +1,149 @@
+"""Lets an answer begin with given text: the first steps allow only tokens that go on with what is still to be said.
+
+Lives in the engine core's process. It is a grammar to vLLM, which fills a row of a bitmask for each token of a step,
+drafted ones included, and applies it on every runner. The scheduler takes the grammar away from a request whose text is
+said, so that later steps cost nothing.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+from vllm.v1.structured_output.request import StructuredOutputRequest
+
+from completion_server.core.vocabulary import Vocabulary, text_tokens
+from completion_server.engine.vllm.drafts.names import BEGINS_WITH
+
+_MASKS = 1024
+"""Masks that are kept; 19 KiB each with 150,000 tokens."""
+_WORD_BITS = 32
+_ALL = -1
+
+
+class Masks:
+    """The tokens that may follow, as rows of vLLM's bitmask: bit i % 32 of word i // 32 is token i."""
+
+    def __init__(self, tokens: dict[int, bytes], vocab_size: int) -> None:
+        """`tokens` has the bytes of each token of text; `vocab_size` is that of the model, which may be padded."""
+        self.text_of = tokens.get
+        self.num_words = -(-vocab_size // _WORD_BITS)
+        self._vocabulary = Vocabulary(tokens)
+        self.row = lru_cache(_MASKS)(self._make_row)
+
+    def _make_row(self, rest: bytes) -> torch.Tensor:
+        """Return the row [num_words] of the tokens that begin with `rest`, or that `rest` begins with."""
+        is_allowed = np.zeros(self.num_words * _WORD_BITS, dtype=np.bool_)
+        for ids in (self._vocabulary.starting_with(rest), self._vocabulary.beginnings_of(rest)):
+            is_allowed[np.frombuffer(ids, dtype=np.uint32)] = True
+        return torch.from_numpy(np.packbits(is_allowed, bitorder="little").view(np.int32))
+
+
+class GivenBeginning(StructuredOutputGrammar):
+    """The state of an answer that begins with given text."""
+
+    def __init__(self, masks: Masks, text: str) -> None:
+        self._masks = masks
+        self._rests = [text.encode()]
+        """What was still to be said after each token."""
+
+    @property
+    def is_said(self) -> bool:
+        """Whether any token may follow."""
+        return not self._rests[-1]
+
+    def _rests_after(self, tokens: Iterable[int]) -> Iterator[bytes]:
+        """Yield what is still to be said after each token, up to the first one that does not go on with it."""
+        rest = self._rests[-1]
+        for token in tokens:
+            if rest:
+                text = self._masks.text_of(token) or b""
+                if not text or not (text.startswith(rest) or rest.startswith(text)):
+                    return
+                rest = rest[len(text) :]
+            yield rest
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """Go on by these tokens; return whether all of them fit."""
+        del request_id
+        rests = list(self._rests_after(tokens))
+        self._rests += rests
+        return len(rests) == len(tokens)
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """Return the tokens before the first one that does not fit."""
+        return tokens[: sum(1 for _rest in self._rests_after(tokens))]
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back by this many tokens."""
+        del self._rests[len(self._rests) - num_tokens :]
+
+    def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
+        """Fill a row of the bitmask, int32 [rows, words]."""
+        if self.is_said:
+            bitmask[batch_index].fill_(_ALL)
+        else:
+            bitmask[batch_index].copy_(self._masks.row(self._rests[-1]))
+
+    def is_terminated(self) -> bool:
+        """Return False: the answer goes on behind its beginning."""
+        return False
+
+    def reset(self) -> None:
+        """Begin again."""
+        del self._rests[1:]
+
+
+class _Bitmasks:
+    """Stands in for the backend of vLLM's grammars, of which the server has no other."""
+
+    def __init__(self, num_words: int) -> None:
+        self._num_words = num_words
+
+    def allocate_token_bitmask(self, max_num_seqs: int) -> torch.Tensor:
+        """Return a bitmask that allows everything."""
+        return torch.full((max_num_seqs, self._num_words), _ALL, dtype=torch.int32)
+
+    def destroy(self) -> None:
+        """Free nothing."""
+
+
+def _tokens_of(tokenizer: Any) -> dict[int, bytes]:
+    return text_tokens(json.loads(tokenizer.backend_tokenizer.to_str()))
+
+
+class HealingScheduler(Scheduler):
+    """Gives a request with `BEGINS_WITH` among its `extra_args` the grammar of its beginning, until that is said."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        manager = self.structured_output_manager
+        self._masks = Masks(_tokens_of(manager.tokenizer), self.vllm_config.model_config.get_vocab_size())
+        manager.backend = _Bitmasks(self._masks.num_words)  # type: ignore[assignment]
+        self._beginning: list[tuple[Request, GivenBeginning]] = []
+
+    def add_request(self, request: Request) -> None:
+        """Add a request; see vLLM."""
+        extra = request.sampling_params.extra_args if request.sampling_params is not None else None
+        if extra and (text := extra.get(BEGINS_WITH)):
+            grammar = GivenBeginning(self._masks, text)
+            # vLLM reads the parameters only to compile a grammar, and this one is there.
+            request.structured_output_request = StructuredOutputRequest(StructuredOutputsParams(regex=""), grammar)
+            self._beginning.append((request, grammar))
+        super().add_request(request)
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """Take a step's tokens; see vLLM."""
+        outputs = super().update_from_output(*args, **kwargs)
+        if self._beginning:
+            for request, grammar in self._beginning:
+                if grammar.is_said:
+                    request.structured_output_request = None
+            self._beginning = [each for each in self._beginning if not (each[1].is_said or each[0].is_finished())]
+        return outputs
