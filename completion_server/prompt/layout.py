@@ -66,6 +66,8 @@ class Layout:
     typed: Encoded
     snippets: Rendered
     span: LayoutSpan
+    num_lead: int
+    """Characters before the window: those of `LayoutContext.opening` and of snippets that are comments."""
     head: str
     """The first characters of the window."""
     sent: SentText
@@ -90,29 +92,29 @@ class Layout:
         object.__setattr__(self, "num_bytes", num_bytes)
 
     @property
-    def window(self) -> str:
-        """The part of the document before the middle marker; before the cursor without a marker."""
-        return self.prefix.text[len(self.prefix.text) - (self.span.split - self.span.start) :]
+    def shown(self) -> str:
+        """The part of the document before the cursor."""
+        return (self.prefix.text + self.typed.text)[self.num_lead :]
 
     def find_window(self, prefix: str, lookback: int) -> int | None:
         """Return where the window starts in a later prefix; None if it can't be found in its last characters."""
-        num_left = self.span.split - self.span.start + len(self.typed.text)
+        num_left = len(self.prefix.text) + len(self.typed.text) - self.num_lead
         is_moved = not self.sent.begins_like(prefix)
         return find_window(prefix, self.span.start, self.head, num_left, lookback, is_moved=is_moved)
 
     def sent_next(self, prefix: str, start: int | None) -> SentText:
         """Return what to remember of a later prefix, in which the window starts at `start`."""
-        shown = "" if self.span.start else self.window + self.typed.text
+        shown = "" if self.span.start else self.shown
         return self.sent.next(prefix, shown, has_moved_up=start is not None and start < self.span.start)
 
     def num_shared(self, request: Request) -> int | None:
         """Return the offset in a later request's prefix up to which its prompt is this one; None if it hardly is."""
-        prefix, window, typed = request.prefix, self.window, self.typed.text
-        found = self.find_window(prefix, 2 * (len(window) + len(typed)) + HEAD_CHARACTERS)
-        if found is None or not prefix.startswith(window, found) or not request.suffix.startswith(self.suffix.text):
+        prefix, shown = request.prefix, self.shown
+        found = self.find_window(prefix, 2 * len(shown) + HEAD_CHARACTERS)
+        if found is None or not request.suffix.startswith(self.suffix.text):
             return None
-        split = found + len(window)
-        return split + common_prefix(prefix[split : split + len(typed)], typed)
+        num_shared = common_prefix(prefix[found : found + len(shown)], shown)
+        return found + num_shared if num_shared >= self.span.split - self.span.start else None
 
     @property
     def num_tokens(self) -> int:

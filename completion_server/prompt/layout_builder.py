@@ -10,7 +10,7 @@ from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Request
 from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Layout, LayoutContext, LayoutSpan
 from completion_server.prompt.snippets import NOTHING, Rendered, source
-from completion_server.prompt.templates import ALL_LINES, FimOrder
+from completion_server.prompt.templates import FimOrder
 from completion_server.prompt.tokens.reuse import EMPTY, Encoded
 from completion_server.prompt.window import (
     HEAD_CHARACTERS,
@@ -69,8 +69,8 @@ class LayoutBuilder:
         self.num_tokenised += num_computed
         return encoded
 
-    def _encode_typed(self, start: int) -> Encoded:
-        self._typed = self._encode(self.request.prefix[start:], self._typed)
+    def _encode_typed(self, start: int, lead: str = "") -> Encoded:
+        self._typed = self._encode(lead + self.request.prefix[start:], self._typed)
         return self._typed
 
     # Keeping the old layout
@@ -174,7 +174,8 @@ class LayoutBuilder:
         end = line[-budget * _MOST_CHARACTERS_A_TOKEN :]
         if len(end) < len(line) and len(self._encode(end).ids) > budget:  # before all of a huge line is tokenised
             raise self._refusal(f"{len(line)} characters")
-        if self.context.template.has_typed:
+        template = self.context.template
+        if template.has_typed and not template.is_all_typed:
             num_tokens = len(self._encode_typed(self._line_start).ids) + len(self._encode(self.context.opening).ids)
         else:
             num_tokens = len(self._encode(self.context.opening + line).ids)
@@ -231,7 +232,7 @@ class LayoutBuilder:
         template = self.context.template
         if not template.has_typed:
             return len(self.request.prefix)
-        return start if template.lines_behind >= ALL_LINES else self._line_start
+        return start if template.is_all_typed else self._line_start
 
     # Composing
 
@@ -242,15 +243,19 @@ class LayoutBuilder:
         self, span: LayoutSpan, above: Encoded, suffix: Encoded, snippets: Rendered, kept: Layout | None
     ) -> Layout:
         """Tokenise the remaining parts, reusing tokens of `above`, and compose the layout."""
-        request = self.request
-        prefix = self._encode(self._lead(snippets) + request.prefix[span.start : span.split], above)
-        typed = self._encode_typed(span.split)
+        request, lead = self.request, self._lead(snippets)
+        if self.context.template.is_all_typed:
+            prefix, typed = EMPTY, self._encode_typed(span.start, lead)
+        else:
+            prefix = self._encode(lead + request.prefix[span.start : span.split], above)
+            typed = self._encode_typed(span.split)
         return Layout(
             prefix=prefix,
             suffix=suffix,
             typed=typed,
             snippets=snippets,
             span=span,
+            num_lead=len(lead),
             head=request.prefix[span.start : span.start + HEAD_CHARACTERS],
             sent=self._sent,
             suffix_left=len(request.suffix) - len(suffix.text),

@@ -60,6 +60,11 @@ class Template:
     `ALL_LINES`. The marker moves to the cursor's line when there would be more."""
 
     @property
+    def is_all_typed(self) -> bool:
+        """Whether all text before the cursor stands behind the middle marker."""
+        return bool(self.middle) and self.lines_behind >= ALL_LINES
+
+    @property
     def has_typed(self) -> bool:
         """Whether text before the cursor stands behind the middle marker."""
         return bool(self.middle) and self.lines_behind > 0

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Snippet
 from completion_server.prompt.settings import PromptSettings
+from completion_server.prompt.templates import ALL_LINES
 from completion_server.prompt.tokens.plaintext import make_plain
 from tests.support.examples import examples
 from tests.support.vocabularies import FAMILIES
@@ -76,10 +77,12 @@ class Editor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=examples(0.3), suppress_health_check=[HealthCheck.too_slow])
-@given(document=DOCUMENTS, steps=STEPS, recent=st.sampled_from([0, 40]))
-def test_any_session(family: str, document: str, steps: list[tuple[str, object]], recent: int) -> None:
-    prompt_settings = PromptSettings(max_recent_tokens=recent, preamble="# ours\n")
-    builder = builder_of(family, max_prompt_tokens=BUDGET, settings=prompt_settings)
+@given(document=DOCUMENTS, steps=STEPS, lines_behind=st.sampled_from([0, 1, 5, ALL_LINES]), token_healing=st.booleans())
+def test_any_session(
+    family: str, document: str, steps: list[tuple[str, object]], lines_behind: int, *, token_healing: bool
+) -> None:
+    prompt_settings = PromptSettings(preamble="# ours\n", token_healing=token_healing)
+    builder = builder_of(family, max_prompt_tokens=BUDGET, settings=prompt_settings, lines_behind=lines_behind)
     whole = make_plain(FAMILIES[family](), builder.template.markers).tokenizer
     editor = Editor(document)
     for act, what in steps:
@@ -95,11 +98,13 @@ def test_any_session(family: str, document: str, steps: list[tuple[str, object]]
             continue
         layout = layout_of(builder, request)
         assert len(prompt.token_ids) <= BUDGET
+        assert token_healing or not prompt.begins_with
+        assert prefix.endswith(prompt.begins_with)
+        prefix = prefix.removesuffix(prompt.begins_with)
         for part in (layout.prefix, layout.suffix, layout.typed):
             assert part.ids.tolist() == whole.encode(part.text, add_special_tokens=False).ids
-        shown = layout.prefix.text + layout.typed.text
-        assert shown.endswith(line)
-        assert shown.removesuffix(layout.window + layout.typed.text).endswith(layout.snippets.lead)
-        assert prefix.endswith(layout.window + layout.typed.text)
+        assert layout.shown.endswith(prefix[prefix.rfind("\n") + 1 :])
+        assert (layout.prefix.text + layout.typed.text).removesuffix(layout.shown).endswith(layout.snippets.lead)
+        assert prefix.endswith(layout.shown)
         assert suffix.startswith(layout.suffix.text)
         assert text_of(FAMILIES[family](), prompt.token_ids).replace("▁", " ").count("# ours") >= 1

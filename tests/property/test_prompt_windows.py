@@ -81,10 +81,9 @@ def test_the_start_moves_in_big_steps(text: str, size: int, num_keys: int, *, do
         request = request_at(prefix + CURSOR + "\n")
         prompt = builder.build(request)
         layout = layout_of(builder, request)
-        shown = layout.window + layout.typed.text
-        assert prefix.endswith(shown)
+        assert prefix.endswith(layout.shown)
         assert len(prompt.token_ids) <= BUDGET
-        windows.append(layout.window)
+        windows.append(layout.shown.rpartition("\n")[0])
     moves = sum(not one.startswith(other) and not other.startswith(one) for one, other in pairwise(windows))
     least = min(size, BUDGET) * 0.1
     assert moves <= 3 + (4000 - begin) / least

@@ -2,6 +2,7 @@
 
 import inspect
 import textwrap
+from dataclasses import replace
 
 from tokenizers import Tokenizer
 
@@ -43,13 +44,23 @@ def request_at(
     )
 
 
+UNHEALED = PromptSettings(token_healing=False)
+"""For tests of what a prompt has before the word at the cursor."""
+
+
 def builder_of(
-    family: str, *, max_prompt_tokens: int = 256, template: str = "", settings: PromptSettings | None = None
+    family: str,
+    *,
+    max_prompt_tokens: int = 256,
+    settings: PromptSettings = UNHEALED,
+    lines_behind: int | None = None,
 ) -> PromptBuilder:
-    """Return a builder with a small vocabulary of a family."""
+    """Return a builder with a small vocabulary of a family; `lines_behind` replaces the template's."""
     tokenizer = FAMILIES[family]()
-    chosen = choose_template(tokenizer.get_vocab(), family, template)
-    return PromptBuilder(tokenizer, chosen, max_prompt_tokens=max_prompt_tokens, settings=settings)
+    template = choose_template(tokenizer.get_vocab(), family)
+    if lines_behind is not None:
+        template = replace(template, lines_behind=lines_behind)
+    return PromptBuilder(tokenizer, template, max_prompt_tokens=max_prompt_tokens, settings=settings)
 
 
 def layout_of(builder: PromptBuilder, request: Request) -> Layout:

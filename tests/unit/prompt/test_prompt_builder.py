@@ -70,7 +70,7 @@ def test_a_key_only_appends() -> None:
 
 
 def test_a_new_line_moves_nothing_where_lines_may_stand_behind_the_marker() -> None:
-    builder = builder_of("qwen", max_prompt_tokens=400)
+    builder = builder_of("qwen", max_prompt_tokens=400, lines_behind=12)
     above, below = "".join(LINES[:60]), "".join(LINES[70:])
     first = builder.build(request_at(above + "    x = 1" + CURSOR + "\n" + below)).token_ids
     second = builder.build(request_at(above + "    x = 1\n    y" + CURSOR + "\n" + below)).token_ids
@@ -80,7 +80,35 @@ def test_a_new_line_moves_nothing_where_lines_may_stand_behind_the_marker() -> N
         prompt = builder.build(request_at(above + "    z" + CURSOR + "\n" + below))
         assert len(prompt.token_ids) <= 400
     typed_text = layout_of(builder, request_at(CURSOR)).typed.text
-    assert 1 <= typed_text.count("\n") <= 20
+    assert 1 <= typed_text.count("\n") < 12
+
+
+def test_what_is_typed_only_appends_where_all_lines_stand_behind_the_marker() -> None:
+    builder = builder_of("qwen", max_prompt_tokens=600)
+    below = "\n" + "".join(LINES[40:60])
+    above = "".join(LINES[:30])
+    typed_text = "    def first(self):\n        return self.\n\n    x"
+    prompts = [
+        builder.build(request_at(above + typed_text[:key] + CURSOR + below)).token_ids for key in range(len(typed_text))
+    ]
+    for one, other in pairwise(prompts):
+        assert len(one) - common(one, other) <= 2
+
+
+def test_no_line_stands_behind_the_marker_of_a_family_that_was_trained_so() -> None:
+    prompt = builder_of("deepseek").build(request_at(f"a\nbc{CURSOR}d\n")).token_ids
+    assert text_of(FAMILIES["deepseek"](), prompt) == "<｜fim▁begin｜>a\nbc<｜fim▁hole｜>d\n<｜fim▁end｜>"
+
+
+def test_the_estimate_counts_what_the_document_did_not_have() -> None:
+    above, below = "".join(LINES[:60]), "\n" + "".join(LINES[60:90])
+    for family in ("embedded", "qwen", "deepseek", "llama3"):
+        builder = builder_of(family, max_prompt_tokens=2000)
+        builder.build(request_at(above + "x = 1" + CURSOR + below))
+        typed_more = builder.expected_new_tokens(request_at(above + "x = 1234" + CURSOR + below))
+        elsewhere = builder.expected_new_tokens(request_at("".join(LINES[40:]) + CURSOR))
+        assert typed_more <= 3
+        assert elsewhere > 100
 
 
 def test_the_embedded_models_see_exactly_the_line_behind_the_marker() -> None:

@@ -13,10 +13,10 @@ from completion_server.prompt.__main__ import main
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.loading import choose_template, detect_template, load_prompt_builder
 from completion_server.prompt.settings import PromptSettings
-from completion_server.prompt.templates import PREFIX_ONLY, FimOrder, PathAt
+from completion_server.prompt.templates import ALL_LINES, PREFIX_ONLY, FimOrder, PathAt
 from completion_server.prompt.tokens.plaintext import MAX_NEWLINE_TOKENS, newline_token_ids
 from tests.support.vocabularies import ANGLE, FAMILIES, PIPED, VOCABULARY_SIZE, split_by, train
-from tests.unit.prompt.prompts import CURSOR, builder_of, request_at, text_of
+from tests.unit.prompt.prompts import CURSOR, UNHEALED, builder_of, request_at, text_of
 
 PIPES = {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}
 ANGLES = {"<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>"}
@@ -73,10 +73,12 @@ def test_fields_may_be_replaced() -> None:
         "file": "",
         "order": "suffix_first",
         "path_at": "inside",
+        "lines_behind": "all",
     }
     template = choose_template({"<P>", "<S>"}, "", "fim", replaced)
     assert (template.order, template.path_at) == (FimOrder.SUFFIX_FIRST, PathAt.INSIDE)
     assert template.markers == ("<P>", "<S>")
+    assert template.lines_behind == ALL_LINES
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,7 @@ def test_fields_may_be_replaced() -> None:
         ("starcoder2", {}, "the tokenizer has no <fim_prefix>, <fim_suffix>, <fim_middle>, <file_sep>"),
         ("fim", {"prefx": "<P>"}, "did you mean 'prefix'"),
         ("fim", {"order": "middle_first"}, "must be one of prefix_first, suffix_first, prefix_only"),
+        ("fim", {"lines_behind": "some"}, 'must be "all" or a number of lines'),
         ("fim", {"suffix": ""}, "needs both a prefix and a suffix marker"),
     ],
 )
@@ -109,15 +112,15 @@ SHOWN = {
     "qwen": (
         "<|file_sep|>src/app/b.py\ndef b():\n    return 2\n<|file_sep|>src/app/c.py\ndef c():\n    return 3\n"
         "<|file_sep|>src/app/a.py\n"
-        "<|fim_prefix|>import os\n\ndef f(x):\n<|fim_suffix|>n x\n\nprint(f(1))\n<|fim_middle|>    retur"
+        "<|fim_prefix|><|fim_suffix|>n x\n\nprint(f(1))\n<|fim_middle|>import os\n\ndef f(x):\n    retur"
     ),
     "starcoder2": (
         "<file_sep>src/app/b.py\ndef b():\n    return 2\n<file_sep>src/app/c.py\ndef c():\n    return 3\n<file_sep>"
-        "<fim_prefix>src/app/a.py\nimport os\n\ndef f(x):\n<fim_suffix>n x\n\nprint(f(1))\n<fim_middle>    retur"
+        "<fim_prefix><fim_suffix>n x\n\nprint(f(1))\n<fim_middle>src/app/a.py\nimport os\n\ndef f(x):\n    retur"
     ),
     "deepseek": (
         "<｜fim▁begin｜># src/app/b.py:\n# def b():\n#     return 2\n# src/app/c.py:\n# def c():\n#     return 3\n"
-        "import os\n\ndef f(x):\n<｜fim▁hole｜>n x\n\nprint(f(1))\n<｜fim▁end｜>    retur"
+        "import os\n\ndef f(x):\n    retur<｜fim▁hole｜>n x\n\nprint(f(1))\n<｜fim▁end｜>"
     ),
     "tekken": (
         "[SUFFIX]n x\n\nprint(f(1))\n[PREFIX]+++++ src/app/b.py\ndef b():\n    return 2\n"
@@ -130,11 +133,11 @@ SHOWN = {
     "gemma": (
         "<s><|file_separator|>src/app/b.py\ndef b():\n    return 2\n<|file_separator|>src/app/c.py\ndef c():\n"
         "    return 3\n<|file_separator|>src/app/a.py\n"
-        "<|fim_prefix|>import os\n\ndef f(x):\n<|fim_suffix|>n x\n\nprint(f(1))\n<|fim_middle|>    retur"
+        "<|fim_prefix|><|fim_suffix|>n x\n\nprint(f(1))\n<|fim_middle|>import os\n\ndef f(x):\n    retur"
     ),
     "llama2": (
-        "<s>▁<PRE> # src/app/b.py:\n# def b():\n#     return 2\n# src/app/c.py:\n# def c():\n#     return 3\n"
-        "import os\n\ndef f(x):\n▁<SUF>n x\n\nprint(f(1))\n▁<MID>    retur"
+        "<s>▁<PRE>▁<SUF>n x\n\nprint(f(1))\n▁<MID> # src/app/b.py:\n# def b():\n#     return 2\n# src/app/c.py:\n"
+        "# def c():\n#     return 3\nimport os\n\ndef f(x):\n    retur"
     ),
     "metaspace": (
         "<s>[SUFFIX]n x\n\nprint(f(1))\n[PREFIX] +++++ src/app/b.py\ndef b():\n    return 2\n"
@@ -164,18 +167,18 @@ def test_mellum_is_suffix_first_with_paths_before_all_markers() -> None:
         split_by(r"\s+(?!\S)|\s+|\p{L}+|\p{N}+|[^\s\p{L}\p{N}]+"), (*ANGLE, "<filename>", "<|endoftext|>")
     )
     template = detect_template(tokenizer.get_vocab(), "JetBrains/Mellum-4b-base")
-    builder = PromptBuilder(tokenizer, template, max_prompt_tokens=400)
+    builder = PromptBuilder(tokenizer, template, max_prompt_tokens=400, settings=UNHEALED)
     assert builder.template.name == "mellum"
     prompt = builder.build(request_at(DOCUMENT, snippets=SNIPPETS[:1]))
     assert text_of(tokenizer, prompt.token_ids) == (
         "<filename>src/app/b.py\ndef b():\n    return 2\n<filename>src/app/a.py\n"
-        "<fim_suffix>n x\n\nprint(f(1))\n<fim_prefix>import os\n\ndef f(x):\n<fim_middle>    retur"
+        "<fim_suffix>n x\n\nprint(f(1))\n<fim_prefix>import os\n\ndef f(x):\n    retur<fim_middle>"
     )
 
 
 def test_without_snippets_no_file_is_named() -> None:
     prompt = builder_of("qwen").build(request_at(f"a\nb{CURSOR}"))
-    assert text_of(FAMILIES["qwen"](), prompt.token_ids) == "<|fim_prefix|>a\n<|fim_suffix|><|fim_middle|>b"
+    assert text_of(FAMILIES["qwen"](), prompt.token_ids) == "<|fim_prefix|><|fim_suffix|><|fim_middle|>a\nb"
 
 
 def test_comments_are_in_the_language_of_the_document() -> None:
@@ -190,7 +193,7 @@ def test_comments_are_in_the_language_of_the_document() -> None:
 
 @pytest.mark.parametrize("family", ["embedded", "llama3", "metaspace"])
 def test_a_preamble_comes_first(family: str) -> None:
-    settings = PromptSettings(preamble="# House rules: short lines.\n")
+    settings = PromptSettings(preamble="# House rules: short lines.\n", token_healing=False)
     prompt = builder_of(family, settings=settings).build(request_at(f"a = 1\nb{CURSOR}"))
     shown = text_of(FAMILIES[family](), prompt.token_ids).removeprefix("<|begin_of_text|>").removeprefix("<s>")
     assert shown.strip().startswith("# House rules: short lines.\n")
@@ -242,7 +245,8 @@ def test_a_folder_is_loaded_and_its_family_found(model: Path) -> None:
     assert builder.template.name == "embedded"
     assert builder.can_reuse_tokens
     request = request_at(f"import os\nos.{CURSOR}\n")
-    assert builder.build(request) == builder_of("embedded", max_prompt_tokens=128).build(request)
+    settings = PromptSettings()
+    assert builder.build(request) == builder_of("embedded", max_prompt_tokens=128, settings=settings).build(request)
 
 
 def test_the_template_may_be_given(model: Path) -> None:
