@@ -2,12 +2,13 @@
 
 import json
 from array import array
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from completion_server.core.errors import ConfigError
+from completion_server.core.errors import ConfigError, InvalidRequestError
 from completion_server.core.immutable import immutable
 from completion_server.core.request import Mode, Request
 from completion_server.core.vocabulary import Vocabulary, text_tokens
@@ -119,7 +120,14 @@ class PromptBuilder:
         """
         left_out, num_left_out = self._healer.left_out(request.prefix) if self._healer else ("", 0)
         if left_out:
-            request = replace(request, prefix=request.prefix.removesuffix(left_out))
+            # Without its line break the cursor's line would be the one above: only that may be too long.
+            with suppress(InvalidRequestError):
+                return self._build(
+                    replace(request, prefix=request.prefix.removesuffix(left_out)), left_out, num_left_out
+                )
+        return self._build(request)
+
+    def _build(self, request: Request, left_out: str = "", num_left_out: int = 0) -> Prompt:
         old = self.documents.get(request)
         layout_builder = LayoutBuilder(self._context, request, old)
         layout = layout_builder.build()
