@@ -1,0 +1,108 @@
+"""Answers that begin with given text, in the real engine: with drafts, at each K, greedy and sampled."""
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from completion_server.core.request import Sampling
+from completion_server.engine.interface import GenerationRequest, constant_lookup
+from completion_server.prompt.builder import PromptBuilder
+from completion_server.prompt.loading import load_prompt_builder
+from tests.engine.contract import Result, run_request
+from tests.support.models import TARGET
+from tests.unit.prompt.prompts import CURSOR, request_at
+
+if TYPE_CHECKING:
+    from completion_server.engine.vllm.engine import VllmEngine
+
+pytestmark = pytest.mark.serial
+
+NUM_TOKENS = 12
+NUMBERS = itertools.count()
+GREEDY = Sampling()
+DOCUMENTS = [
+    f"import os\n\n\ndef names(folder):\n    {CURSOR}\n\n\nprint(names('.'))\n",
+    f"class Point:\n    def __init__(self, x, y):\n        self{CURSOR}\n",
+    f"for number in ra{CURSOR}\n    print(number)\n",
+]
+
+
+@pytest.fixture(scope="module")
+def builder() -> PromptBuilder:
+    return load_prompt_builder(str(TARGET), max_prompt_tokens=512)
+
+
+async def answer(
+    engine: "VllmEngine",
+    token_ids: list[int],
+    begins_with: str = "",
+    sampling: Sampling = GREEDY,
+    num_extra: int = 0,
+) -> Result:
+    request = GenerationRequest(
+        f"healing-{next(NUMBERS)}", token_ids, NUM_TOKENS + num_extra, sampling, begins_with=begins_with
+    )
+    return await run_request(engine, request)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize("document", DOCUMENTS)
+async def test_the_text_that_the_model_would_say_anyway_changes_nothing(
+    vllm_engine: "VllmEngine", builder: PromptBuilder, document: str, k: int
+) -> None:
+    control = vllm_engine.speculation
+    assert control is not None
+    control.set_lookup(constant_lookup(k, vllm_engine.info.max_num_seqs))
+    prompt = builder.build(request_at(document)).token_ids
+    free = await answer(vllm_engine, prompt)
+    cuts = [at for at in range(1, 9) if free.text[at - 1 : at].isascii()]
+    results = await asyncio.gather(*(answer(vllm_engine, prompt, free.text[:at]) for at in cuts))
+    assert [free.text[:at] + each.text for at, each in zip(cuts, results, strict=True)] == [free.text] * len(cuts)
+    assert {each.num_tokens for each in results} == {free.num_tokens}, "its tokens count, and cost no further step"
+    control.set_lookup(vllm_engine.info.speculation_lookup)
+
+
+@pytest.mark.parametrize("begins_with", [" zq_", "é😀", "\t\t", "<|fim_middle|>", "x" * 40])
+async def test_any_text_can_be_begun_with_and_drafts_change_nothing(
+    vllm_engine: "VllmEngine", builder: PromptBuilder, begins_with: str
+) -> None:
+    control = vllm_engine.speculation
+    assert control is not None
+    prompt = builder.build(request_at(DOCUMENTS[0])).token_ids
+    texts = []
+    for k in (0, 3):
+        control.set_lookup(constant_lookup(k, vllm_engine.info.max_num_seqs))
+        result = await answer(vllm_engine, prompt, begins_with, num_extra=45)
+        assert begins_with not in result.text
+        texts.append(result.text)
+    control.set_lookup(vllm_engine.info.speculation_lookup)
+        assert result.num_tokens > 1, "no marker says it"
+    assert texts[0] == texts[1]
+
+
+async def test_too_few_tokens_for_the_beginning_give_no_text(vllm_engine: "VllmEngine", builder: PromptBuilder) -> None:
+    result = await answer(vllm_engine, builder.build(request_at(DOCUMENTS[0])).token_ids, "0123456789abcdefghij")
+    assert (result.text, result.num_tokens, result.last.finish) == ("", NUM_TOKENS, "length")
+
+
+async def test_samples_begin_with_it_and_repeat_by_their_seed(
+    vllm_engine: "VllmEngine", builder: PromptBuilder
+) -> None:
+    prompt = builder.build(request_at(DOCUMENTS[1])).token_ids
+    first, again, other = await asyncio.gather(
+        *(answer(vllm_engine, prompt, ".", Sampling(temperature=1.0, seed=seed)) for seed in (1, 1, 2))
+    )
+    assert first.text == again.text != other.text
+    assert not first.text.startswith(".")
+
+
+async def test_beside_it_other_answers_are_free(vllm_engine: "VllmEngine", builder: PromptBuilder) -> None:
+    prompts = [builder.build(request_at(document)).token_ids for document in DOCUMENTS]
+    alone = [await answer(vllm_engine, prompt) for prompt in prompts]
+    mixed = await asyncio.gather(
+        *(answer(vllm_engine, prompt, " zq" if number % 2 else "") for number, prompt in enumerate(prompts * 2))
+    )
+    free = [alone[number % 3].text for number in range(6) if number % 2 == 0]
+    assert [each.text for each in mixed[::2]] == free

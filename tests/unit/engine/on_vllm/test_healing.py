@@ -1,0 +1,81 @@
+"""The masks of an answer's beginning, its state, and how a CPU applies them."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from completion_server.engine.vllm.patches.cpu import masked_rows
+
+pytest.importorskip("vllm")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of vLLM's own imports
+    from vllm.v1.structured_output.utils import apply_grammar_bitmask
+
+    from completion_server.engine.vllm.healing import GivenBeginning, Masks
+
+TOKENS = dict(enumerate([b"a", b"ab", b"abc", b"b", b"bc", b"c", b"\xc3", b"\xa9", "é".encode(), "éa".encode(), b"ab"]))
+SIZE = 40
+"""The model's vocabulary, which is padded."""
+
+
+@pytest.fixture
+def masks() -> Masks:
+    return Masks(TOKENS, SIZE)
+
+
+def allowed(state: GivenBeginning) -> set[int]:
+    bitmask = torch.zeros(2, 2, dtype=torch.int32)
+    state.fill_bitmask(bitmask, 1)
+    assert bitmask[0].tolist() == [0, 0]
+    return {token for token in range(SIZE) if int(bitmask[1, token // 32]) >> token % 32 & 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("ab", {0, 1, 2, 10}), ("b", {3, 4}), ("abcd", {0, 1, 2, 10}), ("é", {6, 8, 9}), ("z", set())],
+)
+def test_tokens_go_on_with_what_is_to_be_said(masks: Masks, text: str, tokens: set[int]) -> None:
+    assert allowed(GivenBeginning(masks, text)) == tokens
+
+
+def test_it_goes_on_token_by_token_and_back(masks: Masks) -> None:
+    state = GivenBeginning(masks, "abé")
+    assert state.validate_tokens([0, 3, 6, 7, 5, 39]) == [0, 3, 6, 7, 5, 39], "anything follows what is said"
+    assert state.validate_tokens([0, 5]) == [0]
+    assert not state.accept_tokens("", [3])
+    state.reset()
+    assert state.accept_tokens("", [0, 3])
+    assert allowed(state) == {6, 8, 9}
+    assert state.accept_tokens("", [6])
+    assert allowed(state) == {7}
+    state.rollback(1)
+    assert not state.is_said
+    assert state.accept_tokens("", [9])
+    assert state.is_said
+    assert allowed(state) == set(range(SIZE))
+    assert not state.is_terminated()
+
+
+def test_a_token_of_a_marker_does_not_go_on(masks: Masks) -> None:
+    assert GivenBeginning(masks, "ab").validate_tokens([39]) == []
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_a_cpu_masks_the_rows_that_vllm_masks(num_drafts: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    ids = ["free", "begun", "gone", "said"]
+    drafts = {"begun": [1] * num_drafts, "free": [1]}
+    num_rows = sum(1 + len(drafts.get(each, ())) for each in ids[:2] + ids[3:])
+    logits = torch.randn(num_rows, SIZE, generator=generator)
+    batch = SimpleNamespace(req_ids=["free", "begun", "said"])
+    masks = torch.randint(-(2**31), 2**31 - 1, (3 + num_drafts, 2), dtype=torch.int32, generator=generator)
+    masks[-1] = -1
+    grammar = SimpleNamespace(structured_output_request_ids=["gone", "begun", "said"], grammar_bitmask=masks.numpy())
+    step = SimpleNamespace(scheduled_spec_decode_tokens=drafts)
+    expected, found = logits.clone(), logits.clone()
+    apply_grammar_bitmask(step, grammar, batch, expected)
+    masked_rows.replacement(apply_grammar_bitmask)(step, grammar, batch, found)
+    assert torch.equal(expected, found)
+    assert (found == -torch.inf).any()
