@@ -4,6 +4,7 @@ All are greedy and get the same text, cut at whole lines, and the same number of
 """
 
 import itertools
+import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +21,13 @@ from completion_server.engine.vllm.offline import offline_engine
 from completion_server.prompt.loading import choose_template
 from completion_server.prompt.templates import FimOrder, Template
 from loadtest.bench.quality.cursors import BODY, Cursor
+from loadtest.bench.quality.healing import LEFT_OUT, left_out
 from loadtest.bench.runner.server import SERVES_ALL, NotAnsweredError, ServerProcess
 
 PLAIN, HEALED, SERVER = "plain", "plain, healed", "server"
 IN_PROCESS = (PLAIN, HEALED)
 _BATCH = 16
-_MAX_MODEL_LEN = 4096
+_CONTEXT = 4096
 _REQUEST_S = 600.0
 _TYPED_CHARS = 200
 _SERVES_SLOWLY = (
@@ -34,7 +36,6 @@ _SERVES_SLOWLY = (
     "engine.num_speculative_tokens=0",
     "speculation.mode=fixed",
     "engine.enforce_eager=true",
-    f"engine.max_model_len={_MAX_MODEL_LEN}",
     f"engine.max_num_seqs={_BATCH}",
     f"scheduling.max_slots={_BATCH}",
     "engine.step_timeout_s=600",
@@ -63,7 +64,7 @@ class Budget:
 
 
 def plain_answers(
-    model: str, names: Sequence[str], cursors: Sequence[Cursor], budget: Budget, progress: Progress
+    model: Path, names: Sequence[str], cursors: Sequence[Cursor], budget: Budget, progress: Progress
 ) -> dict[str, list[str]]:
     """Return the answers to the plain prompt, by contestant, from an engine in this process.
 
@@ -71,14 +72,14 @@ def plain_answers(
     line ends at its first newline, as plugins ask for with a stop string.
     """
     settings = {
-        "max_model_len": _MAX_MODEL_LEN,
+        "max_model_len": _context(model),
         "max_num_seqs": _BATCH,
-        "logits_processors": ["loadtest.bench.quality.healing:Healing"],
+        "logits_processors": ["loadtest.bench.quality.healing_processor:Healing"],
     }
     found: dict[str, list[str]] = {name: [] for name in names}
-    with offline_engine(Path(model), settings) as llm:
+    with offline_engine(model, settings) as llm:
         tokenizer = llm.get_tokenizer()
-        template = choose_template(tokenizer.get_vocab(), model)
+        template = choose_template(tokenizer.get_vocab(), str(model))
         for batch in _batches(cursors):
             for name, answers in found.items():
                 answers += _complete(llm, tokenizer, template, batch, budget, is_healed=name == HEALED)
@@ -96,8 +97,6 @@ def _complete(
     is_healed: bool,
 ) -> list[str]:
     from vllm.sampling_params import SamplingParams
-
-    from loadtest.bench.quality.healing import LEFT_OUT, left_out
 
     ends = sorted(tokenizer.get_added_vocab().values())
     missing = [left_out(cursor.typed[-_TYPED_CHARS:], tokenizer) if is_healed else "" for cursor in cursors]
@@ -129,9 +128,14 @@ def plain_prompt(template: Template, before: str, after: str) -> str:
     return first + second + template.middle
 
 
+def server_settings(model: Path, overrides: Sequence[str]) -> list[str]:
+    """Return the settings of a server that serves a model without giving up a request, then `overrides`."""
+    return [f"engine.model={model.resolve()}", f"engine.max_model_len={_context(model)}", *_SERVES_SLOWLY, *overrides]
+
+
 def server_answers(
     config: Path,
-    overrides: Sequence[str],
+    settings: Sequence[str],
     name: str,
     cursors: Sequence[Cursor],
     budget: Budget,
@@ -142,7 +146,7 @@ def server_answers(
     Raises NotAnsweredError if a request has no answer, StartError if the server does not start.
     """
     with (
-        ServerProcess(config, (*_SERVES_SLOWLY, *overrides), name.replace("/", "-")) as server,
+        ServerProcess(config, settings, name.replace("/", "-")) as server,
         grpc.insecure_channel(server.ready["address"], options=[("grpc.enable_http_proxy", 0)]) as channel,
         ThreadPoolExecutor(_BATCH) as pool,
     ):
@@ -180,6 +184,12 @@ def _ask(stub: CompletionServiceStub, cursor: Cursor, user: str, budget: Budget)
     if end is None or end.finish_reason not in {pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH}:
         raise NotAnsweredError(f"{cursor.path}: no answer: {end}")
     return text
+
+
+def _context(model: Path) -> int:
+    """Return the number of tokens of a prompt and its answer for which an engine makes room."""
+    longest = json.loads((model / "config.json").read_text(encoding="utf-8"))["max_position_embeddings"]
+    return min(_CONTEXT, int(longest))
 
 
 def _batches(cursors: Sequence[Cursor]) -> Iterator[Sequence[Cursor]]:

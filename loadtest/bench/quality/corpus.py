@@ -91,7 +91,7 @@ def _licence(file: Path, path: str) -> str:
     if not names:
         return ""
     about = metadata(names[0])
-    named = about.get("License-Expression") or about.get("License")
+    named = next((about[key] for key in ("License-Expression", "License") if key in about), "")
     classifiers = [each.rpartition(" :: ")[2] for each in about.get_all("Classifier", []) if each.startswith("License")]
     return named.split("\n", 1)[0] if named else "; ".join(classifiers)
 

@@ -1,8 +1,8 @@
 """The cursors: places in real files at which an editor asks, and the text that stood there.
 
-`word` is inside a word, `gap` behind a blank or an opening bracket, `line` behind the indentation of a line. The rest of
-the cursor's line is cut out. `closer` is between a bracket or quote and the one that closes it: all of the line's rest is
-cut out but that one, which an editor has inserted. `body` is in an empty block: its statements are cut out.
+`word` is inside a word, `gap` behind a blank or an opening bracket, `line` behind the indentation of a line. The rest
+of the line is cut out. `closer` is between a bracket or quote and the one that closes it: the rest of the line is cut
+out but for that one, which an editor has inserted. `body` is in an empty block: its statements are cut out.
 """
 
 import gzip
@@ -37,7 +37,6 @@ class Span(NamedTuple):
     """The end of the text that is cut out."""
     kept: str = ""
     """Text that stands between the cursor and `cut` nevertheless."""
-
 
 
 @dataclass(frozen=True, kw_only=True)

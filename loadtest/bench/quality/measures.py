@@ -11,15 +11,15 @@
   MISSING nodes in tree-sitter's tree.
 """
 
-import os.path
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 
 from loadtest.bench.quality.cursors import Cursor
 from loadtest.bench.quality.languages import BY_NAME
 
 MEASURES = ("exact", "first_word", "agreed", "empty", "doubled", "broken")
-_FIRST_WORD = re.compile(r"[^\w]*\w+|\s*\S+")
+_FIRST_WORD, _FIRST_CHARACTERS = re.compile(r"\W*\w+"), re.compile(r"\s*\S+")
 _OPENING = {")": "(", "]": "[", "}": "{"}
 _MIN_TYPED = 3
 _MIN_WORD = 2
@@ -31,19 +31,23 @@ def measure(cursor: Cursor, answer: str) -> Mapping[str, float]:
     return {
         "exact": _first_line(answer) == _first_line(cursor.truth),
         "first_word": is_first_word_right(answer, cursor.truth),
-        "agreed": len(os.path.commonprefix([answer, cursor.truth])) / len(cursor.truth),
+        "agreed": _num_agreed(answer, cursor.truth) / len(cursor.truth),
         "empty": empty,
         "doubled": not empty and is_doubled(cursor, answer) and not is_doubled(cursor, cursor.truth),
         "broken": not empty and _num_errors(cursor, answer) > _num_errors(cursor, cursor.truth),
     }
 
 
+def _num_agreed(answer: str, truth: str) -> int:
+    pairs = zip(answer, truth, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def is_first_word_right(answer: str, truth: str) -> bool:
     """Return whether an answer begins with the first word of the true text, which is not blank."""
-    first = _FIRST_WORD.match(truth)
-    assert first is not None
-    found = _FIRST_WORD.match(answer)
-    return found is not None and found[0] == first[0]
+    unit = _FIRST_WORD if _FIRST_WORD.match(truth) else _FIRST_CHARACTERS
+    first, found = unit.match(truth), unit.match(answer)
+    return first is not None and found is not None and found[0] == first[0]
 
 
 def is_doubled(cursor: Cursor, text: str) -> bool:
