@@ -81,7 +81,7 @@ def main(options: _Options, console: Console) -> Result:
     if options.answers:
         write_text(options.answers, "".join(f"{line}\n" for line in _lines(options, cursors, answers)))
     scores = Scores(cursors, answers, options.seed)
-    found = {"corpus_digest": corpus_digest(cursors), **figures(scores, PLAIN)}
+    found = {"model": options.model.name, "corpus_digest": corpus_digest(cursors), **figures(scores, PLAIN)}
     return Result(found, [*side_by_side(cursors, answers, options.show), *tables(scores, PLAIN)])
 
 
