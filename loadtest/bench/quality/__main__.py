@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -72,12 +72,13 @@ def main(options: _Options, console: Console) -> Result:
     \b
     Example:
         python -m loadtest.bench.quality --model MODEL --cursors 100 --contestant plain \\
-            --contestant server --contestant "server, no snippets: prompt.max_snippets=0" --show 20
+            --contestant server --contestant "server, typed line: prompt.max_recent_tokens=0" --show 20
     """
+    servers = _servers(options)
     cursors = file_cursors(options.cursors, options.seed)
     if options.humaneval:
         cursors += humaneval_cursors(options.humaneval, options.humaneval_cursors, options.seed)
-    answers = _ask_all(options, cursors, console)
+    answers = _ask_all(options, servers, cursors, console)
     if options.answers:
         write_text(options.answers, "".join(f"{line}\n" for line in _lines(options, cursors, answers)))
     scores = Scores(cursors, answers, options.seed)
@@ -85,37 +86,41 @@ def main(options: _Options, console: Console) -> Result:
     return Result(found, [*side_by_side(cursors, answers, options.show), *tables(scores, PLAIN)])
 
 
-def _ask_all(options: _Options, cursors: Sequence[Cursor], console: Console) -> Answers:
-    """Return the answers of the contestants in their order, those in this process first."""
-    budget = Budget(options.before, options.after, options.line_tokens, options.body_tokens)
-    plain = [name for name in options.contestants if name in IN_PROCESS]
-    servers = {name: _settings(options, each) for each in options.contestants if (name := _name(each)) not in plain}
-    for settings in servers.values():
-        effective_config(options.config, settings)  # a setting that is not valid is found before the long work
-    found: dict[str, Sequence[str]] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        if plain:
-            task = progress.add_task(" + ".join(plain), total=len(plain) * len(cursors))
-            found |= plain_answers(options.model, plain, cursors, budget, partial(progress.advance, task))
-        for name, settings in servers.items():
-            task = progress.add_task(name, total=len(cursors))
-            found[name] = server_answers(
-                options.config, settings, name, cursors, budget, partial(progress.advance, task)
-            )
+def _servers(options: _Options) -> dict[str, list[str]]:
+    """Return the settings of the contestants that are servers, by name.
+
+    Raises ConfigError if there is no such contestant, CommandError if its settings are not valid.
+    """
+    found = {}
+    for contestant in options.contestants:
+        name, colon, settings = contestant.partition(":")
+        if not colon and name not in CONTESTANTS:
+            known = ", ".join(map(repr, CONTESTANTS))
+            raise ConfigError(f"contestant {name!r}: unknown; one of {known}, or 'NAME: KEY=VALUE ...'")
+        if name not in IN_PROCESS:
+            found[name] = server_settings(options.model, [*options.overrides, *settings.split()])
+            effective_config(options.config, found[name])
     return found
 
 
-def _name(contestant: str) -> str:
-    return contestant.partition(":")[0].strip()
+def _ask_all(
+    options: _Options, servers: Mapping[str, Sequence[str]], cursors: Sequence[Cursor], console: Console
+) -> Answers:
+    """Return the answers of the contestants, those in this process first."""
+    budget = Budget(options.before, options.after, options.line_tokens, options.body_tokens)
+    plain = [name for name in options.contestants if name in IN_PROCESS]
+    found: dict[str, Sequence[str]] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
 
+        def shown(names: Sequence[str]) -> Callable[[int], None]:
+            return partial(progress.advance, progress.add_task(" + ".join(names), total=len(names) * len(cursors)))
 
-def _settings(options: _Options, contestant: str) -> list[str]:
-    """Return the settings of a contestant that is a server. Raises ConfigError if it is neither that nor known."""
-    name, colon, settings = contestant.partition(":")
-    if not colon and name != SERVER:
-        raise ConfigError(f"contestant {name!r}: unknown; one of {', '.join(CONTESTANTS)}, or 'NAME: KEY=VALUE ...'")
-    return server_settings(options.model, [*options.overrides, *settings.split()])
+        if plain:
+            found |= plain_answers(options.model, plain, cursors, budget, shown(plain))
+        for name, settings in servers.items():
+            found[name] = server_answers(options.config, settings, name, cursors, budget, shown([name]))
+    return found
 
 
 def corpus_digest(cursors: Sequence[Cursor]) -> str:

@@ -3,9 +3,10 @@
 import math
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
-from loadtest.bench.quality.__main__ import corpus_digest
+from loadtest.bench.quality.__main__ import corpus_digest, main
 from loadtest.bench.quality.cursors import Cursor
 from loadtest.bench.quality.measures import MEASURES
 from loadtest.bench.quality.report import Scores, figures, side_by_side, slug, tables
@@ -100,3 +101,9 @@ def test_names_become_names_of_figures(name: str, expected: str) -> None:
 def test_the_digest_tells_other_questions_apart() -> None:
     assert corpus_digest(CURSORS) == corpus_digest(list(CURSORS))
     assert corpus_digest(CURSORS) != corpus_digest(CURSORS[1:])
+
+
+def test_a_contestant_that_is_not_known_is_refused_before_the_work() -> None:
+    found = CliRunner().invoke(main, ["--contestant", "plian"])
+    assert found.exit_code == 1
+    assert "contestant 'plian': unknown; one of 'plain', 'plain, healed', 'server'" in found.output
