@@ -1,4 +1,7 @@
-"""The languages of the corpus: their files, their blocks and their syntax errors, by tree-sitter."""
+"""The languages of the corpus: their files, their blocks and their syntax errors, by tree-sitter.
+
+The grammars are in the development requirements.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
