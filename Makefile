@@ -11,8 +11,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 .PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
-	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-cancels bench-capacity bench-steps bench-cpu bench-processes bench-lives bench-cache bench-replicas \
-	bench-regions bench-gpu bench-trial bench-policy bench-canary bench-slots bench-sharing bench-isolation bench-isolation_real bench-quality llama-server
+	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-cancels bench-capacity bench-steps bench-cpu bench-replicas \
+	bench-regions bench-gpu bench-trial bench-policy bench-canary bench-sharing bench-isolation bench-isolation_real bench-quality llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -174,9 +174,6 @@ BENCH_SCHEDULER := --set engine.num_speculative_tokens=0
 bench-scheduler: $(VENV)/installed ## Completions seen by typing users at 0.5 to 4 times the capacity of the engine.
 	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --record benchmarks/scheduler.json
 
-bench-slots: $(VENV)/installed ## Completions seen, and slots left idle, with several front ends; in virtual time.
-	@$(BIN)/python -m loadtest.bench.scheduler.front_ends --record benchmarks/slots.json
-
 bench-sharing: $(VENV)/installed ## An abuser beside users, and tenants of different weight, on a real server.
 	@$(BIN)/python -m loadtest.bench.scheduler.sharing --config deploy/local/server.toml --record benchmarks/sharing.json
 
@@ -189,15 +186,6 @@ bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end,
 # h2load is in Debian's nghttp2-client; without it its figures are left out.
 bench-cpu: $(VENV)/installed ## CPU time of a request: the front end's, a bare gRPC server's, and that of the parts.
 	@$(BIN)/python -m loadtest.bench.requests --record benchmarks/cpu.json
-
-bench-processes: $(VENV)/installed ## Requests a second and their cost with one, two and four front ends.
-	@$(BIN)/python -m loadtest.bench.processes --record benchmarks/processes.json
-
-bench-lives: $(VENV)/installed ## What users notice when front ends are killed and reloaded; a quarter of an hour.
-	@$(BIN)/python -m loadtest.bench.processes.lives --record benchmarks/lives.json
-
-bench-cache: $(VENV)/installed ## The share of requests that the completion cache answers, with one and two front ends; eight minutes.
-	@$(BIN)/python -m loadtest.bench.processes.cache --record benchmarks/cache.json
 
 # The engine has room for all, so that no request is shed.
 bench-cancels: $(VENV)/installed ## Memory over half an hour of requests, every second one cancelled.

@@ -198,6 +198,8 @@ class VllmEngine(Engine):
         if llm is None:
             msg = "the engine is not running"
             raise EngineDeadError(msg)
+        if self._changes:
+            await asyncio.sleep(0)  # the core hears of a new K before it gets a prompt with the new salt
         speculates = request.sampling.speculate or bool(self._locked_reason)
         progress = self._accounting.progress[request.id] = GenerationProgress(speculates)
         salt = self._speculation.salt(request.cache_salt) if self._speculation else request.cache_salt

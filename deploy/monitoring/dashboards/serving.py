@@ -210,20 +210,15 @@ def _processes() -> Section:
     server = ("instance",)
     return (
         "Processes",
-        each_instance(
-            "Front ends alive",
-            "As they see each other; only of servers with several (server.processes).",
-            "completion_front_ends_alive",
-        ),
         lines(
             "Processes started again",
-            "In the last hour, after one had ended: a front end, or a whole server.",
+            "In the last hour, after one had ended.",
             COUNT,
             Query(changes("process_start_time_seconds", "1h", by=server), "{{instance}}"),
         ),
         lines(
             "Cores in use",
-            "By all processes of a server.",
+            "By a server's process, without its engine.",
             "suffix: cores",
             Query(rate("process_cpu_seconds_total", by=server), "{{instance}}"),
         ),
