@@ -39,7 +39,7 @@ def detect_template(vocabulary: Collection[str], model: str = "") -> Template:
 
 
 def choose_template(
-    vocabulary: Collection[str], model: str, name: str = "", replaced: Mapping[str, str] | None = None
+    vocabulary: Collection[str], model: str, name: str = "", replaced: Mapping[str, str | int] | None = None
 ) -> Template:
     """Return the template called `name`, or the detected one if `name` is "", with `replaced` fields.
 
@@ -72,13 +72,13 @@ def _by_name(name: str) -> Template:
     return known[name]
 
 
-def _replace_fields(template: Template, replaced: Mapping[str, str]) -> Template:
+def _replace_fields(template: Template, replaced: Mapping[str, str | int]) -> Template:
     changes: dict[str, Any] = {}
     for key, value in replaced.items():
         if key not in _REPLACEABLE:
             msg = f"prompt template field {key!r}: unknown; {_nearest(key, list(_REPLACEABLE))}"
             raise ConfigError(msg)
-        changes[key] = _parse(key, value)
+        changes[key] = _parse(key, str(value))
     assert set(_REPLACEABLE) <= {item.name for item in fields(Template)}
     return replace(template, **changes)
 

@@ -15,8 +15,8 @@ class PromptSettings:
     """Budget of a prompt, in tokens. The model's context less the completion is a second limit."""
     template: str = ""
     """A family's name, such as "qwen"; "" detects it from the tokenizer's special tokens."""
-    template_fields: Mapping[str, str] = field(default_factory=dict)
-    """Fields of the template to replace, such as prefix = "<PRE>"."""
+    template_fields: Mapping[str, str | int] = field(default_factory=dict)
+    """Fields of the template to replace, such as prefix = "<PRE>" or lines_behind = 1."""
     suffix_share: Annotated[float, Between(0, 0.4)] = 0.25
     """Largest share for the text right of the cursor."""
     snippet_share: Annotated[float, Between(0, 0.4)] = 0.2
