@@ -57,9 +57,11 @@ def build_app(endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel]
     def completions(dialect: Dialect) -> Endpoint:
         return endpoints.completions(lambda _body: dialect, dialect)
 
-    shared = endpoints.completions(lambda body: tabby.TABBY if "segments" in body else openai.OPENAI, openai.OPENAI)
+    def dialect_of(body: Mapping[str, Json]) -> Dialect:
+        return openai.OPENAI if body.get("segments") is None else tabby.TABBY
+
     posts: dict[str, Endpoint] = {
-        "/v1/completions": shared,
+        "/v1/completions": endpoints.completions(dialect_of, openai.OPENAI),
         "/v1/fim/completions": completions(openai.CODESTRAL),
         "/infill": completions(llama_cpp.INFILL),
         "/completion": completions(llama_cpp.COMPLETION),

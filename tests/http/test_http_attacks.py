@@ -138,7 +138,7 @@ async def test_a_bad_head_is_refused(server: RunningServer, data: bytes) -> None
 
 @pytest.mark.parametrize(
     "body",
-    [b"[" * 100_000, b'{"a":' * 100_000, b'{"prompt":' + b"9" * 100_000 + b"}", b"\xff", b"", b'{"prompt":"\\ud800"}'],
+    [b"[" * 100_000, b'{"a":' * 100_000, b'{"prompt":' + b"9" * 100_000 + b"}", b"\xff", b""],
 )
 async def test_a_deep_or_malformed_body_is_refused(server: RunningServer, body: bytes) -> None:
     answer = await post(server, "/v1/completions", body)
