@@ -74,7 +74,7 @@ class _LlamaReply:
 
 
 def _document(answer: Answer) -> dict[str, Json]:
-    usage, timings = answer.end.usage, answer.end.timings
+    usage, timings = answer.end.usage.of_answer, answer.end.timings
     num_new = max(0, usage.prompt_tokens - usage.cached_prompt_tokens)
     return {
         "index": 0,

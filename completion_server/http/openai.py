@@ -87,7 +87,7 @@ def finish_reason(answer: Answer) -> str:
 
 def usage(answer: Answer) -> dict[str, Json]:
     """Return the tokens of an answer, in OpenAI's words."""
-    found = answer.end.usage
+    found = answer.end.usage.of_answer
     return {
         "prompt_tokens": found.prompt_tokens,
         "completion_tokens": found.completion_tokens,

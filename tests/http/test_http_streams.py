@@ -200,6 +200,29 @@ async def test_a_stream_has_its_usage_once(server: RunningServer, path: str) -> 
     assert usage["usage"]["completion_tokens"] > 0
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_an_answer_from_the_cache_has_the_usage_of_its_text(
+    engine: ScriptedEngine, script: Script, is_streamed: bool
+) -> None:
+    config = endless_config("engine.heartbeat_s=0", "cache.enabled=true", HTTP)
+    async with run_server(config, lambda: engine) as server:
+        body = {"prompt": BEFORE, "stream": is_streamed, "stream_options": {"include_usage": True}}
+        answers = [await post(server, "/v1/completions", body, ANN) for _ in range(2)]
+        whole = [each.events[-2] if is_streamed else each.json for each in answers]
+        (computed, known) = (each["usage"] for each in whole)
+        assert known == computed | {"prompt_tokens_details": {"cached_tokens": computed["prompt_tokens"]}}
+        assert min(known["prompt_tokens"], known["completion_tokens"]) > 0
+        answers = [await post(server, "/infill", {"prompt": "x", "stream": is_streamed}, ANN) for _ in range(2)]
+        counts = [
+            (each["tokens_evaluated"], each["tokens_predicted"], each["timings"]["predicted_n"])
+            for each in (each.events[-1] if is_streamed else each.json for each in answers)
+        ]
+        assert counts[0] == counts[1]
+        assert min(counts[0]) > 0
+        assert len(script.generations) == 2
+        assert server.count("completion_tokens_total", kind="completion") == 2 * computed["completion_tokens"]
+
+
 @pytest.mark.parametrize("path", STREAMED)
 async def test_proxies_pass_a_stream_on_at_once(server: RunningServer, path: str) -> None:
     answer = await post(server, path, {"prompt": BEFORE, "stream": True})
