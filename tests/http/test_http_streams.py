@@ -2,25 +2,15 @@
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from completion_server.engine.scripted.engine import ScriptedEngine
-from tests.support.http_clients import (
-    ANSWERS_WITHIN_S,
-    HTTP,
-    HttpAnswer,
-    RawConnection,
-    head,
-    http_session,
-    post,
-    raw_connection,
-)
+from tests.support.http_clients import HTTP, HttpAnswer, broken_off, first_event, http_session, post, streaming
 from tests.support.http_script import AFTER, BEFORE, TEXT, Script, ended
 from tests.support.server import ENDLESS, RunningServer, endless_config, eventually, run_server
 
@@ -41,30 +31,6 @@ async def busy_server(engine: ScriptedEngine, script: Script) -> AsyncIterator[R
         first.cancel()
 
 
-@asynccontextmanager
-async def streaming(
-    server: RunningServer, path: str, body: dict[str, Any], user: str = "ann"
-) -> AsyncIterator[RawConnection]:
-    """Open a stream, of which the test reads each byte: HTTP libraries drop some of them if the stream has no end."""
-    data = json.dumps(body | {"stream": True}).encode()
-    async with raw_connection(server) as connection:
-        await connection.send(head(path, f"content-length: {len(data)}", f"x-user-id: {user}") + data)
-        yield connection
-
-
-async def first_event(connection: RawConnection) -> bytes:
-    """Wait for the head and the first event of a stream."""
-    async with asyncio.timeout(ANSWERS_WITHIN_S):
-        return await connection.reader.readuntil(b"data: ") + await connection.reader.readuntil(b"\n\n")
-
-
-async def broken_off(connection: RawConnection) -> list[Any]:
-    """Return the remaining events of a stream that has no end: the server closes the connection before."""
-    rest = await connection.rest()
-    assert not rest.endswith(b"0\r\n\r\n"), "the body is whole"
-    return [json.loads(each) for each in re.findall(rb"data: (.*)\n\n", rest)]
-
-
 def is_end(event: Any) -> bool:
     """Return whether an event tells a client that the answer is whole."""
     if event == "[DONE]":
@@ -79,7 +45,7 @@ async def test_three_alike_at_once_join_one_generation_and_the_next_key_ends_the
     script.never_end()
     body = {"prompt": BEFORE, "suffix": AFTER, "max_tokens": ENDLESS}
     async with AsyncExitStack() as stack:
-        opened = (streaming(server, "/v1/completions", body) for _ in range(3))
+        opened = (streaming(server, "/v1/completions", body, ANN) for _ in range(3))
         three = [await stack.enter_async_context(each) for each in opened]
         firsts = [await first_event(each) for each in three]
         assert all(b'"text":" w0' in each for each in firsts)
@@ -98,7 +64,9 @@ async def test_three_alike_at_once_join_one_generation_and_the_next_key_ends_the
 @pytest.mark.parametrize("path", STREAMED)
 async def test_a_stream_that_is_superseded_is_no_whole_answer(server: RunningServer, script: Script, path: str) -> None:
     script.never_end()
-    async with streaming(server, path, {"prompt": BEFORE, "stream_options": {"include_usage": True}}) as connection:
+    async with streaming(
+        server, path, {"prompt": BEFORE, "stream_options": {"include_usage": True}}, ANN
+    ) as connection:
         await first_event(connection)
         script.num_words = None
         await post(server, path, {"prompt": BEFORE + "other"}, ANN)
@@ -111,7 +79,7 @@ async def test_a_stream_that_is_superseded_is_no_whole_answer(server: RunningSer
 async def test_a_stream_that_is_superseded_while_it_waits_is_no_whole_answer(
     busy_server: RunningServer, path: str
 ) -> None:
-    async with streaming(busy_server, path, {"prompt": BEFORE}) as connection:
+    async with streaming(busy_server, path, {"prompt": BEFORE}, ANN) as connection:
         await eventually(lambda: busy_server.count("completion_queued_requests") == 1)
         newer = asyncio.create_task(post(busy_server, path, {"prompt": BEFORE + "other"}, ANN))
         (event,) = await broken_off(connection)
@@ -121,7 +89,7 @@ async def test_a_stream_that_is_superseded_while_it_waits_is_no_whole_answer(
 
 async def test_a_stream_that_fails_is_no_whole_answer(server: RunningServer, script: Script) -> None:
     script.never_end()
-    async with streaming(server, "/v1/completions", {"prompt": BEFORE}) as connection:
+    async with streaming(server, "/v1/completions", {"prompt": BEFORE}, ANN) as connection:
         await first_event(connection)
         server.app.drain(0.0)
         events = await broken_off(connection)
