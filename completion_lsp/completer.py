@@ -6,6 +6,7 @@ answered as soon as the policy has nothing to wait for.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Session
@@ -66,7 +67,7 @@ class Completer:
         Cancelling the coroutine cancels the server's work, unless the editor asks again at once.
         """
         self._end_waiting()
-        if not self._settings.allows(cursor.document.uri, cursor.document.language_id):
+        if self._why_not(cursor.document):
             return ()
         waiting: asyncio.Future[Offered | None] = asyncio.get_running_loop().create_future()
         self._waiting = waiting
@@ -93,7 +94,7 @@ class Completer:
         """Take the edits that were made to a document."""
         for edit in edits:
             self._survival.apply(document.uri, edit)
-        if not edits or not self._settings.allows(document.uri, document.language_id):
+        if not edits or self._why_not(document):
             return
         if self._waiting is not None and self._cursor is not None and self._cursor.document is not document:
             return  # the user does not type there
@@ -161,7 +162,9 @@ class Completer:
         """See runner.Editor."""
         cursor, is_long = self._cursor, self._settings.multi_line
         assert cursor is not None
-        return request_of(cursor.text, cursor.document.language_id, ask, self.snippets(cursor.text), is_long)
+        text, document = cursor.text, cursor.document
+        whole = replace(text, before=document.earlier_cells + text.before)
+        return request_of(whole, document.language_id, ask, self.snippets(text), is_long)
 
     def on_failed(self) -> None:
         """See runner.Editor. The next request is to ask again."""
@@ -183,6 +186,9 @@ class Completer:
         waiting.set_result((offer,))
         if not self._reports_drawn:
             self._runner.drawn(shown.request)
+
+    def _why_not(self, document: Document) -> str | None:
+        return self._settings.why_not(document.uri, document.language_id, document.folders)
 
     def _end_waiting(self) -> None:
         """End the request that waits: the text that it was for is another by now."""

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from lsprotocol import types
 from pygls.workspace import TextDocument, Workspace
 
-from completion_lsp.positions import Lines
+from completion_lsp.positions import Lines, unix_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,32 @@ class Edit:
 class Document(TextDocument):
     """An open document or cell of a notebook."""
 
-    def __init__(self, found: TextDocument) -> None:
-        """Hold what pygls read from the editor."""
+    def __init__(self, found: TextDocument, workspace: Workspace | None = None) -> None:
+        """Hold what pygls read from the editor, of a workspace."""
         super().__init__(found.uri, found.source, found.version, found.language_id, position_codec=found.position_codec)
         self._text = found.source
         self._edits: list[Edit] = []
+        self._workspace = workspace
+
+    @property
+    def folders(self) -> list[str]:
+        """The URIs of the workspace's folders."""
+        if self._workspace is None:
+            return []
+        folders = [each.uri for each in self._workspace.folders.values()]
+        return folders or [self._workspace.root_uri or ""]
+
+    @property
+    def earlier_cells(self) -> str:
+        """What runs before a cell of a notebook: the earlier cells of its language. "" for other documents."""
+        notebook = self._workspace.get_notebook_document(cell_uri=self.uri) if self._workspace else None
+        if self._workspace is None or notebook is None:
+            return ""
+        uris = [each.document for each in notebook.cells]
+        earlier = uris[: uris.index(self.uri)] if self.uri in uris else []
+        cells = (find(self._workspace, uri) for uri in earlier)
+        texts = (each.source for each in cells if each is not None and each.language_id == self.language_id)
+        return "".join(f"{text.rstrip()}\n\n" for text in map(unix_lines, texts))
 
     @property
     def source(self) -> str:
@@ -77,7 +98,7 @@ def _num_common(one: str, other: str) -> int:
 def adopt(workspace: Workspace) -> list[Document]:
     """Replace the documents that pygls has just made by ours, and return these."""
     made = [(uri, each) for uri, each in workspace.text_documents.items() if not isinstance(each, Document)]
-    adopted = {uri: Document(each) for uri, each in made}
+    adopted = {uri: Document(each, workspace) for uri, each in made}
     workspace.text_documents.update(adopted)
     return list(adopted.values())
 

@@ -158,7 +158,7 @@ class NextEdits:
             self._waiting.set_result(None)
 
     def _allows(self, document: Document) -> bool:
-        return self._settings.allows(document.uri, document.language_id)
+        return self._settings.why_not(document.uri, document.language_id, document.folders) is None
 
     def _end_waiting(self) -> None:
         """End the request that waits: the text that it was for is another by now."""

@@ -148,6 +148,8 @@ def _opened(
 ) -> None:
     for document in adopt(ls.workspace):
         ls.next_edits.opened(document)
+        if reason := ls.settings.why_not(document.uri, document.language_id, document.folders):
+            _log.info("%s is not completed: %s", document.filename, reason)
 
 
 def _changed(ls: CompletionLanguageServer, params: types.DidChangeTextDocumentParams) -> None:

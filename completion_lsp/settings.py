@@ -3,20 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urlsplit
+
+from completion_lsp.exclude import excluding_pattern, secret_pattern
 
 SECTION = "completion"
-
-SECRETS = (
-    ".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.gpg", "*.asc",
-    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".ssh", ".gnupg", ".aws", ".kube", ".docker", ".netrc", ".npmrc",
-    ".pypirc", ".pgpass", ".htpasswd", ".git-credentials", "*credential*", "*password*", "*secret*", "*.tfstate",
-    "*.tfstate.*", "*.tfvars",
-)  # fmt: skip
-"""Names of files and folders whose text is never sent, as in the shared table editors/policy_cases.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +25,23 @@ class Settings:
     timeout_ms: int = 5000
     """How long a completion may take that the user asks for; others take 2,000 at most."""
     exclude: tuple[str, ...] = field(default=())
-    """Patterns of files whose text is not sent, beside `SECRETS`: of a name, or with a "/" of the end of a path."""
+    """Patterns of files whose text is not sent beside the built-in ones: of a name, or with a "/" of a path's end."""
 
     @property
     def timeout_s(self) -> float:
         """The time limit in seconds."""
         return self.timeout_ms / 1000
 
-    def allows(self, uri: str, language_id: str | None) -> bool:
-        """Tell whether a document may be completed."""
-        if not self.enabled or language_id in self.languages_off:
-            return False
-        return not is_excluded(uri, (*SECRETS, *self.exclude))
+    def why_not(self, uri: str, language_id: str | None, folders: Iterable[str] = ()) -> str | None:
+        """Return why a document may not be completed, None if it may; `folders` are the URIs of the workspace."""
+        if not self.enabled:
+            return "completions are off"
+        if language_id in self.languages_off:
+            return f"off for {language_id}"
+        if secret := secret_pattern(uri, folders):
+            return f"excluded by {secret}, as files with secrets are"
+        pattern = excluding_pattern(uri, self.exclude)
+        return f"excluded by {pattern}" if pattern else None
 
 
 def section_of(given: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
@@ -83,15 +79,6 @@ def updated(settings: Settings, given: Mapping[str, Any]) -> tuple[Settings, lis
         changes["enabled"] = False
         problems.append("nothing is completed until that is corrected")
     return replace(settings, **changes), problems
-
-
-def is_excluded(uri: str, patterns: tuple[str, ...]) -> bool:
-    """Tell whether a pattern matches the document, or a folder that it is in."""
-    path = PurePosixPath(unquote(urlsplit(uri).path).replace("\\", "/").lower())
-    names = [pattern.lower() for pattern in patterns if "/" not in pattern]
-    if any(fnmatchcase(part, name) for part in path.parts for name in names):
-        return True
-    return any(fnmatchcase(str(path), f"*/{pattern.lower().lstrip('/')}") for pattern in patterns if "/" in pattern)
 
 
 def _unknown(key: str, close: Sequence[str], keys: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from completion_server.core.errors import CompletionError
 from completion_server.core.immutable import immutable
-from completion_server.core.outcome import CacheLevel, End, Reaction, ServedAnswer
+from completion_server.core.outcome import CacheLevel, End, FinishReason, Reaction, ServedAnswer
 from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import TraceContext
 
@@ -84,6 +84,14 @@ class RequestEnded:
     """The trace that the request is exported in, if that was decided at its end: it was not sampled before."""
     has_text: bool = True
     """Whether the answer had text, or an edit."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from the receipt to the first output; None for an answer without text and for a failed request."""
+        first_output = self.marks.first_output
+        if first_output is None or not self.has_text or self.end.outcome.reason is FinishReason.ERROR:
+            return None
+        return first_output - self.marks.received
 
 
 @immutable

@@ -41,7 +41,7 @@ class CacheLevel(Enum):
 
 @immutable
 class Usage:
-    """Tokens computed for a request. An answer from the completion cache needs none."""
+    """Tokens computed for a request. An answer from the completion cache needs none; `of_answer` counts its own."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -51,6 +51,18 @@ class Usage:
     is_shared: bool = False
     """Whether the usage of another request counts the same tokens, because one generation answered both."""
     cache_level: CacheLevel = CacheLevel.NONE
+    kept_prompt_tokens: int = 0
+    """Tokens of the prompt of an answer from the completion cache."""
+    kept_completion_tokens: int = 0
+    """Tokens of that answer's text."""
+
+    @property
+    def of_answer(self) -> "Usage":
+        """The tokens of the prompt and of the text, also if an earlier request computed them."""
+        if self.cache_level is CacheLevel.NONE:
+            return self
+        prompt, completion = self.kept_prompt_tokens, self.kept_completion_tokens
+        return Usage(prompt, prompt, completion, cache_level=self.cache_level)
 
     @property
     def counted_prompt_tokens(self) -> int:
@@ -89,6 +101,10 @@ class CachedAnswer:
     reason: FinishReason
     """STOP or LENGTH."""
     level: CacheLevel
+    num_prompt_tokens: int
+    """Of the request that it was computed for."""
+    num_completion_tokens: int
+    """Of its text."""
 
 
 @immutable

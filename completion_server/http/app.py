@@ -2,15 +2,18 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from completion_server.admission.gate import Gate
-from completion_server.core.errors import CompletionError
+from completion_server.core.errors import CompletionError, InvalidRequestError
 from completion_server.http import llama_cpp, openai, tabby
 from completion_server.http.dialect import Dialect, Json
 from completion_server.http.endpoints import Endpoint, Endpoints
@@ -20,7 +23,7 @@ from completion_server.http.writing import Send, status_of, write_error, write_j
 logger = logging.getLogger(__name__)
 
 Routes = Sequence[BaseRoute]
-_INTERNAL = 500
+_INTERNAL, _WRONG_METHOD = 500, 405
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,11 @@ def build_app(endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel]
     def completions(dialect: Dialect) -> Endpoint:
         return endpoints.completions(lambda _body: dialect, dialect)
 
-    shared = endpoints.completions(lambda body: tabby.TABBY if "segments" in body else openai.OPENAI, openai.OPENAI)
+    def dialect_of(body: Mapping[str, Json]) -> Dialect:
+        return openai.OPENAI if body.get("segments") is None else tabby.TABBY
+
     posts: dict[str, Endpoint] = {
-        "/v1/completions": shared,
+        "/v1/completions": endpoints.completions(dialect_of, openai.OPENAI),
         "/v1/fim/completions": completions(openai.CODESTRAL),
         "/infill": completions(llama_cpp.INFILL),
         "/completion": completions(llama_cpp.COMPLETION),
@@ -72,13 +77,34 @@ def build_app(endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel]
         "/v1/health": shown(lambda model: tabby.health(model.name, model.version), is_public=True),
         "/v1beta/server_setting": shown(lambda _model: tabby.server_setting(), tabby.TABBY),
     }
-    return Starlette(
+    app = Starlette(
         routes=[
             *(Route(path, _Asgi(endpoint), methods=["POST"]) for path, endpoint in posts.items()),
             *(Route(path, _Asgi(endpoint), methods=["GET", "POST"]) for path, endpoint in gets.items()),
             *further,
-        ]
+        ],
+        exception_handlers={HTTPException: _refusal(endpoints, (*posts, *gets))},
     )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _refusal(endpoints: Endpoints, paths: Sequence[str]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Return what answers a request with a wrong path or method.
+
+    It is an error in JSON and never a redirect, since few plugins follow one with a body.
+    """
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        await endpoints.discard_body(request.receive)
+        name, allowed, given = "path", ", ".join(paths), request.url.path
+        if error.status_code == _WRONG_METHOD:
+            name, allowed, given = "method", (error.headers or {})["Allow"], request.method
+        fault = InvalidRequestError(name, f"must be one of {allowed}, got {given[:100]!r}")
+        return JSONResponse(openai.error_body(error.status_code, fault), error.status_code, error.headers)
+
+    return refuse
 
 
 class _Asgi:

@@ -1,11 +1,12 @@
 """What the dialects have in common: the request in the server's terms, the answer, and how a body's fields are read."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
 from completion_server.core.errors import CompletionError, InvalidRequestError
@@ -97,21 +98,45 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Json) -> Json:
+        """Return a body without optional fields that are null: many clients write absent values so."""
+        if not isinstance(given, dict):
+            return given
+        fields = cls.model_fields
+        return {
+            name: value
+            for name, value in given.items()
+            if value is not None or (name in fields and fields[name].is_required())
+        }
 
+
+_HALF = rb"u[dD][89a-fA-F][\da-fA-F]{2}"
+_PAIR = rb"u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
+_ESCAPE = re.compile(rb"\\(?:%b|(?P<half>%b)|.)" % (_PAIR, _HALF), re.DOTALL)
+"""An escape of JSON: a surrogate pair, half of one, or another."""
+_SURROGATE = re.compile(rb"\\" + _HALF)
 MANY = Field(max_length=1024)
 """Bounds a list in a body. Plugins send some tens of items."""
+Stops = Annotated[tuple[str, ...], MANY, BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+"""Stop strings, which the dialects allow to be one or several."""
+Seed = Annotated[int | None, AfterValidator(lambda given: None if given is None or given < 0 else given)]
+"""A seed; a negative one stands for none."""
 B = TypeVar("B", bound=Body)
 
 
 def parse(data: bytes) -> dict[str, Json]:
     """Return a body. It may nest about 200 levels deep.
 
+    Half a surrogate pair, as at the edge of a text that a client cut, becomes U+FFFD.
+
     Raises:
         InvalidRequestError: it is no JSON object.
 
     """
     try:
-        body = from_json(data, allow_inf_nan=False)
+        body = from_json(_with_whole_pairs(data), allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequestError("body", f"must be JSON, but {error}") from None
     if not isinstance(body, dict):
@@ -138,9 +163,11 @@ def read(kind: type[B], body: Mapping[str, Json]) -> B:
         raise InvalidRequestError(name or "body", f"{what}{given}") from None
 
 
-def stops(given: str | list[str] | None) -> list[str]:
-    """Return stop strings, which the dialects allow to be one or several."""
-    return [given] if isinstance(given, str) else given or []
+def _with_whole_pairs(data: bytes) -> bytes:
+    """Return JSON without escapes of half a surrogate pair, which the parser refuses."""
+    if not _SURROGATE.search(data):  # a large body has many other escapes
+        return data
+    return _ESCAPE.sub(lambda found: rb"\ufffd" if found["half"] else found[0], data)
 
 
 def _is_branch(part: str) -> bool:

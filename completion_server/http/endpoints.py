@@ -29,6 +29,7 @@ from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.http import tabby
 from completion_server.http.dialect import Answer, Asked, Dialect, parse
 from completion_server.http.identity import arrival_of, caller_of, headers_of, with_document
+from completion_server.http.line_ends import with_unix_lines
 from completion_server.http.receiving import (
     BodyTooLargeError,
     ClientGoneError,
@@ -92,14 +93,11 @@ class Endpoints:
                 with self._callers.refusals.charging(identity, len(data)):
                     body = parse(data)
                     dialect = choose(body)
-                    asked, reply = dialect.translate(body)
+                    asked, reply = with_unix_lines(*dialect.translate(body))
                     completion, recent = self._open(asked, identity, headers, began_at, len(data))
                 is_accepted = True
                 answer = Answer(recent.number, int(time.time()), self._model())
-                sheds_as_status = self._sheds_as_status or dialect.fails_unused
-                writer = AnswerWriter(
-                    send, reply, answer, sheds_as_status=sheds_as_status, fails_superseded=dialect.fails_unused
-                )
+                writer = AnswerWriter(send, dialect, reply, answer, sheds_as_status=self._sheds_as_status)
                 if completion is None:
                     await writer.write_end(_NOTHING)
                 else:
@@ -142,6 +140,10 @@ class Endpoints:
         if not self._callers.is_open:
             await self._callers.identify(arrival_of(headers_of(scope), scope))
 
+    async def discard_body(self, receive: Receive) -> None:
+        """Receive the body of a request that is refused; see `receiving.discard_body`."""
+        await discard_body(receive, self._max_body_bytes, self._receive_timeout_s)
+
     def _report(self, event: tabby.Event, identity: Identity, headers: Mapping[str, str], num_bytes: int) -> None:
         recent = self._recent.find(event.number)
         caller, _has_name = self._caller_of(identity, headers, recent.user if recent else "")  # events have no `user`
@@ -158,7 +160,7 @@ class Endpoints:
         try:
             return await self._callers.identify(arrival_of(headers, scope), needed)
         except (UnauthenticatedError, PermissionDeniedError):
-            await discard_body(receive, self._max_body_bytes, self._receive_timeout_s)
+            await self.discard_body(receive)
             raise
 
     async def _body(self, receive: Receive, headers: Mapping[str, str], identity: Identity) -> bytes:

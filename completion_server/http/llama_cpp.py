@@ -8,7 +8,7 @@ from pydantic import Field
 
 from completion_server.core.errors import Code, CompletionError
 from completion_server.core.request import Snippet
-from completion_server.http.dialect import MANY, Answer, Asked, Body, Dialect, Json, Reply, read, stops
+from completion_server.http.dialect import MANY, Answer, Asked, Body, Dialect, Json, Reply, Seed, Stops, read
 from completion_server.http.markers import without_markers
 from completion_server.http.openai import from_prompt
 
@@ -35,8 +35,8 @@ class _LlamaBody(Body):
     n_predict: int | None = None
     n_cmpl: Annotated[int, Field(ge=1)] = 1
     temperature: float | None = None
-    seed: int | None = None
-    stop: str | Annotated[list[str], MANY] | None = None
+    seed: Seed = None
+    stop: Stops = ()
     stream: bool = False
     t_max_prompt_ms: float | None = None
     t_max_predict_ms: float | None = None
@@ -74,7 +74,7 @@ class _LlamaReply:
 
 
 def _document(answer: Answer) -> dict[str, Json]:
-    usage, timings = answer.end.usage, answer.end.timings
+    usage, timings = answer.end.usage.of_answer, answer.end.timings
     num_new = max(0, usage.prompt_tokens - usage.cached_prompt_tokens)
     return {
         "index": 0,
@@ -127,8 +127,8 @@ def _asked(body: _LlamaBody) -> Asked:
         snippets=tuple(Snippet(each.filename, each.text) for each in reversed(body.input_extra)),
         max_tokens=body.n_predict if body.n_predict is not None and body.n_predict > 0 else None,
         temperature=body.temperature,
-        seed=body.seed if body.seed is None or body.seed >= 0 else None,
-        stop=tuple(without_markers(stops(body.stop))),
+        seed=body.seed,
+        stop=without_markers(body.stop),
         timeout_s=sum(limits_ms) / _MS_PER_S if limits_ms else math.inf,
         is_warm_up=body.n_predict == 0,
     )

@@ -62,9 +62,9 @@ def take_apart(prompt: str) -> Parts:
     return _with_files(header, Parts(before + typed, after), markers)
 
 
-def without_markers(stops: list[str]) -> list[str]:
+def without_markers(stops: tuple[str, ...]) -> tuple[str, ...]:
     """Return stop strings without special tokens, which the server never sends as text."""
-    return [stop for stop in stops if stop.strip() not in _special_tokens()]
+    return tuple(stop for stop in stops if stop.strip() not in _special_tokens())
 
 
 def _found(prompt: str) -> Iterator[tuple[int, _Markers]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from completion_server.core.errors import Code, CompletionError, InvalidRequestError
-from completion_server.http.dialect import DONE, MANY, Answer, Asked, Body, Dialect, Json, Reply, read, stops
+from completion_server.http.dialect import DONE, Answer, Asked, Body, Dialect, Json, Reply, Seed, Stops, read
 from completion_server.http.markers import take_apart, without_markers
 
 _ERROR_TYPES = {
@@ -20,7 +20,7 @@ _ERROR_TYPES = {
 
 
 class _StreamOptions(Body):
-    include_usage: bool | None = None
+    include_usage: bool = False
 
 
 class _OpenAiBody(Body):
@@ -28,15 +28,15 @@ class _OpenAiBody(Body):
     suffix: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: float | None = None
-    seed: int | None = None
-    random_seed: int | None = None
+    seed: Seed = None
+    random_seed: Seed = None
     """Codestral's name for it."""
-    stop: str | Annotated[list[str], MANY] | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    n: int | None = None
-    echo: bool | None = None
-    user: str | None = None
+    stop: Stops = ()
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+    n: int = 1
+    echo: bool = False
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def finish_reason(answer: Answer) -> str:
 
 def usage(answer: Answer) -> dict[str, Json]:
     """Return the tokens of an answer, in OpenAI's words."""
-    found = answer.end.usage
+    found = answer.end.usage.of_answer
     return {
         "prompt_tokens": found.prompt_tokens,
         "completion_tokens": found.completion_tokens,
@@ -108,24 +108,22 @@ def _fim_choice(text: str, is_chunk: bool) -> dict[str, Json]:
 
 
 def _asked(body: _OpenAiBody) -> Asked:
-    """Return what a body asks for. Without a suffix the prompt may have markers."""
-    if body.n not in (None, 1):
+    """Return what a body asks for."""
+    if body.n != 1:
         raise InvalidRequestError("n", f"must be 1, got {body.n}")
     if body.echo:
         raise InvalidRequestError("echo", "must be false, got true")
-    seed = body.random_seed if body.seed is None else body.seed
     prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
-    asked = Asked(
+    return Asked(
         prompt,
         body.suffix or "",
         max_tokens=body.max_tokens or None,
         temperature=body.temperature,
-        seed=seed if seed is not None and seed >= 0 else None,
-        stop=tuple(without_markers(stops(body.stop))),
-        user=body.user or "",
+        seed=body.random_seed if body.seed is None else body.seed,
+        stop=without_markers(body.stop),
+        user=body.user,
         is_warm_up=body.max_tokens == 0,
     )
-    return asked if body.suffix else from_prompt(asked)
 
 
 def from_prompt(asked: Asked) -> Asked:
@@ -141,17 +139,18 @@ def from_prompt(asked: Asked) -> Asked:
 
 
 def translate(body: dict[str, Json]) -> tuple[Asked, Reply]:
-    """Return a request to `/v1/completions`."""
+    """Return a request to `/v1/completions`. Without a suffix, be it an empty one, the prompt may have markers."""
     fields = read(_OpenAiBody, body)
-    has_usage = fields.stream_options is not None and bool(fields.stream_options.include_usage)
-    return _asked(fields), _OpenAiReply(bool(fields.stream), has_usage)
+    asked = _asked(fields)
+    asked = from_prompt(asked) if fields.suffix is None else asked
+    return asked, _OpenAiReply(fields.stream, fields.stream_options.include_usage)
 
 
 def translate_fim(body: dict[str, Json]) -> tuple[Asked, Reply]:
     """Return a request to `/v1/fim/completions`."""
     fields = read(_OpenAiBody, body)
     names = "chat.completion", "chat.completion.chunk"
-    return _asked(fields), _OpenAiReply(bool(fields.stream), True, *names, _fim_choice)
+    return _asked(fields), _OpenAiReply(fields.stream, True, *names, _fim_choice)
 
 
 OPENAI = Dialect(translate, error_body)

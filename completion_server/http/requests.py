@@ -15,7 +15,7 @@ from completion_server.http.dialect import Asked
 from completion_server.http.identity import with_document
 from completion_server.http.recent import Recent
 
-_LINE_BREAKS = frozenset({"\n", "\r\n"})
+_LINE_BREAK = "\n"
 _MAX_STOPS = 32
 """Plugins have one list for all languages, so it may be longer than that of a client of this server."""
 _BYTES_PER_CHARACTER = 4
@@ -57,8 +57,7 @@ def request_of(
 
     """
     _check_sizes(asked, limits)
-    is_single_line = not _LINE_BREAKS.isdisjoint(asked.stop)
-    mode = Mode.SINGLE_LINE if is_single_line else Mode.MULTI_LINE
+    mode = Mode.SINGLE_LINE if _LINE_BREAK in asked.stop else Mode.MULTI_LINE
     given = math.inf if asked.max_tokens is None else asked.max_tokens
     return Request(
         id=next_request_id(),
@@ -75,7 +74,7 @@ def request_of(
         trigger=recent.trigger,
         mode=mode,
         sampling=sampling_of(asked.temperature, asked.seed),
-        stop=tuple(each for each in asked.stop if each not in _LINE_BREAKS),
+        stop=tuple(each for each in asked.stop if each != _LINE_BREAK),
         deadline=Deadline.after(min(limits.max_deadline_s, asked.timeout_s), now),
         lane=recent.lane,
         trace=trace,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.events import Feedback
 from completion_server.core.request import Snippet
-from completion_server.http.dialect import MANY, Answer, Asked, Body, Dialect, Json, Reply, read
+from completion_server.http.dialect import MANY, Answer, Asked, Body, Dialect, Json, Reply, Seed, read
 from completion_server.http.openai import error_body
 
 _ID = "cmpl-"
@@ -22,14 +22,17 @@ class _Snippet(Body):
     score: float = 0.0
 
 
+_Snippets = Annotated[tuple[_Snippet, ...], MANY]
+
+
 class _Segments(Body):
     prefix: str
-    suffix: str | None = None
-    filepath: str | None = None
-    declarations: Annotated[list[_Snippet], MANY] | None = None
-    relevant_snippets_from_changed_files: Annotated[list[_Snippet], MANY] | None = None
-    relevant_snippets_from_recently_opened_files: Annotated[list[_Snippet], MANY] | None = None
-    clipboard: str | None = None
+    suffix: str = ""
+    filepath: str = ""
+    declarations: _Snippets = ()
+    relevant_snippets_from_changed_files: _Snippets = ()
+    relevant_snippets_from_recently_opened_files: _Snippets = ()
+    clipboard: str = ""
 
     def snippets(self) -> Iterator[Snippet]:
         """Yield the context, the most relevant first. Declarations have no score, so scores order a group."""
@@ -39,18 +42,18 @@ class _Segments(Body):
             self.relevant_snippets_from_recently_opened_files,
         )
         for group in groups:
-            for each in sorted(group or (), key=lambda each: -each.score):
+            for each in sorted(group, key=lambda each: -each.score):
                 yield Snippet(each.filepath, each.body)
         if self.clipboard:
             yield Snippet("", self.clipboard)
 
 
 class _TabbyBody(Body):
-    language: str | None = None
+    language: str = ""
     segments: _Segments
     temperature: float | None = None
-    seed: int | None = None
-    user: str | None = None
+    seed: Seed = None
+    user: str = ""
 
 
 class _EventBody(Body):
@@ -82,14 +85,14 @@ def translate(body: dict[str, Json]) -> tuple[Asked, Reply]:
     segments = fields.segments
     asked = Asked(
         segments.prefix,
-        segments.suffix or "",
-        document_uri=segments.filepath or "",
-        language_id=fields.language or "",
+        segments.suffix,
+        document_uri=segments.filepath,
+        language_id=fields.language,
         snippets=tuple(segments.snippets()),
         max_tokens=_MAX_TOKENS,
         temperature=fields.temperature,
-        seed=fields.seed if fields.seed is None or fields.seed >= 0 else None,
-        user=fields.user or "",
+        seed=fields.seed,
+        user=fields.user,
     )
     return asked, _TabbyReply()
 

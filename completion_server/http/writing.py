@@ -9,7 +9,7 @@ from typing import Any
 
 from completion_server.core.errors import Code, CompletionError, Fault, ShedError
 from completion_server.core.outcome import AnswerPart, Delta, End, FinishReason
-from completion_server.http.dialect import Answer, Json, Reply
+from completion_server.http.dialect import Answer, Dialect, Json, Reply
 from completion_server.http.receiving import BodyTooLargeError, ClientGoneError, Receive, until_gone
 from completion_server.serving.completion import Completion
 
@@ -25,7 +25,8 @@ _STATUSES = {
     Code.UNAUTHENTICATED: 401,
 }
 _BODY_TOO_LARGE = 413
-_EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-store"}
+_EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
+"""The last header has nginx, and proxies that follow it, pass each event on at once."""
 _UNUSED = frozenset({FinishReason.SHED, FinishReason.SUPERSEDED})
 """The answer is then empty: nobody waits for it, or it would come too late."""
 
@@ -74,22 +75,20 @@ class AnswerWriter:
     def __init__(
         self,
         send: Send,
+        dialect: Dialect,
         reply: Reply,
         answer: Answer,
         *,
         sheds_as_status: bool = False,
-        fails_superseded: bool = False,
     ) -> None:
-        """Write in the form of `reply`; `answer` has no text yet. With `sheds_as_status` a shed request fails, and with
-        `fails_superseded` a superseded one.
-        """
+        """Write in the form of `reply`; `answer` has no text yet. With `sheds_as_status` a shed request fails."""
         self.text = ""
         """The text that was received so far."""
         self._send = send
+        self._dialect = dialect
         self._reply = reply
         self._answer = answer
-        self._sheds_as_status = sheds_as_status
-        self._fails_superseded = fails_superseded
+        self._sheds_as_status = sheds_as_status or dialect.fails_unused
 
     async def write(self, reader: PartReader) -> None:
         """Write the answer.
@@ -114,6 +113,9 @@ class AnswerWriter:
             await write_json(self._send, 200, self._reply.whole(answer), reason)
             return
         await _start(self._send, 200, _EVENT_STREAM | reason)
+        if end.outcome.reason is FinishReason.SUPERSEDED:
+            await self._break_off(SupersededError())
+            return
         if self.text:
             await self._events([self._reply.piece(answer)], more_body=True)
         await self._events(self._reply.last(answer), more_body=False)
@@ -127,13 +129,22 @@ class AnswerWriter:
         while isinstance(part, Delta):
             await self._event(part.text)
             part = await reader.next()
-        if part.outcome.error is not None:  # the status is sent already
-            failure = {"message": part.outcome.error.message, "type": "server_error"}
-            await self._events([{"error": failure}], more_body=False)
+        error = part.outcome.error
+        if part.outcome.reason is FinishReason.SUPERSEDED:
+            self.text, error = "", SupersededError()
+        if error is not None:  # the status is sent already
+            await self._break_off(error)
             return
-        if part.text and part.outcome.reason not in _UNUSED:
+        if part.text:
             await self._event(part.text)
         await self._events(self._reply.last(self._ended(part.with_text(""))), more_body=False)
+
+    async def _break_off(self, error: CompletionError) -> None:
+        """Write an error, and leave the response without its end, so that the server closes the connection.
+
+        So also a client that reads no errors, only text, notices that the answer is not whole.
+        """
+        await self._events([self._dialect.error(status_of(error), error)], more_body=True)
 
     async def _event(self, text: str) -> None:
         self.text += text
@@ -151,7 +162,7 @@ class AnswerWriter:
             raise outcome.error
         if outcome.shed_reason is not None and self._sheds_as_status:
             raise ShedError(outcome.shed_reason.value, outcome.retry_after_ms, outcome.limit)
-        if outcome.reason is FinishReason.SUPERSEDED and self._fails_superseded:
+        if outcome.reason is FinishReason.SUPERSEDED and self._dialect.fails_unused:
             raise SupersededError
 
     def _ended(self, end: End) -> Answer:

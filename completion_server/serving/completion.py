@@ -182,7 +182,12 @@ class Completion:
             self._mailbox.discard_pending_nowait()
         usage = usage or Usage()
         if self._cached is not None and outcome.reason in _WHOLE:
-            usage = replace(usage, cache_level=self._cached.level)
+            usage = replace(
+                usage,
+                cache_level=self._cached.level,
+                kept_prompt_tokens=self._cached.num_prompt_tokens,
+                kept_completion_tokens=self._cached.num_completion_tokens,
+            )
         edit = self._edit if outcome.reason is FinishReason.STOP else None
         if edit is not None:
             self._count(edit.text or "\n")  # a deletion, too, is an answer that a user reacts to

@@ -69,7 +69,8 @@ class Metrics:
         self._requests = make.counter("requests", "Ended requests.", "outcome", "trigger", "shed_reason")
         stages = "receive, admission, queue, tokenise, prefill, decode_token (per token), stream, total"
         self._stages = make.histogram("stage_seconds", f"Time in each stage: {stages}.", "stage")
-        self._ttft = make.histogram("ttft_seconds", "From a request's receipt to its first token.", "trigger")
+        ttft = "From a request's receipt to its first token, of answers with text."
+        self._ttft = make.histogram("ttft_seconds", ttft, "trigger")
         self._tokens = make.counter("tokens", "Tokens, by kind.", "kind")
         self._refused = make.counter("refused_requests", "Requests not admitted, by status code.", "code")
         self._feedback = make.counter("feedback", "Feedback reports of editors, by kind.", "kind")
@@ -145,8 +146,8 @@ class Metrics:
         if request.receive_began_at is not None:
             self._stage["receive"].observe(request.received_at - request.receive_began_at, exemplar)
         self._time_stages(marks, usage.completion_tokens, exemplar)
-        if marks.first_output is not None:
-            self._ttft_of[request.trigger].observe(marks.first_output - marks.received, exemplar)
+        if event.ttft_s is not None:
+            self._ttft_of[request.trigger].observe(event.ttft_s, exemplar)
         self._objective.ended(event)
         self._user_groups.ended(event)
         self._by_tenant.handle(event)

@@ -51,7 +51,7 @@ class TenantMetrics:
             return
         requests = "Ended requests of configured tenants, by outcome."
         self._requests = Counter("completion_tenant_requests", requests, ("tenant", "outcome"), registry=registry)
-        ttft = "From a request's receipt to its first token, by configured tenant."
+        ttft = "From a request's receipt to its first token, of answers with text, by configured tenant."
         self._ttft = Histogram(
             "completion_tenant_ttft_seconds", ttft, ("tenant",), buckets=_BUCKETS_S, registry=registry
         )
@@ -68,10 +68,10 @@ class TenantMetrics:
         """Count an ended request."""
         if not self._tenants:
             return
-        tenant, usage, marks = self._name(event.request.caller), event.end.usage, event.marks
+        tenant, usage = self._name(event.request.caller), event.end.usage
         self._requests.labels(tenant, event.end.outcome.reason.value).inc()
-        if marks.first_output is not None:
-            self._ttft.labels(tenant).observe(marks.first_output - marks.received)
+        if event.ttft_s is not None:
+            self._ttft.labels(tenant).observe(event.ttft_s)
         if not usage.is_shared:
             counts = (usage.counted_prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens)
             for kind, count in zip(_KINDS, counts, strict=True):

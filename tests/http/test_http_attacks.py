@@ -80,6 +80,14 @@ async def test_a_large_body_is_refused_unread(server: RunningServer) -> None:
     assert await is_served(server)
 
 
+async def test_a_large_body_of_http_1_0_is_refused_unread(server: RunningServer) -> None:
+    async with raw_connection(server) as connection:
+        await connection.send(head("/infill", "content-length: 100000000").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert await connection.status() == 413
+        assert b'"message":"body: must be at most ' in await connection.rest()
+    assert await is_served(server)
+
+
 async def test_a_large_chunked_body_is_refused_at_the_limit(server: RunningServer) -> None:
     limit = LimitSettings().max_message_bytes
     async with raw_connection(server) as connection:
@@ -138,7 +146,7 @@ async def test_a_bad_head_is_refused(server: RunningServer, data: bytes) -> None
 
 @pytest.mark.parametrize(
     "body",
-    [b"[" * 100_000, b'{"a":' * 100_000, b'{"prompt":' + b"9" * 100_000 + b"}", b"\xff", b"", b'{"prompt":"\\ud800"}'],
+    [b"[" * 100_000, b'{"a":' * 100_000, b'{"prompt":' + b"9" * 100_000 + b"}", b"\xff", b""],
 )
 async def test_a_deep_or_malformed_body_is_refused(server: RunningServer, body: bytes) -> None:
     answer = await post(server, "/v1/completions", body)

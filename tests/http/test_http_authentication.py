@@ -11,7 +11,18 @@ from completion_server.auth.principal import Credentials, Principal, Scope
 from completion_server.core.errors import UnavailableError
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.authentication import KnownCallers, principal
-from tests.support.http_clients import HTTP, HttpAnswer, get, head, http_session, post, raw_connection
+from tests.support.http_clients import (
+    HTTP,
+    HttpAnswer,
+    broken_off,
+    first_event,
+    get,
+    head,
+    http_session,
+    post,
+    raw_connection,
+    streaming,
+)
 from tests.support.server import (
     ENDLESS,
     RunningServer,
@@ -131,23 +142,28 @@ async def test_a_revoked_token_is_refused_from_the_next_request_on(server: Runni
     assert (await asked(server, INFILL, bearer("ann-2"))).status == 200
 
 
-@pytest.mark.parametrize("is_streamed", [True, False])
-async def test_a_revoked_token_ends_its_running_answer(known: KnownCallers, is_streamed: bool) -> None:
+def endless() -> ScriptedEngine:
+    return endless_engine(lambda _request: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
+
+
+async def test_a_revoked_token_ends_its_running_answer(known: KnownCallers) -> None:
     """Until its deadline: half a minute."""
-
-    def make_engine() -> ScriptedEngine:
-        return endless_engine(lambda _request: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
-
-    async with run_server(endless_config(HTTP), make_engine, known) as server:
-        body = BODY | {"max_tokens": ENDLESS, "stream": is_streamed}
-        asking = asyncio.create_task(post(server, OPENAI, body, bearer("bob")))
+    async with run_server(endless_config(HTTP), endless, known) as server:
+        asking = asyncio.create_task(post(server, OPENAI, BODY | {"max_tokens": ENDLESS}, bearer("bob")))
         await eventually(lambda: server.count("completion_running_requests") == 1)
         known.revoke("id-of-bob")
         async with named_limit(5.0, "the end of the answer"):
             answer = await asking
-        assert answer.status == (200 if is_streamed else 401)
-        error = (answer.events[-1] if is_streamed else answer.json)["error"]
-        assert error["message"] == "key id-of-bob: was revoked"
+        assert (answer.status, answer.json["error"]["message"]) == (401, "key id-of-bob: was revoked")
+
+
+async def test_a_revoked_token_ends_its_running_stream(known: KnownCallers) -> None:
+    async with run_server(endless_config(HTTP), endless, known) as server:
+        async with streaming(server, OPENAI, BODY | {"max_tokens": ENDLESS}, bearer("bob")) as connection:
+            await first_event(connection)
+            known.revoke("id-of-bob")
+            *_texts, last = await broken_off(connection)
+        assert last["error"]["message"] == "key id-of-bob: was revoked"
 
 
 async def test_a_sender_of_refused_tokens_is_turned_away_but_not_others_of_its_address(known: KnownCallers) -> None:

@@ -2,68 +2,26 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import openai
 import pytest
-import pytest_asyncio
 
-from completion_server.engine.interface import GenerationRequest
-from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from completion_server.engine.scripted.engine import ScriptedEngine
 from tests.support.certificates import MakeIdentity
-from tests.support.http_clients import HTTP, HttpAnswer, get, http_session, post
+from tests.support.http_clients import HTTP, get, http_session, post
+from tests.support.http_script import AFTER, BEFORE, TEXT, Script, ended
 from tests.support.server import (
     ENDLESS,
     RunningServer,
     ask,
     endless_config,
-    endless_engine,
     eventually,
     request,
     run_server,
 )
 
-WORDS = ("alpha", " beta", "\n", "    gamma", "\n")
-TEXT = "alpha beta\n    gamma"
 QWEN, STARCODER = "<|fim_prefix|>{}<|fim_suffix|>{}<|fim_middle|>", "<fim_prefix>{}<fim_suffix>{}<fim_middle>"
-BEFORE, AFTER = "def f(a):\n    return ", "\n\nprint(f(1))\n"
-
-
-class Script:
-    """Records what the engine is asked, and answers it."""
-
-    def __init__(self) -> None:
-        self.generations: list[GenerationRequest] = []
-        self.num_words: int | None = None
-        """Of each answer; None for WORDS."""
-
-    def __call__(self, generation: GenerationRequest) -> Iterable[str]:
-        self.generations.append(generation)
-        return WORDS if self.num_words is None else (f" w{i}" for i in range(self.num_words))
-
-    def never_end(self) -> None:
-        self.num_words = ENDLESS
-
-
-@pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest_asyncio.fixture
-async def engine(script: Script) -> ScriptedEngine:
-    return endless_engine(script, ServiceTimes(decode_base_s=0.01))
-
-
-@pytest_asyncio.fixture
-async def server(engine: ScriptedEngine) -> AsyncIterator[RunningServer]:
-    async with run_server(endless_config("engine.heartbeat_s=0", HTTP), lambda: engine) as running:
-        yield running
-
-
-def ended(server: RunningServer, outcome: str, trigger: str = "automatic") -> float:
-    return server.count("completion_requests_total", outcome=outcome, trigger=trigger, shed_reason="")
 
 
 async def test_the_openai_package_gets_an_answer_whole_and_as_a_stream(server: RunningServer) -> None:
@@ -147,27 +105,6 @@ async def test_a_warm_up_reaches_no_engine(server: RunningServer, script: Script
     assert refused.status == 400
 
 
-async def test_three_alike_at_once_join_one_generation_and_the_next_key_ends_them(
-    server: RunningServer, script: Script, engine: ScriptedEngine
-) -> None:
-    script.never_end()
-    url = f"http://{server.ready.http_address}/v1/completions"
-    body = {"prompt": BEFORE, "suffix": AFTER, "stream": True, "max_tokens": ENDLESS}
-    async with http_session() as session:
-        three = await asyncio.gather(*(session.post(url, json=body) for _ in range(3)))
-        firsts = [await each.content.readline() for each in three]
-        assert all(b'"text":" w0' in each for each in firsts)
-        assert len(script.generations) == 1
-        assert server.count("completion_generations_joined_total") == 2
-        script.num_words = None
-        newer = await post(server, "/v1/completions", {"prompt": BEFORE + "x", "suffix": AFTER})
-        assert newer.json["choices"][0]["text"] == TEXT
-        rests = [await each.read() for each in three]
-        assert all(each.endswith(b"data: [DONE]\n\n") for each in rests)
-    assert ended(server, "superseded") == 3
-    await eventually(lambda: engine.stats().num_running == 0)
-
-
 async def test_another_document_of_the_same_address_is_left_alone(server: RunningServer, script: Script) -> None:
     script.never_end()
     body = {"prompt": BEFORE, "input_suffix": AFTER, "n_predict": ENDLESS}
@@ -180,47 +117,6 @@ async def test_another_document_of_the_same_address_is_left_alone(server: Runnin
     first.cancel()
     await eventually(lambda: ended(server, "cancelled") == 1)
     assert (ended(server, "superseded"), ended(server, "deadline")) == (0, 1)
-
-
-async def superseded(server: RunningServer, script: Script, path: str, suffix: str) -> HttpAnswer:
-    """Return the answer to a request that the next key ends."""
-    script.never_end()
-    first = asyncio.create_task(post(server, path, {"prompt": BEFORE, suffix: AFTER}))
-    await eventually(lambda: len(script.generations) == 1)
-    script.num_words = None
-    await post(server, path, {"prompt": BEFORE + "other", suffix: AFTER})
-    return await first
-
-
-async def test_a_superseded_request_is_answered_with_nothing(server: RunningServer, script: Script) -> None:
-    answer = await superseded(server, script, "/v1/completions", "suffix")
-    assert (answer.status, answer.headers["x-finish-reason"]) == (200, "superseded")
-    assert answer.json["choices"][0]["text"] == ""
-
-
-async def test_llama_vim_gets_no_content_to_remember_for_a_superseded_request(
-    server: RunningServer, script: Script
-) -> None:
-    answer = await superseded(server, script, "/infill", "input_suffix")
-    assert (answer.status, answer.json["error"]["type"]) == (429, "unavailable_error")
-    assert '"content":"' not in answer.text
-    assert server.count("completion_refused_requests_total", code="resource_exhausted") == 0
-
-
-async def test_a_client_that_leaves_frees_the_engine(
-    server: RunningServer, script: Script, engine: ScriptedEngine
-) -> None:
-    script.never_end()
-    url = f"http://{server.ready.http_address}/infill"
-    for is_streamed in (True, False):
-        async with http_session() as session:
-            asking = asyncio.create_task(session.post(url, json={"prompt": "x", "stream": is_streamed}))
-            await eventually(lambda: engine.stats().num_running == 1)
-            if is_streamed:
-                (await asking).close()
-            asking.cancel()
-        await eventually(lambda: engine.stats().num_running == 0)
-    await eventually(lambda: ended(server, "cancelled") == 2)
 
 
 async def test_a_completion_of_grpc_is_in_the_cache_of_http(engine: ScriptedEngine, script: Script) -> None:
@@ -264,8 +160,38 @@ async def test_documents_about_the_server(server: RunningServer) -> None:
     health = (await get(server, "/v1/health")).json
     assert (health["model"], health["version"]["git_describe"]) == ("scripted", "0.1.0")
     assert (await get(server, "/v1beta/server_setting")).json == {"disable_client_side_telemetry": True}
-    assert (await get(server, "/elsewhere")).status == 404
-    assert (await get(server, "/infill")).status == 405
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "param"),
+    [
+        ("GET", "/elsewhere", 404, "path"),
+        ("POST", "/v1/completion", 404, "path"),
+        ("POST", "/v1/completions/", 404, "path"),
+        ("POST", "/infill/", 404, "path"),
+        ("POST", "//infill", 404, "path"),
+        ("GET", "/v1/models/", 404, "path"),
+        ("GET", "/playground", 404, "path"),
+        ("GET", "/playground/", 404, "path"),
+        ("GET", "/playground/elsewhere", 404, "path"),
+        ("GET", "/infill", 405, "method"),
+        ("PUT", "/v1/completions", 405, "method"),
+        ("DELETE", "/health", 405, "method"),
+        ("OPTIONS", "/v1/completions", 405, "method"),
+        ("POST", "/", 405, "method"),
+    ],
+)
+async def test_a_wrong_path_or_method_is_an_error_in_json(
+    server: RunningServer, method: str, path: str, status: int, param: str
+) -> None:
+    url = f"http://{server.ready.http_address}{path}"
+    body = None if method == "GET" else b'{"prompt":"' + b"x" * 300_000 + b'"}'
+    async with http_session() as session:
+        async with session.request(method, url, data=body, allow_redirects=False) as answer:
+            error = (await answer.json())["error"]
+            assert answer.status == status
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+        assert ("allow" in answer.headers) == (status == 405)
 
 
 async def test_a_draining_server_refuses_new_requests_and_finishes_accepted_ones(

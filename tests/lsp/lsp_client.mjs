@@ -186,11 +186,14 @@ const scenarios = {
 
   async notebook() {
     await initialize(inline);
-    const cell = "notebook-cell:/project/n.ipynb#c1";
+    const [earlier, cell] = ["notebook-cell:/project/n.ipynb#c0", "notebook-cell:/project/n.ipynb#c1"];
     const notebookDocument = { uri: "file:///project/n.ipynb", notebookType: "jupyter-notebook", version: 1 };
     connection.sendNotification("notebookDocument/didOpen", {
-      notebookDocument: { ...notebookDocument, cells: [{ kind: 2, document: cell }] },
-      cellTextDocuments: [{ uri: cell, languageId: "python", version: 1, text: "a = " }],
+      notebookDocument: { ...notebookDocument, cells: [earlier, cell].map((document) => ({ kind: 2, document })) },
+      cellTextDocuments: [
+        { uri: earlier, languageId: "python", version: 1, text: "import os" },
+        { uri: cell, languageId: "python", version: 1, text: "a = " },
+      ],
     });
     await untilShown(cell, at(0, 4));
     connection.sendNotification("notebookDocument/didChange", {

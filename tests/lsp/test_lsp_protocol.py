@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.scripted.model import ServiceTimes
 from tests.support.node_lsp import Json, play
 from tests.support.server import eventually, make_config, run_server
+from tests.support.vocabularies import embedded
 
 ANSWER = ("😋", "ab", "(c)")
 SLOW = ServiceTimes(decode_base_s=0.3)
@@ -58,9 +60,16 @@ async def test_an_editor_without_inline_completions_gets_an_item_of_its_menu() -
     assert (item["label"], item["filterText"]) == ("foobar(1)", "foobar(1)")
 
 
-async def test_cells_of_notebooks_are_completed() -> None:
-    async with run_server(make_config(), engine) as server:
+async def test_cells_of_notebooks_are_completed_behind_the_earlier_ones() -> None:
+    prompts: list[str] = []
+
+    def script(request: GenerationRequest) -> Sequence[str]:
+        prompts.append(embedded().decode(list(request.prompt_token_ids), skip_special_tokens=False))
+        return ANSWER
+
+    async with run_server(make_config(), lambda: ScriptedEngine(script)) as server:
         seen = await play(server.ready.address, "notebook")
+    assert [each for each in prompts if "import os\n\n<|fim_suffix|>" in each]
     assert (seen["item"]["insertText"], seen["item"]["range"]) == ("ab(c)", span(0, 6, 6))
 
 

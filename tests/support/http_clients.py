@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -128,3 +129,28 @@ async def serves_tls(address: str, identity: Identity) -> bool:
 def head(path: str, *headers: str) -> bytes:
     """Return the head of a POST with further headers."""
     return "\r\n".join((f"POST {path} HTTP/1.1", "host: localhost", *headers, "", "")).encode()
+
+
+@asynccontextmanager
+async def streaming(
+    server: RunningServer, path: str, body: dict[str, Any], headers: dict[str, str]
+) -> AsyncIterator[RawConnection]:
+    """Open a stream, of which the test reads each byte: HTTP libraries drop some of them if the stream has no end."""
+    data = json.dumps(body | {"stream": True}).encode()
+    async with raw_connection(server) as connection:
+        fields = (f"{name}: {value}" for name, value in headers.items())
+        await connection.send(head(path, f"content-length: {len(data)}", *fields) + data)
+        yield connection
+
+
+async def first_event(connection: RawConnection) -> bytes:
+    """Wait for the head and the first event of a stream."""
+    async with asyncio.timeout(ANSWERS_WITHIN_S):
+        return await connection.reader.readuntil(b"data: ") + await connection.reader.readuntil(b"\n\n")
+
+
+async def broken_off(connection: RawConnection) -> list[Any]:
+    """Return the remaining events of a stream that has no end: the server closes the connection before."""
+    rest = await connection.rest()
+    assert not rest.endswith(b"0\r\n\r\n"), "the body is whole"
+    return [json.loads(each) for each in re.findall(rb"data: (.*)\n\n", rest)]

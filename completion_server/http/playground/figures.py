@@ -35,14 +35,14 @@ class LiveFigures:
         """Count an ended request; other events change nothing."""
         if not isinstance(event, RequestEnded):
             return
-        usage, marks = event.end.usage, event.marks
+        usage = event.end.usage
         self._counts[_COUNTED[event.end.outcome.reason]] += 1
         if not usage.is_shared:
             self._prompt_tokens += usage.counted_prompt_tokens
             self._cached_tokens += usage.cached_prompt_tokens
             self._completion_tokens += usage.completion_tokens
-        if marks.first_output is not None:
-            self._ttfts_ms.append((marks.first_output - marks.received) * 1000)
+        if event.ttft_s is not None:
+            self._ttfts_ms.append(event.ttft_s * 1000)
 
     def document(self, load: LoadSnapshot) -> dict[str, Any]:
         """Return the counts beside the present load."""

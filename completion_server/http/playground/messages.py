@@ -106,7 +106,7 @@ def part_of(number: int, part: AnswerPart) -> dict[str, Any]:
     """Return a part of an answer."""
     if isinstance(part, Delta):
         return {"type": "text", "number": number, "text": part.text}
-    outcome, usage, timings = part.outcome, part.usage, part.timings
+    outcome, usage, timings = part.outcome, part.usage.of_answer, part.timings
     return {
         "type": "end",
         "number": number,

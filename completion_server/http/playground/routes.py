@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -37,7 +38,7 @@ def playground_routes(parts: PlaygroundParts, server: ServerSettings, *, trusts_
     async def file(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in files.NAMES:
-            return Response(status_code=404)
+            raise HTTPException(404)
         return Response(files.read(name), headers=files.headers_of(name))
 
     return [

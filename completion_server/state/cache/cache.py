@@ -73,7 +73,7 @@ class TwoLevelCache:
             is_shared = self._shared is not None and names.is_shared and self._may_be_elsewhere(request)
             return Lookup(self, request.prefix, names, terms, None, asks_shared=is_shared)
         self._report_hit(CacheLevel.LOCAL, found)
-        return Lookup(self, request.prefix, names, terms, CachedAnswer(found.text, found.reason, CacheLevel.LOCAL))
+        return Lookup(self, request.prefix, names, terms, found.answer(CacheLevel.LOCAL))
 
     def fetch_nowait(self, lookup: "Lookup", on_answer: Callable[[CachedAnswer], bool]) -> None:
         """Ask level 2 for a request that level 1 has no answer for. Call `on_answer` if the reply comes in time."""
@@ -88,7 +88,7 @@ class TwoLevelCache:
                 self._emit(CacheMiss(CacheLevel.SHARED, MissReason.ABSENT))
             elif elapsed_s * _MS_PER_S > self._settings.lookup_ms:
                 self._emit(CacheMiss(CacheLevel.SHARED, MissReason.LATE))
-            elif not on_answer(CachedAnswer(found.text, found.reason, CacheLevel.SHARED)):
+            elif not on_answer(found.answer(CacheLevel.SHARED)):
                 self._emit(CacheMiss(CacheLevel.SHARED, MissReason.UNUSED))
             else:
                 self._report_hit(CacheLevel.SHARED, found)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from sys import getsizeof
 
-from completion_server.core.outcome import FinishReason
+from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason
 from completion_server.core.request import Mode, Request
 from completion_server.state.cache.keys import Anchor
 
@@ -42,6 +42,10 @@ class Entry:
     engine_s: float
     """Seconds of prefill and decode."""
 
+    def answer(self, level: CacheLevel) -> CachedAnswer:
+        """Return the completion as the answer to a request; it was found in `level` of the cache."""
+        return CachedAnswer(self.text, self.reason, level, self.num_prompt_tokens, self.num_completion_tokens)
+
     def after(self, tail: str, terms: "Terms") -> "Entry | None":
         """Return the part of the completion behind a request's tail, with its share of the cost; None if it has none.
 
@@ -61,7 +65,7 @@ class Entry:
         if self.reason is FinishReason.LENGTH and 2 * len(left) < len(self.text):
             return None
         share = len(left) / len(self.text)
-        num_tokens, engine_s = round(self.num_completion_tokens * share), self.engine_s * share
+        num_tokens, engine_s = max(1, round(self.num_completion_tokens * share)), self.engine_s * share
         return replace(self, tail=tail, text=left, num_completion_tokens=num_tokens, engine_s=engine_s)
 
 

@@ -39,8 +39,8 @@ export type MultiLine = "auto" | "always" | "never";
 
 export interface CompleterHooks {
   session(): Pick<Session, "complete" | "report">;
-  /** What a request says besides the text. */
-  describe(text: Text): Pick<Question, "languageId" | "snippets">;
+  /** What a request says besides the text; `earlier` is read before it, as the earlier cells of a notebook are. */
+  describe(text: Text): Pick<Question, "languageId" | "snippets"> & { earlier?: string };
   onAnswer(answer: Answer): void;
   /** Hears whether a completion is shown or asked, perhaps more often than that changes. */
   onBusy?(isBusy: boolean): void;
@@ -183,9 +183,10 @@ export class Completer {
     const controller = new AbortController();
     this.#open.set(request, controller);
     const isLong = this.multiLine === "always" || (this.multiLine === "auto" && isMultiLine);
+    const { earlier = "", ...described } = this.hooks.describe(text);
     const question: Question = {
-      ...clip(text.before, text.after),
-      ...this.hooks.describe(text),
+      ...clip(earlier + text.before, text.after),
+      ...described,
       documentUri: text.uri,
       trigger: TRIGGERS[trigger],
       mode: isLong ? Mode.MULTI_LINE : Mode.SINGLE_LINE,

@@ -11,6 +11,7 @@ import { readSettings, readStreamSettings, SECTION, type Settings } from "./edit
 import { type RunningNextEdits, startNextEdits } from "./editor/startNextEdits";
 import { StatusBar } from "./editor/statusBar";
 import { survivalFeedback } from "./editor/survival";
+import { earlierCells } from "./editor/texts";
 import type { Text } from "./policy/messages";
 import { SnippetRing } from "./policy/snippets";
 import { Status } from "./policy/status";
@@ -87,7 +88,7 @@ class Extension implements vscode.Disposable {
     const completer = new Completer(
       {
         session: () => session,
-        describe,
+        describe: (text) => ({ ...describe(text), earlier: earlierCells(text.uri) }),
         onAnswer: (answer) => this.#answered(answer),
         onBusy: (isBusy) => this.nextEdits?.edits.busy(isBusy),
         onAccepted: () => this.nextEdits?.edits.completionAccepted(),

@@ -70,6 +70,14 @@ const vscode = {
   workspace: {
     notebookDocuments: [],
     workspaceFolders: undefined,
+    getWorkspaceFolder: () => undefined,
+    fs: {
+      isWritableFileSystem: (scheme: string) =>
+        new Map([
+          ["memfs", true],
+          ["git", false],
+        ]).get(scheme),
+    },
     textDocuments: [],
     onDidChangeTextDocument: keep("change"),
     onDidCloseTextDocument: keep("close"),

@@ -6,6 +6,7 @@ import { End, FinishReason, type ReportFeedbackRequest, Trigger } from "completi
 import type { Answer, Question } from "../src/client/session";
 import { Completer } from "../src/completer";
 import { SurvivalFeedback } from "../src/feedback";
+import type { Text } from "../src/policy/messages";
 import { SnippetRing } from "../src/policy/snippets";
 
 const handlers: Record<string, (event: any, ...more: any[]) => any> = {};
@@ -24,8 +25,16 @@ const vscode = {
     onDidChangeActiveTextEditor: keep("active"),
   },
   workspace: {
-    notebookDocuments: [],
+    notebookDocuments: [] as any[],
     workspaceFolders: undefined,
+    getWorkspaceFolder: () => undefined,
+    fs: {
+      isWritableFileSystem: (scheme: string) =>
+        new Map([
+          ["memfs", true],
+          ["git", false],
+        ]).get(scheme),
+    },
     onDidChangeTextDocument: keep("change"),
     onDidCloseTextDocument: keep("close"),
   },
@@ -35,6 +44,7 @@ const vscode = {
 const loader = Module as any;
 const load = loader._load;
 loader._load = (name: string, ...more: unknown[]) => (name === "vscode" ? vscode : load(name, ...more));
+const { earlierCells } = require("../src/editor/texts") as typeof import("../src/editor/texts");
 const { Provider } = require("../src/editor/provider") as typeof import("../src/editor/provider");
 
 /** A document of one line, with the cursor at its end, in front. */
@@ -42,10 +52,10 @@ class FakeEditor {
   text = "";
   readonly document;
 
-  constructor(path: string) {
+  constructor(path: string, scheme = "file", languageId = "python") {
     this.document = {
-      uri: { scheme: "file", path, toString: () => `file://${path}` },
-      languageId: "python",
+      uri: { scheme, path, toString: () => `${scheme}://${path}` },
+      languageId,
       eol: vscode.EndOfLine.LF,
       getText: () => this.text,
       offsetAt: ({ character }: { character: number }) => character,
@@ -81,7 +91,8 @@ function start() {
     },
     report: (feedback: Partial<ReportFeedbackRequest>) => void reports.push(feedback),
   };
-  const hooks = { session: () => session, describe: () => ({}), onAnswer: () => {} };
+  const describe = ({ uri }: Text) => ({ earlier: earlierCells(uri) });
+  const hooks = { session: () => session, describe, onAnswer: () => {} };
   const completer = new Completer(hooks, { followsRhythm: false, delayMinMs: 0 }, "auto");
   const survival = new SurvivalFeedback({ textOf: () => undefined, sequenceOf: (each) => each, report: () => {} });
   const snippets = new SnippetRing();
@@ -121,4 +132,44 @@ test("the text of a document that was closed is no snippet", () => {
   }
   dispose();
   assert.deepEqual(snippets.choose({ uri: "c.py", before: "total = price", after: "" }), []);
+});
+
+test("files of any file system that can be written are completed", () => {
+  const schemes = ["file", "untitled", "vscode-remote", "vscode-vfs", "memfs", "git", "output"];
+  const asked = schemes.filter((scheme) => {
+    const { questions, dispose } = start();
+    const editor = new FakeEditor("/w/a.py", scheme);
+    vscode.window.activeTextEditor = editor;
+    editor.insert("x");
+    dispose();
+    return questions.length > 0;
+  });
+  assert.deepEqual(asked, ["file", "untitled", "vscode-remote", "vscode-vfs", "memfs"]);
+});
+
+test("a cell of a notebook is asked for with the code of the earlier cells", () => {
+  const cells = ["/w/a.ipynb#1", "/w/a.ipynb#2", "/w/a.ipynb#3", "/w/a.ipynb#4"].map(
+    (path, at) => new FakeEditor(path, "vscode-notebook-cell", at === 1 ? "markdown" : "python"),
+  );
+  cells.forEach((cell, at) => {
+    cell.text = ["import os\r\n", "Notes", "y = 1", "later"][at] ?? "";
+  });
+  const notebook = { uri: { toString: () => "file:///w/a.ipynb", path: "/w/a.ipynb" }, getCells: () => cells };
+  vscode.workspace.notebookDocuments = [notebook];
+  try {
+    const { questions, dispose } = start();
+    const [, , cell] = cells;
+    vscode.window.activeTextEditor = cell;
+    cell?.insert("x");
+    dispose();
+    assert.deepEqual(
+      questions.map(({ prefix }) => prefix),
+      ["import os\n\ny = 1x"],
+    );
+    assert.equal(earlierCells("vscode-notebook-cell:///w/a.ipynb#4"), "import os\n\ny = 1x\n\n");
+    assert.equal(earlierCells("vscode-notebook-cell:///w/a.ipynb#1"), "");
+    assert.equal(earlierCells("file:///w/other.py"), "");
+  } finally {
+    vscode.workspace.notebookDocuments = [];
+  }
 });

@@ -6,24 +6,29 @@ import { mock, test } from "node:test";
 import { SurvivalFeedback } from "../src/feedback";
 import { acceptedPart, changeOf } from "../src/policy/changes";
 import { clip } from "../src/policy/clip";
-import { matches, patternsOf, reasonNotToSend, SECRETS } from "../src/policy/exclude";
+import { CODE, matches, patternsOf, reasonNotToSend, SECRET_WORDS, SECRETS } from "../src/policy/exclude";
 import { Status } from "../src/policy/status";
 import { AcceptedText } from "../src/policy/survival";
 
 const { excludes } = JSON.parse(readFileSync(join(__dirname, "../../../policy_cases.json"), "utf8"));
 
-function reasonFor(path: string, exclude: readonly string[] = []): string | undefined {
+const FILE = { scheme: "file", isWritable: true, languageId: "python", isInWorkspace: true };
+
+function reasonFor(path: string, exclude: readonly string[] = [], folder?: string): string | undefined {
   const rules = { exclude, languages: { "*": true }, outsideWorkspace: false };
-  return reasonNotToSend({ scheme: "file", path, languageId: "x", isInWorkspace: true }, rules);
+  return reasonNotToSend({ ...FILE, path, folder }, rules);
 }
 
 test("files with secrets are not sent, whatever is set", () => {
   assert.deepEqual([...SECRETS].sort(), [...excludes.patterns].sort());
+  assert.deepEqual([SECRET_WORDS, CODE], [excludes.words, excludes.code]);
   for (const exclude of [[], ["*.txt"]]) {
-    for (const { path, excluded } of excludes.cases)
-      assert.equal(reasonFor(path, exclude)?.startsWith("excluded by") ?? false, excluded, path);
+    for (const { path, folder, excluded } of excludes.cases)
+      assert.equal(reasonFor(path, exclude, folder)?.startsWith("excluded by") ?? false, excluded, path);
   }
+  assert.equal(reasonFor("/w/.env"), "excluded by .env, as files with secrets are");
   assert.equal(reasonFor("/w/a.sql", ["*.sql"]), "excluded by *.sql");
+  assert.equal(reasonFor("/home/private/w/a.py", ["private"], "/home/private/w"), "excluded by private");
 });
 
 test("a workspace adds patterns to those of the user and takes none away", () => {
@@ -44,11 +49,17 @@ test("patterns match names, folders and paths", () => {
 });
 
 test("languages, schemes and the workspace decide, too", () => {
-  const file = { scheme: "file", path: "/w/a", languageId: "python", isInWorkspace: true };
+  const file = { ...FILE, path: "/w/a" };
   const rules = { exclude: [], languages: { "*": true, markdown: false }, outsideWorkspace: false };
   assert.equal(reasonNotToSend(file, rules), undefined);
   assert.equal(reasonNotToSend({ ...file, languageId: "markdown" }, rules), "off for markdown");
-  assert.equal(reasonNotToSend({ ...file, scheme: "output" }, rules), "not a file");
+  for (const scheme of ["file", "vscode-remote", "vscode-vfs", "memfs", "ssh"])
+    assert.equal(reasonNotToSend({ ...file, scheme }, rules), undefined, scheme);
+  for (const scheme of ["untitled", "vscode-notebook-cell"])
+    assert.equal(reasonNotToSend({ ...file, scheme, isWritable: false }, rules), undefined, scheme);
+  for (const scheme of ["output", "git", "comment"])
+    assert.equal(reasonNotToSend({ ...file, scheme, isWritable: false }, rules), "not a file", scheme);
+  assert.equal(reasonNotToSend({ ...file, scheme: "vscode-userdata" }, rules), "not a file");
   const outside = { ...file, isInWorkspace: false };
   assert.equal(reasonNotToSend(outside, rules), "outside the workspace");
   assert.equal(reasonNotToSend(outside, { ...rules, outsideWorkspace: true }), undefined);

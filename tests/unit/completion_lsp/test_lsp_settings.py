@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from completion_lsp.settings import SECRETS, Settings, section_of, updated
+from completion_lsp.exclude import CODE, SECRET_WORDS, SECRETS
+from completion_lsp.settings import Settings, section_of, updated
 from tests.support.policy_cases import TABLE
 
 
@@ -44,7 +45,7 @@ def test_a_setting_that_cannot_be_used_is_named_and_the_others_apply(given: dict
 )
 def test_nothing_is_completed_while_it_is_not_known_what_may_be(given: dict[str, Any]) -> None:
     settings, problems = updated(Settings(), {"enabled": True} | given)
-    assert not settings.allows("file:///project/a.py", "python")
+    assert settings.why_not("file:///project/a.py", "python") == "completions are off"
     assert problems[1:] == ["nothing is completed until that is corrected"]
 
 
@@ -66,12 +67,17 @@ def test_settings_come_alone_or_as_a_section(given: Any, section: dict[str, Any]
 
 
 def test_the_built_in_patterns_are_those_of_the_table() -> None:
-    assert list(SECRETS) == TABLE["excludes"]["patterns"]
+    table = TABLE["excludes"]
+    assert list(SECRETS) == table["patterns"]
+    assert list(SECRET_WORDS) == table["words"]
+    assert set(table["code"]) == CODE
 
 
 @pytest.mark.parametrize("case", TABLE["excludes"]["cases"], ids=lambda case: case["path"])
 def test_a_path_of_the_table_is_excluded_or_not(case: dict[str, Any]) -> None:
-    assert Settings(exclude=("*.x",)).allows(f"file://{case['path']}", "python") is not case["excluded"]
+    folders = ["file:///elsewhere", *(f"file://{case[name]}" for name in ("folder",) if name in case)]
+    reason = Settings(exclude=("*.x",)).why_not(f"file://{case['path']}", "python", folders)
+    assert (reason or "").startswith("excluded by ") is case["excluded"]
 
 
 @pytest.mark.parametrize(
@@ -93,9 +99,17 @@ def test_a_path_of_the_table_is_excluded_or_not(case: dict[str, Any]) -> None:
 )
 def test_files_with_secrets_and_excluded_ones_are_left_out(uri: str, is_allowed: bool) -> None:
     settings = Settings(exclude=("private/*", "*.gen.py"))
-    assert settings.allows(uri, "python") is is_allowed
+    assert (settings.why_not(uri, "python") is None) is is_allowed
+
+
+def test_patterns_of_the_user_see_the_whole_path() -> None:
+    settings = Settings(exclude=("Private", "acme/*"))
+    folders = ("file:///home/private/w", "file:///home/acme/w")
+    assert settings.why_not("file:///home/private/w/a.py", "python", folders) == "excluded by Private"
+    assert settings.why_not("file:///home/acme/w/a.py", "python", folders) == "excluded by acme/*"
+    assert settings.why_not("file:///home/a/w/a.py", "python", folders) is None
 
 
 def test_a_language_and_all_of_them_can_be_off() -> None:
-    assert not Settings(languages_off=("markdown",)).allows("file:///a.md", "markdown")
-    assert not Settings(enabled=False).allows("file:///a.py", "python")
+    assert Settings(languages_off=("markdown",)).why_not("file:///a.md", "markdown") == "off for markdown"
+    assert Settings(enabled=False).why_not("file:///a.py", "python") == "completions are off"

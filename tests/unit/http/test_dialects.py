@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from completion_server.core.events import Feedback
 from completion_server.core.outcome import End, FinishReason, Outcome, Timings, Usage
 from completion_server.core.request import Snippet
 from completion_server.http import llama_cpp, openai, tabby
-from completion_server.http.dialect import DONE, Answer, Asked, Dialect, parse
+from completion_server.http.dialect import DONE, Answer, Asked, Body, Dialect, parse, read
 from completion_server.http.writing import dumped
 
 USAGE = Usage(prompt_tokens=10, cached_prompt_tokens=4, completion_tokens=5)
@@ -92,7 +93,7 @@ def test_a_body_is_a_request(dialect: Dialect, body: dict[str, Any], asked: Aske
         (llama_cpp.INFILL, {"input_extra": [{"text": "a"}] * 2000},
          "input_extra: tuple should have at most 1024 items"),
         (tabby.TABBY, {"segments": {"prefix": "A", "declarations": [{"body": "a"}] * 2000}},
-         "segments.declarations: list should have at most 1024 items"),
+         "segments.declarations: tuple should have at most 1024 items"),
     ],
 )  # fmt: skip
 def test_a_fault_names_the_field_and_what_was_given(dialect: Dialect, body: dict[str, Any], message: str) -> None:
@@ -109,7 +110,8 @@ def test_a_fault_names_the_field_and_what_was_given(dialect: Dialect, body: dict
         (b"[]", "body: must be a JSON object, got an array of 0"),
         (b"[" * 100_000, "body: must be JSON, but recursion limit exceeded"),
         (b'{"prompt":"\xff"}', "body: must be JSON"),
-        (b'{"prompt":"\\ud800"}', "body: must be JSON"),
+        (b'{"prompt":"\\ud83d\\u"}', "body: must be JSON"),
+        (b'{"prompt":"\\ud8zz"}', "body: must be JSON"),
         (b'{"seed":' + b"9" * 1_000_000 + b"}", "body: must be JSON, but number out of range"),
         (b'{"temperature":NaN}', "body: must be JSON"),
     ],
@@ -118,6 +120,75 @@ def test_what_is_no_body_is_refused_soon(data: bytes, message: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         parse(data)
     assert caught.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("json_text", "text"),
+    [
+        (r"a\ud83d", "a\ufffd"),
+        (r"\uDE00a", "\ufffda"),
+        (r"\ude00\ud83d", "\ufffd\ufffd"),
+        (r"\ud83d\ud83d\ude00", "\ufffd😀"),
+        (r"\ud83d\n\ude00", "\ufffd\n\ufffd"),
+        (r"\\ud83d\\\ud83d", "\\ud83d\\\ufffd"),
+        (r"\ud83d\ude00", "😀"),
+    ],
+)
+def test_half_a_surrogate_pair_is_a_replacement_character(json_text: str, text: str) -> None:
+    """Clients cut texts by UTF-16 code units."""
+    assert parse(f'{{"prompt":"{json_text}","x":["{json_text}"]}}'.encode()) == {"prompt": text, "x": [text]}
+
+
+MINIMAL = {"prompt": "A", "text": "A", "body": "A", "prefix": "A", "segments": {"prefix": "A"}, "type": "view"}
+MINIMAL |= {"completion_id": "cmpl-1", "number": 1, "kind": "shown", "k": 1, "on": True, "token": "t"}
+"""Values of all fields that are required somewhere."""
+
+
+def kinds_of(kind: type[Body]) -> Iterator[type[Body]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from kinds_of(each)
+
+
+@pytest.mark.parametrize("kind", [*kinds_of(Body)], ids=lambda kind: kind.__name__)
+def test_null_is_as_if_absent(kind: type[Body]) -> None:
+    required = {name: MINIMAL[name] for name, field in kind.model_fields.items() if field.is_required()}
+    nulls: dict[str, Any] = dict.fromkeys(kind.model_fields.keys() - required.keys()) | {"unknown": None}
+    assert read(kind, required | nulls) == read(kind, required)
+    for name in required:
+        if name != "k":  # null is a value of its own there
+            with pytest.raises(InvalidRequestError, match=f"^{name}: "):
+                read(kind, required | {name: None})
+
+
+MARKED = f"A = '{QWEN} <fim_prefix>A<fim_suffix>B<fim_middle> <PRE> A <SUF>B <MID> [SUFFIX]B[PREFIX]A'\n"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "suffix"),
+    [
+        (openai.OPENAI, {"prompt": MARKED, "suffix": ""}, ""),
+        (openai.OPENAI, {"prompt": MARKED, "suffix": MARKED}, MARKED),
+        (openai.CODESTRAL, {"prompt": MARKED}, ""),
+        (openai.CODESTRAL, {"prompt": MARKED, "suffix": None}, ""),
+        (openai.CODESTRAL, {"prompt": MARKED, "suffix": MARKED}, MARKED),
+        (llama_cpp.INFILL, {"prompt": MARKED}, ""),
+        (llama_cpp.INFILL, {"input_prefix": MARKED, "input_suffix": MARKED}, MARKED),
+        (tabby.TABBY, {"segments": {"prefix": MARKED}}, ""),
+    ],
+)
+@pytest.mark.parametrize("marked", [MARKED, QWEN, "[SUFFIX]B[PREFIX]A", "<PRE> A <SUF>B <MID>"])
+def test_markers_in_a_document_are_its_text(dialect: Dialect, body: dict[str, Any], suffix: str, marked: str) -> None:
+    """Only a prompt that is not divided at the cursor is in some model's format."""
+    given = json.loads(json.dumps(body).replace(json.dumps(MARKED), json.dumps(marked)))
+    asked, _reply = dialect.translate(given)
+    assert (asked.prefix, asked.suffix, asked.snippets) == (marked, suffix and marked, ())
+
+
+@pytest.mark.parametrize("suffix", [{}, {"suffix": None}], ids=["absent", "null"])
+def test_a_prompt_without_a_suffix_is_in_a_models_format(suffix: dict[str, Any]) -> None:
+    asked, _reply = openai.OPENAI.translate({"prompt": QWEN} | suffix)
+    assert (asked.prefix, asked.suffix) == ("A", "B")
 
 
 def test_zed_reads_every_field() -> None:

@@ -95,5 +95,5 @@ def test_the_family_whose_marker_comes_first_counts() -> None:
 
 
 def test_stop_strings_that_are_tokens_are_never_text() -> None:
-    given_stops = ["<|endoftext|>", "<fim_middle>", "<MID>", "<EOT>", "</s>", "\n\n", "<file_sep>", "```"]
-    assert without_markers(given_stops) == ["\n\n", "```"]
+    given_stops = ("<|endoftext|>", "<fim_middle>", "<MID>", "<EOT>", "</s>", "\n\n", "<file_sep>", "```")
+    assert without_markers(given_stops) == ("\n\n", "```")

@@ -114,7 +114,9 @@ def test_a_known_answer_takes_no_slot_and_supersedes() -> None:
         now = running.service.now()
         known = await read(running.open("known", "x = alp", caller=NAMED))
         assert (known.text, known.reason) == ("ha beta", FinishReason.STOP)
-        assert known.end.usage == Usage(cache_level=CacheLevel.LOCAL)
+        usage = known.end.usage
+        assert usage == Usage(cache_level=CacheLevel.LOCAL, kept_prompt_tokens=3, kept_completion_tokens=4)
+        assert usage.of_answer == Usage(3, 3, 4, cache_level=CacheLevel.LOCAL)
         assert running.service.now() == now
         assert (await read(older)).reason is FinishReason.SUPERSEDED
         marks = running.recorder.marks["known"]

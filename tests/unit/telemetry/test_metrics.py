@@ -61,6 +61,27 @@ def test_a_request_is_counted_and_each_of_its_stages_timed(registry: CollectorRe
     assert metrics.ended == {"stop": 1}
 
 
+@pytest.mark.parametrize(
+    ("reason", "has_text", "is_timed"),
+    [
+        (FinishReason.STOP, True, True),
+        (FinishReason.SUPERSEDED, True, True),
+        (FinishReason.STOP, False, False),
+        (FinishReason.LENGTH, False, False),
+        (FinishReason.ERROR, True, False),
+        (FinishReason.ERROR, False, False),
+    ],
+)
+def test_failed_and_empty_answers_have_no_ttft(
+    registry: CollectorRegistry, reason: FinishReason, has_text: bool, is_timed: bool
+) -> None:
+    metrics = Metrics(registry, tenants=("acme",))
+    outcome = Outcome(reason, error=CompletionError("x") if reason is FinishReason.ERROR else None)
+    metrics.handle(events.RequestEnded(REQUEST, End(outcome, Usage(100, 80, 5)), MARKS, has_text=has_text))
+    for name, labels in (("ttft", {"trigger": "automatic"}), ("tenant_ttft", {"tenant": "other"})):
+        assert registry.get_sample_value(f"completion_{name}_seconds_count", labels) == is_timed
+
+
 def test_a_request_that_was_shed_has_no_stages_that_it_did_not_reach(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
     end = End(Outcome(FinishReason.SHED, ShedReason.OVERLOAD))

@@ -36,6 +36,12 @@ def test_typed_text_takes_its_share_of_the_cost_along() -> None:
     assert (found.num_prompt_tokens, found.num_completion_tokens, found.engine_s) == (100, 15, 0.375)
 
 
+def test_the_last_character_of_a_completion_is_a_token_still() -> None:
+    found = entry_of("", "a" * 100).after("a" * 99, MULTI_LINE)
+    assert found is not None
+    assert (found.text, found.num_completion_tokens) == ("a", 1)
+
+
 NAME = b"name"
 PLAIN, ENCRYPTED = Codec(SECRET, encrypts=False), Codec(SECRET, encrypts=True)
 CODECS = pytest.mark.parametrize("codec", [PLAIN, ENCRYPTED], ids=["plain", "encrypted"])

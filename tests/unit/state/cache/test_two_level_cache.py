@@ -127,7 +127,7 @@ async def test_another_replica_answers_from_redis_and_then_from_its_memory() -> 
     store = FakeStore()
     await keep_in(store)
     replica, answers = await fetch_from(store, "def ma", after_s=0.004)
-    assert answers == [CachedAnswer("in():", STOP, CacheLevel.SHARED)]
+    assert answers == [CachedAnswer("in():", STOP, CacheLevel.SHARED, 100, 14)]
     replied, hit = replica.events[1:]
     assert replied == CacheReplied(pytest.approx(0.004))
     assert isinstance(hit, CacheHit)
