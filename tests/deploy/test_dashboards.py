@@ -219,7 +219,7 @@ def front_door(addresses: list[str], folder: Path) -> Iterator[tuple[Envoy, list
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Yield the Prometheus that scrapes two regions of one server each under load, which share a Redis.
 
-    Their models differ in nothing but the revision. A third server, with authentication and two front ends, has no
+    Their models differ in nothing but the revision. A third server, with authentication, has no
     load.
     """
     require_prometheus()

@@ -210,13 +210,13 @@ def _processes() -> Section:
     server = ("instance",)
     return (
         "Processes",
-        lines(
+        half_lines(
             "Processes started again",
             "In the last hour, after one had ended.",
             COUNT,
             Query(changes("process_start_time_seconds", "1h", by=server), "{{instance}}"),
         ),
-        lines(
+        half_lines(
             "Cores in use",
             "By a server's process, without its engine.",
             "suffix: cores",
