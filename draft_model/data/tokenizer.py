@@ -156,9 +156,13 @@ class TemplateEncoder:
         before = self._opening + lead_of(template, context) + before
         texts = file_texts(template, context)
         files = [token for text in texts for token in (self._ids[template.file], *self.encode(text))]
+        if template.is_all_typed:
+            before, typed = "", before + typed
+        elif not template.has_typed:
+            before, typed = before + typed, ""
         if template.order is FimOrder.PREFIX_ONLY:
-            return [*self.begin, *files, *self.encode(before + typed)]
-        left = [self._ids[template.prefix], *self.encode(before if template.middle else before + typed)]
+            return [*self.begin, *files, *self.encode(before)]
+        left = [self._ids[template.prefix], *self.encode(before)]
         right = [self._ids[template.suffix], *self.encode(after)]
         both = left + right if template.order is FimOrder.PREFIX_FIRST else right + left
         if not template.middle:
