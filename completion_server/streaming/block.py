@@ -27,13 +27,14 @@ import re
 from enum import Enum, auto
 
 from completion_server.streaming.brackets import opens_block
+from completion_server.streaming.repetition import RestOfLine
 from completion_server.streaming.surroundings import Line, Surroundings
 
-_CLOSER = r"[)\]}]|</"
-_CLOSING_WORD = r"|(?:end|fi|done|esac)\b"
-_LANGUAGES_WITH_CLOSING_WORDS = frozenset({"ruby", "lua", "shellscript", "julia", "elixir", "crystal", "matlab"})
 _CONTINUATION = re.compile(r"(?:elif|else|elseif|elsif|except|finally|catch|rescue|ensure|when|case)\b|default:")
-_UNDECIDED = re.compile(r"\w+|<")
+_UNDECIDED = re.compile(r"[\w<>/\\#@.`%-]+")
+_TEMPLATE_TAG = re.compile(r"(?:<%|\{%|\{\{|\{)[-~]?")
+_ENDS_OF_PLAIN_OPENERS = re.compile(r"[^\s({\[:,=>]$")
+_BRACKETS_AND_TAGS = frozenset(")]}</>")
 
 
 class LinePosition(Enum):
@@ -49,36 +50,38 @@ class CodeBlock:
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
-        has_words = around.language_id in _LANGUAGES_WITH_CLOSING_WORDS
-        self._closer = re.compile(_CLOSER + (_CLOSING_WORD if has_words else ""))
-        self._has_closing_words = has_words
+        self._syntax = around.syntax
         self._floor: int | None = None
-        self._own: int | None = None
+        self._opener: Line | None = None
+        """The line that opens the block; an empty one if no line does."""
         self._is_body_of_cursor_line = False
         self._anchor: Line | None = None
         self._is_closing = False
         self.is_over = False
         """Whether the last whole line was the last one of the block."""
 
-    def judge(self, line: Line, *, is_whole: bool, has_own_open: bool) -> LinePosition:
+    def judge(self, line: Line, rest: RestOfLine, *, is_whole: bool, is_word_whole: bool) -> LinePosition:
         """Return the position of a line, or of its beginning, relative to the block.
 
-        `has_own_open` tells whether a bracket is open that the completion opened itself.
+        `rest` tells which brackets are open that the completion opened itself.
         """
         floor = self._settle(line)
+        if rest.is_in_own_string:
+            return LinePosition.INSIDE
         if line.indent >= floor:
-            is_closed_below = not has_own_open and self._closes(line) and self._is_closed_below(line.indent)
+            is_closed_below = not rest.has_own_open and self._closes(line) and self._is_closed_below(line.indent)
             return LinePosition.BEHIND if is_closed_below else LinePosition.INSIDE
-        if line.indent < self._own_indent(floor):
+        opener = self._find_opener(floor)
+        if line.indent < opener.indent:
             return LinePosition.BEHIND
-        if not is_whole and self._awaits_word(line.text):
+        if not is_whole and self._is_undecided(line.text, is_word_whole=is_word_whole):
             return LinePosition.UNDECIDED
         if self._closes(line):
-            is_wanted = has_own_open or not (self._goes_on_below(line.indent) or self._is_closed_below(line.indent))
+            is_wanted = rest.has_own_open or not (self._goes_on_below(line.indent) or self._is_closed_below(line.indent))
             self._is_closing = is_wanted
             return LinePosition.INSIDE if is_wanted else LinePosition.BEHIND
         is_continuation = self._is_body_of_cursor_line and _CONTINUATION.match(line.text) is not None
-        return LinePosition.INSIDE if is_continuation and line.indent == self._own else LinePosition.BEHIND
+        return LinePosition.INSIDE if is_continuation and line.indent == opener.indent else LinePosition.BEHIND
 
     def end_line(self, line: Line) -> None:
         """Take a whole line that is inside the block, including the cursor's line."""
@@ -86,7 +89,7 @@ class CodeBlock:
             self._anchor = line
         elif self._is_closing:
             self._is_closing = False
-            self.is_over = not opens_block(line.text, self._around.language_id)
+            self.is_over = not opens_block(line.text, self._syntax)
             self._become_body_of(line)
 
     def _settle(self, line: Line) -> int:
@@ -94,7 +97,7 @@ class CodeBlock:
         if self._floor is not None:
             return self._floor
         if self._anchor is not None:
-            is_opener = line.indent > self._anchor.indent or opens_block(self._anchor.text, self._around.language_id)
+            is_opener = line.indent > self._anchor.indent or opens_block(self._anchor.text, self._syntax)
             if is_opener:
                 self._become_body_of(self._anchor)
             else:
@@ -102,7 +105,7 @@ class CodeBlock:
         else:
             opener = self._around.opener_above()
             if opener is not None and line.indent > opener.indent:
-                self._floor, self._own = opener.indent + 1, opener.indent
+                self._floor, self._opener = opener.indent + 1, opener
             else:
                 self._floor = Line.of(self._around.head + "|").indent
         floor = self._floor or 0
@@ -111,22 +114,27 @@ class CodeBlock:
         return floor
 
     def _become_body_of(self, line: Line) -> None:
-        self._floor, self._own = line.indent + 1, line.indent
+        self._floor, self._opener = line.indent + 1, line
         self._is_body_of_cursor_line = True
 
-    def _own_indent(self, floor: int) -> int:
-        if self._own is None:
-            self._own = self._around.enclosing_indent(floor)
-        return self._own
+    def _find_opener(self, floor: int) -> Line:
+        if self._opener is None:
+            self._opener = self._around.enclosing_line(floor) or Line(0, "")
+        return self._opener
 
-    def _awaits_word(self, text: str) -> bool:
+    def _is_undecided(self, text: str, *, is_word_whole: bool) -> bool:
         """Return whether more text could still make this a closing or continuing line."""
-        if _UNDECIDED.fullmatch(text) is None:
-            return False
-        return text == "<" or self._is_body_of_cursor_line or self._has_closing_words
+        if _TEMPLATE_TAG.fullmatch(text) or (self._syntax.needs_plain_opener and self._syntax.closing.match(text)):
+            return True
+        is_word = not is_word_whole and _UNDECIDED.fullmatch(text) is not None
+        return is_word and (not text[0].isalnum() or self._is_body_of_cursor_line or bool(self._syntax.closing_words))
 
     def _closes(self, line: Line) -> bool:
-        return self._closer.match(line.text) is not None
+        if self._syntax.closing.match(line.text) is None:
+            return False
+        if line.text[0] in _BRACKETS_AND_TAGS or not self._syntax.needs_plain_opener:
+            return True
+        return self._opener is not None and _ENDS_OF_PLAIN_OPENERS.search(self._opener.text) is not None
 
     def _goes_on_below(self, indent: int) -> bool:
         """Return whether the block of a closer at `indent` has more lines below the cursor."""

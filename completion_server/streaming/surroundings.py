@@ -10,6 +10,7 @@ are read; of the lines above, the nearest 256 visible ones. Text further away is
 from collections.abc import Iterator
 
 from completion_server.core.immutable import immutable
+from completion_server.core.languages import Syntax, language_of
 from completion_server.core.request import Request
 from completion_server.streaming.brackets import opens_block
 
@@ -23,7 +24,8 @@ _MAX_RIGHT = 8192
 _MAX_HEAD_INDENT = 256
 _TAB_WIDTH = 4
 _NUM_LINES_ABOVE = 256
-_NUM_LINES_BELOW = 4
+_NUM_LINES_BELOW = 8
+_MAX_SHEBANG = 256
 
 
 @immutable
@@ -47,7 +49,7 @@ class Line:
 class Surroundings:
     """The part of the document that the text rules use."""
 
-    language_id: str
+    syntax: Syntax
     head: str
     """The cursor's line left of the cursor; if it is longer than `MAX_HEAD`, its indentation and its end."""
     rest: str
@@ -67,7 +69,8 @@ class Surroundings:
         if len(request.prefix) > _MAX_LEFT:
             _, _, above = above.partition("\n")
         rest, _, below = right.partition("\n")
-        return cls(request.language_id, _head(left[start_of_line:]), rest[:MAX_REST], above, _first_lines(below))
+        language = language_of(request.language_id, request.document_uri, request.prefix[:_MAX_SHEBANG])
+        return cls(language.syntax, _head(left[start_of_line:]), rest[:MAX_REST], above, _first_lines(below))
 
     @property
     def is_head_blank(self) -> bool:
@@ -87,11 +90,11 @@ class Surroundings:
     def opener_above(self) -> Line | None:
         """Return the last visible line above the cursor's line if it opens a block, else None."""
         line = next(self._lines_above(), None)
-        return line if line is not None and opens_block(line.text, self.language_id) else None
+        return line if line is not None and opens_block(line.text, self.syntax) else None
 
-    def enclosing_indent(self, indent: int) -> int:
-        """Return the indentation of the nearest line above that is indented less than `indent`; 0 without one."""
-        return next((line.indent for line in self._lines_above() if line.indent < indent), 0)
+    def enclosing_line(self, indent: int) -> Line | None:
+        """Return the nearest line above that is indented less than `indent`; None without one."""
+        return next((line for line in self._lines_above() if line.indent < indent), None)
 
     def _lines_above(self) -> Iterator[Line]:
         """Yield the visible lines above the cursor's line, the nearest first."""
