@@ -29,6 +29,8 @@ class Syntax:
     """Characters that begin a string and end it."""
     has_characters: bool = False
     """Whether an apostrophe quotes one character, as in `'('`, and is else part of a name."""
+    has_joined_strings: bool = False
+    """Whether a string may begin right after a word, as in `cut -d' '`."""
     multiline_quotes: tuple[str, ...] = ('"""', "'''")
     """Quotes of strings that may have several lines."""
     comments: tuple[str, ...] = ("# ", "//", "/*", "* ", "-- ")
@@ -42,7 +44,7 @@ class Syntax:
     def closing(self) -> re.Pattern[str]:
         """Pattern of the beginning of a line that closes a block."""
         words = f"|{self.closing_words}" if self.closing_words else ""
-        return re.compile(rf"[)\]}}]|</|/?>(?!\s)|/?>$|(?:\"\"\"|'''|```)$|(?i:(?!){words})")
+        return re.compile(rf"[)\]}}]|</|/?>(?!\s)|/?>$|(?i:(?!){words})")
 
     @cached_property
     def comment(self) -> re.Pattern[str]:
@@ -59,30 +61,30 @@ class Language:
 
 
 _PLAIN = Syntax()
-_SCRIPT = replace(_PLAIN, multiline_quotes=("`", '"""'), comments=("//", "/*", "* "), closing_words=r"#\s*end")
+_SCRIPT = replace(_PLAIN, multiline_quotes=("`", '"""'), comments=("//", "/*", "* "))
 _C = replace(_SCRIPT, multiline_quotes=('"""',))
 _HASH = replace(_PLAIN, comments=("#",))
 _RUBY = replace(_HASH, closing_words=r"end\b")
 _ONLY_DOUBLE = replace(_PLAIN, quotes='"', multiline_quotes=('"""',))
 _DASH = replace(_PLAIN, comments=("--",), multiline_quotes=(), closing_words=r"end\b")
 _SYNTAXES = {
-    "": replace(_PLAIN, multiline_quotes=("`", '"""', "'''"), closing_words=rf"{_WORDS}|{_MARKUP}|#\s*end",
+    "": replace(_PLAIN, multiline_quotes=("`", '"""', "'''"), closing_words=rf"{_WORDS}|{_MARKUP}",
                 needs_plain_opener=True),
     "c": _C,
     "script": _SCRIPT,
-    "json": replace(_C, quotes='"', closing_words=""),
-    "css": replace(_C, closing_words=""),
+    "json": replace(_C, quotes='"'),
+    "css": _C,
     "rust": replace(_C, quotes='"', has_characters=True),
     "ml": replace(_ONLY_DOUBLE, has_characters=True, comments=("--", "{-", "(*", "//"), closing_words=r"(?:end|done)\b"),
     "lisp": replace(_ONLY_DOUBLE, comments=(";", "#|")),
-    "python": replace(_HASH, closing_words=""),
+    "python": _HASH,
     "hash": _HASH,
     "ruby": _RUBY,
     "lua": replace(_DASH, closing_words=r"(?:end|until)\b"),
-    "shell": replace(_HASH, multiline_quotes=(), closing_words=r"(?:fi|done|esac)\b"),
-    "fish": _RUBY,
+    "shell": replace(_HASH, has_joined_strings=True, multiline_quotes=(), closing_words=r"(?:fi|done|esac)\b"),
+    "fish": replace(_RUBY, has_joined_strings=True),
     "vim": replace(_RUBY, comments=('"', "#"), multiline_quotes=(), closing_words=r"end\w*\b|aug\w*\s+end\b"),
-    "make": replace(_RUBY, closing_words=r"end\w*\b"),
+    "make": replace(_RUBY, has_joined_strings=True, closing_words=r"end\w*\b"),
     "basic": replace(_ONLY_DOUBLE, comments=("'", "Rem "), multiline_quotes=(),
                      closing_words=r"(?:end\w*|next|loop|wend)\b"),
     "pascal": replace(_PLAIN, quotes="'", comments=("//", "{", "(*"), multiline_quotes=(), closing_words=r"(?:end|until)\b"),
@@ -104,11 +106,11 @@ UNKNOWN = Language("", _SYNTAXES[""])
 def language_of(language_id: str, path: str, text_head: str) -> Language:
     """Return the language of a document.
 
-    The editor's id of it decides, then the document's path or URI, then its first line if it names an interpreter.
+    The editor's id of it decides, then the first line if it names an interpreter, then the document's path or URI.
     """
     key = language_id.strip().lower()
     found = None if key in _UNNAMED else _TABLES.by_id.get(key)
-    return found or _of_path(path) or _of_interpreter(text_head) or UNKNOWN
+    return found or _of_interpreter(text_head) or _of_path(path) or UNKNOWN
 
 
 def _of_path(path: str) -> Language | None:

@@ -26,12 +26,14 @@ line below closes at the same indentation.
 import re
 from enum import Enum, auto
 
-from completion_server.streaming.brackets import opens_block
+from completion_server.streaming.brackets import CLOSING, opens_block
 from completion_server.streaming.repetition import RestOfLine
 from completion_server.streaming.surroundings import Line, Surroundings
 
 _CONTINUATION = re.compile(r"(?:elif|else|elseif|elsif|except|finally|catch|rescue|ensure|when|case)\b|default:")
 _UNDECIDED = re.compile(r"[\w<>/\\#@.`%-]+")
+_WORD = re.compile(r"\w+")
+_CLOSER = re.compile(r"[)\]}]|</[\w.:-]*|\W*\w*")
 _TEMPLATE_TAG = re.compile(r"(?:<%|\{%|\{\{|\{)[-~]?")
 _ENDS_OF_PLAIN_OPENERS = re.compile(r"[^\s({\[:,=>]$")
 _BRACKETS_AND_TAGS = frozenset(")]}</>")
@@ -57,8 +59,13 @@ class CodeBlock:
         self._is_body_of_cursor_line = False
         self._anchor: Line | None = None
         self._is_closing = False
-        self.is_over = False
-        """Whether the last whole line was the last one of the block."""
+        self._last: Line | None = None
+        """The line that closes the block, if no further line of it came yet."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the last whole line closed the block; a blank line after it ends it."""
+        return self._last is not None
 
     def judge(self, line: Line, rest: RestOfLine, *, is_whole: bool, is_word_whole: bool) -> LinePosition:
         """Return the position of a line, or of its beginning, relative to the block.
@@ -68,8 +75,11 @@ class CodeBlock:
         floor = self._settle(line)
         if rest.is_in_own_string:
             return LinePosition.INSIDE
+        if self._last is not None and line.indent == self._last.indent and rest.has_own_open is False:
+            return self._judge_after_last(line, is_word_whole=is_word_whole)
         if line.indent >= floor:
-            is_closed_below = not rest.has_own_open and self._closes(line) and self._is_closed_below(line.indent)
+            is_closing = not rest.has_own_open and line.text[0] in CLOSING
+            is_closed_below = is_closing and self._is_closed_below(line)
             return LinePosition.BEHIND if is_closed_below else LinePosition.INSIDE
         opener = self._find_opener(floor)
         if line.indent < opener.indent:
@@ -77,19 +87,27 @@ class CodeBlock:
         if not is_whole and self._is_undecided(line.text, is_word_whole=is_word_whole):
             return LinePosition.UNDECIDED
         if self._closes(line):
-            is_wanted = rest.has_own_open or not (self._goes_on_below(line.indent) or self._is_closed_below(line.indent))
+            is_wanted = rest.has_own_open or not (self._goes_on_below(line.indent) or self._is_closed_below(line))
             self._is_closing = is_wanted
             return LinePosition.INSIDE if is_wanted else LinePosition.BEHIND
         is_continuation = self._is_body_of_cursor_line and _CONTINUATION.match(line.text) is not None
         return LinePosition.INSIDE if is_continuation and line.indent == opener.indent else LinePosition.BEHIND
 
+    def _judge_after_last(self, line: Line, *, is_word_whole: bool) -> LinePosition:
+        """Return the position of a line that is indented like the line before, which closed the block."""
+        if not is_word_whole and _WORD.fullmatch(line.text):
+            return LinePosition.UNDECIDED
+        return LinePosition.INSIDE if _CONTINUATION.match(line.text) else LinePosition.BEHIND
+
     def end_line(self, line: Line) -> None:
         """Take a whole line that is inside the block, including the cursor's line."""
         if self._floor is None:
             self._anchor = line
-        elif self._is_closing:
+            return
+        self._last = None
+        if self._is_closing:
             self._is_closing = False
-            self.is_over = not opens_block(line.text, self._syntax)
+            self._last = None if opens_block(line.text, self._syntax) else line
             self._become_body_of(line)
 
     def _settle(self, line: Line) -> int:
@@ -140,7 +158,17 @@ class CodeBlock:
         """Return whether the block of a closer at `indent` has more lines below the cursor."""
         return bool(self._around.below) and self._around.below[0].indent > indent
 
-    def _is_closed_below(self, indent: int) -> bool:
-        """Return whether the text below the cursor begins with a closer at `indent`."""
-        below = self._around.below[:1]
-        return any(line.indent == indent and self._closes(line) for line in below)
+    def _is_closed_below(self, line: Line) -> bool:
+        """Return whether the text below the cursor begins with a closer like this line, which no other block needs."""
+        below = next(iter(self._around.below), None)
+        if below is None or below.indent != line.indent or self._closer_of(line) != self._closer_of(below):
+            return False
+        if line.text[0] not in CLOSING:
+            return True
+        is_cursor_line_opener = self._anchor is not None and self._is_body_of_cursor_line
+        return self._around.num_unclosed(line.indent) + is_cursor_line_opener <= 0
+
+    def _closer_of(self, line: Line) -> str:
+        """Return what a line closes a block with: a bracket, a tag or a word."""
+        match = _CLOSER.match(line.text) if self._closes(line) else None
+        return match.group() if match else ""

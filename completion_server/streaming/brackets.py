@@ -18,11 +18,12 @@ CLOSING = ")]}"
 _CLOSER_OF = {"(": ")", "[": "]", "{": "}"}
 _OPENING_END = re.compile(r"(?::|=>|->|\b(?:do|then|else|begin))\s*(?:\s(?:#|//).*)?$", re.IGNORECASE)
 _QUOTES = frozenset("\"'`")
+_OPEN_TAG = re.compile(r"<[a-zA-Z][^<>]*$")
 _RELEVANT = re.compile(r"\\.?|[()\[\]{}\"'`]", re.DOTALL)
 """The characters that may change the state: brackets, quotes, and a backslash with the character that it may escape."""
 _RELEVANT_WITH_MORE = re.compile(r"'(?:\\.[^']*'?|.{0,2})|\\.?|<.?|[>()\[\]{}\"`]", re.DOTALL)
 """The same for apostrophes that quote one character, and for "<" and ">"."""
-_STRING_PREFIX = re.compile(r"(?:^|\W)(?:[rRbBuUfFtTLNE]|[rRbBfFtT]{2}|u8)$")
+_STRING_PREFIX = re.compile(r"(?:^|\W)(?:[rRbBuUfFtTLNE]|[rRbBfFtT]{2}|u8)$|-\w$")
 _TAIL_LENGTH = 4
 _MAX_OPENER = 2048
 
@@ -158,12 +159,15 @@ class Brackets:
         if before.endswith(char * 2) and char * 3 in self._syntax.multiline_quotes:
             self._open.append(char * 3)
             self._tail = ""
-        elif char == "'" and is_word(before[-1:]) and not _STRING_PREFIX.search(before):
+        elif char == "'" and is_word(before[-1:]) and not self._may_begin_string_after(before):
             return
         elif char in self._syntax.quotes:
             self._open.append(char)
         elif char == "'" and self._syntax.has_characters:
             self._character = _Character.BEGUN
+
+    def _may_begin_string_after(self, word: str) -> bool:
+        return self._syntax.has_joined_strings or _STRING_PREFIX.search(word) is not None
 
     def _is_quoted_character(self, char: str) -> bool:
         """Read a character after an apostrophe that may quote it; return whether it does, or ends the quote."""
@@ -204,15 +208,17 @@ class Brackets:
 
 
 def opens_block(line: str, syntax: Syntax = UNKNOWN.syntax) -> bool:
-    """Return whether a line of code opens a block: it leaves a bracket open, or ends like an opener ("if x:", "do")."""
+    """Return whether a line of code opens a block: it leaves a bracket open, or ends like an opener ("if x:", "do", "<a")."""
     line = line.strip()
     if syntax.comment.match(line):
         return False
     line = line[-_MAX_OPENER:]
+    if _OPENING_END.search(line) or _OPEN_TAG.search(line):
+        return True
     brackets = Brackets(syntax)
     brackets.read(line)
     brackets.end_line()
-    return brackets.depth > 0 or _OPENING_END.search(line) is not None
+    return brackets.depth > 0
 
 
 def is_word(char: str) -> bool:

@@ -78,6 +78,8 @@ class LineRules:
             return sent
         if self._block is None:
             return self._end(sent + self._without_useless_blanks(self._held))
+        if self._block.is_closed and not self._line.strip(BLANKS):
+            return self._end(self._held_before(self._below.repeated_from if self._below.is_repeated else None).rstrip(BLANKS))
         self._held += line_break
         self._rest.end_line(self._line)
         self._line = ""
@@ -106,8 +108,7 @@ class LineRules:
         self._is_first = self._is_first and not self._line.strip(BLANKS)
         if self._block is not None:
             self._block.end_line(line)
-            self.is_done = self._block.is_over
-        return sent + self._take(self._held) if self.is_done else sent
+        return sent
 
     def _end_before_rest(self, rest_at: int) -> str:
         """End the completion where the current line repeats the rest of the cursor's line."""

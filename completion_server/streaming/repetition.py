@@ -36,9 +36,7 @@ class RestOfLine:
     def __init__(self, around: Surroundings) -> None:
         self._core = around.rest.strip(BLANKS)
         self._is_cursor_in_word = is_word(around.head[-1:]) and is_word(around.rest[:1])
-        has_angles = self._core.startswith(">") and "<" in around.head
-        self._brackets = Brackets(around.syntax, has_angles=has_angles)
-        self._brackets.read(around.head)
+        self._brackets, has_angles = _read_head(around, self._core)
         self._kept = self._open_what_rest_closes(Brackets(around.syntax, has_angles=has_angles))
         self._opened = self._brackets.opened
         self._line_start = self._brackets.copy()
@@ -148,11 +146,12 @@ class RestOfLine:
 
     def find_end(self, line: str) -> int | None:
         """Return the index at which a whole `line` begins to repeat the rest, else None."""
+        is_stripped = line[-1:] in BLANKS
         line = line.rstrip(BLANKS)
         at = len(line) - len(self._core)
         ends_with_rest = bool(self._core) and line.endswith(self._core)
         if self._repeated_at is None:
-            is_repeated = ends_with_rest and not self._closing and self._may_begin_at(line, at)
+            is_repeated = ends_with_rest and not self._closing and self._may_begin_at(line, at, is_whole=is_stripped)
             return at if is_repeated and not self._closes_own_tag(line) else None
         if ends_with_rest and at >= self._repeated_at and self._needs_rest_after(line[:at]):
             return at
@@ -164,6 +163,8 @@ class RestOfLine:
             return False
         brackets = self._line_start.copy()
         brackets.read(line)
+        if brackets.is_in_string and self._closing == brackets.opened[-1]:
+            return True
         wanted = self._kept if self._closing else self._opened
         return not brackets.unmatched and not brackets.has_crossing and brackets.opened == wanted
 
@@ -198,8 +199,22 @@ class RestOfLine:
             return opened[-1] == char and not self._brackets.is_escaped
         return True
 
-    def _may_begin_at(self, line: str, at: int) -> bool:
-        return at == 0 or self._is_cursor_in_word or not (is_word(line[at - 1]) and is_word(self._core[0]))
+    def _may_begin_at(self, line: str, at: int, *, is_whole: bool = False) -> bool:
+        """Return whether a repetition may begin at an index; `is_whole` if a word cannot go on at the line's end."""
+        is_in_word = self._is_cursor_in_word and not is_whole
+        return at == 0 or is_in_word or not (is_word(line[at - 1]) and is_word(self._core[0]))
+
+
+def _read_head(around: Surroundings, core: str) -> tuple[Brackets, bool]:
+    """Return the brackets that are open at the cursor, and whether "<" is one, which the rest of the line closes."""
+    if core.startswith(">"):
+        brackets = Brackets(around.syntax, has_angles=True)
+        brackets.read(around.head)
+        if ">" in brackets.opened:
+            return brackets, True
+    brackets = Brackets(around.syntax)
+    brackets.read(around.head)
+    return brackets, False
 
 
 class LinesBelow:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from completion_server.core.immutable import immutable
 from completion_server.core.languages import Syntax, language_of
 from completion_server.core.request import Request
-from completion_server.streaming.brackets import opens_block
+from completion_server.streaming.brackets import CLOSING, opens_block
 
 BLANKS = " \t\f\v\r\n"
 MAX_HEAD = 2048
@@ -58,6 +58,8 @@ class Surroundings:
     """Whole lines before the cursor's; line breaks are "\\n"."""
     below: tuple[Line, ...]
     """The first visible lines after the cursor's line."""
+    text_below: str
+    """The lines after the cursor's; line breaks are "\\n"."""
 
     @classmethod
     def of(cls, request: Request) -> "Surroundings":
@@ -70,7 +72,7 @@ class Surroundings:
             _, _, above = above.partition("\n")
         rest, _, below = right.partition("\n")
         language = language_of(request.language_id, request.document_uri, request.prefix[:_MAX_SHEBANG])
-        return cls(language.syntax, _head(left[start_of_line:]), rest[:MAX_REST], above, _first_lines(below))
+        return cls(language.syntax, _head(left[start_of_line:]), rest[:MAX_REST], above, _first_lines(below), below)
 
     @property
     def is_head_blank(self) -> bool:
@@ -95,6 +97,27 @@ class Surroundings:
     def enclosing_line(self, indent: int) -> Line | None:
         """Return the nearest line above that is indented less than `indent`; None without one."""
         return next((line for line in self._lines_above() if line.indent < indent), None)
+
+    def num_unclosed(self, indent: int) -> int:
+        """Return how many blocks that brackets open above at an indentation have no closing line below."""
+        num_open = num_closed = 0
+        for line in self._lines_above():
+            if line.indent < indent:
+                break
+            num_open += self._opens_at(line, indent) - self._closes_at(line, indent)
+        for line in map(Line.of, self.text_below.split("\n")):
+            if line.text and line.indent < indent:
+                break
+            closes = self._closes_at(line, indent)
+            num_closed = num_closed - (self._opens_at(line, indent) - closes)
+        return num_open - num_closed
+
+    def _opens_at(self, line: Line, indent: int) -> bool:
+        return line.indent == indent and opens_block(line.text, self.syntax)
+
+    @staticmethod
+    def _closes_at(line: Line, indent: int) -> bool:
+        return line.indent == indent and line.text[:1] in CLOSING
 
     def _lines_above(self) -> Iterator[Line]:
         """Yield the visible lines above the cursor's line, the nearest first."""

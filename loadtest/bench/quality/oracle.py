@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ _GOES_ON = 1200
 """Characters of the file that follow the part in the second output of a case."""
 _FEED = 5
 """Characters of a piece, about a token."""
+_NOT_COMPLETED = frozenset({"", "Text", "CSV", "TSV", "Roff", "Diff", "Jest Snapshot", "SubRip Text"})
+"""Languages whose files nobody writes by hand, or which have neither lines nor blocks."""
 _TOKENS = re.compile(r"\w+|\s+|(\W)\1*")
 _BRACKETS = {")": "(", "]": "[", "}": "{"}
 _QUOTES = "\"'`"
@@ -190,25 +193,27 @@ def _openers(path: str, source: str, lines: Sequence[str]) -> Iterator[tuple[int
 def _end_of_block(lines: Sequence[str], indents: Sequence[int | None], first: int) -> int:
     """Return the last line of the block that a line opens; the line itself if it opens none."""
     depth = indents[first] or 0
-    last = at = first
-    while at + 1 < min(len(lines), first + _MAX_BLOCK_LINES + 1):
-        at += 1
-        indent = indents[at]
-        if indent is None:
-            continue
-        text = lines[at].strip()
-        if indent < depth or last == first == indent == depth:
+    visible = [at for at in range(first + 1, min(len(lines), first + _MAX_BLOCK_LINES + 1)) if indents[at] is not None]
+    last = first
+    for at, following in pairwise([*visible, None]):
+        indent, text = indents[at] or 0, lines[at].strip()
+        if indent < depth or (indent == depth and not (last > first and _belongs(lines[first], text))):
             break
-        if indent == depth:
-            is_word = not lines[first].rstrip().endswith(("{", ":", "(", "[", ">")) and _WORD_CLOSER.match(text)
-            if last == first or not (is_word or _CLOSER.match(text) or _CONTINUATION.match(text)):
-                break
-            last = at
-            opens_again = next((each for each in indents[at + 1 :] if each is not None), 0) > depth
-            if not opens_again:
-                break
         last = at
+        goes_on = following is not None and ((indents[following] or 0) > depth or _is_continuation(lines, at, following))
+        if indent == depth and not goes_on:
+            break
     return last
+
+
+def _belongs(opener: str, text: str) -> bool:
+    """Return whether a line as deep as the opener belongs to its block."""
+    is_word = not opener.rstrip().endswith(("{", ":", "(", "[", ">", ",", "=")) and _WORD_CLOSER.match(text)
+    return bool(is_word or _CLOSER.match(text) or _CONTINUATION.match(text))
+
+
+def _is_continuation(lines: Sequence[str], at: int, following: int) -> bool:
+    return following == at + 1 and _CONTINUATION.match(lines[following].strip()) is not None
 
 
 def _indent(line: str) -> int | None:
@@ -239,7 +244,7 @@ def files_of(folders: Iterable[Path], per_language: int) -> Iterator[tuple[str, 
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             language = language_of("", path.name, "")
-            if language.name and path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_FILE_BYTES:
+            if language.name not in _NOT_COMPLETED and path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_FILE_BYTES:
                 found[language.name].append(path)
     for name, paths in sorted(found.items()):
         chosen = random.Random(name).sample(paths, min(len(paths), per_language))
