@@ -84,7 +84,7 @@ _SYNTAXES = {
     "shell": replace(_HASH, has_joined_strings=True, multiline_quotes=(), closing_words=r"(?:fi|done|esac)\b"),
     "fish": replace(_RUBY, has_joined_strings=True),
     "vim": replace(_RUBY, comments=('"', "#"), multiline_quotes=(), closing_words=r"end\w*\b|aug\w*\s+end\b"),
-    "make": replace(_RUBY, has_joined_strings=True, closing_words=r"end\w*\b"),
+    "make": replace(_RUBY, has_joined_strings=True, closing_words=r"(?:end\w*|fi|done|esac)\b"),
     "basic": replace(_ONLY_DOUBLE, comments=("'", "Rem "), multiline_quotes=(),
                      closing_words=r"(?:end\w*|next|loop|wend)\b"),
     "pascal": replace(_PLAIN, quotes="'", comments=("//", "{", "(*"), multiline_quotes=(), closing_words=r"(?:end|until)\b"),
@@ -97,7 +97,8 @@ _SYNTAXES = {
     "tex": replace(_PLAIN, quotes="", comments=("%",), multiline_quotes=(), closing_words=r"\\end\b|\\fi\b|\\\]"),
     "markup": replace(_PLAIN, quotes="\"'", comments=("<!--",), multiline_quotes=(), closing_words=_MARKUP),
     "template": replace(_PLAIN, comments=("<!--", "{#", "{{!"), multiline_quotes=(), closing_words=_MARKUP),
-    "prose": replace(_PLAIN, quotes='"`', comments=(), multiline_quotes=("```",)),
+    "prose": replace(_PLAIN, quotes='"`', comments=(), multiline_quotes=("```",), closing_words=rf"{_WORDS}|{_MARKUP}",
+                     needs_plain_opener=True),
     "assembly": replace(_PLAIN, quotes='"', comments=(";", "#", "//"), multiline_quotes=(), closing_words=r"[.%]?end\w*\b"),
 }  # fmt: skip
 UNKNOWN = Language("", _SYNTAXES[""])

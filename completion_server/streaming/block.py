@@ -31,9 +31,10 @@ from completion_server.streaming.repetition import RestOfLine
 from completion_server.streaming.surroundings import Line, Surroundings
 
 _CONTINUATION = re.compile(r"(?:elif|else|elseif|elsif|except|finally|catch|rescue|ensure|when|case)\b|default:")
+_PREAMBLE = re.compile(r"@\w|#!?\[|template\b")
 _UNDECIDED = re.compile(r"[\w<>/\\#@.`%-]+")
 _WORD = re.compile(r"\w+")
-_CLOSER = re.compile(r"[)\]}]|</[\w.:-]*|\W*\w*")
+_CLOSER = re.compile(r"[)\]}]|</[\w.:-]*|\W*\w*(?:\s+\w+)?")
 _TEMPLATE_TAG = re.compile(r"(?:<%|\{%|\{\{|\{)[-~]?")
 _ENDS_OF_PLAIN_OPENERS = re.compile(r"[^\s({\[:,=>]$")
 _BRACKETS_AND_TAGS = frozenset(")]}</>")
@@ -59,6 +60,8 @@ class CodeBlock:
         self._is_body_of_cursor_line = False
         self._anchor: Line | None = None
         self._is_closing = False
+        self._is_declaration = False
+        """Whether the current line is what a decorator or an attribute of several lines belongs to."""
         self._last: Line | None = None
         """The line that closes the block, if no further line of it came yet."""
 
@@ -73,25 +76,32 @@ class CodeBlock:
         `rest` tells which brackets are open that the completion opened itself.
         """
         floor = self._settle(line)
-        if rest.is_in_own_string:
+        if rest.is_in_string:
             return LinePosition.INSIDE
         if self._last is not None and line.indent == self._last.indent and rest.has_own_open is False:
             return self._judge_after_last(line, is_word_whole=is_word_whole)
         if line.indent >= floor:
-            is_closing = not rest.has_own_open and line.text[0] in CLOSING
-            is_closed_below = is_closing and self._is_closed_below(line)
+            is_closed_below = line.text[0] in CLOSING and self._is_closed_below(line, num_opened=int(rest.has_own_open))
             return LinePosition.BEHIND if is_closed_below else LinePosition.INSIDE
         opener = self._find_opener(floor)
         if line.indent < opener.indent:
             return LinePosition.BEHIND
+        if rest.has_own_open and line.indent > opener.indent:
+            return LinePosition.INSIDE
         if not is_whole and self._is_undecided(line.text, is_word_whole=is_word_whole):
             return LinePosition.UNDECIDED
         if self._closes(line):
-            is_wanted = rest.has_own_open or not (self._goes_on_below(line.indent) or self._is_closed_below(line))
-            self._is_closing = is_wanted
-            return LinePosition.INSIDE if is_wanted else LinePosition.BEHIND
-        is_continuation = self._is_body_of_cursor_line and _CONTINUATION.match(line.text) is not None
-        return LinePosition.INSIDE if is_continuation and line.indent == opener.indent else LinePosition.BEHIND
+            num_opened = int(rest.has_own_open) + int(self._anchor is not None and self._is_body_of_cursor_line)
+            goes_on_below = self._goes_on_below(line.indent) and not rest.has_own_open
+            self._is_closing = not (goes_on_below or self._is_closed_below(line, num_opened))
+            return LinePosition.INSIDE if self._is_closing else LinePosition.BEHIND
+        goes_on = self._is_body_of_cursor_line and line.indent == opener.indent and self._continues(line, opener)
+        return LinePosition.INSIDE if goes_on else LinePosition.BEHIND
+
+    def _continues(self, line: Line, opener: Line) -> bool:
+        """Return whether a line at the opener's indentation belongs to it."""
+        self._is_declaration = _PREAMBLE.match(opener.text) is not None
+        return self._is_declaration or _CONTINUATION.match(line.text) is not None
 
     def _judge_after_last(self, line: Line, *, is_word_whole: bool) -> LinePosition:
         """Return the position of a line that is indented like the line before, which closed the block."""
@@ -105,6 +115,9 @@ class CodeBlock:
             self._anchor = line
             return
         self._last = None
+        if self._is_declaration:
+            self._is_declaration = False
+            self._become_body_of(line)
         if self._is_closing:
             self._is_closing = False
             self._last = None if opens_block(line.text, self._syntax) else line
@@ -158,15 +171,15 @@ class CodeBlock:
         """Return whether the block of a closer at `indent` has more lines below the cursor."""
         return bool(self._around.below) and self._around.below[0].indent > indent
 
-    def _is_closed_below(self, line: Line) -> bool:
-        """Return whether the text below the cursor begins with a closer like this line, which no other block needs."""
+    def _is_closed_below(self, line: Line, num_opened: int) -> bool:
+        """Return whether the text below the cursor begins with a closer like this line, which no other block needs.
+
+        `num_opened` is the number of blocks that the completion and the cursor's line opened.
+        """
         below = next(iter(self._around.below), None)
         if below is None or below.indent != line.indent or self._closer_of(line) != self._closer_of(below):
             return False
-        if line.text[0] not in CLOSING:
-            return True
-        is_cursor_line_opener = self._anchor is not None and self._is_body_of_cursor_line
-        return self._around.num_unclosed(line.indent) + is_cursor_line_opener <= 0
+        return line.text[0] not in CLOSING or not self._around.needs_closer(line, num_opened)
 
     def _closer_of(self, line: Line) -> str:
         """Return what a line closes a block with: a bracket, a tag or a word."""

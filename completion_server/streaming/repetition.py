@@ -42,9 +42,9 @@ class RestOfLine:
         self._line_start = self._brackets.copy()
         self._closing = self._closing_of_rest()
         self._opening = around.rest[:1] if around.rest[:1] in _OPENING else ""
-        is_single = len(self._core) == 1 and not is_word(self._core) and not self._closing
+        is_single = len(self._core) == 1 and not is_word(self._core)
         self._target = self._closing or self._opening or (self._core if is_single else "")
-        self._is_single = is_single
+        self._is_single = is_single and not self._closing and not self._opening
         self._last = around.head[-1:]
         """The character before the next one that is read."""
         self._is_begun = False
@@ -93,9 +93,9 @@ class RestOfLine:
         return self._line_start.depth > self._line_start.lowest
 
     @property
-    def is_in_own_string(self) -> bool:
-        """Whether the current line began inside a string of several lines that the completion began."""
-        return self._line_start.is_in_string and self.has_own_open
+    def is_in_string(self) -> bool:
+        """Whether the current line began inside a string of several lines."""
+        return self._line_start.is_in_string
 
     def find_start(self, fragment: str) -> int | None:
         """Read more of the current line; return the index in `fragment` from which on it may repeat the rest.
@@ -163,7 +163,7 @@ class RestOfLine:
             return False
         brackets = self._line_start.copy()
         brackets.read(line)
-        if brackets.is_in_string and self._closing == brackets.opened[-1]:
+        if brackets.is_in_string and self._closing == brackets.opened[-1][0]:
             return True
         wanted = self._kept if self._closing else self._opened
         return not brackets.unmatched and not brackets.has_crossing and brackets.opened == wanted

@@ -7,7 +7,9 @@ right of it. Of the cursor's line, 2,048 characters left of the cursor, includin
 are read; of the lines above, the nearest 256 visible ones. Text further away is ignored.
 """
 
+import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 from completion_server.core.immutable import immutable
 from completion_server.core.languages import Syntax, language_of
@@ -24,6 +26,10 @@ _MAX_RIGHT = 8192
 _MAX_HEAD_INDENT = 256
 _TAB_WIDTH = 4
 _NUM_LINES_ABOVE = 256
+_BRACKET_AT_END = {
+    closing: re.compile(rf"{re.escape(opening)}(?:\s*\|[^|]*\|)?\s*(?:(?://|#\s|/\*).*)?$")
+    for opening, closing in zip("([{", CLOSING, strict=True)
+}
 _NUM_LINES_BELOW = 8
 _MAX_SHEBANG = 256
 
@@ -60,6 +66,8 @@ class Surroundings:
     """The first visible lines after the cursor's line."""
     text_below: str
     """The lines after the cursor's; line breaks are "\\n"."""
+    is_below_cut: bool
+    """Whether the document goes on after `text_below`."""
 
     @classmethod
     def of(cls, request: Request) -> "Surroundings":
@@ -72,7 +80,7 @@ class Surroundings:
             _, _, above = above.partition("\n")
         rest, _, below = right.partition("\n")
         language = language_of(request.language_id, request.document_uri, request.prefix[:_MAX_SHEBANG])
-        return cls(language.syntax, _head(left[start_of_line:]), rest[:MAX_REST], above, _first_lines(below), below)
+        return cls(language.syntax, _head(left[start_of_line:]), rest[:MAX_REST], above, _first_lines(below), below, len(request.suffix) > _MAX_RIGHT)
 
     @property
     def is_head_blank(self) -> bool:
@@ -98,26 +106,33 @@ class Surroundings:
         """Return the nearest line above that is indented less than `indent`; None without one."""
         return next((line for line in self._lines_above() if line.indent < indent), None)
 
-    def num_unclosed(self, indent: int) -> int:
-        """Return how many blocks that brackets open above at an indentation have no closing line below."""
-        num_open = num_closed = 0
-        for line in self._lines_above():
-            if line.indent < indent:
-                break
-            num_open += self._opens_at(line, indent) - self._closes_at(line, indent)
-        for line in map(Line.of, self.text_below.split("\n")):
-            if line.text and line.indent < indent:
-                break
-            closes = self._closes_at(line, indent)
-            num_closed = num_closed - (self._opens_at(line, indent) - closes)
-        return num_open - num_closed
+    def needs_closer(self, line: Line, num_opened: int) -> bool:
+        """Return whether the bracket that begins a line closes a block that the text below does not close.
 
-    def _opens_at(self, line: Line, indent: int) -> bool:
-        return line.indent == indent and opens_block(line.text, self.syntax)
+        At the line's indentation, a bracket at the end of a line opens a block, one at the beginning of a line closes
+        it. The completion and the cursor's line open `num_opened` more.
+        """
+        if self.is_below_cut:
+            return False
+        opening = _BRACKET_AT_END[line.text[0]]
+        opened, closed = num_opened, 0
+        for above in takewhile(lambda each: each.indent >= line.indent, self._lines_above()):
+            if above.indent == line.indent:
+                if opening.search(above.text):
+                    opened, closed = (opened, closed - 1) if closed else (opened + 1, 0)
+                closed += _num_closing(above.text, line.text[0])
+        return opened > self._num_closed_below(line, opening)
 
-    @staticmethod
-    def _closes_at(line: Line, indent: int) -> bool:
-        return line.indent == indent and line.text[:1] in CLOSING
+    def _num_closed_below(self, line: Line, opening: re.Pattern[str]) -> int:
+        opened = closed = 0
+        for below in map(Line.of, self.text_below.split("\n")):
+            if below.text and below.indent < line.indent:
+                break
+            if below.text and below.indent == line.indent:
+                num_closing = _num_closing(below.text, line.text[0])
+                closed += max(0, num_closing - opened)
+                opened = max(0, opened - num_closing) + (opening.search(below.text) is not None)
+        return closed
 
     def _lines_above(self) -> Iterator[Line]:
         """Yield the visible lines above the cursor's line, the nearest first."""
@@ -128,6 +143,11 @@ class Surroundings:
             start = text.rfind("\n") + 1
             yield Line.of(text[start:])
             text = text[:start].rstrip(BLANKS)
+
+
+def _num_closing(text: str, bracket: str) -> int:
+    """Return how many closing brackets a text begins with."""
+    return len(text) - len(text.lstrip(bracket))
 
 
 def _first_lines(text: str) -> tuple[Line, ...]:

@@ -32,7 +32,7 @@ _GOES_ON = 1200
 """Characters of the file that follow the part in the second output of a case."""
 _FEED = 5
 """Characters of a piece, about a token."""
-_NOT_COMPLETED = frozenset({"", "Text", "CSV", "TSV", "Roff", "Diff", "Jest Snapshot", "SubRip Text"})
+_NOT_COMPLETED = frozenset({"", "Text", "CSV", "TSV", "Roff", "Roff Manpage", "Diff", "Jest Snapshot", "SubRip Text"})
 """Languages whose files nobody writes by hand, or which have neither lines nor blocks."""
 _TOKENS = re.compile(r"\w+|\s+|(\W)\1*")
 _BRACKETS = {")": "(", "]": "[", "}": "{"}
