@@ -62,6 +62,8 @@ class CodeBlock:
         self._is_closing = False
         self._is_declaration = False
         """Whether the current line is what a decorator or an attribute of several lines belongs to."""
+        self._is_after_preamble = False
+        """Whether the last line closed a decorator or an attribute."""
         self._last: Line | None = None
         """The line that closes the block, if no further line of it came yet."""
 
@@ -81,7 +83,7 @@ class CodeBlock:
         if self._last is not None and line.indent == self._last.indent and rest.has_own_open is False:
             return self._judge_after_last(line, is_word_whole=is_word_whole)
         if line.indent >= floor:
-            is_closed_below = line.text[0] in CLOSING and self._is_closed_below(line, num_opened=int(rest.has_own_open))
+            is_closed_below = line.text[0] in CLOSING and self._is_closed_below(line, rest)
             return LinePosition.BEHIND if is_closed_below else LinePosition.INSIDE
         opener = self._find_opener(floor)
         if line.indent < opener.indent:
@@ -91,23 +93,23 @@ class CodeBlock:
         if not is_whole and self._is_undecided(line.text, is_word_whole=is_word_whole):
             return LinePosition.UNDECIDED
         if self._closes(line):
-            num_opened = int(rest.has_own_open) + int(self._anchor is not None and self._is_body_of_cursor_line)
             goes_on_below = self._goes_on_below(line.indent) and not rest.has_own_open
-            self._is_closing = not (goes_on_below or self._is_closed_below(line, num_opened))
+            self._is_closing = not (goes_on_below or self._is_closed_below(line, rest))
             return LinePosition.INSIDE if self._is_closing else LinePosition.BEHIND
         goes_on = self._is_body_of_cursor_line and line.indent == opener.indent and self._continues(line, opener)
         return LinePosition.INSIDE if goes_on else LinePosition.BEHIND
 
     def _continues(self, line: Line, opener: Line) -> bool:
         """Return whether a line at the opener's indentation belongs to it."""
-        self._is_declaration = _PREAMBLE.match(opener.text) is not None
+        self._is_declaration = _is_preamble(opener)
         return self._is_declaration or _CONTINUATION.match(line.text) is not None
 
     def _judge_after_last(self, line: Line, *, is_word_whole: bool) -> LinePosition:
         """Return the position of a line that is indented like the line before, which closed the block."""
         if not is_word_whole and _WORD.fullmatch(line.text):
             return LinePosition.UNDECIDED
-        return LinePosition.INSIDE if _CONTINUATION.match(line.text) else LinePosition.BEHIND
+        self._is_declaration = self._is_after_preamble
+        return LinePosition.INSIDE if self._is_declaration or _CONTINUATION.match(line.text) else LinePosition.BEHIND
 
     def end_line(self, line: Line) -> None:
         """Take a whole line that is inside the block, including the cursor's line."""
@@ -120,6 +122,7 @@ class CodeBlock:
             self._become_body_of(line)
         if self._is_closing:
             self._is_closing = False
+            self._is_after_preamble = self._opener is not None and _is_preamble(self._opener)
             self._last = None if opens_block(line.text, self._syntax) else line
             self._become_body_of(line)
 
@@ -171,17 +174,20 @@ class CodeBlock:
         """Return whether the block of a closer at `indent` has more lines below the cursor."""
         return bool(self._around.below) and self._around.below[0].indent > indent
 
-    def _is_closed_below(self, line: Line, num_opened: int) -> bool:
-        """Return whether the text below the cursor begins with a closer like this line, which no other block needs.
-
-        `num_opened` is the number of blocks that the completion and the cursor's line opened.
-        """
+    def _is_closed_below(self, line: Line, rest: RestOfLine) -> bool:
+        """Return whether the text below the cursor begins with a closer like this line, which no other block needs."""
         below = next(iter(self._around.below), None)
         if below is None or below.indent != line.indent or self._closer_of(line) != self._closer_of(below):
             return False
-        return line.text[0] not in CLOSING or not self._around.needs_closer(line, num_opened)
+        bracket = line.text[0]
+        return bracket not in CLOSING or not self._around.needs_closer(line, rest.num_open(bracket))
 
     def _closer_of(self, line: Line) -> str:
         """Return what a line closes a block with: a bracket, a tag or a word."""
         match = _CLOSER.match(line.text) if self._closes(line) else None
         return match.group() if match else ""
+
+
+def _is_preamble(opener: Line) -> bool:
+    """Return whether a line opens a decorator or an attribute, which the next line at its indentation belongs to."""
+    return _PREAMBLE.match(opener.text) is not None and not opener.text.endswith("{")

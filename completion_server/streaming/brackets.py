@@ -14,8 +14,8 @@ from enum import Enum, auto
 
 from completion_server.core.languages import UNKNOWN, Syntax
 
-CLOSING = ")]}"
-_CLOSER_OF = {"(": ")", "[": "]", "{": "}"}
+OPENING, CLOSING = "([{", ")]}"
+_CLOSER_OF = dict(zip(OPENING, CLOSING, strict=True))
 _OPENING_END = re.compile(r"(?::|=>|->|\b(?:do|then|else|begin))\s*(?:\s(?:#|//).*)?$", re.IGNORECASE)
 _QUOTES = frozenset("\"'`")
 _OPEN_TAG = re.compile(r"<[a-zA-Z][^<>]*$")

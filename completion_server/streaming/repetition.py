@@ -92,6 +92,10 @@ class RestOfLine:
         """Whether a bracket or quote that the completion opened was open at the start of the current line."""
         return self._line_start.depth > self._line_start.lowest
 
+    def num_open(self, closing: str) -> int:
+        """Return how many brackets with a closing character were open at the start of the current line."""
+        return self._line_start.opened.count(closing)
+
     @property
     def is_in_string(self) -> bool:
         """Whether the current line began inside a string of several lines."""
@@ -146,25 +150,27 @@ class RestOfLine:
 
     def find_end(self, line: str) -> int | None:
         """Return the index at which a whole `line` begins to repeat the rest, else None."""
-        is_stripped = line[-1:] in BLANKS
+        has_blanks = line[-1:] in BLANKS
         line = line.rstrip(BLANKS)
         at = len(line) - len(self._core)
         ends_with_rest = bool(self._core) and line.endswith(self._core)
         if self._repeated_at is None:
-            is_repeated = ends_with_rest and not self._closing and self._may_begin_at(line, at, is_whole=is_stripped)
+            is_repeated = ends_with_rest and not self._closing and self._may_begin_at(line, at, is_whole=has_blanks)
             return at if is_repeated and not self._closes_own_tag(line) else None
-        if ends_with_rest and at >= self._repeated_at and self._needs_rest_after(line[:at]):
+        if ends_with_rest and at >= self._repeated_at and self._fits(line[:at]):
             return at
-        return None if self._needs_rest_after(line) else self._repeated_at
+        is_value = not self._closing and line[-1:] in _ENDS_OF_VALUES
+        return None if self._fits(line) and not is_value else self._repeated_at
 
-    def _needs_rest_after(self, line: str) -> bool:
-        """Return whether what the rest closes is open after a beginning of the current line."""
-        if self._is_single or (not self._closing and line[-1:] in _ENDS_OF_VALUES):
+    def _fits(self, line: str) -> bool:
+        """Return whether the rest closes the brackets that are open after a beginning of the current line."""
+        if self._is_single:
             return False
         brackets = self._line_start.copy()
         brackets.read(line)
         if brackets.is_in_string and self._closing == brackets.opened[-1][0]:
-            return True
+            quote = brackets.opened[-1]
+            return len(quote) == 1 or self._core.startswith(quote) or line.endswith(quote[1:])
         wanted = self._kept if self._closing else self._opened
         return not brackets.unmatched and not brackets.has_crossing and brackets.opened == wanted
 

@@ -7,14 +7,13 @@ right of it. Of the cursor's line, 2,048 characters left of the cursor, includin
 are read; of the lines above, the nearest 256 visible ones. Text further away is ignored.
 """
 
-import re
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from completion_server.core.immutable import immutable
 from completion_server.core.languages import Syntax, language_of
 from completion_server.core.request import Request
-from completion_server.streaming.brackets import CLOSING, opens_block
+from completion_server.streaming.brackets import CLOSING, OPENING, opens_block
 
 BLANKS = " \t\f\v\r\n"
 MAX_HEAD = 2048
@@ -26,10 +25,6 @@ _MAX_RIGHT = 8192
 _MAX_HEAD_INDENT = 256
 _TAB_WIDTH = 4
 _NUM_LINES_ABOVE = 256
-_BRACKET_AT_END = {
-    closing: re.compile(rf"{re.escape(opening)}(?:\s*\|[^|]*\|)?\s*(?:(?://|#\s|/\*).*)?$")
-    for opening, closing in zip("([{", CLOSING, strict=True)
-}
 _NUM_LINES_BELOW = 8
 _MAX_SHEBANG = 256
 
@@ -109,30 +104,17 @@ class Surroundings:
     def needs_closer(self, line: Line, num_opened: int) -> bool:
         """Return whether the bracket that begins a line closes a block that the text below does not close.
 
-        At the line's indentation, a bracket at the end of a line opens a block, one at the beginning of a line closes
-        it. The completion and the cursor's line open `num_opened` more.
+        Brackets are counted in the lines around the cursor that are indented at least as deep as the line. The
+        completion and the cursor's line opened `num_opened` more.
         """
         if self.is_below_cut:
             return False
-        opening = _BRACKET_AT_END[line.text[0]]
-        opened, closed = num_opened, 0
-        for above in takewhile(lambda each: each.indent >= line.indent, self._lines_above()):
-            if above.indent == line.indent:
-                if opening.search(above.text):
-                    opened, closed = (opened, closed - 1) if closed else (opened + 1, 0)
-                closed += _num_closing(above.text, line.text[0])
-        return opened > self._num_closed_below(line, opening)
-
-    def _num_closed_below(self, line: Line, opening: re.Pattern[str]) -> int:
-        opened = closed = 0
-        for below in map(Line.of, self.text_below.split("\n")):
-            if below.text and below.indent < line.indent:
-                break
-            if below.text and below.indent == line.indent:
-                num_closing = _num_closing(below.text, line.text[0])
-                closed += max(0, num_closing - opened)
-                opened = max(0, opened - num_closing) + (opening.search(below.text) is not None)
-        return closed
+        closing, opening = line.text[0], OPENING[CLOSING.index(line.text[0])]
+        below = filter(_is_visible, map(Line.of, self.text_below.split("\n")))
+        balance = num_opened
+        for each in chain(*(takewhile(lambda each: each.indent >= line.indent, lines) for lines in (self._lines_above(), below))):
+            balance += each.text.count(opening) - each.text.count(closing)
+        return balance > 0
 
     def _lines_above(self) -> Iterator[Line]:
         """Yield the visible lines above the cursor's line, the nearest first."""
@@ -145,9 +127,8 @@ class Surroundings:
             text = text[:start].rstrip(BLANKS)
 
 
-def _num_closing(text: str, bracket: str) -> int:
-    """Return how many closing brackets a text begins with."""
-    return len(text) - len(text.lstrip(bracket))
+def _is_visible(line: Line) -> bool:
+    return bool(line.text)
 
 
 def _first_lines(text: str) -> tuple[Line, ...]:
