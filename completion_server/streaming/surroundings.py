@@ -7,8 +7,8 @@ right of it. Of the cursor's line, 2,048 characters left of the cursor, includin
 are read; of the lines above, the nearest 256 visible ones. Text further away is ignored.
 """
 
-from collections.abc import Iterator
-from itertools import chain, takewhile
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
 from completion_server.core.immutable import immutable
 from completion_server.core.languages import Syntax, language_of
@@ -109,12 +109,11 @@ class Surroundings:
         """
         if self.is_below_cut:
             return False
-        closing, opening = line.text[0], OPENING[CLOSING.index(line.text[0])]
-        below = filter(_is_visible, map(Line.of, self.text_below.split("\n")))
-        balance = num_opened
-        for each in chain(*(takewhile(lambda each: each.indent >= line.indent, lines) for lines in (self._lines_above(), below))):
-            balance += each.text.count(opening) - each.text.count(closing)
-        return balance > 0
+        above = list(takewhile(lambda each: each.indent >= line.indent, self._lines_above()))
+        below = takewhile(lambda each: each.indent >= line.indent, filter(_is_visible, map(Line.of, self.text_below.split("\n"))))
+        closing = line.text[0]
+        num_above = _balance(_after_head(reversed(above)) if closing != ")" else above, closing)
+        return num_opened + num_above + _balance(below, closing) > 0
 
     def _lines_above(self) -> Iterator[Line]:
         """Yield the visible lines above the cursor's line, the nearest first."""
@@ -125,6 +124,25 @@ class Surroundings:
             start = text.rfind("\n") + 1
             yield Line.of(text[start:])
             text = text[:start].rstrip(BLANKS)
+
+
+def _balance(lines: Iterable[Line], closing: str) -> int:
+    """Return how many more brackets of a kind lines open than they close."""
+    opening = OPENING[CLOSING.index(closing)]
+    return sum(line.text.count(opening) - line.text.count(closing) for line in lines)
+
+
+def _after_head(lines: Iterable[Line]) -> list[Line]:
+    """Return the lines after the last that closes a parenthesis of an earlier line, such as the end of a function's head."""
+    found: list[Line] = []
+    num_open = 0
+    for line in lines:
+        found.append(line)
+        num_open += line.text.count("(") - line.text.count(")")
+        if num_open < 0:
+            found.clear()
+            num_open = 0
+    return found
 
 
 def _is_visible(line: Line) -> bool:
