@@ -17,7 +17,10 @@ _SHEBANG = re.compile(r"#!\s*(?:\S*/)?([^\s/]+)(?:[ \t]+(?:-\S+|\w+=\S*))*(?:[ \
 _VERSION = re.compile(r"[\d.]+$")
 _UNNAMED = frozenset({"", "plaintext", "text"})
 """Ids of documents whose language the editor does not know."""
-_WORDS = r"(?:end\w*|fi|done|esac|until|next|loop|wend)\b(?!\s*(?:[.,:\[]|[-+*/|]?=|\((?!.*\)$)))"
+_WORDS = (
+    r"(?:end\w*|fi|done|esac|until|next|loop|wend)\b(?!\s*(?:[.,:\[(]|[-+*/|]?=))"
+    r"|end(?:if|for\w*|while|function|macro|block)\s*\("
+)
 _MARKUP = r"<%-?\s*end|\{/|\{%-?\s*end|\{\{[-~]?\s*(?:end|/)|@end"
 
 

@@ -30,12 +30,15 @@ from completion_server.streaming.brackets import CLOSING, opens_block
 from completion_server.streaming.repetition import RestOfLine
 from completion_server.streaming.surroundings import Line, Surroundings
 
-_CONTINUATION = re.compile(r"(?:elif|else|elseif|elsif|except|finally|catch|rescue|ensure|when|case)\b|default:")
+_CONTINUATION = re.compile(
+    r"(?:(?:<%|\{%|\{\{)[-~]?\s*)?(?:elif|else|elseif|elsif|except|finally|catch|rescue|ensure|when|case)\b|default:"
+)
 _PREAMBLE = re.compile(r"@\w|#!?\[|template\b")
 _UNDECIDED = re.compile(r"[\w<>/\\#@.`%-]+")
 _WORD = re.compile(r"\w+")
 _CLOSER = re.compile(r"[)\]}]|</[\w.:-]*|\W*\w*(?:\s+\w+)?")
-_TEMPLATE_TAG = re.compile(r"(?:<%|\{%|\{\{|\{)[-~]?")
+_TEMPLATE_TAG = re.compile(r"(?:<%|\{%|\{\{|\{)[-~]?\s*\w*")
+_CLOSING_WORD = re.compile(r"(?:end\w*|fi|done|esac|until|next|loop|wend)\b", re.IGNORECASE)
 _ENDS_OF_PLAIN_OPENERS = re.compile(r"[^\s({\[:,=>]$")
 _BRACKETS_AND_TAGS = frozenset(")]}</>")
 
@@ -158,7 +161,7 @@ class CodeBlock:
 
     def _is_undecided(self, text: str, *, is_word_whole: bool) -> bool:
         """Return whether more text could still make this a closing or continuing line."""
-        if _TEMPLATE_TAG.fullmatch(text) or (self._syntax.needs_plain_opener and self._syntax.closing.match(text)):
+        if _TEMPLATE_TAG.fullmatch(text) or (self._syntax.needs_plain_opener and _CLOSING_WORD.match(text)):
             return True
         is_word = not is_word_whole and _UNDECIDED.fullmatch(text) is not None
         return is_word and (not text[0].isalnum() or self._is_body_of_cursor_line or bool(self._syntax.closing_words))

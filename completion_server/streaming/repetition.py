@@ -37,7 +37,7 @@ class RestOfLine:
         self._core = around.rest.strip(BLANKS)
         self._is_cursor_in_word = is_word(around.head[-1:]) and is_word(around.rest[:1])
         self._brackets, has_angles = _read_head(around, self._core)
-        self._kept = self._open_what_rest_closes(Brackets(around.syntax, has_angles=has_angles))
+        self._kept = self._open_what_rest_closes(around, Brackets(around.syntax, has_angles=has_angles))
         self._opened = self._brackets.opened
         self._line_start = self._brackets.copy()
         self._closing = self._closing_of_rest()
@@ -53,7 +53,7 @@ class RestOfLine:
         self._repeated_at: int | None = None
         """Index in the current line of the first character that is the one right of the cursor, in its role."""
 
-    def _open_what_rest_closes(self, rest: Brackets) -> tuple[str, ...]:
+    def _open_what_rest_closes(self, around: Surroundings, rest: Brackets) -> tuple[str, ...]:
         """Return the brackets that the rest of the line closes; a completion leaves these open.
 
         Those that an earlier line opened are opened in `_brackets`, outside of those of the cursor's line.
@@ -72,7 +72,8 @@ class RestOfLine:
         if self._brackets.is_in_string:
             return opened
         num_earlier = next(num for num in range(len(wanted) + 1) if "".join(opened).startswith(wanted[num:]))
-        self._brackets.start_here(outside=wanted[:num_earlier])
+        if around.has_open_above(wanted[:num_earlier]):
+            self._brackets.start_here(outside=wanted[:num_earlier])
         return tuple(wanted)
 
     def _closing_of_rest(self) -> str:

@@ -57,6 +57,8 @@ class Surroundings:
     """The cursor's line right of the cursor, or its beginning."""
     above: str
     """Whole lines before the cursor's; line breaks are "\\n"."""
+    is_above_cut: bool
+    """Whether the document has more lines before `above`."""
     below: tuple[Line, ...]
     """The first visible lines after the cursor's line."""
     text_below: str
@@ -75,7 +77,7 @@ class Surroundings:
             _, _, above = above.partition("\n")
         rest, _, below = right.partition("\n")
         language = language_of(request.language_id, request.document_uri, request.prefix[:_MAX_SHEBANG])
-        return cls(language.syntax, _head(left[start_of_line:]), rest[:MAX_REST], above, _first_lines(below), below, len(request.suffix) > _MAX_RIGHT)
+        return cls(language.syntax, _head(left[start_of_line:]), rest[:MAX_REST], above, len(request.prefix) > _MAX_LEFT, _first_lines(below), below, len(request.suffix) > _MAX_RIGHT)
 
     @property
     def is_head_blank(self) -> bool:
@@ -114,6 +116,15 @@ class Surroundings:
         closing = line.text[0]
         num_above = _balance(_after_head(reversed(above)) if closing != ")" else above, closing)
         return num_opened + num_above + _balance(below, closing) > 0
+
+    def has_open_above(self, closing: str) -> bool:
+        """Return whether the lines above open as many brackets as these closing characters close."""
+        if ">" in closing:
+            return False
+        return self.is_above_cut or all(closing.count(each) <= self._num_open_above(each) for each in set(closing))
+
+    def _num_open_above(self, closing: str) -> int:
+        return self.above.count(OPENING[CLOSING.index(closing)]) - self.above.count(closing)
 
     def _lines_above(self) -> Iterator[Line]:
         """Yield the visible lines above the cursor's line, the nearest first."""
