@@ -79,7 +79,9 @@ class LineRules:
         if self._block is None:
             return self._end(sent + self._without_useless_blanks(self._held))
         if self._block.is_closed and not self._line.strip(BLANKS):
-            return self._end(self._held_before(self._below.repeated_from if self._below.is_repeated else None).rstrip(BLANKS))
+            return self._end(
+                self._held_before(self._below.repeated_from if self._below.is_repeated else None).rstrip(BLANKS)
+            )
         self._held += line_break
         self._rest.end_line(self._line)
         self._line = ""

@@ -19,7 +19,6 @@ repetition is withheld.
 """
 
 import re
-from collections.abc import Sequence
 
 from completion_server.streaming.brackets import CLOSING, Brackets, is_word
 from completion_server.streaming.surroundings import BLANKS, Line, Surroundings

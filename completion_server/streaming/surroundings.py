@@ -77,7 +77,16 @@ class Surroundings:
             _, _, above = above.partition("\n")
         rest, _, below = right.partition("\n")
         language = language_of(request.language_id, request.document_uri, request.prefix[:_MAX_SHEBANG])
-        return cls(language.syntax, _head(left[start_of_line:]), rest[:MAX_REST], above, len(request.prefix) > _MAX_LEFT, _first_lines(below), below, len(request.suffix) > _MAX_RIGHT)
+        return cls(
+            language.syntax,
+            _head(left[start_of_line:]),
+            rest[:MAX_REST],
+            above,
+            len(request.prefix) > _MAX_LEFT,
+            _first_lines(below),
+            below,
+            len(request.suffix) > _MAX_RIGHT,
+        )
 
     @property
     def is_head_blank(self) -> bool:
@@ -112,7 +121,9 @@ class Surroundings:
         if self.is_below_cut:
             return False
         above = list(takewhile(lambda each: each.indent >= line.indent, self._lines_above()))
-        below = takewhile(lambda each: each.indent >= line.indent, filter(_is_visible, map(Line.of, self.text_below.split("\n"))))
+        below = takewhile(
+            lambda each: each.indent >= line.indent, filter(_is_visible, map(Line.of, self.text_below.split("\n")))
+        )
         closing = line.text[0]
         num_above = _balance(_after_head(reversed(above)) if closing != ")" else above, closing)
         return num_opened + num_above + _balance(below, closing) > 0

@@ -30,7 +30,9 @@ def requests(draw: st.DrawFn) -> Request:
         caller=Caller("ada", "s1"),
         sequence=1,
         document_uri="file:///a",
-        language_id=draw(st.sampled_from(["", "python", "javascript", "rust", "ruby", "html", "markdown", "shellscript"])),
+        language_id=draw(
+            st.sampled_from(["", "python", "javascript", "rust", "ruby", "html", "markdown", "shellscript"])
+        ),
         prefix=draw(short_texts),
         suffix=draw(short_texts),
         max_tokens=64,

@@ -200,7 +200,9 @@ def _end_of_block(lines: Sequence[str], indents: Sequence[int | None], first: in
         if indent < depth or (indent == depth and not (last > first and _belongs(lines[first], text))):
             break
         last = at
-        goes_on = following is not None and ((indents[following] or 0) > depth or _is_continuation(lines, at, following))
+        goes_on = following is not None and (
+            (indents[following] or 0) > depth or _is_continuation(lines, at, following)
+        )
         if indent == depth and not goes_on:
             break
     return last
@@ -220,9 +222,7 @@ def _indent(line: str) -> int | None:
     return len(line.expandtabs(4)) - len(line.expandtabs(4).lstrip()) if line.strip() else None
 
 
-def _block_spans(
-    lines: Sequence[str], starts: Sequence[int], first: int, last: int
-) -> Iterator[tuple[Kind, int, int]]:
+def _block_spans(lines: Sequence[str], starts: Sequence[int], first: int, last: int) -> Iterator[tuple[Kind, int, int]]:
     """Yield the parts of a statement."""
     opener, closer = lines[first], lines[last]
     end = starts[last] + len(closer)
@@ -235,7 +235,11 @@ def _block_spans(
     is_closed = _indent(closer) == depth and body[-1] < last and len(body) + 1 >= last - first
     if is_closed:
         begin = lines[body[0]]
-        yield Kind.CLOSED_BODY, starts[body[0]] + len(begin) - len(begin.lstrip()), starts[body[-1]] + len(lines[body[-1]])
+        yield (
+            Kind.CLOSED_BODY,
+            starts[body[0]] + len(begin) - len(begin.lstrip()),
+            starts[body[-1]] + len(lines[body[-1]]),
+        )
 
 
 def files_of(folders: Iterable[Path], per_language: int) -> Iterator[tuple[str, Path]]:
@@ -244,16 +248,27 @@ def files_of(folders: Iterable[Path], per_language: int) -> Iterator[tuple[str, 
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             language = language_of("", path.name, "")
-            if language.name not in _NOT_COMPLETED and path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_FILE_BYTES:
+            if (
+                language.name not in _NOT_COMPLETED
+                and path.is_file()
+                and not path.is_symlink()
+                and path.stat().st_size <= _MAX_FILE_BYTES
+            ):
                 found[language.name].append(path)
     for name, paths in sorted(found.items()):
         chosen = random.Random(name).sample(paths, min(len(paths), per_language))
         yield from ((name, path) for path in chosen)
 
 
-def measure(folders: Iterable[Path], per_language: int = 200, per_kind: int = 4, num_examples: int = 0) -> dict[str, Any]:
+def measure(
+    folders: Iterable[Path], per_language: int = 200, per_kind: int = 4, num_examples: int = 0
+) -> dict[str, Any]:
     """Run the cases of the files below some folders; return their counts by language and by kind, and examples."""
-    total, by_language, by_kind = Counter[str](), defaultdict[str, Counter[str]](Counter), defaultdict[str, Counter[str]](Counter)
+    total, by_language, by_kind = (
+        Counter[str](),
+        defaultdict[str, Counter[str]](Counter),
+        defaultdict[str, Counter[str]](Counter),
+    )
     examples = []
     for name, path in files_of(folders, per_language):
         try:
@@ -265,8 +280,17 @@ def measure(folders: Iterable[Path], per_language: int = 200, per_kind: int = 4,
             for counts in (total, by_language[name], by_kind[case.kind]):
                 counts.update(cases=2, damaged=len(found))
             if found and len(examples) < num_examples:
-                examples.append({"kind": case.kind, "path": case.path, "before": case.prefix[-200:], "part": case.part,
-                    "after": case.suffix[:200], "shown": found[0][1], "goes_on": found[0][0] != case.part})
+                examples.append(
+                    {
+                        "kind": case.kind,
+                        "path": case.path,
+                        "before": case.prefix[-200:],
+                        "part": case.part,
+                        "after": case.suffix[:200],
+                        "shown": found[0][1],
+                        "goes_on": found[0][0] != case.part,
+                    }
+                )
     groups = {"by_language": by_language, "by_kind": by_kind}
     counted = {key: {name: _rated(each) for name, each in sorted(group.items())} for key, group in groups.items()}
     return {**_rated(total), **counted, **({"examples": examples} if num_examples else {})}
