@@ -78,7 +78,8 @@ _SYNTAXES = {
     "json": replace(_C, quotes='"'),
     "css": _C,
     "rust": replace(_C, quotes='"', has_characters=True),
-    "ml": replace(_ONLY_DOUBLE, has_characters=True, comments=("--", "{-", "(*", "//"), closing_words=r"(?:end|done)\b"),
+    "ml": replace(_ONLY_DOUBLE, has_characters=True, comments=("--", "{-", "(*", "//"),
+                  closing_words=r"(?:end|done)\b"),
     "lisp": replace(_ONLY_DOUBLE, comments=(";", "#|")),
     "python": _HASH,
     "hash": _HASH,
@@ -90,7 +91,8 @@ _SYNTAXES = {
     "make": replace(_RUBY, has_joined_strings=True, closing_words=r"(?:end\w*|fi|done|esac)\b"),
     "basic": replace(_ONLY_DOUBLE, comments=("'", "Rem "), multiline_quotes=(),
                      closing_words=r"(?:end\w*|next|loop|wend)\b"),
-    "pascal": replace(_PLAIN, quotes="'", comments=("//", "{", "(*"), multiline_quotes=(), closing_words=r"(?:end|until)\b"),
+    "pascal": replace(_PLAIN, quotes="'", comments=("//", "{", "(*"), multiline_quotes=(),
+                      closing_words=r"(?:end|until)\b"),
     "sql": replace(_DASH, comments=("--", "/*", "* ")),
     "ada": replace(_DASH, quotes='"', has_characters=True),
     "verilog": replace(_C, quotes='"', multiline_quotes=(), closing_words=r"(?:end\w*|join\w*)\b|`end"),
@@ -102,7 +104,8 @@ _SYNTAXES = {
     "template": replace(_PLAIN, comments=("<!--", "{#", "{{!"), multiline_quotes=(), closing_words=_MARKUP),
     "prose": replace(_PLAIN, quotes='"`', comments=(), multiline_quotes=("```",), closing_words=rf"{_WORDS}|{_MARKUP}",
                      needs_plain_opener=True),
-    "assembly": replace(_PLAIN, quotes='"', comments=(";", "#", "//"), multiline_quotes=(), closing_words=r"[.%]?end\w*\b"),
+    "assembly": replace(_PLAIN, quotes='"', comments=(";", "#", "//"), multiline_quotes=(),
+                        closing_words=r"[.%]?end\w*\b"),
 }  # fmt: skip
 UNKNOWN = Language("", _SYNTAXES[""])
 

@@ -83,24 +83,25 @@ class CodeBlock:
         floor = self._settle(line)
         if rest.is_in_string:
             return LinePosition.INSIDE
-        if self._last is not None and line.indent == self._last.indent and rest.has_own_open is False:
+        if self._last is not None and line.indent == self._last.indent and not rest.has_own_open:
             return self._judge_after_last(line, is_word_whole=is_word_whole)
         if line.indent >= floor:
-            is_closed_below = line.text[0] in CLOSING and self._is_closed_below(line, rest)
-            return LinePosition.BEHIND if is_closed_below else LinePosition.INSIDE
+            return _position(is_inside=line.text[0] not in CLOSING or not self._is_closed_below(line, rest))
         opener = self._find_opener(floor)
-        if line.indent < opener.indent:
-            return LinePosition.BEHIND
-        if rest.has_own_open and line.indent > opener.indent:
+        if line.indent > opener.indent and rest.has_own_open:
             return LinePosition.INSIDE
-        if not is_whole and self._is_undecided(line.text, is_word_whole=is_word_whole):
+        is_decided = is_whole or not self._is_undecided(line.text, is_word_whole=is_word_whole)
+        if line.indent >= opener.indent and not is_decided:
             return LinePosition.UNDECIDED
+        return _position(is_inside=line.indent >= opener.indent and self._is_wanted(line, opener, rest))
+
+    def _is_wanted(self, line: Line, opener: Line, rest: RestOfLine) -> bool:
+        """Return whether a line that is not indented like the block's inside closes or continues the block."""
         if self._closes(line):
             goes_on_below = self._goes_on_below(line.indent) and not rest.has_own_open
             self._is_closing = not (goes_on_below or self._is_closed_below(line, rest))
-            return LinePosition.INSIDE if self._is_closing else LinePosition.BEHIND
-        goes_on = self._is_body_of_cursor_line and line.indent == opener.indent and self._continues(line, opener)
-        return LinePosition.INSIDE if goes_on else LinePosition.BEHIND
+            return self._is_closing
+        return self._is_body_of_cursor_line and line.indent == opener.indent and self._continues(line, opener)
 
     def _continues(self, line: Line, opener: Line) -> bool:
         """Return whether a line at the opener's indentation belongs to it."""
@@ -112,7 +113,7 @@ class CodeBlock:
         if not is_word_whole and _WORD.fullmatch(line.text):
             return LinePosition.UNDECIDED
         self._is_declaration = self._is_after_preamble
-        return LinePosition.INSIDE if self._is_declaration or _CONTINUATION.match(line.text) else LinePosition.BEHIND
+        return _position(is_inside=self._is_declaration or _CONTINUATION.match(line.text) is not None)
 
     def end_line(self, line: Line) -> None:
         """Take a whole line that is inside the block, including the cursor's line."""
@@ -189,6 +190,10 @@ class CodeBlock:
         """Return what a line closes a block with: a bracket, a tag or a word."""
         match = _CLOSER.match(line.text) if self._closes(line) else None
         return match.group() if match else ""
+
+
+def _position(*, is_inside: bool) -> LinePosition:
+    return LinePosition.INSIDE if is_inside else LinePosition.BEHIND
 
 
 def _is_preamble(opener: Line) -> bool:

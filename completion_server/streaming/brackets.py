@@ -107,17 +107,23 @@ class Brackets:
             self._is_escaped = self.is_in_string or not self._syntax.has_characters
         elif self.is_in_string:
             self._read_in_quotes(char)
-        elif char in _CLOSER_OF:
+        elif char in _QUOTES:
+            self._read_quote(char, before)
+        else:
+            self._read_bracket(char, before)
+
+    def _read_bracket(self, char: str, before: str) -> None:
+        if char in _CLOSER_OF:
             self._open.append(_CLOSER_OF[char])
         elif char in CLOSING:
             self._close(char)
-        elif char in _QUOTES:
-            self._read_quote(char, before)
-        elif self._has_angles and char in "<>":
-            self._read_angle(char, before)
+        elif self._has_angles and char == "<":
+            self._open.append(">")
+        elif self._has_angles and char == ">" and before[-1:] not in ("-", "=", " "):
+            self._close_angle()
 
     def start_here(self, outside: str = "") -> None:
-        """Count `lowest` and what is unmatched from here on. Brackets with the closing characters `outside` are open."""
+        """Count `lowest` and what is unmatched from here on; open brackets with the closing characters `outside`."""
         self._open[:0] = outside
         self.lowest = len(self._open)
         self.unmatched = ""
@@ -159,15 +165,18 @@ class Brackets:
         if before.endswith(char * 2) and char * 3 in self._syntax.multiline_quotes:
             self._open.append(char * 3)
             self._tail = ""
-        elif char == "'" and is_word(before[-1:]) and not self._may_begin_string_after(before):
+        elif char == "'" and not self._may_begin_string_after(before):
             return
         elif char in self._syntax.quotes:
             self._open.append(char)
         elif char == "'" and self._syntax.has_characters:
             self._character = _Character.BEGUN
 
-    def _may_begin_string_after(self, word: str) -> bool:
-        return self._syntax.has_joined_strings or _STRING_PREFIX.search(word) is not None
+    def _may_begin_string_after(self, text: str) -> bool:
+        """Return whether an apostrophe after a text is a quote, not part of a word or of a lifetime of Rust."""
+        if not is_word(text[-1:]):
+            return self._syntax.has_characters or not text.endswith("&")
+        return self._syntax.has_joined_strings or _STRING_PREFIX.search(text) is not None
 
     def _is_quoted_character(self, char: str) -> bool:
         """Read a character after an apostrophe that may quote it; return whether it does, or ends the quote."""
@@ -189,12 +198,6 @@ class Brackets:
             self._pop()
             self._tail = self._tail if len(closer) == 1 else ""
 
-    def _read_angle(self, char: str, before: str) -> None:
-        if char == "<":
-            self._open.append(">")
-        elif before[-1:] not in ("-", "=", " "):
-            self._close_angle()
-
     def _close_angle(self) -> None:
         if not self._open:
             self.unmatched += ">"
@@ -208,7 +211,7 @@ class Brackets:
 
 
 def opens_block(line: str, syntax: Syntax = UNKNOWN.syntax) -> bool:
-    """Return whether a line of code opens a block: it leaves a bracket open, or ends like an opener ("if x:", "do", "<a")."""
+    """Return whether a line opens a block: it leaves a bracket or tag open, or ends like an opener ("if x:", "do")."""
     line = line.strip()
     if syntax.comment.match(line):
         return False
@@ -222,4 +225,5 @@ def opens_block(line: str, syntax: Syntax = UNKNOWN.syntax) -> bool:
 
 
 def is_word(char: str) -> bool:
+    """Return whether a character belongs to a word."""
     return char.isalnum() or char == "_"

@@ -7,6 +7,7 @@ right of it. Of the cursor's line, 2,048 characters left of the cursor, includin
 are read; of the lines above, the nearest 256 visible ones. Text further away is ignored.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
@@ -25,6 +26,7 @@ _MAX_RIGHT = 8192
 _MAX_HEAD_INDENT = 256
 _TAB_WIDTH = 4
 _NUM_LINES_ABOVE = 256
+_STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'")
 _NUM_LINES_BELOW = 8
 _MAX_SHEBANG = 256
 
@@ -149,13 +151,14 @@ class Surroundings:
 
 
 def _balance(lines: Iterable[Line], closing: str) -> int:
-    """Return how many more brackets of a kind lines open than they close."""
+    """Return how many more brackets of a kind lines open than they close, without those in strings."""
     opening = OPENING[CLOSING.index(closing)]
-    return sum(line.text.count(opening) - line.text.count(closing) for line in lines)
+    texts = (_STRING.sub("", line.text) for line in lines)
+    return sum(text.count(opening) - text.count(closing) for text in texts)
 
 
 def _after_head(lines: Iterable[Line]) -> list[Line]:
-    """Return the lines after the last that closes a parenthesis of an earlier line, such as the end of a function's head."""
+    """Return the lines after the last one that closes a parenthesis of an earlier line, such as a function's head."""
     found: list[Line] = []
     num_open = 0
     for line in lines:

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -117,24 +117,27 @@ def damages(case: Case, language_id: str = "") -> Iterator[tuple[str, str]]:
 
 def cases_of(path: str, source: str, per_kind: int = 4) -> Iterator[Case]:
     """Yield up to `per_kind` cases of each kind of a file; the same file has the same cases."""
-    chance = random.Random(source)
-    lines = source.split("\n")
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line) + 1)
     spans = defaultdict[Kind, list[tuple[int, int]]](list)
-    numbers = [at for at, line in enumerate(lines) if line.strip() and len(line) <= _MAX_LINE]
-    for at in chance.sample(numbers, min(len(numbers), 3 * per_kind)):
-        for kind, start, end in _line_spans(lines[at].rstrip(), chance):
-            spans[kind].append((starts[at] + start, starts[at] + end))
-    openers = list(_openers(path, source, lines))
-    for first, last in chance.sample(openers, min(len(openers), 3 * per_kind)):
-        for kind, start, end in _block_spans(lines, starts, first, last):
+    for kind, start, end in _spans_of(path, source, 3 * per_kind):
+        if source[start:end].strip() and len(spans[kind]) < per_kind:
             spans[kind].append((start, end))
     for kind, found in spans.items():
-        for start, end in found[:per_kind]:
-            if source[start:end].strip():
-                yield Case(kind, path, source[:start], source[start:end], source[end:])
+        for start, end in found:
+            yield Case(kind, path, source[:start], source[start:end], source[end:])
+
+
+def _spans_of(path: str, source: str, number: int) -> Iterator[tuple[Kind, int, int]]:
+    """Yield parts of a file: those of up to `number` lines and of as many blocks."""
+    chance = random.Random(source)
+    lines = source.split("\n")
+    starts = [0, *accumulate(len(line) + 1 for line in lines)]
+    visible = [at for at, line in enumerate(lines) if line.strip() and len(line) <= _MAX_LINE]
+    for at in chance.sample(visible, min(len(visible), number)):
+        for kind, start, end in _line_spans(lines[at].rstrip(), chance):
+            yield kind, starts[at] + start, starts[at] + end
+    openers = list(_openers(path, source, lines))
+    for first, last in chance.sample(openers, min(len(openers), number)):
+        yield from _block_spans(lines, starts, first, last)
 
 
 def _line_spans(line: str, chance: random.Random) -> Iterator[tuple[Kind, int, int]]:
@@ -195,15 +198,13 @@ def _end_of_block(lines: Sequence[str], indents: Sequence[int | None], first: in
     depth = indents[first] or 0
     visible = [at for at in range(first + 1, min(len(lines), first + _MAX_BLOCK_LINES + 1)) if indents[at] is not None]
     last = first
-    for at, following in pairwise([*visible, None]):
+    for at, following in pairwise([*visible, len(lines)]):
         indent, text = indents[at] or 0, lines[at].strip()
         if indent < depth or (indent == depth and not (last > first and _belongs(lines[first], text))):
             break
         last = at
-        goes_on = following is not None and (
-            (indents[following] or 0) > depth or _is_continuation(lines, at, following)
-        )
-        if indent == depth and not goes_on:
+        is_deeper = following < len(lines) and (indents[following] or 0) > depth
+        if indent == depth and not is_deeper and not _is_continuation(lines, at, following):
             break
     return last
 
@@ -215,7 +216,7 @@ def _belongs(opener: str, text: str) -> bool:
 
 
 def _is_continuation(lines: Sequence[str], at: int, following: int) -> bool:
-    return following == at + 1 and _CONTINUATION.match(lines[following].strip()) is not None
+    return following == at + 1 < len(lines) and _CONTINUATION.match(lines[following].strip()) is not None
 
 
 def _indent(line: str) -> int | None:
@@ -269,7 +270,7 @@ def measure(
         defaultdict[str, Counter[str]](Counter),
         defaultdict[str, Counter[str]](Counter),
     )
-    examples = []
+    examples: list[dict[str, Any]] = []
     for name, path in files_of(folders, per_language):
         try:
             source = path.read_text(encoding="utf-8")

@@ -74,8 +74,8 @@ BLOCKS = {
     "a closing brace above a directive": ("c", "#ifdef A\nint f() {‸\n#endif\n", "\n  return 1;\n}"),
     "the body of a function whose head has several lines": (
         "java",
-        "class A {\n  boolean f(\n      int a,\n      int b) {\n    if (a == b) {\n      ‸\n    }\n    return false;\n  }\n}\n",
-        "return true;",
+        "class A {\n  int f(\n      int a,\n      int b) {\n    if (a == b) {\n      ‸\n    }\n    return 0;\n  }\n}\n",
+        "return 1;",
     ),
     "an else on a line of its own": (
         "c",
