@@ -19,6 +19,7 @@ repetition is withheld.
 """
 
 import re
+from functools import cached_property
 
 from completion_server.streaming.brackets import CLOSING, Brackets, is_word
 from completion_server.streaming.surroundings import BLANKS, Line, Surroundings
@@ -26,6 +27,7 @@ from completion_server.streaming.surroundings import BLANKS, Line, Surroundings
 _QUOTES = "\"'`"
 _OPENING = frozenset("([{")
 _ENDS_OF_VALUES = frozenset(")]}\"'`")
+_NUM_LINES_BELOW = 8
 _CLOSING_TAG = re.compile(r"</([\w.:-]+)")
 
 
@@ -36,9 +38,14 @@ class RestOfLine:
         self._core = around.rest.strip(BLANKS)
         self._is_cursor_in_word = is_word(around.head[-1:]) and is_word(around.rest[:1])
         self._brackets, has_angles = _read_head(around, self._core)
-        self._kept = self._open_what_rest_closes(around, Brackets(around.syntax, has_angles=has_angles))
+        self._brackets.start_here()
+        rest = Brackets(around.syntax, has_angles=has_angles)
+        self._kept = self._open_what_rest_closes(around, rest) if self._core else self._brackets.opened
         self._opened = self._brackets.opened
-        self._line_start = self._brackets.copy()
+        self._opened_before_line = self._opened
+        """The closing characters of what was open at the start of the current line."""
+        self.has_own_open = False
+        """Whether a bracket or quote that the completion opened was open at the start of the current line."""
         self._closing = self._closing_of_rest()
         self._opening = around.rest[:1] if around.rest[:1] in _OPENING else ""
         is_single = len(self._core) == 1 and not is_word(self._core)
@@ -57,7 +64,6 @@ class RestOfLine:
 
         Those that an earlier line opened are opened in `_brackets`, outside of those of the cursor's line.
         """
-        self._brackets.start_here()
         rest.read(self._core)
         depth = rest.depth
         rest.end_line()
@@ -88,18 +94,13 @@ class RestOfLine:
         return self._closing != "" and self._closing in CLOSING
 
     @property
-    def has_own_open(self) -> bool:
-        """Whether a bracket or quote that the completion opened was open at the start of the current line."""
-        return self._line_start.depth > self._line_start.lowest
+    def is_in_string(self) -> bool:
+        """Whether the current line began inside a string of several lines."""
+        return self._opened_before_line[-1:] != () and self._opened_before_line[-1][0] in _QUOTES
 
     def num_open(self, closing: str) -> int:
         """Return how many brackets with a closing character were open at the start of the current line."""
-        return self._line_start.opened.count(closing)
-
-    @property
-    def is_in_string(self) -> bool:
-        """Whether the current line began inside a string of several lines."""
-        return self._line_start.is_in_string
+        return self._opened_before_line.count(closing)
 
     def find_start(self, fragment: str) -> int | None:
         """Read more of the current line; return the index in `fragment` from which on it may repeat the rest.
@@ -108,8 +109,10 @@ class RestOfLine:
         """
         if self._repeated_at is not None:
             return 0
+        if not self._target:
+            return None
         at = 0
-        while self._target and (found := fragment.find(self._target, at)) >= 0:
+        while (found := fragment.find(self._target, at)) >= 0:
             self._read(fragment[at:found])
             if self._repeats(self._target):
                 self._repeated_at = self._num_read
@@ -141,10 +144,11 @@ class RestOfLine:
 
     def end_line(self, line: str) -> None:
         """Read the line break after the current `line`."""
-        if self._repeated_at is not None:
-            self._brackets.read(line[self._repeated_at :])
+        num_read = self._num_read if self._repeated_at is None else self._repeated_at
+        self._brackets.read(line[num_read:])
         self._brackets.end_line()
-        self._line_start = self._brackets.copy()
+        self._opened_before_line = self._brackets.opened
+        self.has_own_open = self._brackets.depth > self._brackets.lowest
         self._num_read = 0
         self._repeated_at = None
 
@@ -163,11 +167,11 @@ class RestOfLine:
         return None if self._fits(line) and not is_value else self._repeated_at
 
     def _fits(self, line: str) -> bool:
-        """Return whether the rest closes the brackets that are open after a beginning of the current line."""
+        """Return whether the rest closes what is open after a beginning of the current line, which repeats in part."""
         if self._is_single:
             return False
-        brackets = self._line_start.copy()
-        brackets.read(line)
+        brackets = self._brackets.copy()
+        brackets.read(line[self._repeated_at :])
         if brackets.is_in_string and self._closing == brackets.opened[-1][0]:
             quote = brackets.opened[-1]
             return len(quote) == 1 or self._core.startswith(quote) or line.endswith(quote[1:])
@@ -231,9 +235,13 @@ class LinesBelow:
     """
 
     def __init__(self, around: Surroundings) -> None:
-        self._lines = around.below
+        self._around = around
         self._repeated: list[tuple[Line, int]] = []
         """The last lines, if they are the first ones below, and the number of characters before each."""
+
+    @cached_property
+    def _lines(self) -> tuple[Line, ...]:
+        return self._around.first_lines_below(_NUM_LINES_BELOW)
 
     @property
     def repeated_from(self) -> int | None:

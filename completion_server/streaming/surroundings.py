@@ -27,7 +27,6 @@ _MAX_HEAD_INDENT = 256
 _TAB_WIDTH = 4
 _NUM_LINES_ABOVE = 256
 _STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'")
-_NUM_LINES_BELOW = 8
 _MAX_SHEBANG = 256
 
 
@@ -61,12 +60,10 @@ class Surroundings:
     """Whole lines before the cursor's; line breaks are "\\n"."""
     is_above_cut: bool
     """Whether the document has more lines before `above`."""
-    below: tuple[Line, ...]
-    """The first visible lines after the cursor's line."""
-    text_below: str
+    below: str
     """The lines after the cursor's; line breaks are "\\n"."""
     is_below_cut: bool
-    """Whether the document goes on after `text_below`."""
+    """Whether the document goes on after `below`."""
 
     @classmethod
     def of(cls, request: Request) -> "Surroundings":
@@ -85,7 +82,6 @@ class Surroundings:
             rest[:MAX_REST],
             above,
             len(request.prefix) > _MAX_LEFT,
-            _first_lines(below),
             below,
             len(request.suffix) > _MAX_RIGHT,
         )
@@ -114,6 +110,19 @@ class Surroundings:
         """Return the nearest line above that is indented less than `indent`; None without one."""
         return next((line for line in self._lines_above() if line.indent < indent), None)
 
+    def first_lines_below(self, number: int) -> tuple[Line, ...]:
+        """Return up to a number of the first visible lines after the cursor's line."""
+        text = self.below
+        lines: list[Line] = []
+        while len(lines) < number:
+            num_blanks = len(text) - len(text.lstrip(BLANKS))
+            if num_blanks == len(text):
+                break
+            start = text.rfind("\n", 0, num_blanks) + 1
+            raw, _, text = text[start:].partition("\n")
+            lines.append(Line.of(raw))
+        return tuple(lines)
+
     def needs_closer(self, line: Line, num_opened: int) -> bool:
         """Return whether the bracket that begins a line closes a block that the text below does not close.
 
@@ -124,7 +133,7 @@ class Surroundings:
             return False
         above = list(takewhile(lambda each: each.indent >= line.indent, self._lines_above()))
         below = takewhile(
-            lambda each: each.indent >= line.indent, filter(_is_visible, map(Line.of, self.text_below.split("\n")))
+            lambda each: each.indent >= line.indent, filter(_is_visible, map(Line.of, self.below.split("\n")))
         )
         closing = line.text[0]
         num_above = _balance(_after_head(reversed(above)) if closing != ")" else above, closing)
@@ -172,19 +181,6 @@ def _after_head(lines: Iterable[Line]) -> list[Line]:
 
 def _is_visible(line: Line) -> bool:
     return bool(line.text)
-
-
-def _first_lines(text: str) -> tuple[Line, ...]:
-    """Return the first visible lines."""
-    lines: list[Line] = []
-    while len(lines) < _NUM_LINES_BELOW:
-        num_blanks = len(text) - len(text.lstrip(BLANKS))
-        if num_blanks == len(text):
-            break
-        start = text.rfind("\n", 0, num_blanks) + 1
-        raw, _, text = text[start:].partition("\n")
-        lines.append(Line.of(raw))
-    return tuple(lines)
 
 
 def _head(line: str) -> str:
