@@ -1,8 +1,9 @@
 """The language of a document, and what the text rules must know of its syntax.
 
 The ids, file endings and interpreters of each language are in `languages.tsv`, which `editors/languages/make_table.mjs`
-writes from the data of GitHub's linguist. A language that is not known, or whose syntax is not described here, has the
-syntax of `UNKNOWN`, which fits most languages.
+writes from the data of GitHub's linguist (MIT, see `languages.LICENSE`): a row has a language's name, its syntax, the
+ids that editors call it, its file endings, its file names and its interpreters. A language that is not known, or whose
+syntax is not described here, has the syntax of `UNKNOWN`, which fits most languages.
 """
 
 import re

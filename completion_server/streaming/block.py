@@ -10,17 +10,21 @@ indentation inside it.
   right above it if the cursor is not indented yet. At column 0 no indentation could end that block, so the first
   generated line is treated as the cursor's line.
 
-The first visible line indented less than `floor` ends the completion before it, with two exceptions, which never
-include a line indented less than `own`:
+A visible line indented less than `floor` ends the completion before it, with exceptions, which never include a line
+indented less than `own`:
 
-- A line that begins with a closing bracket ("</", or a word such as "end" in languages that use one) is the last line
-  of the block and included, unless the text below the cursor already closes or continues the block. If the line opens
-  a block again ("} else {", "):"), that body follows.
+- A line that closes the block is its last line: it begins with a closing bracket, a closing tag, or a word such as
+  "end" in languages that use one. In an unknown language a word closes a block whose opener ends with no bracket and no
+  colon. The line is left out if the text below the cursor already closes or continues the block, see `needs_closer`.
+  What follows right below and is indented deeper ("  .then(...)"), or continues the block ("else"), is included; a
+  blank line is not.
 - If the cursor's line is the opener, lines at its indentation that continue it ("else:", "except", "case") are
   included. If the cursor is inside the body they end it, because their opener is not part of this completion.
+- After a decorator or an attribute of several lines comes what it belongs to.
+- Lines deeper than `own` are included while a bracket of the completion is open, and all lines of a string of several
+  lines, at any indentation.
 
-A line at the block's own depth also ends it, if it closes a bracket that the completion didn't open and that the first
-line below closes at the same indentation.
+A line at the block's own depth also ends it, if it closes a bracket that the first line below closes already.
 """
 
 import re
