@@ -47,6 +47,9 @@ class RestOfLine:
         self.has_own_open = False
         """Whether a bracket or quote that the completion opened was open at the start of the current line."""
         self._closing = self._closing_of_rest()
+        self._has_brackets_only = self._closing != "" and (
+            set(self._core) <= set(CLOSING) or self._closing not in CLOSING
+        )
         self._opening = around.rest[:1] if around.rest[:1] in _OPENING else ""
         is_single = len(self._core) == 1 and not is_word(self._core)
         self._target = self._closing or self._opening or (self._core if is_single else "")
@@ -159,7 +162,9 @@ class RestOfLine:
         at = len(line) - len(self._core)
         ends_with_rest = bool(self._core) and line.endswith(self._core)
         if self._repeated_at is None:
-            is_repeated = ends_with_rest and not self._closing and self._may_begin_at(line, at, is_whole=has_blanks)
+            is_repeated = (
+                ends_with_rest and not self._has_brackets_only and self._may_begin_at(line, at, is_whole=has_blanks)
+            )
             return at if is_repeated and not self._closes_own_tag(line) else None
         if ends_with_rest and at >= self._repeated_at and self._fits(line[:at]):
             return at
@@ -189,7 +194,7 @@ class RestOfLine:
         """Return how many characters at the end of an unfinished `line`, from `start` on, may be a repetition."""
         if self._repeated_at is not None:
             return len(line) - max(start, self._repeated_at)
-        if self._closing or not self._core:
+        if self._has_brackets_only or not self._core:
             return 0
         stripped = line.rstrip(BLANKS)
         at = line.find(self._core[0], max(start, len(stripped) - len(self._core)))

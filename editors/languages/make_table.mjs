@@ -103,7 +103,6 @@ const SYNTAXES = {
   hash: [
     "r",
     "perl",
-    "powershell",
     "toml",
     "dockerfile",
     "puppet",
@@ -123,6 +122,7 @@ const SYNTAXES = {
     "ini",
     "prisma",
   ],
+  powershell: ["powershell"],
   ruby: ["ruby", "crystal", "elixir", "julia"],
   lua: ["lua", "MoonScript"],
   shell: ["shell"],
