@@ -9,7 +9,7 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline dashboards \
+.PHONY: help languages install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
 	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-cancels bench-capacity bench-steps bench-cpu bench-replicas \
 	bench-regions bench-gpu bench-trial bench-policy bench-canary bench-sharing bench-isolation bench-isolation_real bench-quality llama-server
@@ -19,6 +19,12 @@ help: ## List the targets.
 
 serve: $(VENV)/installed ## Install missing parts and start a server on the embedded models.
 	@$(BIN)/completion-server serve --config $(CONFIG)
+
+# The data of GitHub's linguist, by which the server knows languages.
+LINGUIST := linguist-languages@9.5.0
+languages: ## Make the table of languages anew.
+	@folder=$$(mktemp -d) && cd $$folder && npm pack --silent $(LINGUIST) && tar xzf *.tgz && cd - >/dev/null && \
+		node editors/languages/make_table.mjs $$folder/package > completion_server/core/languages.tsv; rm -rf $$folder
 
 # The tests run in parallel, more than there are cores since most wait, except those that start a real engine or measure memory or wall-clock time.
 # Python keeps what it compiles, also where the environment forbids it: each of the many processes would compile all anew.

@@ -27,10 +27,13 @@ class LineRules:
         self._block = None if mode is Mode.SINGLE_LINE or is_line_closed else CodeBlock(around)
         self._line = ""
         self._held = ""
+        self._num_taken = 0
+        """Characters before the withheld ones."""
+        self._rest_at: int | None = None
+        """Index in the current line from which on it may repeat the rest of the cursor's line."""
         self._is_cursor_line = True
         self._is_first = True
         self._position = LinePosition.UNDECIDED
-        self._suspect: Line | None = None
         self.is_done = False
         """Whether a rule ended the completion."""
 
@@ -47,24 +50,25 @@ class LineRules:
     def finish(self, *, is_cut: bool) -> str:
         """Return the withheld text that can be sent at the end; `is_cut` if the token limit ended the text."""
         if is_cut and self._block is not None and not self._is_first:
-            return self._held_before_line().rstrip(BLANKS)
+            return self._before_repetition(self._whole_line()).rstrip(BLANKS)
         sent = self._complete_line()
         if self.is_done:
             return sent
+        if self._below.is_repeated:
+            return sent + self._held_before(self._below.repeated_from).rstrip(BLANKS)
         return sent + self._without_useless_blanks(self._held)
 
     def _extend_line(self, fragment: str) -> str:
         """Add to the current line."""
-        rest_at = self._rest.find_start(fragment)
-        fragment = fragment[:rest_at]
+        if self._rest_at is None:
+            found = self._rest.find_start(fragment)
+            if found is not None:
+                self._rest_at = len(self._line) + found
         self._line += fragment
         self._held += fragment
-        self._judge(is_whole=rest_at is not None)
+        self._judge(is_whole=self._rest_at is not None)
         if self._position is LinePosition.BEHIND:
-            return self._end(self._held_before_line().rstrip(BLANKS))
-        if rest_at is not None:
-            has_blank = self._around.rest[0] in BLANKS
-            return self._end(self._held.rstrip(" \t") if has_blank else self._held)
+            return self._end(self._before_repetition(self._whole_line()).rstrip(BLANKS))
         return self._stream() if self._is_first and self._position is LinePosition.INSIDE else ""
 
     def _end_line(self, line_break: str) -> str:
@@ -74,42 +78,47 @@ class LineRules:
             return sent
         if self._block is None:
             return self._end(sent + self._without_useless_blanks(self._held))
+        if self._block.is_closed and not self._line.strip(BLANKS):
+            return self._end(
+                self._held_before(self._below.repeated_from if self._below.is_repeated else None).rstrip(BLANKS)
+            )
         self._held += line_break
+        self._rest.end_line(self._line)
         self._line = ""
+        self._rest_at = None
         self._is_cursor_line = False
         self._position = LinePosition.UNDECIDED
-        self._rest.end_line()
         return sent
 
     def _complete_line(self) -> str:
         """Apply the rules for whole lines, and return the withheld text that can be sent now."""
+        rest_at = self._rest.find_end(self._line)
+        if rest_at is not None:
+            return self._end_before_rest(rest_at)
+        self._rest_at = None
         line = self._whole_line()
         if not line.text:
             return ""
         self._judge(is_whole=True)
         if self._position is LinePosition.BEHIND:
-            return self._end(self._held_before_line().rstrip(BLANKS))
-        rest_at = self._rest.find_end(self._line)
-        if rest_at is not None:
-            kept = self._held[: len(self._held) - (len(self._line) - rest_at)]
-            return self._end(self._without_useless_blanks(kept))
+            return self._end(self._before_repetition(line).rstrip(BLANKS))
         if self._is_whole_line_generated():
-            if self._suspect is not None and self._below.is_pair(self._suspect, line):
-                return self._end("")
-            if self._below.is_repetition(line):
-                return self._end(self._held_before_line().rstrip(BLANKS))
-        sent = self._release(line)
+            self._below.add(line, self._line_start)
+            if self._below.is_repeated and (self._block is None or self._below.is_whole):
+                return self._end(self._held_before(self._below.repeated_from).rstrip(BLANKS))
+        sent = self._take(self._held_before(self._below.repeated_from).rstrip(BLANKS))
         self._is_first = self._is_first and not self._line.strip(BLANKS)
         if self._block is not None:
             self._block.end_line(line)
-            self.is_done = self._block.is_over
         return sent
 
-    def _release(self, line: Line) -> str:
-        """Return the text to send after a whole line, without the line if the next one decides whether it repeats."""
-        is_suspect = not self._is_first and self._below.may_begin_pair(line)
-        self._suspect = line if is_suspect else None
-        return self._take((self._held_before_line() if is_suspect else self._held).rstrip(BLANKS))
+    def _end_before_rest(self, rest_at: int) -> str:
+        """End the completion where the current line repeats the rest of the cursor's line."""
+        self._rest_at = rest_at
+        self._judge(is_whole=True)
+        if self._position is LinePosition.BEHIND:
+            return self._end(self._before_repetition(self._whole_line()).rstrip(BLANKS))
+        return self._end(self._without_useless_blanks(self._held_before(self._line_start + rest_at)))
 
     def _stream(self) -> str:
         """Return the part of an unfinished line that can be sent."""
@@ -130,17 +139,33 @@ class LineRules:
             self._position = LinePosition.INSIDE
         else:
             is_word_whole = is_whole or self._line[-1] in BLANKS
-            self._position = self._block.judge(line, is_whole=is_word_whole, has_own_open=self._rest.has_own_open)
+            self._position = self._block.judge(line, self._rest, is_whole=is_whole, is_word_whole=is_word_whole)
 
     def _whole_line(self) -> Line:
-        """Return the current line, with the document's text left of the cursor if it is the cursor's line."""
-        return Line.of(self._around.head + self._line if self._is_cursor_line else self._line)
+        """Return the current line, with the document's text left of the cursor if it is the cursor's line.
+
+        Without what may repeat the rest of the cursor's line.
+        """
+        line = self._line[: self._rest_at]
+        return Line.of(self._around.head + line if self._is_cursor_line else line)
 
     def _is_whole_line_generated(self) -> bool:
         return not self._is_cursor_line or (self._around.is_head_blank and self._around.is_rest_blank)
 
-    def _held_before_line(self) -> str:
-        return self._held[: max(0, len(self._held) - len(self._line))]
+    @property
+    def _line_start(self) -> int:
+        """Number of characters before the current line."""
+        return self._num_taken + len(self._held) - len(self._line)
+
+    def _before_repetition(self, line: Line) -> str:
+        """Return the withheld text before the current line, and before the lines that it repeats if it goes on so."""
+        is_repeated = self._below.may_become(line)
+        return self._held_before(self._below.repeated_from if is_repeated else None, self._line_start)
+
+    def _held_before(self, *ends: int | None) -> str:
+        """Return the withheld text before the first of some numbers of characters; None stands for the end."""
+        end = min((end for end in ends if end is not None), default=None)
+        return self._held if end is None else self._held[: max(0, end - self._num_taken)]
 
     def _without_useless_blanks(self, text: str) -> str:
         return text.rstrip(BLANKS) if self._around.has_blank_before_rest else text
@@ -148,6 +173,7 @@ class LineRules:
     def _take(self, text: str) -> str:
         """Remove `text` from the beginning of the withheld text and return it."""
         self._held = self._held[len(text) :]
+        self._num_taken += len(text)
         return text
 
     def _end(self, text: str) -> str:

@@ -1,45 +1,68 @@
 """Detects runs: text that repeats itself, as in "range(0, 1, 1, 1, 1, 1". Small models often end in them.
 
-A run is a unit of text that stands there at least three times in a row, in all at least 16 characters, so that
-"0, 0, 0, 0" and "(255, 255, 255)" are no runs. Blanks make no run, and rulers such as "-----" only from 100 characters
-on. A unit has at most 120 characters.
+A run is a unit of text that stands there several times in a row. People write runs, too, such as a table of zeros, but
+theirs end. So a run is cut if the token limit ended the text in it, or if it is a loop, which is too long for a person.
+
+A run has at least three units and 16 characters, so that "0, 0, 0, 0" and "(255, 255, 255)" are no runs, a loop has at
+least four units and 240 characters. Blanks make no run, and rulers such as "-----" only from 100 characters on. A unit
+has at most 120 characters.
 
 Every character is checked by itself, so the result does not depend on the pieces in which the text arrives.
 """
 
+from collections.abc import Callable
+
 _NUM_UNITS = 3
 _MIN_RUN = 16
 _MIN_RULER = 100
+_NUM_UNITS_OF_LOOP = 4
+_MIN_LOOP = 240
 _MAX_UNIT = 120
-_MAX_RUN = max(_NUM_UNITS * _MAX_UNIT, _MIN_RULER)
-"""Longest run in characters when it is found: every character is checked, so a run is found before it grows further."""
+_MAX_RUN = max(_NUM_UNITS_OF_LOOP * _MAX_UNIT, _MIN_LOOP)
+"""Longest loop in characters when it is found: every character is checked, so it is found before it grows further."""
 _TAIL_LENGTH = _MAX_RUN + _MAX_UNIT
-_MIN_REPEATED = min(max(_NUM_UNITS * unit, _MIN_RUN) - unit for unit in range(1, _MAX_UNIT + 1))
-"""Smallest number of repeated characters in a run: the characters after its first unit."""
 _RULER = frozenset("-=_*#~.+/\\ ")
 
 
+def _required(unit: str) -> int:
+    """Return the smallest length of a run of this unit, in characters; 0 if this unit makes no run."""
+    if unit.isspace():
+        return 0
+    return max(_NUM_UNITS * len(unit), _MIN_RULER if _RULER.issuperset(unit) else _MIN_RUN)
+
+
+def _required_of_loop(unit: str) -> int:
+    """Return the smallest length of a loop of this unit, in characters; 0 if this unit makes no loop."""
+    return 0 if unit.isspace() else max(_NUM_UNITS_OF_LOOP * len(unit), _MIN_LOOP)
+
+
+_MIN_REPEATED = min(_required("x" * unit) - unit for unit in range(1, _MAX_UNIT + 1))
+"""Smallest number of repeated characters in a run: the characters after its first unit."""
+_MIN_REPEATED_IN_LOOP = min(_required_of_loop("x" * unit) - unit for unit in range(1, _MAX_UNIT + 1))
+
+
 class RunDetector:
-    """Reads a completion until a run is found. Keeps only the end of the text, which is as long as a run may be."""
+    """Reads a completion until a loop is found. Keeps only the end of the text, which is as long as a run may be."""
 
     def __init__(self) -> None:
         """Begin without text."""
         self.end: int | None = None
-        """Length of the text to keep if a run was found, up to the end of the first unit of the run; else None."""
+        """Length of the text to keep if it is to be cut, up to the end of the first unit of the run; else None."""
         self._tail = ""
         self._num_dropped = 0
         """Characters before the tail."""
         self._num_repeated = 0
 
     def feed(self, text: str) -> int:
-        """Read more text until a run is found; return how many of its characters were read."""
+        """Read more text until a loop is found; return how many of its characters were read."""
         begin = len(self._tail)
         whole = self._tail + text
         length, num_repeated = begin, self._num_repeated
         # Each character adds at most one repeated character, so the next check waits for those that are missing.
-        while (length := length + max(1, _MIN_REPEATED - num_repeated)) <= len(whole):
-            num_repeated = _num_repeated(whole, length, _MIN_REPEATED)
-            unit = _unit_of_run(whole, length) if num_repeated == _MIN_REPEATED else 0
+        while (length := length + max(1, _MIN_REPEATED_IN_LOOP - num_repeated)) <= len(whole):
+            num_repeated = _num_repeated(whole, length, _MIN_REPEATED_IN_LOOP)
+            is_possible = num_repeated == _MIN_REPEATED_IN_LOOP
+            unit = _unit_of_run(whole, length, _MIN_REPEATED_IN_LOOP, _required_of_loop) if is_possible else 0
             if unit:
                 self.end = self._num_dropped + _end_of_first_unit(whole[:length], unit)
                 return length - begin
@@ -48,34 +71,34 @@ class RunDetector:
         self._num_dropped += len(whole) - len(self._tail)
         return len(text)
 
+    def finish(self) -> None:
+        """Look for a run at the end of the text, because the token limit ended it."""
+        length = len(self._tail)
+        unit = _unit_of_run(self._tail, length, _MIN_REPEATED, _required) if length > _MIN_REPEATED else 0
+        if unit:
+            self.end = self._num_dropped + _end_of_first_unit(self._tail, unit)
+
     @property
     def num_certain(self) -> int:
         """Number of characters that no later run can remove: the others repeat the text right before them."""
         return self._num_dropped + len(self._tail) - self._num_repeated
 
 
-def _unit_of_run(text: str, length: int) -> int:
+def _unit_of_run(text: str, length: int, min_repeated: int, required: Callable[[str], int]) -> int:
     """Return the length of the unit of a run that `text[:length]` ends with, 0 if it does not end with a run.
 
-    The last _MIN_REPEATED characters must be known to repeat.
+    `required` returns the smallest length of a run of a unit, whose last `min_repeated` characters repeat at least.
     """
-    tail = text[length - _MIN_REPEATED : length]
-    lowest = max(0, length - _MIN_REPEATED - _MAX_UNIT)
+    tail = text[length - min_repeated : length]
+    lowest = max(0, length - min_repeated - _MAX_UNIT)
     at = text.rfind(tail, lowest, length - 1)
     while at >= 0:
-        unit = length - _MIN_REPEATED - at
-        run = _required(text[length - unit : length])
+        unit = length - min_repeated - at
+        run = required(text[length - unit : length])
         if run and run <= length and text[length - run : length - unit] == text[length - run + unit : length]:
             return unit
-        at = text.rfind(tail, lowest, at + _MIN_REPEATED - 1)
+        at = text.rfind(tail, lowest, at + min_repeated - 1)
     return 0
-
-
-def _required(unit: str) -> int:
-    """Return the smallest length of a run of this unit, in characters; 0 if this unit makes no run."""
-    if unit.isspace():
-        return 0
-    return max(_NUM_UNITS * len(unit), _MIN_RULER if _RULER.issuperset(unit) else _MIN_RUN)
 
 
 def _end_of_first_unit(text: str, unit: int) -> int:

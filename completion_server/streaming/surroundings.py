@@ -7,11 +7,14 @@ right of it. Of the cursor's line, 2,048 characters left of the cursor, includin
 are read; of the lines above, the nearest 256 visible ones. Text further away is ignored.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
 from completion_server.core.immutable import immutable
+from completion_server.core.languages import Syntax, language_of
 from completion_server.core.request import Request
-from completion_server.streaming.brackets import opens_block
+from completion_server.streaming.brackets import CLOSING, OPENING, opens_block
 
 BLANKS = " \t\f\v\r\n"
 MAX_HEAD = 2048
@@ -23,7 +26,8 @@ _MAX_RIGHT = 8192
 _MAX_HEAD_INDENT = 256
 _TAB_WIDTH = 4
 _NUM_LINES_ABOVE = 256
-_NUM_LINES_BELOW = 4
+_STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'")
+_MAX_SHEBANG = 256
 
 
 @immutable
@@ -47,15 +51,19 @@ class Line:
 class Surroundings:
     """The part of the document that the text rules use."""
 
-    language_id: str
+    syntax: Syntax
     head: str
     """The cursor's line left of the cursor; if it is longer than `MAX_HEAD`, its indentation and its end."""
     rest: str
     """The cursor's line right of the cursor, or its beginning."""
     above: str
     """Whole lines before the cursor's; line breaks are "\\n"."""
-    below: tuple[Line, ...]
-    """The first visible lines after the cursor's line."""
+    is_above_cut: bool
+    """Whether the document has more lines before `above`."""
+    below: str
+    """The lines after the cursor's; line breaks are "\\n"."""
+    is_below_cut: bool
+    """Whether the document goes on after `below`."""
 
     @classmethod
     def of(cls, request: Request) -> "Surroundings":
@@ -67,7 +75,16 @@ class Surroundings:
         if len(request.prefix) > _MAX_LEFT:
             _, _, above = above.partition("\n")
         rest, _, below = right.partition("\n")
-        return cls(request.language_id, _head(left[start_of_line:]), rest[:MAX_REST], above, _first_lines(below))
+        language = language_of(request.language_id, request.document_uri, request.prefix[:_MAX_SHEBANG])
+        return cls(
+            language.syntax,
+            _head(left[start_of_line:]),
+            rest[:MAX_REST],
+            above,
+            len(request.prefix) > _MAX_LEFT,
+            below,
+            len(request.suffix) > _MAX_RIGHT,
+        )
 
     @property
     def is_head_blank(self) -> bool:
@@ -87,11 +104,49 @@ class Surroundings:
     def opener_above(self) -> Line | None:
         """Return the last visible line above the cursor's line if it opens a block, else None."""
         line = next(self._lines_above(), None)
-        return line if line is not None and opens_block(line.text, self.language_id) else None
+        return line if line is not None and opens_block(line.text, self.syntax) else None
 
-    def enclosing_indent(self, indent: int) -> int:
-        """Return the indentation of the nearest line above that is indented less than `indent`; 0 without one."""
-        return next((line.indent for line in self._lines_above() if line.indent < indent), 0)
+    def enclosing_line(self, indent: int) -> Line | None:
+        """Return the nearest line above that is indented less than `indent`; None without one."""
+        return next((line for line in self._lines_above() if line.indent < indent), None)
+
+    def first_lines_below(self, number: int) -> tuple[Line, ...]:
+        """Return up to a number of the first visible lines after the cursor's line."""
+        text = self.below
+        lines: list[Line] = []
+        while len(lines) < number:
+            num_blanks = len(text) - len(text.lstrip(BLANKS))
+            if num_blanks == len(text):
+                break
+            start = text.rfind("\n", 0, num_blanks) + 1
+            raw, _, text = text[start:].partition("\n")
+            lines.append(Line.of(raw))
+        return tuple(lines)
+
+    def needs_closer(self, line: Line, num_opened: int) -> bool:
+        """Return whether the bracket that begins a line closes a block that the text below does not close.
+
+        Brackets are counted in the lines around the cursor that are indented at least as deep as the line. The
+        completion and the cursor's line opened `num_opened` more.
+        """
+        if self.is_below_cut:
+            return False
+        above = list(takewhile(lambda each: each.indent >= line.indent, self._lines_above()))
+        below = takewhile(
+            lambda each: each.indent >= line.indent, filter(_is_visible, map(Line.of, self.below.split("\n")))
+        )
+        closing = line.text[0]
+        num_above = _balance(_after_head(reversed(above)) if closing != ")" else above, closing)
+        return num_opened + num_above + _balance(below, closing) > 0
+
+    def has_open_above(self, closing: str) -> bool:
+        """Return whether the lines above open as many brackets as these closing characters close."""
+        if ">" in closing:
+            return False
+        return self.is_above_cut or all(closing.count(each) <= self._num_open_above(each) for each in set(closing))
+
+    def _num_open_above(self, closing: str) -> int:
+        return self.above.count(OPENING[CLOSING.index(closing)]) - self.above.count(closing)
 
     def _lines_above(self) -> Iterator[Line]:
         """Yield the visible lines above the cursor's line, the nearest first."""
@@ -104,17 +159,28 @@ class Surroundings:
             text = text[:start].rstrip(BLANKS)
 
 
-def _first_lines(text: str) -> tuple[Line, ...]:
-    """Return the first visible lines."""
-    lines: list[Line] = []
-    while len(lines) < _NUM_LINES_BELOW:
-        num_blanks = len(text) - len(text.lstrip(BLANKS))
-        if num_blanks == len(text):
-            break
-        start = text.rfind("\n", 0, num_blanks) + 1
-        raw, _, text = text[start:].partition("\n")
-        lines.append(Line.of(raw))
-    return tuple(lines)
+def _balance(lines: Iterable[Line], closing: str) -> int:
+    """Return how many more brackets of a kind lines open than they close, without those in strings."""
+    opening = OPENING[CLOSING.index(closing)]
+    texts = (_STRING.sub("", line.text) for line in lines)
+    return sum(text.count(opening) - text.count(closing) for text in texts)
+
+
+def _after_head(lines: Iterable[Line]) -> list[Line]:
+    """Return the lines after the last one that closes a parenthesis of an earlier line, such as a function's head."""
+    found: list[Line] = []
+    num_open = 0
+    for line in lines:
+        found.append(line)
+        num_open += line.text.count("(") - line.text.count(")")
+        if num_open < 0:
+            found.clear()
+            num_open = 0
+    return found
+
+
+def _is_visible(line: Line) -> bool:
+    return bool(line.text)
 
 
 def _head(line: str) -> str:

@@ -6,8 +6,8 @@ passed on unchanged.
 1. A stop string, or a line break with SINGLE_LINE, ends the completion before it.
 2. Text that follows the cursor is not repeated (see `repetition`).
 3. With MULTI_LINE the completion ends with its block (see `block`).
-4. A completion that repeats itself ends after the first time (see `runs`). Text that may be the beginning of such a
-   run is withheld.
+4. A completion that repeats itself without an end is cut after the first time (see `runs`). Text that may be the
+   beginning of such a run is withheld.
 5. Blanks and blank lines at the end are dropped, unless the text right of the cursor needs them.
 6. With MULTI_LINE the length limit and rule 4 leave no half line, except a half line that is the only one.
 """
@@ -106,7 +106,13 @@ class TextRules:
         self._check_open()
         self._is_finished = True
         sent = self._read(self._stops.finish())
-        return sent if self._is_done else sent + self._release(self._lines.finish(is_cut=is_cut), is_last=True)
+        if self._is_done:
+            return sent
+        if is_cut:
+            self._runs.finish()
+        if self._runs.end is not None:
+            return sent + self._end_before_run(self._num_sent + len(self._pending))
+        return sent + self._release(self._lines.finish(is_cut=is_cut), is_last=True)
 
     def _read(self, text: str) -> str:
         """Read text without a stop string."""
@@ -117,8 +123,7 @@ class TextRules:
             self._is_done = True
         elif self._runs.end is not None:
             self._is_done = True
-            num_passed = self._num_sent + len(self._pending) + len(passed)
-            return self._end_before_run("".join(self._read_pieces)[: self._runs.end], num_passed)
+            return self._end_before_run(self._num_sent + len(self._pending) + len(passed))
         return self._release(passed, is_last=self._is_done)
 
     def _release(self, passed: str, *, is_last: bool) -> str:
@@ -131,11 +136,12 @@ class TextRules:
         self._num_sent += len(sent)
         return sent
 
-    def _end_before_run(self, kept: str, num_passed: int) -> str:
-        """Return what is left to send of a completion of which only the beginning is kept.
+    def _end_before_run(self, num_passed: int) -> str:
+        """Return what is left to send of a completion of which only the text up to the run's first unit is kept.
 
-        The other rules apply to the beginning alone, except where they had let more of it pass: that may be sent.
+        The other rules apply to that text alone, except where they had let more of it pass: that may be sent.
         """
+        kept = "".join(self._read_pieces)[: self._runs.end]
         lines = self._make_lines()
         whole = lines.feed(kept) + lines.finish(is_cut=True)
         passed = kept[:num_passed].rstrip(BLANKS)

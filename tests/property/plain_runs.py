@@ -1,30 +1,35 @@
 """Repeating texts in any pieces, and the definition of a run, plainly and slowly, over a whole text."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 from hypothesis import strategies as st
 
-MAX_RUN, MAX_UNIT = 360, 120
+MAX_RUN, MAX_UNIT = 480, 120
 RULER = "-=_*#~.+/\\ "
 
 
-def first_run(text: str) -> int | None:
-    """Return the length of the shortest beginning of a text that ends with a run, None if it has no run."""
-    return next((length for length in range(1, len(text) + 1) if run_at(text[:length])), None)
+def first_loop(text: str) -> int | None:
+    """Return the length of the shortest beginning of a text that ends with a loop, None if it has no loop."""
+    return next((length for length in range(1, len(text) + 1) if run_at(text[:length], length_of_loop)), None)
 
 
-def required(unit: str) -> int:
+def length_of_loop(unit: str) -> int:
+    return max(4 * len(unit), 240)
+
+
+def length_of_run(unit: str) -> int:
     return max(3 * len(unit), 100 if set(unit) <= set(RULER) else 16)
 
 
-def run_at(text: str) -> int:
+def run_at(text: str, length_of: Callable[[str], int]) -> int:
     """Return the length of the unit of the run that a text ends with, 0 if it does not end with one."""
     for size in range(1, min(MAX_UNIT, len(text)) + 1):
         if text[-1] != text[-1 - size :][:1]:
             continue
         unit = text[-size:]
-        run = text[-required(unit) :]
-        if not unit.isspace() and len(run) == required(unit) and run[:-size] == run[size:]:
+        run = text[-length_of(unit) :]
+        if not unit.isspace() and len(run) == length_of(unit) and run[:-size] == run[size:]:
             return size
     return 0
 
@@ -61,7 +66,7 @@ def repeating_texts(draw: st.DrawFn) -> str:
     """Return code with a part that stands there several times in a row, which may be a run."""
     parts = st.lists(st.sampled_from(_PARTS), max_size=6).map("".join)
     unit = draw(parts.filter(bool))
-    return draw(parts) + unit * draw(st.integers(1, 20)) + unit[: draw(st.integers(0, len(unit)))] + draw(parts)
+    return draw(parts) + unit * draw(st.integers(1, 80)) + unit[: draw(st.integers(0, len(unit)))] + draw(parts)
 
 
 def split(text: str, cuts: list[int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs are found as by their plain definition over the whole text, in any pieces."""
+"""Loops, and runs at the end, are found as by their plain definition over the whole text, in any pieces."""
 
 import random
 
@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from completion_server.streaming.runs import RunDetector
-from tests.property.plain_runs import end_of_first_unit, first_run, num_repeated, repeating_texts, run_at, split
+from tests.property.plain_runs import (
+    end_of_first_unit,
+    first_loop,
+    length_of_loop,
+    length_of_run,
+    num_repeated,
+    repeating_texts,
+    run_at,
+    split,
+)
 from tests.support.examples import examples
 
 FILLER = "abcdefghijklmnopqrstuvwxyz(),_"
@@ -19,7 +28,7 @@ def long_texts(draw: st.DrawFn) -> str:
     chance = random.Random(draw(st.integers(0, 10**6)))
     size = draw(st.sampled_from((1, 2, 5, 16, 60, 119, 120, 121)))
     unit = draw(st.sampled_from((" ", "\n  ", "-", "\u3000", "ab\n", filler(chance, size))))
-    length = draw(st.integers(0, 3 * len(unit) + 100))
+    length = draw(st.integers(0, 4 * len(unit) + 260))
     parts = filler(chance, draw(st.integers(0, 700))), (unit * length)[:length], filler(chance, draw(st.integers(0, 9)))
     return "".join(parts)
 
@@ -38,25 +47,29 @@ def check(text: str, pieces: list[str]) -> None:
             break
         assert num_read == len(piece)
         assert detector.num_certain == len(read) - num_repeated(read)
-    found = first_run(text)
+    found = first_loop(text)
     assert (detector.end is not None) == (found is not None)
     if found is not None:
         assert len(read) == found
-        assert detector.end == end_of_first_unit(read, run_at(read))
+        assert detector.end == end_of_first_unit(read, run_at(read, length_of_loop))
+        return
+    detector.finish()
+    unit = run_at(text, length_of_run)
+    assert detector.end == (end_of_first_unit(text, unit) if unit else None)
 
 
 @settings(max_examples=examples(1))
 @given(long_texts() | repeating_texts(), st.lists(st.integers(0, 2000), min_size=2, max_size=8))
-def test_a_run_is_found_as_by_its_definition(text: str, cuts: list[int]) -> None:
+def test_a_loop_and_a_run_at_the_end_are_found_as_by_its_definition(text: str, cuts: list[int]) -> None:
     check(text, split(text, cuts))
 
 
 @pytest.mark.parametrize("num_before", [0, 300, 700])
 @pytest.mark.parametrize("size", [1, 16, 120, 121])
-def test_a_run_is_found_far_from_the_beginning(num_before: int, size: int) -> None:
+def test_a_loop_is_found_far_from_the_beginning(num_before: int, size: int) -> None:
     chance = random.Random(1)
     before, unit, blanks = filler(chance, num_before), filler(chance, size), "\n" + " " * (size - 1)
-    for repeated in (unit * (16 // size + 3), (unit * 3)[:-1], (blanks * 700)[:700]):
+    for repeated in (unit * (240 // size + 4), unit * 4, (unit * 4)[:-1], (unit * 3)[:-1], (blanks * 700)[:700]):
         text = before + repeated + "."
         for cut in (33, 150, 499):
             check(text, [text[at : at + cut] for at in range(0, len(text), cut)])

@@ -80,16 +80,22 @@ def test_a_run_ends_the_completion_after_its_first_unit(document: str, text: str
         assert complete(request_at(document, mode=mode), text, is_cut=True) == expected
 
 
-def test_the_engine_is_stopped_where_the_run_is_certain() -> None:
+def test_the_engine_is_stopped_where_a_run_is_too_long_for_a_person() -> None:
     rules = TextRules(request_at("for i in ra‸"))
     shown = [
         rules.feed(piece)
-        for piece in ("nge", "(0", *["," if at % 2 else " 1" for at in range(1, 30)])
+        for piece in ("nge", "(0", *["," if at % 2 else " 1" for at in range(1, 300)])
         if not rules.is_done
     ]
     assert rules.is_done
     assert "".join(shown) == "nge(0, 1"
-    assert len(shown) < 20
+    assert len(shown) < 170
+
+
+@pytest.mark.parametrize("text", ["range(0" + times(", 1") + ")", "x = '" + times("ab/", 20) + "'"])
+def test_a_run_that_ends_by_itself_is_kept(text: str) -> None:
+    for mode in Mode:
+        assert complete(request_at("‸\n", mode=mode), text) == text
 
 
 def test_only_text_that_repeats_is_withheld() -> None:
@@ -173,7 +179,7 @@ def test_little_of_a_document_is_kept(prefix: str, suffix: str) -> None:
     around = Surroundings.of(request_at(f"{prefix}‸{suffix}"))
     assert len(around.head) <= MAX_HEAD
     assert len(around.rest) <= MAX_REST
-    assert len(around.above) + sum(len(line.text) for line in around.below) <= 32_768
+    assert len(around.above) + len(around.below) <= 32_768
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_closing_bracket_right_of_the_cursor_is_not_repeated(document: str, te
         ("x = ‸(a, b)\n", "(1, 2) + ", "(1, 2) + "),
         ("x = ‸(a, b)\n", "[f(1)] + ", "[f(1)] + "),
         ("x = g‸ (a)\n", "(b) + h", "(b) + h"),
-        ('x = f("a‸(b")\n', "(c", ""),
+        ("x = f‸(b)\n", "(c)", ""),
         ("x ‸=\n", "= 5", ""),
         ("x‸=\n", "yz", "yz"),
         ("f(a‸,\n", ", b", ""),
@@ -123,11 +123,12 @@ def test_only_a_possible_repetition_is_withheld() -> None:
     assert sent(request, ["y", " ", "+", " 2", "0", " + 1"]) == ["y", "", "", " + 2", "0", "", ""]
 
 
-def test_a_closing_bracket_ends_it_at_once_and_withholds_nothing() -> None:
+def test_text_from_a_closing_bracket_on_is_withheld_to_the_end_of_its_line() -> None:
     rules = TextRules(request_at("f(‸)\n"))
     assert [rules.feed(piece) for piece in ["g", "(", "x", ")", ","]] == ["g", "(", "x", ")", ","]
+    assert rules.feed(" y) + h") == " y"
     assert not rules.is_done
-    assert rules.feed(" y) + 1") == " y"
+    assert rules.feed("(1)\n") == ") + h(1"
     assert rules.is_done
 
 
@@ -276,9 +277,10 @@ def test_a_closing_word_closes_where_the_language_has_them() -> None:
         ("    a()\n    ‸\n    c(x)\n", "if b:\n        c(x)\n", "if b:\n        c(x)"),
         ('    a()\n    ‸\n    """\n    b\n', 'x\n    """\n    b\n', "x"),
         ('    a()\n    ‸\n    """\n    b\n', 'x\n    """\n    c\n', 'x\n    """\n    c'),
-        ("    a()\n    ‸\n    b()\n    c()\n    d()\n", "x()\n    c()\n    d()\n", "x()"),
-        ("    a()\n    ‸\n    b()\n    c()\n    d()\n", "x()\n    c()\n    e()\n", "x()\n    c()\n    e()"),
-        ("    a()\n    ‸\n    b()\n    c()\n    d()\n", "x()\n    c()", "x()\n    c()"),
+        ("    a()\n    ‸\n    b()\n    c()\n    d()\n", "x()\n    b()\n    c()\n    d()\n", "x()"),
+        ("    a()\n    ‸\n    b()\n    c()\n    d()\n", "x()\n    b()\n    e()\n", "x()\n    b()\n    e()"),
+        ("    a()\n    ‸\n    b()\n    c()\n    d()\n", "x()\n    b()\n    c()", "x()"),
+        ("    a()\n    ‸\n    b()\n    c()\n    d()\n", "x()\n    c()\n    d()\n", "x()\n    c()\n    d()"),
     ],
 )
 def test_lines_below_the_cursor_are_not_repeated(document: str, text: str, expected: str) -> None:
