@@ -125,7 +125,7 @@ def _at(pattern: re.Pattern[str], text: str, _language: Language, chance: random
 
 
 def _closers(text: str, _language: Language, chance: random.Random) -> Iterator[Span]:
-    for match in re.finditer(r"[(\[{]|(?<!\w)[\"']", text):
+    for match in re.finditer(r"[(\[{]|(?<![\w\\])[\"']", text):
         start, cut = match.end(), _end_of_line(text, match.end())
         end = _closing(text, match.start(), cut)
         if end is not None and start < end <= start + _MAX_REST:
@@ -137,7 +137,7 @@ def _closing(text: str, opening: int, end: int) -> int | None:
     """Return the offset of the bracket or quote that closes the one at `opening`, before `end`; None without one."""
     first, depth = text[opening], 0
     for at in range(opening + 1, end):
-        if text[at] == _PAIRS[first] and not depth:
+        if text[at] == _PAIRS[first] and text[at - 1] != "\\" and not depth:
             return at
         depth += (text[at] == first) - (text[at] == _PAIRS[first])
     return None

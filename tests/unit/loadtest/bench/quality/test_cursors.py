@@ -103,6 +103,13 @@ def test_the_closing_bracket_stays_and_the_rest_of_the_line_goes(seed: int) -> N
     )
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_quote_behind_a_backslash_closes_nothing(seed: int) -> None:
+    found = cursor("closer", HEAD + 'value = "one \\"two\\" three"\n', seed)
+    assert 'one \\"two\\" three'.endswith(found.truth)
+    assert found.after == '"\n'
+
+
 @pytest.mark.parametrize(
     ("language", "text", "typed", "truth", "after"),
     [
