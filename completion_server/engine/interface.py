@@ -39,8 +39,9 @@ class GenerationRequest:
     cache_salt: str = ""
     """Prompts share prefix-cache entries only under the same salt."""
     begins_with: str = ""
-    """Text with which the answer must begin; at any temperature, drafted or not. The outputs leave it out, but its
-    tokens count."""
+    """Text with which the answer must begin, at any temperature, drafted or not. The outputs leave it out."""
+    num_beginning_tokens: int = 0
+    """Tokens for that text, beside `max_tokens`."""
     trace_headers: Mapping[str, str] | None = None
     """Headers of W3C Trace Context, under which the engine makes its own spans; None if the request is not sampled."""
 

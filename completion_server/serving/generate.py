@@ -89,10 +89,11 @@ class Generator:
         generation = GenerationRequest(
             id=request.id,
             prompt_token_ids=prompt.token_ids,
-            max_tokens=request.max_tokens + prompt.num_left_out,
+            max_tokens=request.max_tokens,
             sampling=request.sampling,
             stop_token_ids=prompt.stop_token_ids,
             begins_with=prompt.begins_with,
+            num_beginning_tokens=prompt.num_left_out,
             priority=request.trigger,
             cache_salt=self._isolation.salt(request.caller),
             trace_headers=request.trace.headers() if request.trace is not None and request.trace.is_sampled else None,

@@ -43,7 +43,7 @@ async def run_request(engine: Engine, request: GenerationRequest) -> Result:
     assert accepted == sorted(accepted)
     assert accepted[-1] <= drafted[-1]
     num_tokens = sum(output.num_tokens for output in outputs)
-    assert num_tokens <= request.max_tokens
+    assert num_tokens <= request.max_tokens + request.num_beginning_tokens
     text = "".join(output.text for output in outputs)
     return Result(text, num_tokens, outputs[-1], {output.cached_prompt_tokens for output in outputs})
 

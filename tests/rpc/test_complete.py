@@ -76,6 +76,7 @@ async def test_the_engine_gets_the_requests_parameters(server: RunningServer, sa
     await ask(server.stub, message, metadata=(("x-tenant-id", "acme"),))
     generation = said.generations[-1]
     assert (generation.max_tokens, generation.sampling.temperature, generation.sampling.seed) == (7, 0.5, 11)
+    assert (generation.begins_with, generation.num_beginning_tokens) == (" ", 1)
     assert generation.priority == 0
     assert generation.stop_token_ids  # a single line ends in the engine
 

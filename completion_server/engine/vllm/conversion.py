@@ -41,7 +41,7 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
     if request.begins_with:
         extra[BEGINS_WITH] = request.begins_with
     return SamplingParams(
-        max_tokens=request.max_tokens,
+        max_tokens=request.max_tokens + request.num_beginning_tokens,
         temperature=request.sampling.temperature,
         seed=request.sampling.seed,
         stop_token_ids=list(request.stop_token_ids) or None,

@@ -42,7 +42,12 @@ async def answer(
     num_extra: int = 0,
 ) -> Result:
     request = GenerationRequest(
-        f"healing-{next(NUMBERS)}", token_ids, NUM_TOKENS + num_extra, sampling, begins_with=begins_with
+        f"healing-{next(NUMBERS)}",
+        token_ids,
+        NUM_TOKENS,
+        sampling,
+        begins_with=begins_with,
+        num_beginning_tokens=num_extra,
     )
     return await run_request(engine, request)
 

@@ -169,8 +169,8 @@ def test_files_of_redis_are_beside_the_configuration(tmp_path: Path, key: str) -
     assert getattr(load(write(tmp_path, text)).redis, key) == str(tmp_path / "file")
 
 
-CHECKED_ELSEWHERE = {"speculation.schedule", "scheduling.tenant_weights"}
-"""Containers of numbers; each row is checked where it is read."""
+CHECKED_ELSEWHERE = {"speculation.schedule", "scheduling.tenant_weights", "prompt.template_fields"}
+"""Containers of numbers; each entry is checked where it is read."""
 
 
 def leaf_types(hint: Any) -> set[Any]:
