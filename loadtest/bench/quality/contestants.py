@@ -39,6 +39,7 @@ _SERVES_SLOWLY = (
     f"engine.max_num_seqs={_BATCH}",
     f"scheduling.max_slots={_BATCH}",
     "engine.step_timeout_s=600",
+    "engine.hang_timeout_s=600",
     "shed.budget_ms=600000",
     "shed.lag_ms=0",
     f"limits.max_deadline_s={_REQUEST_S:.0f}",
