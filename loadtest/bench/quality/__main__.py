@@ -72,7 +72,7 @@ def main(options: _Options, console: Console) -> Result:
     \b
     Example:
         python -m loadtest.bench.quality --model MODEL --cursors 100 --contestant plain \\
-            --contestant server --contestant "server, typed line: prompt.max_recent_tokens=0" --show 20
+            --contestant server --contestant "server, typed line: prompt.template_fields.lines_behind=1" --show 20
     """
     servers = _servers(options)
     cursors = file_cursors(options.cursors, options.seed)
