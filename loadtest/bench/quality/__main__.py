@@ -17,9 +17,11 @@ from loadtest.bench.quality.contestants import (
     HEALED,
     IN_PROCESS,
     PLAIN,
+    RULED,
     SERVER,
     Budget,
     plain_answers,
+    ruled,
     server_answers,
     server_settings,
 )
@@ -59,6 +61,7 @@ class _Options(ServerOptions):
     humaneval: Path | None = option(None, "HumanEval-SingleLineInfilling.jsonl.gz, a second set.", EXISTING_FILE)
     humaneval_cursors: int = option(100, "In that set.", click.IntRange(1))
     answers: Path | None = option(None, "Write cursors and answers into this file of JSON lines.", FILE)
+    again: Path | None = option(None, "Measure the answers of such a file, of the same cursors, again.", EXISTING_FILE)
     show: int = option(0, "Print as many cursors, each with all answers.", click.IntRange(0))
 
 
@@ -78,12 +81,26 @@ def main(options: _Options, console: Console) -> Result:
     cursors = file_cursors(options.cursors, options.seed)
     if options.humaneval:
         cursors += humaneval_cursors(options.humaneval, options.humaneval_cursors, options.seed)
-    answers = _ask_all(options, servers, cursors, console)
+    answers = _read(options.again, cursors) if options.again else _ask_all(options, servers, cursors, console)
+    if HEALED in answers:
+        answers = {**answers, RULED: ruled(cursors, answers[HEALED])}
     if options.answers:
         write_text(options.answers, "".join(f"{line}\n" for line in _lines(options, cursors, answers)))
     scores = Scores(cursors, answers, options.seed)
     found = {"model": options.model.name, "corpus_digest": corpus_digest(cursors), **figures(scores, PLAIN)}
     return Result(found, [*side_by_side(cursors, answers, options.show), *tables(scores, PLAIN)])
+
+
+def _read(file: Path, cursors: Sequence[Cursor]) -> Answers:
+    """Return the answers that an earlier run wrote.
+
+    Raises ConfigError if they are of other cursors.
+    """
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    if [(each["path"], each["offset"]) for each in lines] != [(each.path, len(each.before)) for each in cursors]:
+        raise ConfigError(f"--again {file}: has the answers at other cursors; give --cursors and --seed of its run")
+    names = dict.fromkeys(name for each in lines for name in each["answers"])
+    return {name: [each["answers"][name] for each in lines] for name in names}
 
 
 def _servers(options: _Options) -> dict[str, list[str]]:

@@ -17,15 +17,19 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.endpoint import caller_metadata
+from completion_server.core.request import Caller, Mode, Request
 from completion_server.engine.vllm.offline import offline_engine
 from completion_server.prompt.loading import choose_template
 from completion_server.prompt.templates import FimOrder, Template
 from loadtest.bench.quality.cursors import BODY, Cursor
 from loadtest.bench.quality.healing import LEFT_OUT, left_out
+from loadtest.bench.quality.oracle import shown
 from loadtest.bench.runner.server import SERVES_ALL, NotAnsweredError, ServerProcess
 
 PLAIN, HEALED, SERVER = "plain", "plain, healed", "server"
 IN_PROCESS = (PLAIN, HEALED)
+RULED = "plain, healed, rules"
+"""The answers of `HEALED` as the server's text rules show them: what the rules mend and damage."""
 _BATCH = 16
 _CONTEXT = 4096
 _REQUEST_S = 600.0
@@ -117,6 +121,26 @@ def _complete(
     ]
     outputs = llm.generate(prompts, sampling, use_tqdm=False)
     return [output.outputs[0].text.removeprefix(end) for output, end in zip(outputs, missing, strict=True)]
+
+
+def ruled(cursors: Sequence[Cursor], answers: Sequence[str]) -> list[str]:
+    """Return the part of each answer that the text rules show."""
+    return [shown(_rule_request(cursor), answer) for cursor, answer in zip(cursors, answers, strict=True)]
+
+
+def _rule_request(cursor: Cursor) -> Request:
+    return Request(
+        id="quality",
+        caller=Caller("quality", "quality"),
+        sequence=1,
+        document_uri=cursor.path,
+        language_id=cursor.language,
+        prefix=cursor.before,
+        suffix=cursor.after,
+        max_tokens=1024,
+        received_at=0.0,
+        mode=Mode.MULTI_LINE if cursor.kind == BODY else Mode.SINGLE_LINE,
+    )
 
 
 def plain_prompt(template: Template, before: str, after: str) -> str:
