@@ -12,7 +12,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: help languages install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
 	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-cancels bench-capacity bench-steps bench-cpu bench-replicas \
-	bench-regions bench-gpu bench-trial bench-policy bench-sharing bench-isolation bench-isolation_real bench-quality llama-server
+	bench-regions bench-gpu bench-trial bench-sharing bench-isolation bench-isolation_real bench-quality llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -161,9 +161,6 @@ bench-quality: $(VENV)/installed-dev editors/node_modules/installed ## What MODE
 
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
 	@$(BIN)/python -m loadtest.bench.prompt --record benchmarks/prompt.json
-
-bench-policy: $(VENV)/installed ## Engine tokens for each seen completion, by what editors' clients ask for; in virtual time.
-	@$(BIN)/python -m loadtest.bench.policy --record benchmarks/policy.json
 
 bench-isolation: $(VENV)/installed ## Whether the time to a first text tells what another tenant has asked.
 	@$(BIN)/python -m loadtest.bench.isolation --record benchmarks/isolation.json
