@@ -12,7 +12,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: help languages install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
 	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-cancels bench-capacity bench-steps bench-cpu bench-replicas \
-	bench-regions bench-gpu bench-trial bench-sharing bench-isolation bench-isolation_real bench-quality llama-server
+	bench-regions bench-gpu bench-trial bench-sharing bench-quality llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -161,12 +161,6 @@ bench-quality: $(VENV)/installed-dev editors/node_modules/installed ## What MODE
 
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
 	@$(BIN)/python -m loadtest.bench.prompt --record benchmarks/prompt.json
-
-bench-isolation: $(VENV)/installed ## Whether the time to a first text tells what another tenant has asked.
-	@$(BIN)/python -m loadtest.bench.isolation --record benchmarks/isolation.json
-
-bench-isolation_real: $(VENV)/installed ## The same on a real engine, with fewer trials; ten minutes.
-	@$(BIN)/python -m loadtest.bench.isolation --config deploy/local/server.toml --trials 400 --record benchmarks/isolation_real.json
 
 # Speculation gains little on two cores (make bench-speculation) and varies, so this benchmark runs without it.
 BENCH_SCHEDULER := --set engine.num_speculative_tokens=0
