@@ -12,7 +12,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: help languages install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
 	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-cancels bench-capacity bench-steps bench-cpu bench-replicas \
-	bench-regions bench-gpu bench-trial bench-sharing bench-quality llama-server
+	 bench-gpu bench-trial bench-sharing bench-quality llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -193,9 +193,6 @@ bench-attacks: $(VENV)/installed ## What honest users get while the server is at
 # The real Envoy comes with the development packages; redis-server is a package of the system.
 bench-replicas: $(VENV)/installed-dev ## Several replicas as one: routing, newest-wins, the cache, life without Redis, its cost.
 	@$(BIN)/python -m loadtest.bench.replicas --record benchmarks/replicas.json
-
-bench-regions: $(VENV)/installed ## The nearest of three regions is lost under 1,000 editors; draws docs/images/region-loss.svg.
-	@$(BIN)/python -m loadtest.bench.regions --picture docs/images/region-loss.svg --record benchmarks/regions.json
 
 bench-peers: $(VENV)/installed ## The scheduler benchmark again, drawn: docs/images/peers.svg.
 	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --picture docs/images/peers.svg \
