@@ -11,8 +11,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 .PHONY: help languages install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
-	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-cancels bench-capacity bench-steps bench-cpu bench-replicas \
-	 bench-gpu bench-trial bench-sharing bench-quality llama-server
+	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-cancels bench-capacity bench-cpu bench-replicas \
+	bench-gpu bench-trial bench-sharing bench-quality llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -170,9 +170,6 @@ bench-scheduler: $(VENV)/installed ## Completions seen by typing users at 0.5 to
 
 bench-sharing: $(VENV)/installed ## An abuser beside users, and tenants of different weight, on a real server.
 	@$(BIN)/python -m loadtest.bench.scheduler.sharing --config deploy/local/server.toml --record benchmarks/sharing.json
-
-bench-steps: $(VENV)/installed ## Duration of the engine's steps; writes the constants of `loadtest simulate --engine measured`.
-	@$(BIN)/python -m loadtest.bench.steps --out loadtest/simulation/step_times.json --record benchmarks/steps.json
 
 bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end, beside a bare gRPC server.
 	@$(BIN)/python -m loadtest.bench.sessions --record benchmarks/sessions.json
