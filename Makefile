@@ -174,8 +174,8 @@ bench-cpu: $(VENV)/installed ## CPU time of a request: the front end's, a bare g
 bench-attacks: $(VENV)/installed ## What honest users get while the server is attacked, and the server's memory.
 	@$(BIN)/python -m loadtest.bench.attacks --record benchmarks/attacks.json
 
-# The real Envoy comes with the development packages; redis-server is a package of the system.
-bench-replicas: $(VENV)/installed-dev ## Several replicas as one: routing, newest-wins, the cache, life without Redis, its cost.
+# redis-server is a package of the system.
+bench-replicas: $(VENV)/installed ## Several replicas as one: newest-wins, the cache, life without Redis.
 	@$(BIN)/python -m loadtest.bench.replicas --record benchmarks/replicas.json
 
 bench-capacity: $(VENV)/installed ## How many editors each server can promise an answer to; draws docs/images/capacity.svg.
