@@ -168,7 +168,7 @@ bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end,
 	@$(BIN)/python -m loadtest.bench.sessions --record benchmarks/sessions.json
 
 # h2load is in Debian's nghttp2-client; without it its figures are left out.
-bench-cpu: $(VENV)/installed ## CPU time of a request: the front end's, a bare gRPC server's, and that of the parts.
+bench-cpu: $(VENV)/installed ## CPU time of a request: the server's beside a bare gRPC server's, and that of the front end's parts.
 	@$(BIN)/python -m loadtest.bench.requests --record benchmarks/cpu.json
 
 bench-attacks: $(VENV)/installed ## What honest users get while the server is attacked, and the server's memory.
