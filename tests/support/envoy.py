@@ -6,8 +6,9 @@ import os
 import random
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,6 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.bench.runner.schedule import started_together
 from loadtest.bench.runner.server import SCRIPTED, ServerProcess
 from loadtest.processes.child import Child, StartError
 
@@ -191,6 +191,27 @@ def _address(host: str, port: int) -> Document:
 def _text_of(address: Document) -> str:
     found = address["socket_address"]
     return f"{found['address']}:{found['port_value']}"
+
+
+@contextmanager
+def started_together(makers: Sequence[Callable[[], ServerProcess]]) -> Iterator[list[ServerProcess]]:
+    """Start what the functions return at the same time, and yield them in order. Leaving the context stops them.
+
+    Raises StartError if one did not start; the others are stopped.
+    """
+    with ExitStack() as stack, ThreadPoolExecutor(len(makers)) as starters:
+        futures = [starters.submit(make) for make in makers]
+        found, failure = [], None
+        for future in futures:
+            try:
+                found.append(future.result())
+            except Exception as error:  # noqa: BLE001 - those that started are stopped before it is raised
+                failure = error
+            else:
+                stack.callback(found[-1].stop)
+        if failure is not None:
+            raise failure
+        yield found
 
 
 def scripted_replicas(
