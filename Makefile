@@ -11,8 +11,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 .PHONY: help languages install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline dashboards \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
-	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation bench-attacks bench-cancels bench-capacity bench-steps bench-cpu bench-replicas \
-	bench-regions bench-gpu bench-trial bench-policy bench-canary bench-sharing bench-isolation bench-isolation_real bench-quality llama-server
+	bench-overhead bench-prompt bench-scheduler bench-sessions bench-speculation bench-attacks bench-capacity bench-cpu bench-replicas \
+	bench-gpu bench-trial bench-quality llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -150,10 +150,6 @@ test-cuda: .venv-cuda-check/installed $(VENV)/installed-dev ## All shipped confi
 bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, and vLLM's own server beside it.
 	@$(BIN)/python -m loadtest.bench.overhead --record benchmarks/overhead.json
 
-bench-engine: $(VENV)/installed ## Compilation, speculation, INT8 and the prefix cache, each on and off, in one interleaved run.
-	@$(BIN)/python -m loadtest.bench.engine --set engine.model=target_model/embedded-bf16 \
-		--int8-model target_model/embedded --record benchmarks/engine.json
-
 # MODEL is the folder of a real code model. BENCH_QUALITY has further options, such as --cursors 100 --show 10.
 bench-quality: $(VENV)/installed-dev editors/node_modules/installed ## What MODEL writes at cursors of real files, through this server and without it.
 	@$(BIN)/python -m loadtest.bench.quality --model "$(MODEL)" \
@@ -162,56 +158,25 @@ bench-quality: $(VENV)/installed-dev editors/node_modules/installed ## What MODE
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
 	@$(BIN)/python -m loadtest.bench.prompt --record benchmarks/prompt.json
 
-bench-policy: $(VENV)/installed ## Engine tokens for each seen completion, by what editors' clients ask for; in virtual time.
-	@$(BIN)/python -m loadtest.bench.policy --record benchmarks/policy.json
-
-bench-canary: $(VENV)/installed ## How often an equal canary is taken back, and after how many completions a worse one.
-	@$(BIN)/python -m loadtest.bench.canary --record benchmarks/canary.json
-
-bench-isolation: $(VENV)/installed ## Whether the time to a first text tells what another tenant has asked.
-	@$(BIN)/python -m loadtest.bench.isolation --record benchmarks/isolation.json
-
-bench-isolation_real: $(VENV)/installed ## The same on a real engine, with fewer trials; ten minutes.
-	@$(BIN)/python -m loadtest.bench.isolation --config deploy/local/server.toml --trials 400 --record benchmarks/isolation_real.json
-
 # Speculation gains little on two cores (make bench-speculation) and varies, so this benchmark runs without it.
 BENCH_SCHEDULER := --set engine.num_speculative_tokens=0
 
 bench-scheduler: $(VENV)/installed ## Completions seen by typing users at 0.5 to 4 times the capacity of the engine.
 	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --record benchmarks/scheduler.json
 
-bench-sharing: $(VENV)/installed ## An abuser beside users, and tenants of different weight, on a real server.
-	@$(BIN)/python -m loadtest.bench.scheduler.sharing --config deploy/local/server.toml --record benchmarks/sharing.json
-
-bench-steps: $(VENV)/installed ## Duration of the engine's steps; writes the constants of `loadtest simulate --engine measured`.
-	@$(BIN)/python -m loadtest.bench.steps --out loadtest/simulation/step_times.json --record benchmarks/steps.json
-
 bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end, beside a bare gRPC server.
 	@$(BIN)/python -m loadtest.bench.sessions --record benchmarks/sessions.json
 
 # h2load is in Debian's nghttp2-client; without it its figures are left out.
-bench-cpu: $(VENV)/installed ## CPU time of a request: the front end's, a bare gRPC server's, and that of the parts.
+bench-cpu: $(VENV)/installed ## CPU time of a request: the server's beside a bare gRPC server's, and that of the front end's parts.
 	@$(BIN)/python -m loadtest.bench.requests --record benchmarks/cpu.json
-
-# The engine has room for all, so that no request is shed.
-bench-cancels: $(VENV)/installed ## Memory over half an hour of requests, every second one cancelled.
-	@$(BIN)/python -m loadtest.bench.attacks --attack cancels --attack-s 1860 --set engine.max_num_seqs=128 \
-		--set scheduling.max_slots=128 --set shed.when=never --set shed.lag_ms=0 --set scheduling.step_tolerance=0 \
-		--record benchmarks/cancels.json
 
 bench-attacks: $(VENV)/installed ## What honest users get while the server is attacked, and the server's memory.
 	@$(BIN)/python -m loadtest.bench.attacks --record benchmarks/attacks.json
 
-# The real Envoy comes with the development packages; redis-server is a package of the system.
-bench-replicas: $(VENV)/installed-dev ## Several replicas as one: routing, newest-wins, the cache, life without Redis, its cost.
+# redis-server is a package of the system.
+bench-replicas: $(VENV)/installed ## Several replicas as one: newest-wins, the cache, life without Redis.
 	@$(BIN)/python -m loadtest.bench.replicas --record benchmarks/replicas.json
-
-bench-regions: $(VENV)/installed ## The nearest of three regions is lost under 1,000 editors; draws docs/images/region-loss.svg.
-	@$(BIN)/python -m loadtest.bench.regions --picture docs/images/region-loss.svg --record benchmarks/regions.json
-
-bench-peers: $(VENV)/installed ## The scheduler benchmark again, drawn: docs/images/peers.svg.
-	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --picture docs/images/peers.svg \
-		--record benchmarks/peers.json
 
 bench-capacity: $(VENV)/installed ## How many editors each server can promise an answer to; draws docs/images/capacity.svg.
 	@$(BIN)/python -m loadtest.bench.capacity --picture docs/images/capacity.svg --record benchmarks/capacity.json

@@ -163,11 +163,6 @@ def _figure(axes: Axes) -> Figure:
     return found
 
 
-def curve_svg(series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, title: str) -> str:
-    """Return an SVG file of named series of (x, y), dark on white."""
-    return svg_file(curve_picture(series, x_label, y_label, title))
-
-
 @in_style
 def curve_picture(
     series: Mapping[str, Sequence[tuple[float, float]]],

@@ -4,11 +4,10 @@ import asyncio
 import json
 import math
 import random
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from completion_server.engine.interface import Engine, EngineInfo, EngineStats, GenerationRequest, Output
 from completion_server.engine.scripted.model import LARGE_MODEL_ON_A_GPU, ServiceTimes
@@ -157,14 +156,10 @@ LARGE_MODEL = EngineProfile(LARGE_MODEL_ON_A_GPU, mean_tokens=21, most_tokens=21
 
 @cache
 def measured_engine() -> EngineProfile:
-    """Return the engine that `python -m loadtest.bench.steps` measured."""
-    return profile_of(json.loads(files(__package__).joinpath("step_times.json").read_text(encoding="utf-8")))
-
-
-def profile_of(document: Mapping[str, Any]) -> EngineProfile:
-    """Return the profile with the service times of a document of `python -m loadtest.bench.steps`."""
+    """Return the embedded model's engine, by its measured steps; step_times.json says where and when."""
+    times = json.loads(files(__package__).joinpath("step_times.json").read_text(encoding="utf-8"))["times"]
     return EngineProfile(
-        ServiceTimes(**document["times"]),
+        ServiceTimes(**times),
         mean_tokens=9,
         most_tokens=24,
         mean_prompt_tokens=31,

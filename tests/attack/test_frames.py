@@ -6,8 +6,15 @@ import random
 import pytest
 
 from loadtest.bench.attacks.http2 import Http2Connection
-from loadtest.bench.attacks.mutation import PREFACE_BYTES, exchange, frames_of_a_call, http_request, mutated
-from loadtest.bench.attacks.pings import FRAMES, flood
+from loadtest.bench.attacks.malformed import (
+    FRAMES,
+    PREFACE_BYTES,
+    exchange,
+    flood,
+    frames_of_a_call,
+    http_request,
+    mutated,
+)
 from tests.attack.conftest import engine
 from tests.support.http_clients import HTTP
 from tests.support.server import RunningServer, ask, eventually, make_config, request, run_server

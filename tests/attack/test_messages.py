@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.settings import LimitSettings
 from loadtest.bench.attacks.http2 import Http2Connection, framed
-from loadtest.bench.attacks.mutation import mutated
+from loadtest.bench.attacks.malformed import mutated
 from tests.attack.conftest import MIB, attacked, engine
 from tests.support.server import RunningServer, ask, make_config, request, run_server
 

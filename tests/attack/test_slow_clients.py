@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from loadtest.bench.attacks.slow import BEGINNINGS, SlowConnection
+from loadtest.bench.attacks.unfinished import BEGINNINGS, SlowConnection
 from tests.attack.conftest import engine
 from tests.support.certificates import MakeIdentity
 from tests.support.server import ask, make_config, request, run_server

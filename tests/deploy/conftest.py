@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from loadtest.bench.replicas.envoy import Envoy, adapted, load_shipped
-from loadtest.bench.replicas.servers import scripted_replicas
 from loadtest.bench.runner.server import ServerProcess
-from tests.support.envoy import require_envoy
+from tests.support.envoy import Envoy, adapted, load_shipped, require_envoy, scripted_replicas
 from tests.support.models import ROOT
 
 SHIPPED = ROOT / "deploy" / "envoy" / "envoy.yaml"

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from completion_client import Endpoint
-from loadtest.bench.replicas.envoy import EDITORS, Envoy, adapted, load_shipped
-from loadtest.bench.replicas.users import NamedUsers
 from tests.deploy.conftest import SHIPPED
 from tests.deploy.manifests.targets import rendered
+from tests.support.envoy import EDITORS, Envoy, adapted, load_shipped
 from tests.support.kustomize import one
+from tests.support.named_users import NamedUsers
 
 _SECRET = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 _CONTEXT = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext"

@@ -22,12 +22,12 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from completion_server.client.top.readings import BucketHistogram
 from deploy.monitoring.dashboards.generate import DASHBOARDS, FOLDER, render
-from loadtest.bench.replicas.envoy import Envoy, adapted, load_shipped
 from loadtest.processes.child import Child
 from tests.deploy.conftest import SHIPPED, health_over_http
 from tests.deploy.gateway import run_gateway
 from tests.support.certificates import make_identity_in, revocations_of
 from tests.support.dashboard_load import SETTINGS, TENANTS, dashboard_load
+from tests.support.envoy import Envoy, adapted, load_shipped
 from tests.support.models import DRAFT, TARGET
 from tests.support.prometheus import Prometheus, Target, require_prometheus, running_prometheus
 from tests.support.redis_servers import RedisServer, free_port, running

@@ -13,9 +13,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from loadtest.bench.replicas.envoy import Envoy, adapted, load_shipped
-from loadtest.bench.replicas.users import NamedUsers, OpenStream, busiest_over_mean, names_of
 from tests.deploy.conftest import SHIPPED, Site, health_over_http, run_site
+from tests.support.envoy import Envoy, adapted, cluster_of, load_shipped
+from tests.support.named_users import NamedUsers, OpenStream, busiest_over_mean, names_of
 from tests.support.server import eventually
 
 BOUND = 1.25
@@ -243,3 +243,19 @@ def test_an_envoy_that_drains_says_so_and_keeps_its_streams(envoy_binary: str) -
 
     with run_site(1, drain_s=2) as site:
         asyncio.run(drain(site))
+
+
+def test_a_configuration_is_adapted_without_changing_the_shipped_one() -> None:
+    shipped = load_shipped(SHIPPED)
+    document = adapted(shipped, ["127.0.0.1:1", "127.0.0.1:2"], {"lb_policy": "ROUND_ROBIN"})
+    assert shipped == load_shipped(SHIPPED)
+    (group,) = cluster_of(document)["load_assignment"]["endpoints"]
+    ports = [each["endpoint"]["address"]["socket_address"]["port_value"] for each in group["lb_endpoints"]]
+    assert ports == [1, 2]
+    assert (cluster_of(shipped)["lb_policy"], cluster_of(document)["lb_policy"]) == ("MAGLEV", "ROUND_ROBIN")
+    assert cluster_of(document)["health_checks"] == cluster_of(shipped)["health_checks"]
+
+
+def test_the_busiest_replica_counts_against_the_mean_of_all() -> None:
+    assert busiest_over_mean({"a": "1", "b": "1", "c": "2"}, 3) == 2.0
+    assert busiest_over_mean({"a": "1", "b": "2"}, 2) == 1.0

@@ -10,11 +10,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from loadtest.bench.replicas.users import NamedUsers, names_of
 from tests.deploy.conftest import Site
 from tests.deploy.gateway import run_gateway
 from tests.support.certificates import Identity, MakeIdentity, revocations_of
 from tests.support.models import ROOT
+from tests.support.named_users import NamedUsers, names_of
 from tests.support.rules import load_rules
 from tests.support.server import eventually
 

@@ -7,11 +7,11 @@ import grpc
 import psutil
 import pytest
 
-from loadtest.bench.replicas.servers import BEHIND_ENVOY
-from loadtest.bench.replicas.users import NamedUsers, names_of
 from loadtest.bench.runner.server import SCRIPTED, ServerProcess
 from tests.deploy.conftest import Site, run_site
+from tests.support.envoy import BEHIND_ENVOY
 from tests.support.models import ROOT
+from tests.support.named_users import NamedUsers, names_of
 from tests.support.server import eventually
 
 pytestmark = [pytest.mark.serial, pytest.mark.full]

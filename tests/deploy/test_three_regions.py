@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, Regions, RegionSettings
 from completion_client.endpoint import Metadata
-from loadtest.bench.replicas.users import NamedUsers, names_of
 from tests.deploy.conftest import Site, health_over_http, run_site
+from tests.support.named_users import NamedUsers, names_of
 from tests.support.server import eventually, request
 
 HOME = "us-east"

@@ -81,39 +81,10 @@ def test_answers_are_held_back_and_complete() -> None:
         assert time.monotonic() - begin >= 3 * 0.05
 
 
-def test_a_distance_delays_the_handshake_and_each_exchange_by_a_round_trip() -> None:
-    with serving(lambda _: b"far") as far, Relay(far, round_trip_ms=60) as relay:
-        begin = time.monotonic()
-        with connect(relay) as connection:
-            assert ask_on(connection) == b"far"
-            first_s = time.monotonic() - begin
-            assert ask_on(connection) == b"far"
-            second_s = time.monotonic() - begin - first_s
-    assert 0.12 <= first_s < 10
-    assert 0.06 <= second_s < 10
-
-
-def test_a_distance_delays_data_and_does_not_slow_it_down() -> None:
-    """A relay that waited after each piece would need 50 round trips."""
-    with serving(lambda data: data) as echo, Relay(echo, round_trip_ms=200) as relay, connect(relay) as connection:
-        begin = time.monotonic()
-        sent = b""
-        for number in range(50):
-            piece = b"%03d|" % number
-            connection.sendall(piece)
-            sent += piece
-            time.sleep(0.005)
-        received = b""
-        while len(received) < len(sent):
-            received += connection.recv(1000)
-        assert received == sent
-        assert time.monotonic() - begin < 5
-
-
-def test_clients_notice_that_a_distant_server_has_gone_and_find_the_one_that_replaces_it() -> None:
+def test_clients_notice_that_a_server_has_gone_and_find_the_one_that_replaces_it() -> None:
     with serving(lambda _: b"second") as second, ExitStack() as stack:
         gone = ExitStack()
-        relay = stack.enter_context(Relay(gone.enter_context(serving(lambda _: b"first")), round_trip_ms=2))
+        relay = stack.enter_context(Relay(gone.enter_context(serving(lambda _: b"first"))))
         assert ask(relay) == b"first"
         gone.close()
         assert ask(relay) == b""

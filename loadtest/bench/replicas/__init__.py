@@ -1,1 +1,1 @@
-"""Several replicas of the server: routing, newest-wins, the caches, and life without Redis."""
+"""Several replicas of the server: newest-wins, the caches, and life without Redis."""

@@ -1,27 +1,19 @@
-"""What the parts of the benchmark share: its options, replicas with the scripted engine, and a Redis."""
+"""What the parts of the benchmark share: its options and a Redis."""
 
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 
 from loadtest.bench.runner.benchmark import ServerOptions, option
-from loadtest.bench.runner.schedule import Contestant, started_together
-from loadtest.bench.runner.server import SCRIPTED, ServerProcess
+from loadtest.bench.runner.schedule import Contestant
 from loadtest.processes.child import Child, StartError, free_port
 
-PARTS = ("routing", "supersede", "cache", "lookup", "outage", "rate")
-CONFIG = Path("deploy/local/server.toml")
-
-BEHIND_ENVOY = ("admission.trust_user_names=true", "admission.require_user=true")
-"""The settings of a replica that only Envoy reaches."""
-
+PARTS = ("supersede", "cache", "outage")
 _REDIS_START_S = 10.0
 
 Figures = Mapping[str, Any]
@@ -32,26 +24,10 @@ class Options(ServerOptions):
     """The options of a run, which every part gets."""
 
     part: tuple[str, ...] = option((), "May be repeated.  [all]", click.Choice(PARTS))
-    rounds: int = option(4, "Turns of each site.", click.IntRange(1))
+    rounds: int = option(4, "Turns of each server.", click.IntRange(1))
     seconds: float = option(20.0, "Length of a turn.", click.FloatRange(5))
-    users: int = option(48, "Users who type.", click.IntRange(3))
-    requests_per_s: float = option(40.0, "Asked by all of them together.", click.FloatRange(1))
-    kv_blocks: int = option(3000, "KV cache of each of three replicas, in blocks of 16 tokens.", click.IntRange(16))
+    requests_per_s: float = option(40.0, "Asked by all users together.", click.FloatRange(1))
     seed: int = option(0, "Who types what and when.", int)
-
-
-def scripted_replicas(
-    num: int, overrides: Sequence[str] = (), config: Path = CONFIG, name: str = "replica"
-) -> AbstractContextManager[list[ServerProcess]]:
-    """Run replicas with the scripted engine behind Envoy, which start together.
-
-    Raises:
-        StartError: one did not start.
-
-    """
-    settings = (*BEHIND_ENVOY, *SCRIPTED, *overrides)
-    makers = [partial(ServerProcess, config, settings, f"{name}-{number}", has_metrics=True) for number in range(num)]
-    return started_together(makers)
 
 
 class RedisProcess(Contestant):

@@ -1,8 +1,6 @@
-"""Measures the CPU time that the front end takes for a request, beside a gRPC server without logic.
+"""Measures the CPU time that the front end takes for a request: beside a gRPC server without logic, and its parts.
 
-Over gRPC: editors type open loop, at a fixed rate below saturation, against a server with the scripted engine; the
-generator is a process of its own. The CPU time (user and system) of the server's process, divided by the requests. The
-bare server takes turns with it, with the same traffic and as many messages. With h2load: see `h2load`.
+Over gRPC with h2load: see `h2load`.
 
 In process: the front end without gRPC, and its parts (see `in_process`).
 
@@ -18,8 +16,8 @@ from loadtest.bench.requests import h2load
 from loadtest.bench.requests.in_process import Passes
 from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.figures import figure_table
-from loadtest.bench.runner.front_end import SERVES_LATE, TurnCost, bare_turn, editors, server_turn
-from loadtest.bench.runner.server import ServerProcess, effective_config, prompt_maker
+from loadtest.bench.runner.front_end import editors
+from loadtest.bench.runner.server import effective_config, prompt_maker
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
 
@@ -30,13 +28,11 @@ _H2LOAD_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options(ServerOptions):
-    sessions: int = option(2000, "Editors.", click.IntRange(1))
-    requests_per_s: float = option(
-        600.0, "Asked by all editors together. Must be below what the server can serve.", click.FloatRange(1)
-    )
-    seconds: float = option(20.0, "Of traffic in each turn.", click.FloatRange(5))
-    rounds: int = option(3, "Turns of each server.", click.IntRange(1))
-    in_process_only: bool = option(False, "Leave gRPC out: a run of a minute, for one change at a time.")
+    sessions: int = option(2000, "Editors, in process.", click.IntRange(1))
+    requests_per_s: float = option(600.0, "Asked by all editors together, in process.", click.FloatRange(1))
+    seconds: float = option(20.0, "Of traffic in each pass or turn, at most.", click.FloatRange(5))
+    rounds: int = option(3, "Passes, and turns of each server.", click.IntRange(1))
+    in_process_only: bool = option(False, "Leave h2load out: half a minute, for one change at a time.")
     h2load_only: bool = option(False, "Measure with h2load alone.")
     seed: int = option(0, "Who types what and when.", int)
 
@@ -47,7 +43,6 @@ def main(options: _Options, console: Console) -> Result:
 
     \b
     Example:
-        python -m loadtest.bench.requests --requests-per-s 750 --rounds 5
         python -m loadtest.bench.requests --h2load-only --rounds 5
         python -m loadtest.bench.requests --in-process-only
     """
@@ -55,12 +50,8 @@ def main(options: _Options, console: Console) -> Result:
     found: dict[str, float] = {}
     if not options.in_process_only:
         found |= _with_h2load(options, console)
-    if not options.in_process_only and not options.h2load_only:
-        found |= _over_grpc(options, scenario, console)
     if not options.h2load_only:
         found |= _in_process(_passes(options, scenario), options.rounds)
-    if {"server_cpu_ms", "engine_cpu_ms"} <= found.keys():
-        found["server_without_engine_cpu_ms"] = found["server_cpu_ms"] - found["engine_cpu_ms"]
     names = ("sessions", "requests_per_s", "seconds", "rounds", "seed")
     return Result(
         found | {name: getattr(options, name) for name in names}, [figure_table("CPU time of a request", found)]
@@ -78,26 +69,6 @@ def _with_h2load(options: _Options, console: Console) -> dict[str, float]:
         return {}
     seconds = min(_H2LOAD_S, options.seconds)
     return h2load.measure(options.config, options.overrides, options.rounds, seconds)
-
-
-def _over_grpc(options: _Options, scenario: Scenario, console: Console) -> dict[str, float]:
-    served: list[TurnCost] = []
-    bare: list[TurnCost] = []
-    with ServerProcess(options.config, (*SERVES_LATE, *options.overrides), has_metrics=True) as server:
-        for _ in range(options.rounds):
-            served.append(server_turn(server, scenario, console))
-            bare.append(bare_turn(served[-1].messages, scenario, console))
-    for reason in sorted({reason for turn in (*served, *bare) for reason in turn.invalid}):
-        console.print(f"latencies are not valid, CPU times only if the rate was nearly kept: {reason}", style="yellow")
-    server_ms, bare_ms = (min(each.cpu_ms for each in turns) for turns in (served, bare))
-    return {
-        "server_cpu_ms": server_ms,
-        "bare_cpu_ms": bare_ms,
-        "ratio_to_bare": server_ms / bare_ms,
-        "messages": served[-1].messages,
-        "shed_share": max(each.shed_share for each in served),
-        "errors": sum(each.errors for each in (*served, *bare)),
-    }
 
 
 def _in_process(passes: Passes, rounds: int) -> dict[str, float]:

@@ -10,11 +10,9 @@ import click
 import psutil
 from rich.console import Console
 
-from loadtest.bench.runner.server import ServerProcess
 from loadtest.commands.outcome import Live
 from loadtest.driving.run import RunProgress, run_scenario
 from loadtest.processes.child import Child
-from loadtest.report.figures import reasons_invalid
 from loadtest.stats import RunStats
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario, ScenarioError
@@ -30,10 +28,6 @@ LARGE_MODEL = (
 """Overrides for a scripted engine with a large model's service times: 45 ms for a prompt, computed apart from the
 steps, 8 ms for a step, five draft tokens of which 82% are accepted in turn, 128 slots."""
 
-SERVES_LATE = (*LARGE_MODEL, "shed.lag_ms=0", "shed.when=never")
-"""The same without shedding: on a busy machine the server would shed requests, which cost less than those it serves."""
-
-_CONNECTIONS = 100
 _START_S = 60.0
 _MIB = 1024 * 1024
 
@@ -89,45 +83,6 @@ class ProcessWatch:
         half = self.readings[len(self.readings) // 2]
         last = self.readings[-1]
         return (last.rss_bytes - half.rss_bytes) / _MIB / max(1e-9, last.elapsed_s - half.elapsed_s) * 60
-
-
-class TurnCost(NamedTuple):
-    """The cost of one turn of a server."""
-
-    cpu_ms: float
-    """CPU milliseconds of its process for a request."""
-    messages: float
-    """Messages that it sent for a request."""
-    shed_share: float
-    errors: int
-    invalid: tuple[str, ...]
-    """Reasons why the load tester's own latencies would not be valid. CPU time is, unless the rate was not kept."""
-
-
-def server_turn(server: ServerProcess, scenario: Scenario, console: Console) -> TurnCost:
-    """Measure a server with metrics under the traffic of a scenario."""
-    target = f"server=grpc://{server.ready['address']}?metrics={server.ready['metrics_address']}"
-    return _turn(target, server.pid, scenario, console)
-
-
-def bare_turn(messages: float, scenario: Scenario, console: Console) -> TurnCost:
-    """Measure a bare server, which sends as many messages for a request, under the traffic of a scenario."""
-    with bare_server(max(0.0, messages - 1)) as (address, pid):
-        return _turn(f"bare=grpc://{address}?", pid, scenario, console)
-
-
-def _turn(target: str, pid: int, scenario: Scenario, console: Console) -> TurnCost:
-    stats, watch = drive(scenario, f"{target}&connections={min(_CONNECTIONS, scenario.sessions)}", pid, console)
-    counters = stats.total.counters
-    sent = max(1, counters["sent"])
-    # The watch counts due requests. An editor answers some of them from its cache, and does not send them.
-    return TurnCost(
-        cpu_ms=watch.cpu_ms_a_request * counters["intended"] / sent,
-        messages=counters["messages"] / sent,
-        shed_share=counters["outcome/shed"] / sent,
-        errors=int(counters["errors"]),
-        invalid=reasons_invalid(stats),
-    )
 
 
 def drive(

@@ -5,9 +5,8 @@ The others are suspended meanwhile. So a drift of the machine affects all of the
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import ParamSpec, Protocol, Self, TypeVar
 
@@ -132,35 +131,3 @@ def rotated(items: Sequence[T], number: int) -> list[T]:
     """Return the items in the order of round `number`: each is as often first as last."""
     first = number % len(items)
     return [*items[first:], *items[:first]]
-
-
-class Stoppable(Protocol):
-    """Something that runs."""
-
-    def stop(self) -> None:
-        """Stop it."""
-        ...
-
-
-StoppableT = TypeVar("StoppableT", bound=Stoppable)
-
-
-@contextmanager
-def started_together(makers: Sequence[Callable[[], StoppableT]]) -> Iterator[list[StoppableT]]:
-    """Start what the functions return at the same time, and yield them in order. Leaving the context stops them.
-
-    Raises StartError if one did not start; the others are stopped.
-    """
-    with ExitStack() as stack, ThreadPoolExecutor(len(makers)) as starters:
-        futures = [starters.submit(make) for make in makers]
-        found, failure = [], None
-        for future in futures:
-            try:
-                found.append(future.result())
-            except Exception as error:  # noqa: BLE001 - those that started are stopped before it is raised
-                failure = error
-            else:
-                stack.callback(found[-1].stop)
-        if failure is not None:
-            raise failure
-        yield found

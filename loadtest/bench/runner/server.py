@@ -51,10 +51,6 @@ SERVES_ALL = (
 """For benchmarks of the engine: no request is shed, and the number of slots is fixed."""
 
 
-ONE_CACHE = ("engine.cache_scope=tenant",)
-"""For benchmarks whose callers share text: one prefix cache for all of them, as an engine without users has."""
-
-
 SCRIPTED = (
     "engine.kind=scripted",
     "engine.warm_up=false",

@@ -30,7 +30,6 @@ import asyncio
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -38,7 +37,7 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress
 
 from loadtest.bench.peers.vllm_serve import VllmServe, vllm_contestant
-from loadtest.bench.runner.benchmark import FILE, POSITIVE, Result, ServerOptions, benchmark, option, write_text
+from loadtest.bench.runner.benchmark import POSITIVE, Result, ServerOptions, benchmark, option
 from loadtest.bench.runner.editing import EditingContestant, EditingRuns, ServerPrompts, server_contestant
 from loadtest.bench.runner.schedule import Contest, rotated
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, effective_config
@@ -51,7 +50,6 @@ from loadtest.bench.scheduler.report import (
     figures,
     first_errors,
     headline,
-    picture,
     tables,
 )
 from loadtest.targets import ClientSettings, TargetError
@@ -107,7 +105,6 @@ class _Options(ServerOptions):
         True, "Whether the scheduler's editors cancel at the key.", None, "--cancel-at-key/--no-cancel-at-key"
     )
     has_lead_in: bool = option(True, "Whether documents are known beforehand.", None, "--lead-in/--no-lead-in")
-    picture: Path | None = option(None, "Draw seen/s against load into this SVG file.", FILE)
     quick: bool = option(False, "One short round, to see that all of it works.")
 
 
@@ -143,10 +140,8 @@ def main(options: _Options, console: Console) -> Result:
     found = figures(results, criteria)
     for name, error in first_errors(results).items():
         console.print(f"{name}: requests failed, the first with: {error}", markup=False)
-    if options.picture is not None:
-        write_text(options.picture, picture(found, rate))
     headlines = headline(found, results)
-    left_out = {"as_json_only", "record", "config", "overrides", "picture", "quick"}
+    left_out = {"as_json_only", "record", "config", "overrides", "quick"}
     details = {
         "capacity_per_s": rate,
         "capacity_per_s_by_concurrency": by_concurrency,

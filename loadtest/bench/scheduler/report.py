@@ -1,4 +1,4 @@
-"""The figures, the tables and the picture of the scheduler benchmark, from its runs."""
+"""The figures and the tables of the scheduler benchmark, from its runs."""
 
 import math
 from collections import Counter
@@ -9,7 +9,6 @@ from rich.table import Table
 
 from loadtest.bench.runner.figures import is_in_time, is_seen, percentile, shown, text_table
 from loadtest.driving.driver import Run
-from loadtest.report.canvas import curve_svg
 from loadtest.targets.record import Outcome, Result
 from loadtest.traffic.sections import CriteriaSettings
 
@@ -139,22 +138,6 @@ def tables(found: Figures, headlines: Mapping[str, float]) -> list[Table]:
         text_table("Loads are multiples of what the engine can serve; times in ms", headings, rows, num_words=2),
         text_table("The scheduler against the others", ("", ""), compared),
     ]
-
-
-def picture(found: Figures, rate: float) -> str:
-    """Return the chart of completions seen against load, as an SVG file. The engine serves `rate` completions/s."""
-    names = {
-        SCHEDULER: "this server",
-        VLLM_SERVE: "vllm serve, editors hang up at each key",
-        PLAIN: "its scheduler off",
-    }
-    series = {
-        label: [(load, by_target[name]["seen_per_s"]) for load, by_target in sorted(found.items())]
-        for name, label in names.items()
-        if all(name in by_target for by_target in found.values())
-    }
-    x_label = f"requests/s, in multiples of the {rate:.0f} whole completions/s that the engine serves"
-    return curve_svg(series, x_label, "completions seen per second", "People who type")
 
 
 def _percent(share: float) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import yaml
 
 from completion_server.rpc.server import ADMIN_SERVICE, COMPLETION_SERVICE
-from loadtest.bench.replicas.envoy import cluster_of
 from tests.deploy.manifests.targets import server_config
+from tests.support.envoy import cluster_of
 from tests.support.kustomize import Object, containers, name_of, of_kind, one, pod_specs
 
 Policy = Callable[[list[Object]], Iterator[str]]

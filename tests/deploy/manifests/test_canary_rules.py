@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from completion_server.telemetry.quality import NUM_USER_GROUPS
-from loadtest.simulation.rollouts import LIMIT, MIN_CASES, MIN_GROUPS, Share, Values, log_likelihood_ratio
 from tests.deploy.manifests.targets import rendered
 from tests.deploy.manifests.test_scaling_queries import HASH, analysis, query_of
 from tests.support.kustomize import one
+from tests.support.rollouts import LIMIT, MIN_CASES, MIN_GROUPS, Share, Values, log_likelihood_ratio
 from tests.support.rules import Expression, check_expressions, load_rules
 
 RECORDED = ("recording-rules.yaml",)

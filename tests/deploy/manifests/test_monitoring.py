@@ -15,11 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from deploy.monitoring.dashboards.generate import DASHBOARDS, FOLDER
-from loadtest.bench.replicas.envoy import ADMIN, Envoy, adapted, cluster_of, load_shipped
 from tests.deploy.manifests.network import allowed
 from tests.deploy.manifests.policies import GIVEN_SECRETS
 from tests.deploy.manifests.targets import loaded, rendered
-from tests.support.envoy import require_envoy
+from tests.support.envoy import ADMIN, Envoy, adapted, cluster_of, load_shipped, require_envoy
 from tests.support.kustomize import DEPLOY, Object, of_kind, one
 from tests.support.rules import load_rules
 from tests.support.runbooks import head, runbooks

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.bench.replicas.envoy import Envoy, adapted, cluster_of, load_shipped
 from tests.deploy.manifests.targets import REGIONS, rendered, server_config
-from tests.support.envoy import require_envoy
+from tests.support.envoy import Envoy, adapted, cluster_of, load_shipped, require_envoy
 from tests.support.kustomize import DEPLOY, Object, copy_with_components, name_of, one, render, require_kustomize
 from tests.support.redis_servers import wait_until
 

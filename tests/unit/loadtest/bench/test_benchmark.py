@@ -16,7 +16,7 @@ from completion.v1 import completion_pb2 as pb
 from loadtest.bench.capacity.__main__ import main as capacity
 from loadtest.bench.runner.benchmark import Options, Result, benchmark, option, split_intervals
 from loadtest.bench.runner.figures import figure_table, for_json, ratio
-from loadtest.bench.runner.schedule import Contest, Contestant, rotated, started_together
+from loadtest.bench.runner.schedule import Contest, Contestant, rotated
 from loadtest.bench.runner.server import NotAnsweredError, sample_of
 from loadtest.bench.scheduler.__main__ import main as scheduler
 from loadtest.bench.speculation.__main__ import main as speculation
@@ -109,17 +109,6 @@ async def test_one_server_runs_at_a_time() -> None:
         for place in (1, 0, 0, 2, 1):
             await contest.give_turn(servers[place])
             assert [each.is_running for each in servers] == [other == place for other in range(3)]
-
-
-def test_servers_that_started_are_stopped_when_another_does_not_start() -> None:
-    server = Server()
-
-    def fail() -> Server:
-        raise StartError("it did not start")
-
-    with pytest.raises(StartError), started_together([lambda: server, fail]):
-        pass
-    assert not server.is_running
 
 
 def test_each_contestant_is_as_often_first_as_last() -> None:

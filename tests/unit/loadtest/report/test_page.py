@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loadtest.processes.meter import ProcessUsage
-from loadtest.report.canvas import curve_picture, curve_svg, svg_file, svg_for_page
+from loadtest.report.canvas import curve_picture, svg_file, svg_for_page
 from loadtest.report.charts import Series, region_lanes, ttft_distribution
 from loadtest.report.document import RunDocument
 from loadtest.report.page import render_page
@@ -152,7 +152,9 @@ def test_requests_without_text_keep_a_distribution_below_one() -> None:
 
 
 def test_a_curve_is_an_svg_file_of_its_own() -> None:
-    found = curve_svg({"this server": [(1, 2.0), (2, 3.0)], "_<b>": [(1, 1.0)]}, "load", "seen/s", "Title & more")
+    found = svg_file(
+        curve_picture({"this server": [(1, 2.0), (2, 3.0)], "_<b>": [(1, 1.0)]}, "load", "seen/s", "Title & more")
+    )
     assert found.startswith("<?xml")
     for word in ("this server", "load", "seen/s", "Title &amp; more", "_&lt;b&gt;"):
         assert word in found

@@ -3,13 +3,13 @@
 import pytest
 
 from loadtest.bench.runner.figures import percentile
-from loadtest.simulation.sharing import AbuseModel, beside_an_abuser, of_tenants, overload, pooled
+from tests.support.sharing import AbuseModel, beside_an_abuser, of_tenants, overload, pooled
 
 SEEDS = range(1, 4)
 
 
 def test_an_abuser_at_20_times_the_rate_hardly_moves_the_others_p99_at_twice_the_capacity() -> None:
-    """The bounds leave room for chance in short runs; `loadtest.bench.scheduler.sharing` measures longer ones."""
+    """The bounds leave room for chance in short runs."""
     workloads = [overload(load=2.0, seconds=5, seed=seed) for seed in SEEDS]
     calm = pooled([beside_an_abuser(each, None)[0] for each in workloads])
     users, abuser = map(pooled, zip(*(beside_an_abuser(each, AbuseModel()) for each in workloads), strict=True))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loadtest.simulation.rollouts import (
+from tests.support.rollouts import (
     BEGIN,
     LIMIT,
     Rollout,

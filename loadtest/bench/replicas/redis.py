@@ -1,4 +1,4 @@
-"""Parts `supersede`, `outage` and `rate`: what replicas gain from a Redis, and what it costs.
+"""Parts `supersede` and `outage`: what replicas gain from a Redis, and what users notice while it is away.
 
 supersede: two replicas with the scripted engine and a Redis. A user asks on one, and 30 ms after its first text, with
 another editor, on the other one. The time is from the send of the newer request until the older one's end was read.
@@ -8,10 +8,6 @@ while Redis is killed and started, suspended and resumed. The limits of users ar
 about 1,500 characters. Figures: requests that failed at any time, and the 99th percentile of the time to the first text
 or end with Redis, in the first second without it, and after that. A second server has the same users ask while a relay
 holds back Redis's answers for 20 ms each, and while it doesn't, in turns.
-
-rate: how many requests a front end serves in a second of its CPU. A thousand editors, open loop, 500 requests/s, on two
-servers with the scripted engine in turn. Both have the completion cache; one has Redis beside it. The best of all turns
-counts, because other work on the machine can only add CPU time.
 """
 
 import asyncio
@@ -27,7 +23,6 @@ from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, ServiceError
 from loadtest.bench.replicas.servers import Figures, Options, RedisProcess, shared_by
 from loadtest.bench.runner.figures import percentile
-from loadtest.bench.runner.front_end import SERVES_LATE, editors, server_turn
 from loadtest.bench.runner.loops import open_loop
 from loadtest.bench.runner.relay import Relay
 from loadtest.bench.runner.schedule import AsyncClosing, rotated
@@ -62,8 +57,6 @@ _SETTLE_S = 1.0
 """Left out after each change: a window has Redis for all its time, or not at all. The first second without Redis is
 measured apart."""
 _UP, _FIRST, _DOWN = "with Redis", "in the first second without it", "after that"
-
-_SESSIONS, _REQUESTS_PER_S = 1000, 500.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,23 +247,3 @@ async def _slow_redis_down(
 
 def _p99_ms(window: Sequence[Asked]) -> float:
     return percentile([each.first_ms for each in window], 99)
-
-
-def measure_rate(options: Options, console: Console) -> Figures:
-    """Measure part `rate`; see the module."""
-    scenario = editors(_SESSIONS, _REQUESTS_PER_S, options.seconds, seed=0)
-    settings = (*SERVES_LATE, _TRUSTED, _CACHED, *options.overrides)
-    with (
-        RedisProcess() as redis,
-        ServerProcess(options.config, settings, has_metrics=True) as alone,
-        ServerProcess(options.config, (*settings, *shared_by(redis.address, "rate")), has_metrics=True) as shared,
-    ):
-        turns = [
-            [server_turn(each, scenario, console).cpu_ms for each in (alone, shared)] for _ in range(options.rounds)
-        ]
-    alone_ms, shared_ms = (min(each) for each in zip(*turns, strict=True))
-    return {
-        "front_end_cpu_ms": alone_ms,
-        "front_end_cpu_ms_with_redis": shared_ms,
-        "front_end_rate_ratio_with_redis": alone_ms / shared_ms,
-    }
