@@ -64,7 +64,6 @@ def main() -> None:
 
 
 for _name, _target, _short_help in (
-    ("audit", "completion_server.records.audit_command:audit", "Check that an audit log is whole and unchanged."),
     ("check-config", "completion_server.server_commands:check_config", "Check a configuration without a model."),
     ("complete", "completion_server.client.complete_command:complete", "Stream the completion at a cursor position."),
     (

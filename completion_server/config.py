@@ -140,8 +140,8 @@ def _put(tree: dict[str, Any], keys: Sequence[str], text: str, origin: str) -> N
 
 
 _FILES = frozenset((
-    "certificate", "key", "client_ca", "ca", "password_file", "sentinel_password_file", "secret_file", "headers_file",
-    "jwks_file", "crl_file", "quotas_file", "pseudonym_secret_file", "audit_secret_file",
+    "certificate", "key", "client_ca", "ca", "password_file", "sentinel_password_file", "secret_file", "jwks_file",
+    "crl_file", "quotas_file",
 ))  # fmt: skip
 """Keys whose values are paths of files, in any section."""
 _FILES_TO_COME = frozenset(("keys_file",))

@@ -38,6 +38,7 @@ from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import CutShortError
 from completion_server.core.events import Emit
 from completion_server.core.outcome import FinishReason, Outcome
+from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.engine.interface import Engine, EngineInfo
 from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
@@ -108,11 +109,13 @@ class App:
         self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
         self._monitoring = Monitoring(config, registry)
         self._metrics = self._monitoring.metrics
-        self._tracing = make_tracing(config, self._clock, registry)
+        self._tracing = make_tracing(config, self._clock)
         self._playground = Playground(config, self._engine, self._speculation, self._clock)
         self._records = Records(config, registry)
         heard = self._records.heard_by(self._playground.heard_by(self._metrics.handle))
-        self._emit: Emit = self._tracing.heard_by(heard)  # the one place that decides who hears events
+        # The one place that decides who hears events.
+        self._emit: Emit = heard if self._tracing is None else self._tracing.heard_by(heard)
+        self._begin_trace: BeginTrace = no_trace if self._tracing is None else self._tracing.begin
         self._authenticator = make_authenticator(config, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
@@ -139,8 +142,9 @@ class App:
         """
         config = self._config
         async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(self._tracing.aclose)
-            self._tracing.start()
+            if self._tracing is not None:
+                stack.push_async_callback(self._tracing.aclose)
+                self._tracing.start(has_engine_spans=config.engine.kind == "vllm" and config.traces.engine_spans)
             certificates = self._certificates = load_certificates(config.server)
             self._records.start(self._shared.secret, stack)
             read = snapshot(self._engine, self._speculation, self._shared, self._load)
@@ -159,7 +163,7 @@ class App:
                 config.limits,
                 config.admission,
                 sheds_as_status=config.shed.as_status,
-                begin_trace=self._tracing.begin_trace,
+                begin_trace=self._begin_trace,
             )
             admin = self._build_admin(service, prompts)
             await self._health.set(is_serving=False)
@@ -190,8 +194,7 @@ class App:
         await public.server.start()
         stack.push_async_callback(public.server.stop, _CLOSE_S)
         page = self._playground.routes(service, self._entrance, public.address)
-        begin_trace = self._tracing.begin_trace
-        self._http = build_http(config, service, self._entrance, self._engine, begin_trace, certificate, page)
+        self._http = build_http(config, service, self._entrance, self._engine, self._begin_trace, certificate, page)
         if self._http is not None:
             stack.push_async_callback(self._playground.aclose)
             self._http.start()

@@ -19,7 +19,6 @@ from completion_server.core import descriptors
 from completion_server.core.addresses import is_loopback
 from completion_server.core.errors import ConfigError
 from completion_server.rpc.listening import load_certificates
-from completion_server.telemetry.tracing.tracing import check_usable
 
 logger = logging.getLogger(__name__)
 _OPEN = "others can read what is typed or claim to be any user of any tenant"
@@ -56,12 +55,22 @@ def check(config: Config, environ: MutableMapping[str, str]) -> dict[str, Any]:
         logger.warning("server.admin_tls.client_ca: %s", _NOBODY)
     if config.admission.quotas_file:
         QuotaFile(Path(config.admission.quotas_file))
-    check_usable(config.traces, environ)
+    if config.traces.endpoint:
+        _require_opentelemetry()
     check_hub(config.engine, environ)
     prompt_budget(config)
     from completion_server.composition.engine_factory import engine_arguments
 
     return engine_arguments(config)
+
+
+def _require_opentelemetry() -> None:
+    try:
+        import completion_server.telemetry.tracing.tracing  # noqa: F401
+    except ImportError as error:
+        what = "needs OpenTelemetry, which is not installed; install the extra `traces`, such as"
+        msg = f"traces.endpoint: {what} pip install 'completion-server[traces]' ({error})"
+        raise ConfigError(msg) from error
 
 
 def not_checked(config: Config) -> list[str]:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -24,7 +25,9 @@ from completion_server.telemetry.logs import num_lost_records
 from completion_server.telemetry.metrics import Metrics, Snapshot, SpeculationCollector
 from completion_server.telemetry.metrics_server import LabelledRegistry, MetricsServer, Probe, render
 from completion_server.telemetry.quality import add_build_info, model_name
-from completion_server.telemetry.tracing.tracing import TracedServer, Tracing
+
+if TYPE_CHECKING:
+    from completion_server.telemetry.tracing.tracing import Tracing
 
 _PROBE_S = 0.8
 """How long the event loop may take to answer a health check. By default Kubernetes waits 1 s for the whole answer."""
@@ -166,16 +169,23 @@ def _probe_readiness(readiness: Readiness) -> Probe:
     return Probe(readiness is Readiness.READY, readiness.value)
 
 
-def make_tracing(config: Config, clock: Clock, registry: CollectorRegistry) -> Tracing:
-    """Return the traces of a server, not yet started."""
+def make_tracing(config: Config, clock: Clock) -> "Tracing | None":
+    """Return the traces of a server, not yet started; None if they are off."""
+    if not config.traces.endpoint:
+        return None
+    from completion_server.telemetry.tracing.tracing import Tracing
+
     engine = config.engine
-    return Tracing(
-        config.traces,
-        TracedServer(
-            __version__, replica_id(config), config.server.region, engine.model, engine.kind, engine.revision or ""
-        ),
-        clock,
-        registry,
-        budget_s=config.shed.budget_ms / 1000,
-        shares=engine.kind == "vllm" and config.traces.engine_spans,
-    )
+    resource = {
+        "service.name": "completion-server",
+        "service.version": __version__,
+        "service.instance.id": replica_id(config),
+        "cloud.region": config.server.region,
+    }
+    attributes = {
+        "gen_ai.provider.name": engine.kind,
+        "gen_ai.request.model": model_name(engine.model),
+        "completion.model_revision": engine.revision or "",
+    }
+    resource, attributes = ({name: text for name, text in each.items() if text} for each in (resource, attributes))
+    return Tracing(config.traces, resource, attributes, clock, budget_s=config.shed.budget_ms / 1000)

@@ -7,20 +7,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 
 from completion_server.config import Config
 from completion_server.core.events import Emit, Event
-from completion_server.records.audit import AuditWriter
-from completion_server.records.chain import Sealer
-from completion_server.records.files import RotatingFile
-from completion_server.records.pseudonyms import Pseudonyms
-from completion_server.records.secrets import read_secret
-from completion_server.records.usage import UsageWriter
-from completion_server.records.writer import RecordWriter
+from completion_server.records.audit import AuditRecords
+from completion_server.records.record_log import Put, RecordLog
+from completion_server.records.usage import UsageRecords
 from completion_server.state.secret import Secret
 from completion_server.telemetry.quality import model_name
-from completion_server.telemetry.records import RecordsCollector
 
 logger = logging.getLogger(__name__)
 
@@ -33,69 +28,49 @@ class Records:
     def __init__(self, config: Config, registry: CollectorRegistry, unix_s: Callable[[], float] = time.time) -> None:
         """Prepare; nothing is written before `start`. `unix_s` returns Unix time in seconds."""
         self._config = config
-        self._registry = registry
         self._unix_s = unix_s
-        self._writers: list[RecordWriter] = []
+        self._handlers: list[Callable[[Event, float], None]] = []
+        files = {"usage": config.records.usage_file, "audit": config.records.audit_file}
+        self._files = {kind: Path(name) for kind, name in files.items() if name}
+        if self._files:
+            lost = "Records that were dropped: they could not be written, as on a full disk, or too many waited."
+            self._lost = Counter("completion_records_lost", lost, ["kind"], registry=registry)
 
     def heard_by(self, emit: Emit) -> Emit:
         """Return an `emit` that also passes events to the records; `emit` itself if none are switched on."""
-        settings = self._config.records
-        if not settings.usage_file and not settings.audit_file:
+        if not self._files:
             return emit
 
         def emit_both(event: Event) -> None:
             emit(event)
             now_s = self._unix_s()
-            for writer in self._writers:
-                writer.handle(event, now_s)
+            for handle in self._handlers:
+                handle(event, now_s)
 
         return emit_both
 
     def start(self, secret: Secret, stack: contextlib.AsyncExitStack) -> None:
-        """Write records from now on, until `stack` is closed. `secret` is that of the replicas.
+        """Write records from now on, until `stack` is closed. `secret` is that of the replicas."""
+        if "usage" in self._files:
+            self._handlers.append(self._usage(self._open("usage", stack), secret).handle)
+        if "audit" in self._files:
+            audit = AuditRecords(self._open("audit", stack))
+            stack.callback(audit.flush)
+            self._handlers.append(audit.handle)
 
-        Raises:
-            ConfigError: a secret can't be used, or the audit log can't be continued.
-
-        """
+    def _open(self, kind: str, stack: contextlib.AsyncExitStack) -> Put:
         settings = self._config.records
-        writers = [self._usage_writer(secret)] if settings.usage_file else list[RecordWriter]()
-        if settings.audit_file:
-            writers.append(self._audit_writer())
-        if not writers:
-            return
-        for writer in writers:
-            writer.start()
-            stack.push_async_callback(asyncio.to_thread, writer.close)
-        self._writers = writers
-        collector = RecordsCollector(lambda: {each.kind: (each.num_lost, each.is_failing) for each in writers})
-        self._registry.register(collector)
-        stack.callback(self._registry.unregister, collector)
+        max_bytes = int(settings.max_file_mb * _BYTES_PER_MB)
+        log = RecordLog(self._files[kind], max_bytes, settings.max_files, self._lost.labels(kind).inc)
+        log.start()
+        stack.push_async_callback(asyncio.to_thread, log.close)
+        return log.put_nowait
 
-    def _usage_writer(self, secret: Secret) -> RecordWriter:
-        config, settings = self._config, self._config.records
-        if settings.pseudonym_secret_file:
-            key = read_secret("records.pseudonym_secret_file", Path(settings.pseudonym_secret_file))
-        else:
-            key = secret.derive("usage pseudonyms")
-            if not config.redis.secret_file:
-                logger.warning(
-                    "records.usage_file: users' pseudonyms can be guessed without records.pseudonym_secret_file"
-                )
-        revision = config.engine.revision
-        model = model_name(config.engine.model) + (f"@{revision}" if revision else "")
-        file = self._file(settings.usage_file)
-        return UsageWriter(file, Pseudonyms(key), model=model, region=config.server.region)
-
-    def _audit_writer(self) -> RecordWriter:
-        settings = self._config.records
-        secret_file = settings.audit_secret_file
-        sealer = Sealer(read_secret("records.audit_secret_file", Path(secret_file)) if secret_file else b"")
-        writer = AuditWriter(self._file(settings.audit_file), sealer, unix_s=self._unix_s)
-        state = writer.state
-        logger.info("the audit log %s goes on after line %d, hash %s", settings.audit_file, state.sequence, state.hash)
-        return writer
-
-    def _file(self, path: str) -> RotatingFile:
-        settings = self._config.records
-        return RotatingFile(Path(path), int(settings.max_file_mb * _BYTES_PER_MB), settings.max_files)
+    def _usage(self, put: Put, secret: Secret) -> UsageRecords:
+        config = self._config
+        if not config.redis.secret_file:
+            logger.warning("records.usage_file: users' pseudonyms can be guessed without redis.secret_file")
+        model, revision = model_name(config.engine.model), config.engine.revision
+        key = secret.derive("usage pseudonyms")
+        model = f"{model}@{revision}" if revision else model
+        return UsageRecords(put, key, model=model, region=config.server.region)

@@ -1,9 +1,5 @@
 """The audit log: who did what, when, from where and with which outcome. It holds no text."""
 
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from completion_server.core.events import (
@@ -17,16 +13,10 @@ from completion_server.core.events import (
     SessionOpened,
 )
 from completion_server.core.request import Caller, Request
-from completion_server.records.chain import RECOVERED, Sealer
-from completion_server.records.files import RotatingFile
-from completion_server.records.recovery import recover
-from completion_server.records.writer import Record, RecordWriter, time_of
+from completion_server.records.record_log import Put, Record, time_of
 
 MAX_REFUSALS_PER_S = 20
 """Refused authentications that get a line of their own; the others of the same second share one."""
-_MAX_PEERS = 20
-_OTHERS = ""
-LOST = "lost"
 REFUSED = "authentication_refused"
 
 
@@ -55,102 +45,32 @@ def record_of(event: Event, at_s: float) -> Record | None:
     return _record(kind, at_s, **who, credential=actor.credential, peer=actor.peer, **details)
 
 
-class RefusalFlood:
-    """Limits the lines of refused authentications, and counts the others of a second. Safe in any thread."""
+class AuditRecords:
+    """Makes the records of the audit log. A flood of refused authentications does not flood the log."""
 
-    def __init__(self, max_per_s: int = MAX_REFUSALS_PER_S) -> None:
-        """Allow `max_per_s` lines in a second."""
-        self._max_per_s = max_per_s
-        self._lock = threading.Lock()
+    def __init__(self, put: Put) -> None:
+        """Pass each record to `put`."""
+        self._put = put
         self._second = 0
-        self._num_passed = 0
-        self._peers: Counter[str] = Counter()
-
-    def passes(self, peer: str) -> bool:
-        """Return whether a refusal of this second has a line of its own; else count it."""
-        with self._lock:
-            self._num_passed += 1
-            if self._num_passed <= self._max_per_s:
-                return True
-            self._peers[peer if peer in self._peers or len(self._peers) < _MAX_PEERS else _OTHERS] += 1
-            return False
-
-    def take(self, now_s: float) -> list[Record]:
-        """Return the record that counts the refusals of an earlier second, if there is one."""
-        with self._lock:
-            if int(now_s) == self._second:
-                return []
-            peers, since_s = self._peers, self._second
-            self._second, self._num_passed, self._peers = int(now_s), 0, Counter()
-        if not peers:
-            return []
-        count, num_others = peers.total(), peers.pop(_OTHERS, 0)
-        return [_record(REFUSED, since_s, count=count, peers=dict(peers), other_peers=num_others)]
-
-
-class AuditWriter(RecordWriter):
-    """Writes the audit log. Of records that can't be written, it writes the number by kind when it can again."""
-
-    kind = "audit"
-
-    def __init__(
-        self,
-        file: RotatingFile,
-        sealer: Sealer,
-        flood: RefusalFlood | None = None,
-        *,
-        unix_s: Callable[[], float] = time.time,
-        **options: Any,  # noqa: ANN401 - see RecordWriter
-    ) -> None:
-        """Go on after the last line of the file. See `recover` for the errors."""
-        super().__init__(file, **options)
-        self._sealer = sealer
-        self._flood = flood or RefusalFlood()
-        self._unix_s = unix_s
-        self._lost: Counter[str] = Counter()
-        self.state, cut = recover(file.path, sealer)
-        self._recovered = [_record(RECOVERED, unix_s(), cut=cut)] if cut else []
-        """What must be written before any other record."""
+        self._num_refused = 0
+        """Refused authentications of `_second`."""
 
     def handle(self, event: Event, now_s: float) -> None:
-        """Put the record of an event into the queue, unless it is a refusal of many."""
+        """Put the record of an event that happened at a Unix time, unless it is a refusal of many."""
         record = record_of(event, now_s)
         if record is None:
             return
-        if isinstance(event, AuthenticationRefused):
-            for each in self._flood.take(now_s):
-                self.put_nowait(each)
-            if not self._flood.passes(event.actor.peer):
-                return
-        self.put_nowait(record)
+        if int(now_s) != self._second:
+            self.flush()
+            self._second, self._num_refused = int(now_s), 0
+        self._num_refused += isinstance(event, AuthenticationRefused)
+        if not isinstance(event, AuthenticationRefused) or self._num_refused <= MAX_REFUSALS_PER_S:
+            self._put(record)
 
-    def write(self, records: Sequence[Record]) -> None:
-        """Write the count of refusals, too, if it is time."""
-        super().write([*records, *self._flood.take(self._unix_s())])
-
-    def _add_up(self, record: Record) -> int:
-        if record["kind"] == RECOVERED:
-            self._recovered = [record]
-            return 0
-        counts = record["counts"] if record["kind"] == LOST else {record["kind"]: record.get("count", 1)}
-        self._lost.update(counts)
-        return sum(counts.values())
-
-    def _take_sums(self) -> Sequence[Record]:
-        sums, self._recovered = self._recovered, []
-        if self._lost:
-            sums = [*sums, _record(LOST, self._unix_s(), counts=dict(self._lost))]
-            self._lost.clear()
-        return sums
-
-    def _append(self, records: Sequence[Record]) -> None:
-        lines: list[bytes] = []
-        state = self.state
-        for each in records:
-            line, state = self._sealer.seal(state, each)
-            lines.append(line)
-        self._file.append(b"".join(lines))
-        self.state = state
+    def flush(self) -> None:
+        """Put the count of the refusals that got no line."""
+        if self._num_refused > MAX_REFUSALS_PER_S:
+            self._put(_record(REFUSED, self._second, count=self._num_refused - MAX_REFUSALS_PER_S))
 
 
 def _record(kind: str, at_s: float, **values: Any) -> Record:  # noqa: ANN401 - whatever JSON has

@@ -1,61 +1,35 @@
-"""Usage records: one JSON line for each ended request, whose sums are those of the metrics. They hold no text.
+"""Usage records: one for each ended request, whose sums are those of the metrics. They hold no text."""
 
-What can't be written is added up by tenant, user and day. Beyond a bound the sums are no longer told apart by user.
-"""
-
-import json
-import logging
-from collections.abc import Sequence
-from typing import Any
+import hashlib
+import hmac
 
 from completion_server.core.events import Event, RequestEnded
-from completion_server.records.files import RotatingFile
-from completion_server.records.pseudonyms import Pseudonyms
-from completion_server.records.sums import BY, REQUEST, UsageSums
-from completion_server.records.writer import Record, RecordWriter, time_of
+from completion_server.records.record_log import Put, Record, time_of
 
-logger = logging.getLogger(__name__)
-
-MAX_SUMS = 10_000
+_NUM_DIGITS = 16
 
 
-class UsageWriter(RecordWriter):
-    """Writes usage records."""
+class UsageRecords:
+    """Makes the usage records of a server."""
 
-    kind = "usage"
-
-    def __init__(
-        self,
-        file: RotatingFile,
-        pseudonyms: Pseudonyms,
-        *,
-        model: str,
-        region: str,
-        max_sums: int = MAX_SUMS,
-        **options: Any,  # noqa: ANN401 - see RecordWriter
-    ) -> None:
-        """`model` names the target model with its revision, `region` the server's region."""
-        super().__init__(file, **options)
-        self._pseudonyms = pseudonyms
+    def __init__(self, put: Put, key: bytes, *, model: str, region: str) -> None:
+        """`key` makes users' pseudonyms; `model` names the target model with its revision."""
+        self._put = put
+        self._key = key
         self._constants = {"model": model, "region": region}
-        self._max_sums = max_sums
-        self._sums = UsageSums(max_sums=max_sums)
 
     def handle(self, event: Event, now_s: float) -> None:
-        """Put the record of an ended request into the queue."""
-        if isinstance(event, RequestEnded):
-            self.put_nowait(self.record_of(event, now_s))
-
-    def record_of(self, event: RequestEnded, ended_s: float) -> Record:
-        """Return the record of a request that ended at a Unix time. It counts what the metrics count."""
+        """Put the record of a request that ended at a Unix time. It counts what the metrics count."""
+        if not isinstance(event, RequestEnded):
+            return
         caller, outcome, usage, timings = event.request.caller, event.end.outcome, event.end.usage, event.end.timings
         is_counted = not usage.is_shared and usage.completion_tokens > 0
         cached = usage.cached_prompt_tokens if is_counted else 0
-        return {
-            "kind": REQUEST,
-            "time": time_of(ended_s),
+        record: Record = {
+            "kind": "request",
+            "time": time_of(now_s),
             "tenant": caller.tenant,
-            "user": self._pseudonyms.of(caller.tenant, caller.user),
+            "user": self._pseudonym(caller.tenant, caller.user),
             "verified": caller.is_verified,
             **self._constants,
             "request": event.request.id,
@@ -72,23 +46,9 @@ class UsageWriter(RecordWriter):
             "decode_ms": round(timings.decode_ms, 3),
             "total_ms": round(timings.total_ms, 3),
         }
+        self._put(record)
 
-    def close_file(self) -> None:
-        """Flush and close the file. Sums that are still unwritten go to the log, all together."""
-        rest = self._sums.total
-        if rest["requests"]:
-            logger.error(
-                "usage of %d requests was not written: %d prompt, %d cached and %d completion tokens",
-                rest["requests"], rest["prompt_tokens"], rest["cached_tokens"], rest["completion_tokens"],
-            )  # fmt: skip
-        super().close_file()
-
-    def _add_up(self, record: Record) -> int:
-        return self._sums.add(record)
-
-    def _take_sums(self) -> Sequence[Record]:
-        sums, self._sums = self._sums.sums, UsageSums(BY, self._max_sums)
-        return [each | self._constants for each in sums.values()]
-
-    def _append(self, records: Sequence[Record]) -> None:
-        self._file.append(b"".join(json.dumps(each, separators=(",", ":")).encode() + b"\n" for each in records))
+    def _pseudonym(self, tenant: str, user: str) -> str:
+        """Return a keyed hash of a user, 16 hexadecimal digits; "" for a caller without a name."""
+        names = b"\0".join(name.encode(errors="surrogatepass") for name in (tenant, user))
+        return hmac.digest(self._key, names, hashlib.sha256).hex()[:_NUM_DIGITS] if user else ""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import click
@@ -9,60 +10,70 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from completion_server.records.reading import lines_of
-from completion_server.records.sums import BY, TOKENS, UsageSums
-from completion_server.records.writer import Record
-
-_COLUMNS = ("requests", "prompt", "cached", "completion", "computed")
+_BY = ("tenant", "user", "day")
+_TOKENS = ("prompt", "cached", "completion")
+_COLUMNS = ("requests", *_TOKENS, "computed")
+_DAY_LENGTH = len("2026-01-31")
 _WIDE = 200
+
+Sums = dict[tuple[str, ...], Counter[str]]
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--by", multiple=True, type=click.Choice(BY), help="Add up by this alone; may be repeated.")
+@click.option("--by", multiple=True, type=click.Choice(_BY), help="Add up by this alone; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each sum.")
 def usage(files: tuple[Path, ...], by: tuple[str, ...], as_json: bool) -> None:
     """Add up usage records (records.usage_file), by default by tenant, user and day.
 
-    Reads rotated files and packed ones (.gz). Users are pseudonyms. Broken lines are named on standard error; the exit
-    status is 1 then.
+    Users are pseudonyms. Broken lines are named on standard error; the exit status is 1 then.
 
     \b
     Examples:
         completion-server usage usage.jsonl*
         completion-server usage --by tenant --by day usage.jsonl*
     """
-    report = UsageSums(by or BY)
+    by = by or _BY
+    sums: Sums = defaultdict(Counter)
+    is_whole = True
     for path in files:
-        report.add_lines(lines_of(path))
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    _add(sums, json.loads(line), by)
+                except (ValueError, TypeError, KeyError):
+                    is_whole = False
+                    click.echo(f"completion-server: {path}:{number}: is no usage record", err=True)
+    rows = sorted(sums.items())
     if as_json:
-        for key, total in sorted(report.sums.items()):
-            found = dict(zip(report.by, key, strict=True)) | _figures(total) | {"outcomes": total["outcomes"]}
-            click.echo(json.dumps(found))
+        for key, figures in rows:
+            click.echo(json.dumps(dict(zip(by, key, strict=True)) | {name: figures[name] for name in _COLUMNS}))
     else:
-        Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE).print(_table(report))
-    for fault in report.broken:
-        click.echo(f"completion-server: {fault}", err=True)
-    if report.broken:
-        sys.exit(1)
+        Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE).print(_table(rows, by))
+    sys.exit(not is_whole)
 
 
-def _figures(total: Record) -> dict[str, int]:
-    computed = total["prompt_tokens"] + total["completion_tokens"]
-    return dict(zip(_COLUMNS, (total["requests"], *(total[name] for name in TOKENS), computed), strict=True))
+def _add(sums: Sums, record: dict[str, str], by: tuple[str, ...]) -> None:
+    """Add a record. Raises KeyError, TypeError or ValueError, and adds nothing, if it is none."""
+    values = {"tenant": str(record["tenant"]), "user": str(record["user"]), "day": record["time"][:_DAY_LENGTH]}
+    figures = {"requests": 1} | {name: int(record[f"{name}_tokens"]) for name in _TOKENS}
+    figures["computed"] = figures["prompt"] + figures["completion"]
+    sums[tuple(values[name] for name in by)].update(figures)
 
 
-def _cells(total: Record) -> list[str]:
-    return [f"{value:,}" for value in _figures(total).values()]
-
-
-def _table(report: UsageSums) -> Table:
+def _table(rows: list[tuple[tuple[str, ...], Counter[str]]], by: tuple[str, ...]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for name in report.by:
+    for name in by:
         table.add_column(name)
     for name in _COLUMNS:
         table.add_column(name if name == "requests" else f"{name} tokens", justify="right")
-    for key, total in sorted(report.sums.items()):
-        table.add_row(*(Text(name or "-") for name in key), *_cells(total))
-    table.add_row("total", *("" for _ in report.by[1:]), *_cells(report.total), style="bold")
+    total: Counter[str] = Counter()
+    for key, figures in rows:
+        total.update(figures)
+        table.add_row(*(Text(name or "-") for name in key), *_cells(figures))
+    table.add_row("total", *("" for _ in by[1:]), *_cells(total), style="bold")
     return table
+
+
+def _cells(figures: Counter[str]) -> list[str]:
+    return [f"{figures[name]:,}" for name in _COLUMNS]

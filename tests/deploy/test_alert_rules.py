@@ -466,14 +466,6 @@ SCENARIOS = (
         "CompletionRedisUnavailable", "a failover of a minute", of_pod("completion_redis_available", "1 0 1x10"), "5m",
     ),
     Scenario(
-        "CompletionRecordsFailing", "the disk is full", of_pod("completion_records_failing", "0 1x10", kind="audit"),
-        "7m", [{**POD, "kind": "audit"}],
-    ),
-    Scenario(
-        "CompletionRecordsFailing", "full for a minute", of_pod("completion_records_failing", "0 1 0x10", kind="audit"),
-        "7m",
-    ),
-    Scenario(
         "CompletionRecordsLost", "some records", of_pod("completion_records_lost_total", "0x5 7x20", kind="usage"),
         "20m", [{**POD, "kind": "usage"}],
     ),

@@ -125,7 +125,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             f"server.admin_tls.certificate={admin.certificate}", f"server.admin_tls.key={admin.key}",
             f"auth.keys_file={folder}/keys.json",
             f"redis.addresses=['127.0.0.1:{free_port()}']", f"records.usage_file={folder}/usage.jsonl",
-            f"traces.endpoint={receiver.address}", "traces.sample_ratio=0", "traces.export_interval_s=0.1",
+            f"traces.endpoint={receiver.address}", "traces.sample_ratio=0",
         )  # fmt: skip
         servers, known = AsyncExitStack(), KnownCallers({"ann": principal("ann")})
         stack.callback(lambda: background.run(servers.aclose()))

@@ -27,8 +27,7 @@ enforce_eager = true
 [traces]
 endpoint = "{endpoint}"
 sample_ratio = 0
-missed_budget_per_s = 0
-export_interval_s = 0.1
+missed_budget = false
 """
 SAMPLED = (("traceparent", f"00-{TRACE}-{SPAN}-01"),)
 

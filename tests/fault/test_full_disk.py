@@ -2,11 +2,14 @@
 
 import asyncio
 import io
+import json
 import logging
+import resource
 import urllib.request
 from pathlib import Path
 
 import grpc
+import psutil
 
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.telemetry.logs import CountingHandler
@@ -19,6 +22,10 @@ SETTINGS = (
     "server.metrics_listen=127.0.0.1:0", "log.level=debug",
 )  # fmt: skip
 NUM_REQUESTS = 20
+FULL_AT_BYTES = 8 * 1024
+"""How long a file may be until there is room again."""
+NUM_FULL, NUM_AFTER = 150, 10
+UNLIMITED = ("admission.user_requests_per_s=0", "admission.user_tokens_per_s=0", "admission.users_per_peer=0")
 
 
 async def test_a_server_whose_logs_have_no_room_serves_and_counts_them(tmp_path: Path) -> None:
@@ -32,6 +39,37 @@ async def test_a_server_whose_logs_have_no_room_serves_and_counts_them(tmp_path:
         assert values["completion_lost_log_records_total"] > 0
         ended = [value for name, value in values.items() if name.startswith("completion_requests_total{")]
         assert sum(ended) == NUM_REQUESTS
+
+
+async def ask_all(stub: CompletionServiceStub, first: int, num: int) -> None:
+    for sequence in range(first, first + num):
+        answer = await ask(stub, request(sequence=sequence), metadata=(("x-user-id", "ann"),))
+        assert answer.code is grpc.StatusCode.OK
+
+
+async def test_a_server_whose_records_have_no_room_serves_and_counts_them(tmp_path: Path) -> None:
+    paths = {kind: tmp_path / f"{kind}.jsonl" for kind in ("usage", "audit")}
+    files = [f"records.{kind}_file={path}" for kind, path in paths.items()]
+    no_room = ("sh", "-c", f'ulimit -Sf {FULL_AT_BYTES // 512} && exec "$@"', "sh", *COMMAND, "serve")
+    async with serving(tmp_path, "--json", *flags(*SETTINGS, *UNLIMITED, *files), command=no_room) as server:
+        process = psutil.Process(server.process.pid)
+        process.rlimit(resource.RLIMIT_FSIZE, (FULL_AT_BYTES, resource.RLIM_INFINITY))
+        async with grpc.aio.insecure_channel(server.ready["address"]) as channel:
+            stub = CompletionServiceStub(channel)
+            await ask_all(stub, 1, NUM_FULL)
+            assert paths["usage"].stat().st_size <= FULL_AT_BYTES
+            process.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            await ask_all(stub, 1 + NUM_FULL, NUM_AFTER)
+        values = await asyncio.to_thread(samples, server.ready["metrics_address"])
+        server.process.terminate()
+        assert await server.ended() == 0
+    for kind, path in paths.items():
+        lost = values[f'completion_records_lost_total{{kind="{kind}"}}']
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert lost > 0
+        # The first record that failed is counted, and written when there is room again.
+        assert NUM_FULL + NUM_AFTER <= lost + len(lines) <= NUM_FULL + NUM_AFTER + 1
+    assert "can be written again" in server.log.read_text()
 
 
 def samples(address: str) -> dict[str, float]:

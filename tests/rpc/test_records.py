@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from click.testing import CliRunner
 
 from completion.v1 import admin_pb2
 from completion.v1 import completion_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceStub
-from completion_server.cli import main
 from completion_server.engine.scripted.engine import ScriptedEngine
 from tests.support.server import RunningServer, ask, make_config, next_event, request, run_server
 
@@ -48,8 +46,8 @@ async def test_what_editors_and_operators_do_is_recorded(tmp_path: Path) -> None
     for _start in range(2):
         async with run_server(config, ScriptedEngine) as server:
             await use(server)
-            assert server.count("completion_records_failing", kind="usage") == 0
-            assert server.count("completion_records_lost_total", kind="audit") == 0
+            for kind in ("usage", "audit"):
+                assert server.count("completion_records_lost_total", kind=kind) == 0
             tokens = {kind: server.count("completion_tokens_total", kind=kind) for kind in ("prompt", "completion")}
     records = records_in(usage)
     assert len(records) == 4
@@ -70,8 +68,6 @@ async def test_what_editors_and_operators_do_is_recorded(tmp_path: Path) -> None
     assert {each["peer"] for each in lines} == {"127.0.0.1"}
     assert {each["user"] for each in lines if each["kind"] != "admin_change"} == {"ada"}
     assert {each["bytes"] for each in lines if each["kind"] == "complete"} == {len(CODE)}
-    verified = CliRunner().invoke(main, ["audit", "verify", str(audit)])
-    assert (verified.exit_code, verified.output.partition(",")[0]) == (0, "intact: lines 1 to 14")
     assert "canary" not in usage.read_text() + audit.read_text()
 
 

@@ -2,17 +2,23 @@
 
 import asyncio
 import itertools
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.composition.checks import check
+from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.otlp import ReceivedSpan, Receiver, grpc_receiver
+from tests.support.certificates import make_identity_in
+from tests.support.otlp import ReceivedSpan, Receiver, grpc_receiver, http_receiver
 from tests.support.server import RunningServer, ask, eventually, make_config, next_event, request, run_server
 
 TIMES = ServiceTimes(prefill_base_s=0.02, decode_base_s=0.01)
@@ -28,6 +34,13 @@ SERVER_KIND = 2
 ERROR = 2
 
 
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK exports every 50 ms, and gives a collector 2 s."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+
+
 def words(_request: GenerationRequest) -> Sequence[str]:
     return WORDS
 
@@ -40,8 +53,8 @@ def make_engine(script: Callable[[GenerationRequest], Sequence[str]] = words, ti
 async def traced_server(
     receiver: Receiver, *overrides: str, engine: Callable[[], Any] = make_engine
 ) -> AsyncIterator[RunningServer]:
-    """Run a server that exports to the receiver every 50 ms."""
-    endpoint = (f"traces.endpoint={receiver.address}", "traces.export_interval_s=0.05", "traces.sample_ratio=1")
+    """Run a server that exports to the receiver."""
+    endpoint = (f"traces.endpoint={receiver.address}", "traces.sample_ratio=1")
     async with run_server(make_config(*QUIET, *endpoint, *overrides), engine) as server:
         yield server
 
@@ -125,8 +138,6 @@ async def test_an_answered_request_has_one_span_for_each_stage_within_its_caller
                 "cloud.region": "us-east",
             }
             assert {key: root.resource.get(key) for key in resource} == resource
-            assert server.count("completion_traced_requests_total", sampled="head") == 1
-            await eventually(lambda: server.count("completion_trace_spans_total", result="exported") == 8)
 
 
 async def test_requests_of_a_stream_are_in_traces_of_their_own() -> None:
@@ -238,25 +249,13 @@ async def test_only_requests_that_missed_their_budget_are_exported_if_none_is_sa
             assert root.attributes["completion.sampled"] == "missed_budget"
             assert (root.trace_id, root.parent_id) == (TRACE, SPAN)
             assert list(receiver.children(root)) == STAGES
-            assert server.count("completion_traced_requests_total", sampled="missed_budget") == 1
         await asyncio.to_thread(receiver.spans.clear)
         async with traced_server(receiver, *late, "shed.budget_ms=60000") as server:
             await ask(server.stub, request("x = "))
         assert receiver.spans == []
-        async with traced_server(receiver, *late, "traces.missed_budget_per_s=1") as server:
-            for sequence in range(3):
-                await ask(server.stub, request("x = ", sequence=sequence), metadata=user(f"u{sequence}"))
-            await eventually(lambda: server.count("completion_untraced_requests_total", limit="missed_budget") > 0)
-
-
-async def test_callers_cannot_have_more_requests_traced_than_the_limit() -> None:
-    with grpc_receiver() as receiver:
-        config = ("traces.sample_ratio=0", "traces.caller_sampled_per_s=0.001")
-        async with traced_server(receiver, *config) as server:
-            for sequence in range(5):
-                await ask(server.stub, request("x = ", sequence=sequence), metadata=(*user(f"u{sequence}"), *SAMPLED))
-            assert server.count("completion_untraced_requests_total", limit="caller") == 4
-        assert len(receiver.roots()) == 1
+        async with traced_server(receiver, *late, "traces.missed_budget=false") as server:
+            await ask(server.stub, request("x = "))
+        assert receiver.spans == []
 
 
 async def test_no_text_and_no_name_is_exported() -> None:
@@ -275,3 +274,72 @@ async def test_no_text_and_no_name_is_exported() -> None:
             await ask(server.stub, invalid, metadata=metadata)
         assert len(receiver.roots()) == 1
         assert b"canary" not in receiver.raw
+
+
+async def test_a_collector_that_comes_late_gets_the_spans_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+    with grpc_receiver() as first:
+        port = int(first.address.rpartition(":")[2])
+    async with traced_server(first) as server:
+        assert (await ask(server.stub, request("x = "))).reason == "stop"
+        await eventually(lambda: "UNAVAILABLE" in caplog.text, 20)
+        with grpc_receiver(port=port) as receiver:
+            sequence = 2
+            while not receiver.spans:
+                assert (await ask(server.stub, request("x = ", sequence=sequence))).reason == "stop"
+                await asyncio.sleep(0.05)
+                sequence += 1
+
+
+async def test_a_collector_that_hangs_delays_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "16")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "16")
+    receiver = Receiver(hangs=threading.Event())
+    with grpc_receiver(receiver):
+        async with traced_server(receiver) as server:
+            for sequence in range(1, 11):
+                assert (await ask(server.stub, request("x = ", sequence=sequence))).reason == "stop"
+            await eventually(lambda: receiver.exports >= 1)
+        assert receiver.spans == []
+
+
+async def test_the_last_spans_are_exported_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
+    with grpc_receiver() as receiver:
+        async with traced_server(receiver) as server:
+            await ask(server.stub, request("x = "))
+            assert receiver.spans == []
+        assert len(receiver.spans) == 1 + len(STAGES)
+
+
+async def test_the_variables_of_opentelemetry_set_tls_and_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = make_identity_in(tmp_path, "collector")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(identity.certificate))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20secret")
+    with grpc_receiver(credentials=identity.server_credentials()) as receiver:
+        async with traced_server(receiver) as server:
+            await ask(server.stub, request("x = "))
+            await roots(receiver, 1)
+    assert receiver.headers["authorization"] == "Bearer secret"
+
+
+async def test_spans_go_over_http_as_well() -> None:
+    with http_receiver() as receiver:
+        async with traced_server(receiver, "traces.protocol=http") as server:
+            await ask(server.stub, request("x = "))
+            await roots(receiver, 1)
+
+
+async def test_a_variable_that_opentelemetry_refuses_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
+    with pytest.raises(ConfigError, match=r"traces\.endpoint: OpenTelemetry refuses a variable .*soon"):
+        async with traced_server(Receiver(address="http://127.0.0.1:1")):
+            raise AssertionError("it started")
+
+
+def test_a_missing_package_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "completion_server.telemetry.tracing.tracing", None)
+    config = make_config("traces.endpoint=http://127.0.0.1:4317")
+    with pytest.raises(ConfigError, match=r"traces.endpoint: needs OpenTelemetry.*completion-server\[traces\]"):
+        check(config, {})

@@ -1,184 +1,147 @@
-"""The traces of one server: sampling, the listener to events, and the export. Built by the composition root."""
+"""Chooses the requests that are traced, and exports their spans with OpenTelemetry's SDK, in a thread of the SDK's.
+
+A request is chosen when it is received, or at its end if it missed its budget. Its spans are made when its End is
+written, with the ids that the engine's spans refer to.
+"""
 
 import asyncio
-import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import logging
+import time
+from dataclasses import replace
 
-from prometheus_client import CollectorRegistry
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, ParentBased, TraceIdRatioBased
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from completion_server.core.clock import Clock
 from completion_server.core.errors import ConfigError
-from completion_server.core.events import Emit, Event
-from completion_server.core.trace_context import BeginTrace, no_trace
-from completion_server.telemetry.quality import model_name
+from completion_server.core.events import Emit, EndUnwritten, EndWritten, Event, RequestEnded
+from completion_server.core.trace_context import TRACEPARENT, TRACESTATE, TraceContext
+from completion_server.telemetry.quality import SloResult, slo_result
 from completion_server.telemetry.tracing.settings import TraceSettings
-from completion_server.telemetry.tracing.spans import Attributes, RequestTrace
-from completion_server.telemetry.tracing.tracer import HeadSampler, RateLimit, TraceMetrics, Tracer
+from completion_server.telemetry.tracing.spans import Attributes, describe, is_failed
 
-if TYPE_CHECKING:
-    from completion_server.telemetry.tracing.export import OtlpExport
-
-_DISABLED = "OTEL_SDK_DISABLED"
-"""The environment variable with which OpenTelemetry makes no spans, without an error."""
-_TIMEOUT = "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT"
-"""The environment variable that OpenTelemetry's exporter for gRPC parses, though it is given another timeout."""
-
-
-@dataclass(frozen=True, slots=True)
-class TracedServer:
-    """What all traces say about this server."""
-
-    version: str
-    instance: str
-    """Name of this server among its replicas."""
-    region: str = ""
-    model: str = ""
-    """The target model's name, or the path of its folder; metrics and spans have it as `model_name` returns it."""
-    engine: str = ""
-    """The kind of engine."""
-    revision: str = ""
-    """The target model's."""
-
-    def resource(self) -> dict[str, str]:
-        """Return the attributes of the OpenTelemetry resource."""
-        found = {
-            "service.name": "completion-server",
-            "service.version": self.version,
-            "service.instance.id": self.instance,
-            "cloud.region": self.region,
-        }
-        return {key: value for key, value in found.items() if value}
-
-    def attributes(self) -> Attributes:
-        """Return the attributes of the span of each request."""
-        found = {
-            "gen_ai.provider.name": self.engine,
-            "gen_ai.request.model": model_name(self.model),
-            "completion.model_revision": self.revision,
-        }
-        return {key: value for key, value in found.items() if value}
+_MAX_PENDING = 4096
+"""Requests whose End may wait to be written; further ones are exported without that."""
 
 
 class Tracing:
-    """Traces of requests; does nothing without an endpoint."""
-
-    begin_trace: BeginTrace
-    """Begins the trace of each request, for `rpc`."""
+    """Traces the requests of one server."""
 
     def __init__(
-        self,
-        settings: TraceSettings,
-        service: TracedServer,
-        clock: Clock,
-        registry: CollectorRegistry,
-        *,
-        budget_s: float,
-        shares: bool = False,
+        self, settings: TraceSettings, resource: Attributes, attributes: Attributes, clock: Clock, *, budget_s: float
     ) -> None:
-        """Build the parts that need no OpenTelemetry. A first token later than `budget_s` has missed its budget.
-
-        With `shares`, spans that libraries in this process make go the same way; vLLM is one.
-        """
+        """Each span of a request has `attributes`. A first token later than `budget_s` has missed its budget."""
+        logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)  # its warnings quote callers' headers
         self._settings = settings
-        self._service = service
+        self._attributes = attributes
         self._clock = clock
-        self._shares = shares
-        self._export: OtlpExport | None = None
-        self._tracer: Tracer | None = None
-        self.begin_trace = no_trace
-        if not settings.endpoint:
-            return
-        self._metrics = metrics = TraceMetrics(registry)
-        caller_limit = RateLimit(settings.caller_sampled_per_s, clock)
-        sampler = HeadSampler(settings.sample_ratio, caller_limit, on_caller_limit=metrics.caller_limited)
-        self._tracer = Tracer(
-            sampler,
-            RateLimit(settings.missed_budget_per_s, clock),
-            budget_s,
-            service.attributes(),
-            self._pass_on,
-            on_missed_limit=metrics.missed_limited if settings.missed_budget_per_s else lambda: None,
-        )
-        self.begin_trace = sampler.begin
+        self._budget_s = budget_s
+        self._ids = RandomIdGenerator()
+        self._sampler = ParentBased(TraceIdRatioBased(settings.sample_ratio))
+        self._resource = Resource.create(resource)
+        self._processor: BatchSpanProcessor | None = None
+        self._pending: dict[str, tuple[RequestEnded, TraceContext, bool]] = {}
+        """Requests to export, by id, whose End is not written yet, and whether they missed their budget."""
 
-    def start(self) -> None:
-        """Start the thread that exports.
+    def start(self, *, has_engine_spans: bool) -> None:
+        """Start the thread. With `has_engine_spans`, vLLM exports its spans of sampled requests in the same way.
 
         Raises:
-            ConfigError: OpenTelemetry is not installed, or a file of the settings or the environment can't be used.
+            ConfigError: OpenTelemetry refuses a variable of the environment.
 
         """
-        if self._tracer is not None:
-            module = _import("completion_server.telemetry.tracing.export")
-            resource, version = self._service.resource(), self._service.version
-            self._export = module.OtlpExport(self._settings, resource, self._clock, self._metrics, version)
-            if self._shares:
-                self._export.share()
+        url, is_grpc = self._settings.endpoint, self._settings.protocol == "grpc"
+        try:
+            exporter = GrpcExporter(url) if is_grpc else HttpExporter(f"{url.rstrip('/')}/v1/traces")
+            self._processor = BatchSpanProcessor(exporter)
+            # The sampler keeps out what is in no request's trace, such as vLLM's start.
+            provider = TracerProvider(ParentBased(ALWAYS_OFF), self._resource, shutdown_on_exit=False)
+        except ValueError as error:
+            msg = f"traces.endpoint: OpenTelemetry refuses a variable of the environment: {error}"
+            raise ConfigError(msg) from error
+        if has_engine_spans:
+            provider.add_span_processor(self._processor)
+            trace.set_tracer_provider(provider)
+
+    async def aclose(self) -> None:
+        """Export what waits, within the time limits of the SDK."""
+        if self._processor is not None:
+            while self._pending:
+                self._export(next(iter(self._pending)), None)
+            await asyncio.to_thread(self._processor.shutdown)
+
+    def begin(self, traceparent: str, tracestate: str) -> TraceContext:
+        """Return the trace context of a request that comes in with these headers, either of which may be ""."""
+        context = TraceContextTextMapPropagator().extract({TRACEPARENT: traceparent, TRACESTATE: tracestate}, Context())
+        parent = trace.get_current_span(context).get_span_context()
+        trace_id, span_id = parent.trace_id or self._ids.generate_trace_id(), self._ids.generate_span_id()
+        is_sampled = self._sampler.should_sample(context, trace_id, "").decision is Decision.RECORD_AND_SAMPLE
+        caller = (f"{parent.span_id:016x}", parent.trace_state.to_header()) if parent.is_valid else ()
+        return TraceContext(f"{trace_id:032x}", f"{span_id:016x}", is_sampled, *caller)
 
     def heard_by(self, emit: Emit) -> Emit:
-        """Return an `emit` that also passes events to the tracer; `emit` itself if traces are off."""
-        if self._tracer is None:
-            return emit
-        handle = self._tracer.handle
+        """Return an `emit` that passes events on, with the trace that is chosen for a late request at its end."""
 
         def emit_both(event: Event) -> None:
-            try:
-                event = handle(event)  # an ended request is counted with the trace that is chosen for it
-            finally:
-                emit(event)  # even if its export raises
+            match event:
+                case RequestEnded():
+                    event = self._ended(event)
+                case EndWritten(request=request, seconds=seconds):
+                    self._export(request.id, seconds)
+                case EndUnwritten(request=request):
+                    self._export(request.id, None)
+            emit(event)
 
         return emit_both
 
-    async def flush(self) -> None:
-        """Export what waits, now."""
-        if self._tracer is not None and self._export is not None:
-            self._tracer.flush()
-            await asyncio.to_thread(self._export.flush)
+    def _ended(self, event: RequestEnded) -> RequestEnded:
+        context = event.request.trace
+        is_missed = slo_result(event, self._budget_s) not in {None, SloResult.IN_TIME}
+        if context is None or not (context.is_sampled or (is_missed and self._settings.missed_budget)):
+            return event
+        self._pending[event.request.id] = event, context, is_missed
+        if len(self._pending) > _MAX_PENDING:
+            self._export(next(iter(self._pending)), None)
+        return event if context.is_sampled else replace(event, late_trace=context)
 
-    async def aclose(self) -> None:
-        """Export what waits, for `traces.timeout_s` at most."""
-        if self._tracer is not None and self._export is not None:
-            self._tracer.flush()
-            await asyncio.to_thread(self._export.close)
-
-    def _pass_on(self, request: RequestTrace) -> None:
-        if self._export is not None:
-            self._export.export(request)
-
-
-def check_usable(settings: TraceSettings, environ: Mapping[str, str]) -> None:
-    """Check that traces can be exported, if they are on.
-
-    Raises:
-        ConfigError: OpenTelemetry is not installed, the environment stops it, or a file can't be used.
-
-    """
-    if settings.endpoint:
-        if settings.protocol == "grpc" and not _is_number(environ.get(_TIMEOUT, "0")):
-            msg = f"traces.endpoint: {_TIMEOUT} in the environment is no number, which OpenTelemetry refuses; unset it"
-            raise ConfigError(msg)
-        if environ.get(_DISABLED, "").strip().lower() == "true":
-            msg = f'traces.endpoint: {_DISABLED} is true in the environment; unset it, or set the endpoint to ""'
-            raise ConfigError(msg)
-        _import("completion_server.telemetry.tracing.collector").read_files(settings)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    def _export(self, request_id: str, stream_s: float | None) -> None:
+        """Queue the spans of a request, if it is traced. Never waits: spans are dropped if too many wait."""
+        if request_id not in self._pending or self._processor is None:
+            return
+        event, context, is_missed = self._pending.pop(request_id)
+        root, stages = describe(event, context, self._attributes, stream_s=stream_s, missed_budget=is_missed)
+        own, linked = _span_context(context, context.span_id), event.marks.generation_trace
+        parent = _span_context(context, context.parent_id) if context.parent_id else None
+        is_linked = linked is not None and linked.is_sampled and linked.span_id != context.span_id
+        links = [trace.Link(_span_context(linked, linked.span_id))] if linked is not None and is_linked else []
+        # One offset between both clocks for all spans, so that their durations are exact.
+        offset_ns = time.time_ns() - round(self._clock.now() * 1e9)
+        for span in (*stages, root):
+            is_root = span is root
+            ended = ReadableSpan(
+                span.name,
+                own if is_root else _span_context(context, f"{self._ids.generate_span_id():016x}"),
+                parent if is_root else own,
+                attributes=span.attributes,
+                links=links if is_root else (),
+                kind=SpanKind.SERVER if is_root else SpanKind.INTERNAL,
+                status=Status(StatusCode.ERROR if is_root and is_failed(event.end.outcome) else StatusCode.UNSET),
+                start_time=offset_ns + round(span.begin * 1e9),
+                end_time=offset_ns + round(span.end * 1e9),
+                resource=self._resource,
+            )
+            self._processor.on_end(ended)
 
 
-def _import(name: str) -> Any:  # noqa: ANN401 - a module
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        msg = (
-            "traces.endpoint: needs OpenTelemetry, which is not installed; install the extra `traces`, such as"
-            f" pip install 'completion-server[traces]' ({error})"
-        )
-        raise ConfigError(msg) from error
+def _span_context(context: TraceContext, span_id: str) -> SpanContext:
+    state, is_remote = TraceState.from_header([context.state]), span_id == context.parent_id
+    return SpanContext(int(context.trace_id, 16), int(span_id, 16), is_remote, TraceFlags(TraceFlags.SAMPLED), state)

@@ -11,8 +11,10 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.trace import use_span
+from opentelemetry.trace import SpanContext, get_current_span, use_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import (
@@ -29,7 +31,6 @@ from completion_client import (
 )
 from completion_client.request_fields import Numbering, trace_metadata
 from completion_client.session_settings import Backoff, SessionSettings
-from completion_server.core.trace_context import ParentSpan
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from loadtest.targets import ClientSettings
 from loadtest.targets.editor import RequestFactory
@@ -221,14 +222,20 @@ async def test_a_closed_session_fails_its_open_requests(client: CompletionClient
     await eventually(lambda: engine.stats().num_running == 0)
 
 
+def parent_of(traceparent: str) -> SpanContext:
+    context = TraceContextTextMapPropagator().extract({"traceparent": traceparent}, Context())
+    return get_current_span(context).get_span_context()
+
+
 def test_the_current_span_of_opentelemetry_is_sent() -> None:
     span = TracerProvider(shutdown_on_exit=False).get_tracer("test").start_span("keystroke")
     with use_span(span):
         message = Numbering().numbered(pb.CompleteRequest())
         explicit = Numbering().numbered(pb.CompleteRequest(traceparent="mine"))
     context = span.get_span_context()
-    parent = ParentSpan.parse(message.traceparent, message.tracestate)
-    assert parent == ParentSpan(f"{context.trace_id:032x}", f"{context.span_id:016x}", is_sampled=True)
+    parent = parent_of(message.traceparent)
+    assert (parent.trace_id, parent.span_id) == (context.trace_id, context.span_id)
+    assert parent.trace_flags.sampled
     assert explicit.traceparent == "mine"
     assert Numbering().numbered(pb.CompleteRequest()).traceparent == ""
 
@@ -241,9 +248,9 @@ def test_a_program_without_opentelemetry_needs_none(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("is_sampled", [True, False])
 def test_a_new_trace_is_valid_and_goes_into_the_metadata(is_sampled: bool) -> None:
     traceparent = make_traceparent(is_sampled=is_sampled)
-    parent = ParentSpan.parse(traceparent)
-    assert parent is not None
-    assert parent.is_sampled is is_sampled
+    parent = parent_of(traceparent)
+    assert parent.is_valid
+    assert parent.trace_flags.sampled is is_sampled
     message = pb.CompleteRequest(traceparent=traceparent, tracestate="vendor=1")
     assert trace_metadata(message) == (("traceparent", traceparent), ("tracestate", "vendor=1"))
     assert trace_metadata(pb.CompleteRequest()) == ()
@@ -253,10 +260,10 @@ def test_a_new_trace_is_valid_and_goes_into_the_metadata(is_sampled: bool) -> No
 def test_the_load_tester_traces_its_share_of_the_requests(share: float, least: int, most: int) -> None:
     factory = RequestFactory(None, "run-1", "u", ClientSettings(traced_share=share))  # type: ignore[arg-type]
     sent = [factory.traceparent(sequence) for sequence in range(1000)]
-    traced = [ParentSpan.parse(each) for each in sent if each]
+    traced = [parent_of(each) for each in sent if each]
     assert least <= len(traced) <= most
-    assert all(parent is not None and parent.is_sampled for parent in traced)
-    assert len({parent.trace_id for parent in traced if parent is not None}) == len(traced)
+    assert all(parent.is_valid and parent.trace_flags.sampled for parent in traced)
+    assert len({parent.trace_id for parent in traced}) == len(traced)
 
 
 @given(st.text(), st.integers(1, 20))

@@ -85,16 +85,14 @@ def test_the_configuration_is_frozen() -> None:
         ("speculation={mode='auto', schedule=[[1, 4, 2]]}", "speculation.schedule[0]: K = 2 is over the 0 that"),
         ("speculation={mode='auto', schedule=[[2, 4, 0]]}", "speculation.schedule[0]: the first row must begin at"),
         ("speculation={mode='auto', schedule=[[1, 4]]}", "speculation.schedule[0]: must be three whole numbers"),
-        ("traces.endpoint=collector:4317", "traces.endpoint: must be http://HOST:PORT or https://HOST:PORT, got"),
+        (
+            "traces.endpoint=collector:4317",
+            "traces.endpoint: must be http://HOST:PORT or https://HOST:PORT, without a password",
+        ),
         ("traces.endpoint=http://", "traces.endpoint: must be http://HOST:PORT"),
-        ("traces.endpoint=http://a:99999", "traces.endpoint: must be http://HOST:PORT"),
-        ("traces.endpoint=http://me:pw@a:4317", "traces.endpoint: must not hold a password"),
+        ("traces.endpoint=http://me:pw@a:4317", "traces.endpoint: must be http://HOST:PORT"),
         ("traces.protocol=udp", "traces.protocol: input should be 'grpc' or 'http', got 'udp'"),
         ("traces.sample_ratio=1.5", "traces.sample_ratio: must be at most 1, got 1.5"),
-        ("traces.max_queued_spans=1", "traces.max_queued_spans: must be at least 64, got 1"),
-        ("traces.timeout_s=0", "traces.timeout_s: must be above 0, got 0"),
-        ("traces.ca=/no/such.pem", "traces.ca: needs an endpoint that begins with https://"),
-        ("traces.headers_file=/no/such", "traces.headers_file: no file /no/such"),
         ("traces.sampel_ratio=1", "traces.sampel_ratio: unknown key; did you mean traces.sample_ratio?"),
         ("server=3", "server: must be a section, got 3"),
         ("listen", "--set listen: must be section.key=value"),
@@ -236,9 +234,9 @@ def test_all_faults_of_a_section_are_reported_at_once() -> None:
 
 
 def test_files_are_relative_to_the_configuration(tmp_path: Path) -> None:
-    (tmp_path / "headers").write_text("a: b")
-    (tmp_path / "server.toml").write_text('[traces]\nendpoint = "http://a:4317"\nheaders_file = "headers"\n')
-    assert load_config(tmp_path / "server.toml", (), {}).traces.headers_file == str(tmp_path / "headers")
+    (tmp_path / "quotas").write_text("")
+    (tmp_path / "server.toml").write_text('[admission]\nquotas_file = "quotas"\n')
+    assert load_config(tmp_path / "server.toml", (), {}).admission.quotas_file == str(tmp_path / "quotas")
 
 
 def test_vllms_own_key_is_refused_beside_the_section() -> None:

@@ -1,228 +1,159 @@
-"""Traces: the callers' headers, which requests are sampled, and the names of attributes."""
+"""Traces: the callers' headers, which requests are traced, and the names of attributes."""
 
+import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.semconv._incubating.attributes import cloud_attributes, gen_ai_attributes, rpc_attributes
 from opentelemetry.semconv.attributes import error_attributes, service_attributes
-from opentelemetry.trace.span import TraceState
 from prometheus_client import CollectorRegistry
 
-from completion_server.core.errors import InvalidRequestError, UnavailableError
-from completion_server.core.events import EndUnwritten, EndWritten, GenerationSource, Marks, RequestEnded
+from completion_server.composition.monitoring import make_tracing
+from completion_server.core.clock import MonotonicClock
+from completion_server.core.errors import UnavailableError
+from completion_server.core.events import EndUnwritten, EndWritten, Event, GenerationSource, Marks, RequestEnded
 from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ShedReason, Usage
-from completion_server.core.request import Caller, Request, Trigger
-from completion_server.core.trace_context import ParentSpan, TraceContext
+from completion_server.core.request import Caller, Request
+from completion_server.core.trace_context import TraceContext
 from completion_server.telemetry.metrics import Metrics
-from completion_server.telemetry.tracing.spans import RequestTrace, describe, misses_budget
-from completion_server.telemetry.tracing.tracer import HeadSampler, RateLimit, Tracer
-from completion_server.telemetry.tracing.tracing import TracedServer
+from completion_server.telemetry.tracing import tracing
+from completion_server.telemetry.tracing.spans import describe, is_failed
+from tests.support.server import make_config
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"
-
-
-SAMPLED = {
-    f"00-{TRACE}-{SPAN}-01": True,
-    f"00-{TRACE}-{SPAN}-00": False,
-    f"00-{TRACE}-{SPAN}-03": True,  # level 2's flag of random trace ids
-    f"00-{TRACE}-{SPAN}-02": False,
-    f"cc-{TRACE}-{SPAN}-01-what-a-later-version-appends": True,
-}
 INVALID = (
-    "", f"00-{TRACE}-{SPAN}", f"00-{TRACE}-{SPAN}-1", f"00-{TRACE.upper()}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01",
-    f"00-{TRACE}-{'0' * 16}-01", f"ff-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-01-more", f"00-{TRACE}-{SPAN}-01\n",
-    f"cc-{TRACE}-{SPAN}-01-{'x' * 100}", f"00-{TRACE[:-1]}٣-{SPAN}-01",
+    "", f"00-{TRACE}-{SPAN}", f"00-{TRACE.upper()}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01", f"ff-{TRACE}-{SPAN}-01",
+    f"00-{TRACE}-{'0' * 16}-01",
 )  # fmt: skip
-INVALID_STATES = (
-    "x" * 513, f"a={'x' * 511}", "vendor=\n1", "vendor=é", "def add(a, b): return a", "a=1,def add", "a=1,a=2",
-    "a=1,,b=2", "A=1", "a=", "a=1=2", ",".join(f"k{number}=1" for number in range(33)),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("traceparent", [*SAMPLED, *INVALID])
-def test_a_valid_parent_is_read_and_another_ignored(traceparent: str) -> None:
-    expected = None
-    if traceparent in SAMPLED:
-        expected = ParentSpan(TRACE, SPAN, SAMPLED[traceparent], "vendor=1")
-    assert ParentSpan.parse(traceparent, "vendor=1") == expected
-
-
-@pytest.mark.parametrize("state", INVALID_STATES)
-def test_an_invalid_state_is_dropped_alone(state: str) -> None:
-    assert ParentSpan.parse(f"00-{TRACE}-{SPAN}-01", state) == ParentSpan(TRACE, SPAN, is_sampled=True)
-
-
-@pytest.mark.parametrize("state", ["a=1", "a=1, b=2", "rojo=00f067aa0ba902b7,congo@ucc=t61 rcWk", "1a-_*/@v=~!"])
-def test_a_valid_state_is_kept_and_the_sdk_takes_it(state: str, caplog: pytest.LogCaptureFixture) -> None:
-    parent = ParentSpan.parse(f"00-{TRACE}-{SPAN}-01", state)
-    assert parent is not None
-    assert parent.state == state
-    assert TraceState.from_header([state]).to_header() == state.replace(", ", ",")
-    assert caplog.records == []
-
-
-def test_the_headers_name_the_requests_own_span() -> None:
-    parent = ParentSpan(TRACE, "b" * 16, is_sampled=True, state="vendor=1")
-    sampled = TraceContext(TRACE, SPAN, is_sampled=True, parent=parent)
-    assert sampled.headers() == {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=1"}
-    assert TraceContext(TRACE, SPAN, is_sampled=False).headers() == {"traceparent": f"00-{TRACE}-{SPAN}-00"}
-    read = ParentSpan.parse(sampled.headers()["traceparent"])
-    assert read is not None
-    assert (read.trace_id, read.span_id, read.is_sampled) == (TRACE, SPAN, True)
-
-
 REQUEST = Request("r", Caller("u", "s"), 0, "", "", "x = ", "", 8, 0.0)
 ON_TIME = Marks(0.0, admitted=0.0, started=0.0, prompted=0.0, first_output=0.1, last_output=0.1, ended=0.2)
-BUDGET_S = 0.15
-
-
-@dataclass
-class StillClock:
-    at: float = 0.0
-
-    def now(self) -> float:
-        return self.at
-
-
-def sampler(ratio: float, per_s: float = 1.0, clock: StillClock | None = None) -> HeadSampler:
-    return HeadSampler(ratio, RateLimit(per_s, clock or StillClock()), seed=7)
-
-
-def test_a_ratio_of_the_requests_without_a_callers_trace_is_sampled() -> None:
-    one_in_ten = sampler(0.1)
-    begun = [one_in_ten.begin("", "") for _ in range(10_000)]
-    sampled = [context for context in begun if context is not None]
-    assert 850 < len(sampled) < 1150
-    assert all(context.is_sampled and context.parent is None for context in sampled)
-    assert len({context.trace_id for context in sampled}) == len(sampled)
-    assert sampler(0.0).begin("", "") is None
-    assert sampler(1.0).begin("not a traceparent", "") is not None
-
-
-def test_a_caller_is_followed_up_to_the_limit_and_sampled_at_random_beyond_it() -> None:
-    clock = StillClock()
-    two = sampler(0.0, 2.0, clock)
-
-    def sampled(count: int) -> int:
-        begun = [two.begin(f"00-{TRACE}-{SPAN}-01", "") for _ in range(count)]
-        assert all(context is not None and context.trace_id == TRACE for context in begun)
-        return sum(context is not None and context.is_sampled for context in begun)
-
-    assert sampled(5) == 2
-    clock.at += 0.5
-    assert sampled(5) == 1
-    clock.at += 100
-    assert sampled(5) == 2
-    beyond = sampler(1.0, 0.0).begin(f"00-{TRACE}-{SPAN}-01", "")
-    assert beyond is not None
-    assert beyond.is_sampled
-    unrecorded = sampler(1.0).begin(f"00-{TRACE}-{SPAN}-00", "vendor=1")
-    assert unrecorded is not None
-    assert not unrecorded.is_sampled
-    assert unrecorded.parent == ParentSpan(TRACE, SPAN, is_sampled=False, state="vendor=1")
-
-
-@pytest.mark.parametrize(
-    ("outcome", "changes", "is_missed"),
-    [
-        (Outcome(FinishReason.STOP), {}, False),
-        (Outcome(FinishReason.STOP), {"first_output": 0.16}, True),
-        (Outcome(FinishReason.SUPERSEDED), {"first_output": None}, True),
-        (Outcome(FinishReason.SUPERSEDED), {"first_output": None, "ended": 0.1}, False),
-        (Outcome(FinishReason.CANCELLED), {"first_output": None, "ended": 0.1}, False),
-        (Outcome(FinishReason.SHED, ShedReason.OVERLOAD), {"first_output": None, "ended": 0.0}, True),
-        (Outcome(FinishReason.SHED, ShedReason.DEADLINE_UNREACHABLE), {"first_output": None, "ended": 0.0}, True),
-        (Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED), {"first_output": None, "ended": 0.0}, False),
-        (Outcome(FinishReason.SHED, ShedReason.DRAINING), {"first_output": None, "ended": 0.0}, False),
-        (Outcome(FinishReason.DEADLINE), {"first_output": None, "ended": 0.1}, True),
-        (Outcome(FinishReason.DEADLINE), {}, False),
-        (Outcome(FinishReason.ERROR, error=UnavailableError("down")), {"first_output": None, "ended": 0.1}, True),
-        (Outcome(FinishReason.ERROR, error=InvalidRequestError("x", "y")), {"first_output": None}, False),
-    ],
-)
-def test_a_budget_is_missed_if_somebody_waited_in_vain(
-    outcome: Outcome, changes: dict[str, float | None], is_missed: bool
-) -> None:
-    marks = replace(ON_TIME, **changes)  # type: ignore[arg-type]
-    assert misses_budget(REQUEST, outcome, marks, BUDGET_S) is is_missed
-    assert not misses_budget(replace(REQUEST, trigger=Trigger.PREFETCH), outcome, marks, BUDGET_S)
-
-
-class Exported:
-    """A tracer, and what it passed on."""
-
-    def __init__(self, missed_per_s: float = 10.0) -> None:
-        self.traces: list[RequestTrace] = []
-        self.num_limited = 0
-        limit = RateLimit(missed_per_s, StillClock())
-        self.tracer = Tracer(
-            sampler(0.0), limit, BUDGET_S, {"model": "m"}, self.traces.append, on_missed_limit=self.note_limited
-        )
-
-    def note_limited(self) -> None:
-        self.num_limited += 1
-
-    def end(self, request: Request, marks: Marks = ON_TIME, reason: FinishReason = FinishReason.STOP) -> None:
-        self.tracer.handle(RequestEnded(request, End(Outcome(reason)), marks))
-
-
-def traced(request_id: str, *, is_sampled: bool = True) -> Request:
-    return replace(REQUEST, id=request_id, trace=TraceContext(TRACE, SPAN, is_sampled))
-
-
 LATE = replace(ON_TIME, first_output=0.19)
 
 
+@dataclass
+class Exported:
+    """Traces of a server, the events that others hear, and the spans that the SDK was given."""
+
+    traces: tracing.Tracing
+    heard: list[Event] = field(default_factory=list)
+    spans: list[ReadableSpan] = field(default_factory=list)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
+
+    def emit(self, event: Event) -> None:
+        self.traces.heard_by(self.heard.append)(event)
+
+    def end(self, request: Request, marks: Marks = ON_TIME) -> None:
+        self.emit(RequestEnded(request, End(Outcome(FinishReason.STOP)), marks))
+
+    def roots(self) -> list[ReadableSpan]:
+        return [span for span in self.spans if span.name.startswith("completion.v1.")]
+
+
+def make_traces(*overrides: str) -> tracing.Tracing:
+    config = make_config(
+        "traces.endpoint=http://127.0.0.1:1", "shed.budget_ms=150", "server.region=us-east", *overrides
+    )
+    traces = make_tracing(config, MonotonicClock())
+    assert traces is not None
+    return traces
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> Exported:
+    found = Exported(make_traces("traces.sample_ratio=0"))
+    monkeypatch.setattr(tracing, "BatchSpanProcessor", lambda _exporter: found)
+    found.traces.start(has_engine_spans=False)
+    return found
+
+
+@pytest.mark.parametrize("traceparent", INVALID)
+def test_an_invalid_parent_is_ignored(traceparent: str) -> None:
+    context = make_traces("traces.sample_ratio=1").begin(traceparent, "vendor=1")
+    assert context.trace_id != TRACE
+    assert (context.is_sampled, context.parent_id, context.state) == (True, "", "")
+
+
+@pytest.mark.parametrize(("flags", "is_sampled"), [("01", True), ("00", False), ("03", True), ("02", False)])
+def test_a_caller_is_followed(flags: str, is_sampled: bool) -> None:
+    for ratio in (0, 1):
+        context = make_traces(f"traces.sample_ratio={ratio}").begin(f"00-{TRACE}-{SPAN}-{flags}", "vendor=1")
+        assert context == TraceContext(TRACE, context.span_id, is_sampled, SPAN, "vendor=1")
+        assert context.span_id != SPAN
+
+
+def test_an_invalid_state_is_dropped_without_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    context = make_traces().begin(f"00-{TRACE}-{SPAN}-01", "def add(a, b): return a")
+    assert (context.trace_id, context.state) == (TRACE, "")
+    assert caplog.records == []
+
+
+def test_a_ratio_of_the_requests_without_a_callers_trace_is_sampled() -> None:
+    random.seed(7)
+    one_in_ten = make_traces("traces.sample_ratio=0.1")
+    begun = [one_in_ten.begin("", "") for _ in range(10_000)]
+    assert 800 < sum(context.is_sampled for context in begun) < 1200
+    assert len({context.trace_id for context in begun}) == len(begun)
+
+
+def test_the_headers_name_the_requests_own_span() -> None:
+    sampled = TraceContext(TRACE, SPAN, is_sampled=True, parent_id="b" * 16, state="vendor=1")
+    assert sampled.headers() == {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=1"}
+    assert TraceContext(TRACE, SPAN, is_sampled=False).headers() == {"traceparent": f"00-{TRACE}-{SPAN}-00"}
+
+
+def traced(request_id: str, *, is_sampled: bool = True) -> Request:
+    trace_id = f"{int(request_id.encode().hex(), 16):032x}"
+    return replace(REQUEST, id=request_id, trace=TraceContext(trace_id, SPAN, is_sampled))
+
+
 @pytest.mark.parametrize(
-    ("last", "end"), [(lambda request: EndWritten(request, 0.3), 0.5), (lambda request: EndUnwritten(request), 0.2)]
+    ("last", "seconds"), [(lambda request: EndWritten(request, 0.3), 0.5), (lambda request: EndUnwritten(request), 0.2)]
 )
 def test_a_trace_ends_when_the_end_was_written_or_its_caller_left(
-    last: Callable[[Request], object], end: float
+    exported: Exported, last: Callable[[Request], Event], seconds: float
 ) -> None:
-    exported, request = Exported(), traced("r")
+    request = traced("r")
     exported.end(request)
-    assert exported.traces == []
-    exported.tracer.handle(last(request))  # type: ignore[arg-type]
-    (trace,) = exported.traces
-    assert trace.root.end == pytest.approx(end)
-    assert ("stream" in [stage.name for stage in trace.stages]) is (end > 0.2)
-    assert trace.root.attributes["model"] == "m"
-    exported.tracer.flush()
-    assert len(exported.traces) == 1
+    assert exported.spans == []
+    exported.emit(last(request))
+    (root,) = exported.roots()
+    assert root.start_time is not None
+    assert root.end_time is not None
+    assert root.end_time - root.start_time == pytest.approx(seconds * 1e9, abs=1000)
+    assert ("stream" in [span.name for span in exported.spans]) is (seconds > 0.2)
+    assert root.resource.attributes["cloud.region"] == "us-east"
 
 
-def test_unsampled_requests_are_exported_only_if_late_and_within_the_limit() -> None:
-    exported = Exported(missed_per_s=2.0)
-    for number in range(4):
-        exported.end(traced(f"on time {number}", is_sampled=False))
-        exported.end(replace(REQUEST, id=f"late {number}"), LATE)
-    exported.end(traced("sampled"), LATE)
-    exported.tracer.flush()
-    assert [trace.root.attributes["completion.sampled"] for trace in exported.traces] == ["missed_budget"] * 2 + [
-        "head"
-    ]
-    assert len({trace.context.trace_id for trace in exported.traces}) == 3
-    assert exported.num_limited == 2
+def test_unsampled_requests_are_exported_only_if_late(exported: Exported) -> None:
+    for request, marks in (
+        (traced("on time", is_sampled=False), ON_TIME), (traced("late", is_sampled=False), LATE),
+        (traced("sampled"), LATE), (traced("sampled on time"), ON_TIME),
+    ):  # fmt: skip
+        exported.end(request, marks)
+        exported.emit(EndUnwritten(request))
+    found = [span.attributes or {} for span in exported.roots()]
+    assert [(each["completion.sampled"], each["completion.missed_budget"]) for each in found] == [
+        ("missed_budget", True), ("head", True), ("head", False),
+    ]  # fmt: skip
 
 
-def test_requests_whose_end_is_never_reported_do_not_pile_up() -> None:
-    exported = Exported()
+def test_requests_whose_end_is_never_reported_do_not_pile_up(exported: Exported) -> None:
     for number in range(5000):
         exported.end(traced(str(number)))
-    assert len(exported.traces) == 5000 - 4096
+    assert len(exported.roots()) == 5000 - 4096
 
 
-def test_the_samples_of_a_late_request_name_the_trace_that_is_chosen_at_its_end() -> None:
-    exported, registry = Exported(missed_per_s=1.0), CollectorRegistry()
+def test_the_samples_of_a_late_request_name_the_trace_that_is_chosen_at_its_end(exported: Exported) -> None:
+    registry = CollectorRegistry()
+    request = traced("late", is_sampled=False)
+    exported.end(request, LATE)
     metrics = Metrics(registry)
-    for number in range(2):  # the second is above the limit
-        marks = replace(LATE, first_output=0.19 + 0.1 * number)
-        ended = RequestEnded(replace(REQUEST, id=str(number)), End(Outcome(FinishReason.STOP)), marks)
-        metrics.handle(exported.tracer.handle(ended))
-    exported.tracer.flush()
-    (trace,) = exported.traces
+    metrics.handle(exported.heard[0])
     buckets = {
         sample.labels["le"]: sample.exemplar and sample.exemplar.labels
         for family in registry.collect()
@@ -230,8 +161,8 @@ def test_the_samples_of_a_late_request_name_the_trace_that_is_chosen_at_its_end(
         for sample in family.samples
         if sample.name.endswith("_bucket") and sample.labels["trigger"] == "automatic"
     }
-    assert buckets["0.2"] == {"trace_id": trace.context.trace_id}
-    assert [le for le, labels in buckets.items() if labels] == ["0.2"]
+    assert request.trace is not None
+    assert {le: labels for le, labels in buckets.items() if labels} == {"0.2": {"trace_id": request.trace.trace_id}}
 
 
 WHOLE_REQUEST = Request("r", Caller("u", "s"), 0, "file:///x.py", "python", "x = ", "", 8, 0.0, receive_began_at=-0.01)
@@ -255,22 +186,19 @@ def known() -> set[str]:
 
 
 def test_attributes_are_those_of_the_conventions_or_our_own() -> None:
-    service = TracedServer("1.0", "one", "us-east", "/models/coder-13b/", "vllm", "files-1")
+    traces = make_traces("engine.revision=files-1")
     context = TraceContext("a" * 32, "b" * 16, is_sampled=True)
-    trace = describe(
-        RequestEnded(WHOLE_REQUEST, END, MARKS), context, service.attributes(), written=0.007, missed_budget=True
-    )
-    names = {*trace.root.attributes, *service.resource()}
-    for stage in trace.stages:
-        names |= set(stage.attributes)
+    event = RequestEnded(WHOLE_REQUEST, END, MARKS)
+    root, stages = describe(event, context, traces._attributes, stream_s=0.001, missed_budget=True)
+    names = {*root.attributes, *(name for stage in stages for name in stage.attributes)}
+    names |= {name for name in traces._resource.attributes if not name.startswith("telemetry.sdk.")}
     assert {name for name in names if not name.startswith("completion.")} <= known()
-    assert trace.root.attributes["gen_ai.request.model"] == "coder-13b"
-    assert trace.root.attributes["completion.model_revision"] == "files-1"
-    assert trace.root.attributes["error.type"] == "UNAVAILABLE"
-    values = str(trace)
+    assert root.attributes["completion.model_revision"] == "files-1"
+    assert root.attributes["error.type"] == "UNAVAILABLE"
+    values = f"{root}{stages}"
     assert "secret" not in values
     assert "x.py" not in values
-    assert trace.is_failed
-    assert [stage.name for stage in trace.stages] == [
+    assert is_failed(END.outcome)
+    assert [stage.name for stage in stages] == [
         "receive", "admission", "queue", "tokenise", "prefill", "decode", "stream",
     ]  # fmt: skip
