@@ -120,7 +120,9 @@ class App:
         self._certificates: dict[str, CertificateFiles] = {}
         quotas_file = config.admission.quotas_file
         self._quota_file = QuotaFile(Path(quotas_file)) if quotas_file else None
-        self._file_quotas = FileQuotas(self._quota_file.table, self._shared.limiters) if self._quota_file else None
+        self._file_quotas = FileQuotas(self._quota_file.table) if self._quota_file else None
+        if self._file_quotas is not None:
+            self._shared.add_up(self._file_quotas.tenant_days)
         self._http: HttpListener | None = None
         self._service: Service | None = None
         """None until the prompts are loaded."""
@@ -263,7 +265,6 @@ class App:
         if self._http is not None:
             await self._http.stop(_CLOSE_S)
         await public.server.stop(_CLOSE_S)
-        await self._shared.leave()
 
     async def _stop_engine(self) -> None:
         self._shutdown.begin("stopping the engine")
@@ -290,7 +291,6 @@ class App:
             loop_lag=self._loop_lag,
             edits=edits,
             cache=self._shared.cache,
-            limiters=self._shared.limiters,
             file_quotas=self._file_quotas,
             weight_of=self._file_quotas.weight_of if self._file_quotas else None,
             replicas=self._shared,

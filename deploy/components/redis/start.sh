@@ -60,7 +60,7 @@ redis_config() { # redis_config MASTER
     echo "user default on >$(password admin-password) ~* &* +@all"
     # What a server may do: docs/replicas.md.
     echo "user completion on >$(password password) ~completion:* &completion:* +eval +get +set +spublish +ssubscribe" \
-        "+sunsubscribe +ping +hmget +hset +hgetall +hdel +pexpire +time"
+        "+sunsubscribe +ping +hmget +hset +pexpire +time +incrby +expire"
     [ "$1" = "$NAME" ] || echo "replicaof $1 6379"
 }
 

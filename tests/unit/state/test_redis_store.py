@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from completion_server.admission.day_tokens import DayTokens
 from completion_server.composition.shared_state import SharedState
 from completion_server.config import load_config
+from completion_server.core.checks import DAY_S
 from completion_server.core.clock import MonotonicClock
 from completion_server.state import lanes
 from completion_server.state import subscription as module
@@ -280,11 +283,13 @@ async def test_the_documented_rules_are_enough_for_one_redis(
         "redis.timeout_ms=2000",
     ]
     shared = SharedState(load_config(None, overrides, {}), MonotonicClock())
+    days = DayTokens(time.time)
+    shared.add_up(days)
     task = asyncio.create_task(shared.run())
     store = shared.store
     assert store is not None
     status = shared.replication_status
-    await eventually(lambda: (found := status()) is not None and found.is_listening and found.limits_phase == "shared")
+    await eventually(lambda: (found := status()) is not None and found.is_listening)
     for command in [
         ("SET", "completion:cache:a", "value", "PX", 1000),
         ("GET", "completion:cache:a"),
@@ -293,7 +298,11 @@ async def test_the_documented_rules_are_enough_for_one_redis(
         await store.call_nowait(*command)
     assert shared.lanes is not None
     shared.lanes.accepted(Announcement("lane", "session", 1, shared.stamp()))
-    await shared.leave()
+    days.charge("acme", 7)
+    await eventually(lambda: bool(redis.cli("KEYS", "completion:tokens:*")))
+    (key,) = redis.cli("KEYS", "completion:tokens:*").split()
+    assert redis.cli("GET", key) == "7"
+    assert int(redis.cli("TTL", key)) > DAY_S
     await asyncio.sleep(FINISHED_S)
     assert store.is_available
     faults = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
