@@ -229,10 +229,9 @@ class App:
         async with asyncio.TaskGroup() as group:
             with self._shutdown.begins_on_failure():
                 # In this order: the engine says that it is ready, which opens the gate, only when the runner takes
-                # requests and their order among those of other replicas is known.
+                # requests.
                 runner = group.create_task(service.runner.run(), name="runner")
                 shared = group.create_task(self._shared.run(), name="shared state")
-                await self._shared.wait_connected()
                 engine = group.create_task(self._engine.run(), name="engine supervisor")
                 tasks = [runner, shared, engine, group.create_task(self._loop_lag.run(), name="loop lag")]
                 certificates = tuple(self._certificates.values())

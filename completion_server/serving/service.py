@@ -53,7 +53,7 @@ class ReplicaGroup(Protocol):
     """The other replicas of this server."""
 
     def stamp(self) -> int:
-        """Return the place of a request that is accepted now, in an order that all replicas share."""
+        """Return the time of a request that is accepted now, in nanoseconds on the host's clock; 0 without others."""
         ...
 
     def announce(self, live: LiveRequest) -> None:

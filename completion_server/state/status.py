@@ -14,9 +14,6 @@ class ReplicationStatus:
     num_outages: int
     is_listening: bool
     """Whether messages of other replicas arrive."""
-    clock_error_s: float
-    """Largest error of stamps relative to those of other replicas, in seconds; infinity if not known yet."""
-    num_overtaken: int
     num_received: int
 
 

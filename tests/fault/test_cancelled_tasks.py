@@ -135,7 +135,6 @@ def shared_part(name: str) -> LongLived:
         days.charge("acme", 7)
         parts = {
             "lanes": shared.lanes,
-            "clock": shared.lanes.clock,
             "day sums": shared._day_sums,
             "cache": shared.cache,
         }
@@ -213,7 +212,7 @@ async def session_stream() -> AsyncIterator[Running]:
 
 IN_VIRTUAL_TIME = {
     "loop lag": loop_lag,
-    **{name: shared_part(name) for name in ("lanes", "clock", "day sums", "cache")},
+    **{name: shared_part(name) for name in ("lanes", "day sums", "cache")},
     "engine": supervisor(dies=False),
     "engines that die": supervisor(dies=True),
     "service": service,
