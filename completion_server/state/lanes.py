@@ -2,8 +2,8 @@
 
 A replica decides about its own requests at once, as if it were alone. It publishes the lane and the stamp of each on
 one channel of Redis, and ends its own requests that are older than a published one of their lane. A stamp is a time on
-the clock of the replica's host. So two requests that come to two replicas within the offset of their clocks, which NTP
-keeps to milliseconds, may be ordered either way.
+the clock of the replica's host. So two requests that come to two replicas within the offset of their clocks, at most
+100 ms (`CompletionClockWrong`), may be ordered either way.
 
 No message is needed for the outcome, only for its speed: live requests are published again and again. So late, lost,
 duplicate and reordered messages do no harm. Without Redis each replica goes on alone.
