@@ -1,7 +1,4 @@
-"""Applies the quotas of a file by the limiters of this server, which replicas may share.
-
-A limit of the file replaces that of `[admission]` for its tenant or user.
-"""
+"""Applies the quotas of a file. A limit of the file replaces that of `[admission]` for its tenant or user."""
 
 import math
 import time
@@ -10,13 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from completion_server.admission.day_tokens import DayTokens
-from completion_server.admission.keyed_sessions import SessionLimit
 from completion_server.admission.quota_table import Quota, QuotaTable, Rate
 from completion_server.admission.quotas import MAX_WAIT_S, Scope
+from completion_server.admission.rate_limiter import RateLimiter
 from completion_server.core.errors import Limit
 from completion_server.core.request import key_of
-from completion_server.limits.local import LocalLimiters
-from completion_server.limits.shared import Limiter, Limiters, SessionLimiter
 
 _Key = tuple[str, float, float]
 """Name, limit and burst of a limiter."""
@@ -25,30 +20,22 @@ _Key = tuple[str, float, float]
 class FileQuotas:
     """The limits that the file gives to tenants and users, and the tenants' weights."""
 
-    def __init__(
-        self, table: QuotaTable, limiters: Limiters | None = None, unix_s: Callable[[], float] = time.time
-    ) -> None:
-        """Begin with the quotas of `table`. `limiters` make the limits."""
+    def __init__(self, table: QuotaTable, unix_s: Callable[[], float] = time.time) -> None:
+        """Begin with the quotas of `table`."""
         self._table = table
-        self._limiters = limiters or LocalLimiters()
-        self._rates: dict[_Key, Limiter] = {}
+        self._rates: dict[_Key, RateLimiter] = {}
         """Quotas with equal values share a limiter. So a change of other quotas leaves its keys as they are."""
-        self._sessions: dict[_Key, SessionLimiter] = {}
-        self._days = {kind: DayTokens(unix_s, self._num_replicas) for kind in ("tenant", "user")}
+        self._user_days = DayTokens(unix_s)
+        self.tenant_days = DayTokens(unix_s)
+        """Replicas add these up; a user's requests reach one replica."""
         self._scopes: dict[Quota, Scope] = {}
-        self._listeners: list[Callable[[], None]] = []
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each change, while the limiters of both tables are there."""
-        self._listeners.append(listener)
 
     def replace(self, table: QuotaTable) -> None:
         """Apply other quotas from now on."""
         self._table = table
         self._scopes.clear()
-        for listener in self._listeners:
-            listener()
-        self._retire(table)
+        used = {key for kind, quota in table.quotas() for key in _rate_keys(kind, quota)}
+        self._rates = {key: limiter for key, limiter in self._rates.items() if key in used}
 
     def weight_of(self, tenant: str) -> float:
         """Return the weight of a tenant whose name is verified."""
@@ -56,30 +43,27 @@ class FileQuotas:
 
     def of_user(self, owner: str, otherwise: Scope) -> Scope:
         """Return the limits of a user by its `Caller.owner`; those of `otherwise` where the file has none."""
-        return self._scope("user", self._table.of_user(owner), otherwise)
+        return self._scope("user", self._table.of_user(owner), otherwise, self._user_days)
 
     def of_tenant(self, tenant_key: str, otherwise: Scope) -> Scope:
         """Return the limits of a tenant by its `Caller.tenant_key`; those of `otherwise` where the file has none."""
-        return self._scope("tenant", self._table.of_tenant(tenant_key), otherwise)
+        return self._scope("tenant", self._table.of_tenant(tenant_key), otherwise, self.tenant_days)
 
-    def user_sessions(self, owner: str) -> SessionLimit | None:
+    def user_sessions(self, owner: str) -> Limit | None:
         """Return the limit of a user's sessions; None if the file has none."""
-        return self._session_limit("user", self._table.of_user(owner))
+        return self._table.of_user(owner).sessions
 
-    def tenant_sessions(self, tenant_key: str) -> SessionLimit | None:
+    def tenant_sessions(self, tenant_key: str) -> Limit | None:
         """Return the limit of a tenant's sessions; None if the file has none."""
-        return self._session_limit("tenant", self._table.of_tenant(tenant_key))
+        return self._table.of_tenant(tenant_key).sessions
 
-    def _num_replicas(self) -> int:
-        return self._limiters.num_replicas
-
-    def _scope(self, kind: str, quota: Quota, otherwise: Scope) -> Scope:
+    def _scope(self, kind: str, quota: Quota, otherwise: Scope, days: DayTokens) -> Scope:
         found = self._scopes.get(quota)
         if found is None or found.base is not otherwise:
-            found = self._scopes[quota] = self._make_scope(kind, quota, otherwise)
+            found = self._scopes[quota] = self._make_scope(kind, quota, otherwise, days)
         return found
 
-    def _make_scope(self, kind: str, quota: Quota, otherwise: Scope) -> Scope:
+    def _make_scope(self, kind: str, quota: Quota, otherwise: Scope, days: DayTokens) -> Scope:
         changes: dict[str, Any] = {"base": otherwise, "day_limit": quota.tokens_per_day}
         if quota.requests is not None:
             limiter = self._rate(_rate_key(f"{kind}_requests", quota.requests))
@@ -88,43 +72,22 @@ class FileQuotas:
             limiter = self._rate(_rate_key(f"{kind}_tokens", quota.tokens), MAX_WAIT_S)
             changes |= {"tokens": limiter, "tokens_limit": quota.tokens.limit}
         if quota.tokens_per_day is not None and quota.tokens_per_day.allowed > 0:
-            changes["day"] = self._days[kind]
+            changes["day"] = days
         return replace(otherwise, **changes)
 
-    def _rate(self, key: _Key, max_wait_s: float = math.inf) -> Limiter:
+    def _rate(self, key: _Key, max_wait_s: float = math.inf) -> RateLimiter:
         if key not in self._rates:
-            self._rates[key] = self._limiters.rate(*key, max_wait_s)
+            _name, units_per_s, burst = key
+            self._rates[key] = RateLimiter(units_per_s, burst, max_wait_s)
         return self._rates[key]
 
-    def _session_limit(self, kind: str, quota: Quota) -> SessionLimit | None:
-        if quota.sessions is None:
-            return None
-        key = _sessions_key(kind, quota.sessions)
-        if key not in self._sessions:
-            self._sessions[key] = self._limiters.sessions(f"{kind}_sessions", int(quota.sessions.allowed))
-        return self._sessions[key], quota.sessions
 
-    def _retire(self, table: QuotaTable) -> None:
-        """Give up the limiters that a table has no use for."""
-        used = {key for kind, quota in table.quotas() for key in _keys(kind, quota)}
-        for key in self._rates.keys() - used:
-            self._limiters.retire(self._rates.pop(key))
-        for key in self._sessions.keys() - used:
-            self._limiters.retire(self._sessions.pop(key))
-
-
-def _keys(kind: str, quota: Quota) -> Iterator[_Key]:
+def _rate_keys(kind: str, quota: Quota) -> Iterator[_Key]:
     if quota.requests is not None:
         yield _rate_key(f"{kind}_requests", quota.requests)
     if quota.tokens is not None:
         yield _rate_key(f"{kind}_tokens", quota.tokens)
-    if quota.sessions is not None:
-        yield _sessions_key(kind, quota.sessions)
 
 
 def _rate_key(name: str, rate: Rate) -> _Key:
     return name, rate.limit.allowed, rate.burst
-
-
-def _sessions_key(kind: str, limit: Limit) -> _Key:
-    return f"{kind}_sessions", limit.allowed, 0.0

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from enum import Enum
 
 from completion_server.admission.file_quotas import FileQuotas
-from completion_server.admission.keyed_sessions import KeyedSessions, choose_by
+from completion_server.admission.keyed_sessions import KeyedSessions
 from completion_server.admission.settings import AdmissionSettings
 from completion_server.core import descriptors
 from completion_server.core.errors import (
@@ -16,8 +16,6 @@ from completion_server.core.errors import (
     ServerFullError,
     UnavailableError,
 )
-from completion_server.limits.local import LocalLimiters, LocalSessions
-from completion_server.limits.shared import Limiters
 
 _SESSIONS = 16_000
 _MAX_RETRY_AFTER_MS = 60_000
@@ -57,13 +55,12 @@ class Gate:
         self,
         settings: AdmissionSettings,
         remaining_start_s: Callable[[], float | None] = lambda: None,
-        limiters: Limiters | None = None,
         named: FileQuotas | None = None,
     ) -> None:
         """Start closed: no request is served before the engine is warm.
 
-        `remaining_start_s` predicts how long that takes, while the engine starts. `limiters` make the limits of users
-        and tenants, where `named` has no others; an address has its limit on each replica.
+        `remaining_start_s` predicts how long that takes, while the engine starts. `named` has the limits of users and
+        tenants that differ from the settings.
         """
         self._settings = settings
         self._remaining_start_s = remaining_start_s
@@ -72,21 +69,11 @@ class Gate:
         self._was_ready = False
         self.num_sessions = 0
         self._max_sessions = settings.max_sessions or min(_SESSIONS, descriptors.max_connections())
-        limiters = limiters or LocalLimiters()
-        num_users, num_tenants = settings.max_sessions_per_user, settings.max_sessions_per_tenant
-        users = limiters.sessions("user_sessions", num_users), Limit("admission.max_sessions_per_user", num_users)
-        tenants = (
-            limiters.sessions("tenant_sessions", num_tenants),
-            Limit("admission.max_sessions_per_tenant", num_tenants),
-        )
-        num_peers = settings.num_sessions_per_peer
-        peers = LocalSessions(num_peers), Limit("admission.max_sessions_per_peer", num_peers)
-        self._users = KeyedSessions(choose_by(named.user_sessions if named else None, users))
-        self._tenants = KeyedSessions(choose_by(named.tenant_sessions if named else None, tenants))
-        self._peers = KeyedSessions(choose_by(None, peers))
-        if named is not None:
-            named.on_change(self._users.move)
-            named.on_change(self._tenants.move)
+        users = Limit("admission.max_sessions_per_user", settings.max_sessions_per_user)
+        tenants = Limit("admission.max_sessions_per_tenant", settings.max_sessions_per_tenant)
+        self._users = KeyedSessions(users, named.user_sessions) if named else KeyedSessions(users)
+        self._tenants = KeyedSessions(tenants, named.tenant_sessions) if named else KeyedSessions(tenants)
+        self._peers = KeyedSessions(Limit("admission.max_sessions_per_peer", settings.num_sessions_per_peer))
 
     @property
     def readiness(self) -> Readiness:
@@ -168,12 +155,7 @@ class Gate:
                 yield sessions, key
 
     def _full(self, sessions: KeyedSessions, key: str, scope: str) -> OverloadedError:
-        limit, wait_s = sessions.limit(key), sessions.more_in_s(key)
-        open_sessions = f"{sessions.num_open(key)} sessions {scope} are open"
-        if wait_s is None:
-            return self._overloaded(open_sessions, limit)
-        msg = f"{open_sessions} here, all that this replica may open now of the shared limit ({limit.name})"
-        return OverloadedError(msg, retry_after_ms=math.ceil(1000 * wait_s), limit=limit)
+        return self._overloaded(f"{sessions.num_open(key)} sessions {scope} are open", sessions.limit(key))
 
     def _overloaded(self, state: str, limit: Limit, kind: type[OverloadedError] = OverloadedError) -> OverloadedError:
         msg = f"{state}, the limit of this server ({limit.name})"

@@ -2,7 +2,7 @@
 
 An accepted request is charged with the expected number of tokens; the number of computed tokens replaces it when the
 request ends. Callers choose their user names themselves, so each network address has limits of its own beside those of
-its users. These are limits of one replica; those of users and tenants may be shared by replicas.
+its users. These are limits of one replica.
 
 An address may have one user or a whole office, and nothing tells them apart. So its limits are a committed rate: what
 exceeds them is accepted while the engine has capacity to spare, and is then not charged to the address.
@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from completion_server.admission.day_tokens import DayTokens
+from completion_server.admission.rate_limiter import RateLimiter
 from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.errors import Limit
 from completion_server.core.request import Caller
-from completion_server.limits.local import LocalLimiters, RateLimiter
-from completion_server.limits.shared import Limiter, Limiters
 
 MAX_WAIT_S = 10.0
 """The longest wait. Tokens are computed before they can be charged, so the debt has no other bound."""
@@ -50,8 +49,8 @@ class Excess:
 class Scope:
     """The limits of users, tenants or addresses that have the same ones."""
 
-    requests: Limiter
-    tokens: Limiter
+    requests: RateLimiter
+    tokens: RateLimiter
     requests_limit: Limit
     tokens_limit: Limit
     day: DayTokens | None = None
@@ -93,23 +92,20 @@ class NamedQuotas(Protocol):
 class Quotas:
     """The token buckets of all users, tenants and addresses."""
 
-    def __init__(
-        self, settings: AdmissionSettings, limiters: Limiters | None = None, named: NamedQuotas | None = None
-    ) -> None:
-        """Start with full buckets. `limiters` make the limits of users and tenants, where `named` has no others."""
-        make, local = (limiters or LocalLimiters()).rate, LocalLimiters().rate
+    def __init__(self, settings: AdmissionSettings, named: NamedQuotas | None = None) -> None:
+        """Start with full buckets. `named` has the limits of users and tenants that differ from the settings."""
         num_users = settings.num_users_per_peer
         self._users = Scope(
-            make("user_requests", settings.user_requests_per_s, settings.user_burst),
-            make("user_tokens", settings.user_tokens_per_s, settings.user_token_burst, MAX_WAIT_S),
+            RateLimiter(settings.user_requests_per_s, settings.user_burst),
+            RateLimiter(settings.user_tokens_per_s, settings.user_token_burst, MAX_WAIT_S),
             Limit("admission.user_requests_per_s", settings.user_requests_per_s),
             Limit("admission.user_tokens_per_s", settings.user_tokens_per_s),
         )
         peer_tokens = num_users * settings.user_tokens_per_s
         self._peers = Scope(
-            local("peer_requests", num_users * settings.user_requests_per_s, num_users * settings.user_burst),
+            RateLimiter(num_users * settings.user_requests_per_s, num_users * settings.user_burst),
             # One burst for all users: otherwise an attacker with many names could occupy the engine for seconds.
-            local("peer_tokens", peer_tokens, max(settings.user_token_burst, peer_tokens), MAX_WAIT_S),
+            RateLimiter(peer_tokens, max(settings.user_token_burst, peer_tokens), MAX_WAIT_S),
             Limit("admission.users_per_peer", num_users),
             Limit("admission.users_per_peer", num_users),
         )
@@ -117,8 +113,8 @@ class Quotas:
         self._named = named
         if settings.tenant_requests_per_s or settings.tenant_tokens_per_s or named is not None:
             self._tenants = Scope(
-                make("tenant_requests", settings.tenant_requests_per_s, settings.tenant_burst),
-                make("tenant_tokens", settings.tenant_tokens_per_s, settings.tenant_token_burst, MAX_WAIT_S),
+                RateLimiter(settings.tenant_requests_per_s, settings.tenant_burst),
+                RateLimiter(settings.tenant_tokens_per_s, settings.tenant_token_burst, MAX_WAIT_S),
                 Limit("admission.tenant_requests_per_s", settings.tenant_requests_per_s),
                 Limit("admission.tenant_tokens_per_s", settings.tenant_tokens_per_s),
             )

@@ -256,9 +256,8 @@ class AdmissionSettings:
     tenant_token_burst: Annotated[int, Between(1, 1_000_000_000_000)] = 80_000
     """Tokens that the engine may compute for one tenant at once."""
     assumed_replicas: Annotated[int, Between(1, 10_000)] = 1
-    """The number of replicas that a replica assumes until it reaches Redis for the first time. Until then each user and
-    tenant has this part of its limits here; without `redis.addresses` it does not matter to limits. Where nothing else
-    knows the number, an alert compares the servers that work with this one."""
+    """The number of servers that there should be. Where nothing else knows it, an alert compares the servers that work
+    with this one."""
     users_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
     """The callers of one address together are guaranteed the limits of this many users. What exceeds them is shed only
     while the engine has no capacity to spare. 0 sets no limit. Unset: 2, or no limit with `trust_user_names`. Does not

@@ -22,12 +22,6 @@ from completion_server.client.output import engine_state, health_from, plain, ro
 from completion_server.client.top.readings import parse
 
 TIMEOUT_S = 5.0
-_PHASES = {
-    admin_pb2.LIMITS_PHASE_UNSPECIFIED: "not known",
-    admin_pb2.LIMITS_PHASE_SHARED: "shared by demand, through Redis",
-    admin_pb2.LIMITS_PHASE_WAITING: "waiting for Redis",  # of an older server
-    admin_pb2.LIMITS_PHASE_ALONE: "this replica's last share, Redis is away",
-}
 
 
 @click.command()
@@ -162,25 +156,13 @@ def _replication(status: admin_pb2.GetStatusResponse) -> Iterator[tuple[str, str
     shared = status.replication
     outages = f", {shared.redis_outages} outages" if shared.redis_outages else ""
     yield "redis", ("available" if shared.redis_available else f"away: {shared.redis_failure}") + outages
-    alive = [each for each in shared.replicas if each.alive]
-    silent = [f"{each.replica_id} silent for {each.age_ms / 1000:.0f} s" for each in shared.replicas if not each.alive]
-    names = ", ".join([each.replica_id for each in alive] + silent) or "none seen yet"
-    yield "replicas", f"{len(alive)} alive ({names}); this one is {shared.replica_id}"
-    if shared.replica_id_duplicate:
-        yield "fault", f"another process is {shared.replica_id}, too; set another redis.replica_id"
-    yield "limits", f"{_PHASES[shared.limits_phase]}; {shared.leased_limits} shares held"
-    seen = (
-        f"{shared.messages_received} newer requests on other replicas, {shared.overtaken_requests} announced too late"
-    )
-    yield "lanes", f"{seen}; clock error {_milliseconds(shared.clock_error_ms)}"
+    yield "replica", shared.replica_id
+    listening = "" if shared.listening else "not listening, "
+    yield "lanes", f"{listening}{shared.messages_received} messages of other replicas"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-
-
-def _milliseconds(value: float) -> str:
-    return "not known yet" if value < 0 else f"{value:.2f} ms"
 
 
 def _cache(cache: admin_pb2.CacheStatus) -> str:

@@ -123,7 +123,9 @@ class App:
         self._certificates: dict[str, CertificateFiles] = {}
         quotas_file = config.admission.quotas_file
         self._quota_file = QuotaFile(Path(quotas_file)) if quotas_file else None
-        self._file_quotas = FileQuotas(self._quota_file.table, self._shared.limiters) if self._quota_file else None
+        self._file_quotas = FileQuotas(self._quota_file.table) if self._quota_file else None
+        if self._file_quotas is not None:
+            self._shared.add_up(self._file_quotas.tenant_days)
         self._http: HttpListener | None = None
         self._service: Service | None = None
         """None until the prompts are loaded."""
@@ -230,10 +232,9 @@ class App:
         async with asyncio.TaskGroup() as group:
             with self._shutdown.begins_on_failure():
                 # In this order: the engine says that it is ready, which opens the gate, only when the runner takes
-                # requests and their order among those of other replicas is known.
+                # requests.
                 runner = group.create_task(service.runner.run(), name="runner")
                 shared = group.create_task(self._shared.run(), name="shared state")
-                await self._shared.wait_connected()
                 engine = group.create_task(self._engine.run(), name="engine supervisor")
                 tasks = [runner, shared, engine, group.create_task(self._loop_lag.run(), name="loop lag")]
                 certificates = tuple(self._certificates.values())
@@ -266,7 +267,6 @@ class App:
         if self._http is not None:
             await self._http.stop(_CLOSE_S)
         await public.server.stop(_CLOSE_S)
-        await self._shared.leave()
 
     async def _stop_engine(self) -> None:
         self._shutdown.begin("stopping the engine")
@@ -293,7 +293,6 @@ class App:
             loop_lag=self._loop_lag,
             edits=edits,
             cache=self._shared.cache,
-            limiters=self._shared.limiters,
             file_quotas=self._file_quotas,
             weight_of=self._file_quotas.weight_of if self._file_quotas else None,
             replicas=self._shared,

@@ -1,16 +1,18 @@
 """Builds the parts that replicas share in Redis, and runs them. Part of the composition root."""
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import logging
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from completion_server import __version__
+from completion_server.admission.day_tokens import DayTokens
+from completion_server.composition.day_sums import DaySums
 from completion_server.composition.models import prompt_budget
 from completion_server.config import Config
 from completion_server.core.cancellation import raise_if_cancelled
@@ -19,25 +21,22 @@ from completion_server.core.events import Emit
 from completion_server.core.outcome import CacheLevel
 from completion_server.core.request import Request
 from completion_server.engine.fingerprint import model_fingerprint
-from completion_server.limits.shared import SharedLimits
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.scheduling.requests import LiveRequest
 from completion_server.serving.isolation import Isolation
 from completion_server.serving.service import Service
 from completion_server.state.cache.cache import make_cache
 from completion_server.state.cache.keys import CompletionKeys, Scopes
-from completion_server.state.lanes import Announcement, SharedLanes
-from completion_server.state.limit_reports import LimitReports
+from completion_server.state.lanes import SharedLanes
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret, load_secret
-from completion_server.state.status import CacheStatus, ReplicaSeen, ReplicationStatus
+from completion_server.state.status import CacheStatus, ReplicationStatus
 from completion_server.state.subscription import ChannelSubscription
 
 logger = logging.getLogger(__name__)
 
 _RANDOM_BYTES = 4
 _SECRET_BYTES = 32
-_CONNECT_S = 1.0
 _RESTART_S = 1.0
 """How long after an unexpected error a part runs again."""
 _PATH_OPTIONS = frozenset({"download_dir"})
@@ -66,8 +65,7 @@ class SharedState:
         self.store: RedisStore | None = None
         self.lanes: SharedLanes | None = None
         self._subscription: ChannelSubscription | None = None
-        self.limiters: SharedLimits | None = None
-        """Makes the limits that replicas share; None without Redis."""
+        self._day_sums: DaySums | None = None
         settings = dataclasses.replace(config.redis, replica_id=replica_id(config))
         if config.redis.addresses:
             self.store = RedisStore(settings, clock)
@@ -80,16 +78,10 @@ class SharedState:
             self.secret,
             clock,
             key_prefix=settings.key_prefix,
-            replica_id=settings.replica_id,
             supersede=self._supersede,
             live=self._live,
         )
-        reports = LimitReports(
-            self.store, lambda kind, key: f"{settings.key_prefix}:limits:{kind}:{self.secret.name(kind, key)}"
-        )
-        self.limiters = SharedLimits(reports, clock, settings.replica_id, config.admission.assumed_replicas)
         self._subscription = ChannelSubscription(settings, self.store.client, self.lanes.channel, self.lanes.receive)
-        self.store.on_change(self._redis_changed)
 
     async def know_model(self, prompts: PromptBuilder) -> None:
         """Begin to keep completions: they belong to the model, which is loaded now, and to its prompts."""
@@ -101,38 +93,31 @@ class SharedState:
         """Have the requests of a service superseded by newer ones on other replicas."""
         self._service = service
 
-    async def wait_connected(self) -> None:
-        """Wait until requests can be compared with those of other replicas, but not long: Redis may be away."""
-        if self.lanes is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CONNECT_S):
-                    await self.lanes.clock.is_in_step.wait()
+    def add_up(self, tenant_days: DayTokens) -> None:
+        """Add up the tokens of tenants over all replicas, if there is a Redis. Call it before `run`."""
+        if self.store is not None:
+            self._day_sums = DaySums(self.store, self.secret, self._config.redis.key_prefix, tenant_days)
 
     def stamp(self) -> int:
-        """Return the place of a request that is accepted now, in an order that all replicas share."""
-        return 0 if self.lanes is None else self.lanes.clock.stamp()
+        """Return the time of a request that is accepted now, in nanoseconds on the host's clock; 0 without others."""
+        return 0 if self.lanes is None else time.time_ns()
 
     def announce(self, live: LiveRequest) -> None:
-        """Tell the other replicas of an accepted request, if they need to know. Returns at once."""
+        """Tell the other replicas of an accepted request. Returns at once."""
         if self.lanes is not None:
-            self.lanes.accepted(_announcement(live))
+            self.lanes.announce(live.lane, live.stamp)
 
     async def run(self) -> None:
         """Keep the parts in step with the other replicas until cancelled."""
-        found = (self.store, self.lanes, self.limiters, self._subscription, self.cache)
+        found = (self.store, self.lanes, self._day_sums, self._subscription, self.cache)
         async with asyncio.TaskGroup() as group:
             for part in (part for part in found if part is not None):
                 group.create_task(_keep_running(part), name=f"shared-{type(part).__name__}")
 
-    async def leave(self) -> None:
-        """Give the parts of shared limits to the other replicas. Call it when no request is left, before `run` ends."""
-        if self.limiters is not None:
-            await self.limiters.leave()
-
     def replication_status(self) -> ReplicationStatus | None:
         """Return what this replica knows of the others; None if no Redis is configured."""
-        store, lanes, limiters = self.store, self.lanes, self.limiters
-        if store is None or lanes is None or limiters is None or self._subscription is None:
+        store, lanes = self.store, self.lanes
+        if store is None or lanes is None or self._subscription is None:
             return None
         return ReplicationStatus(
             replica_id=store.settings.replica_id,
@@ -140,13 +125,7 @@ class SharedState:
             redis_failure=store.breaker.reason,
             num_outages=store.breaker.num_opened,
             is_listening=self._subscription.is_listening,
-            clock_error_s=lanes.clock.error_s,
-            replicas=tuple(ReplicaSeen(each.id, each.age_s, each.is_alive) for each in limiters.replicas.seen),
-            num_overtaken=lanes.stats.num_overtaken,
-            num_received=lanes.stats.num_received,
-            num_leases=limiters.num_shares,
-            limits_phase="shared" if limiters.replicas.is_shared else "alone",
-            has_duplicate_id=limiters.replicas.has_duplicate_id,
+            num_received=lanes.num_received,
         )
 
     def cache_status(self, num_hits: Mapping[CacheLevel, int], num_missed: int) -> CacheStatus | None:
@@ -161,21 +140,16 @@ class SharedState:
 
     def gauges(self) -> dict[str, Callable[[], float]]:
         """Return the gauges of the parts, by metric name; those of Redis only if one is configured."""
-        store, lanes, cache, limiters = self.store, self.lanes, self.cache, self.limiters
+        store, lanes, cache = self.store, self.lanes, self.cache
         gauges: dict[str, Callable[[], float]] = {}
         if cache is not None:
             gauges = {"cache_bytes": lambda: cache.num_bytes, "cache_entries": lambda: cache.num_entries}
         subscription = self._subscription
-        if store is None or lanes is None or limiters is None or subscription is None:
+        if store is None or lanes is None or subscription is None:
             return gauges
         return gauges | {
             "redis_available": lambda: store.is_available,
             "redis_listening": lambda: subscription.is_listening,
-            "limits_shared": lambda: limiters.replicas.is_shared,
-            "leases": lambda: limiters.num_shares,
-            "replicas_alive": lambda: sum(each.is_alive for each in limiters.replicas.seen),
-            "replicas_known": lambda: len(limiters.replicas.seen),
-            "replica_clock_error_seconds": lambda: lanes.clock.error_s,
         }
 
     def counters(self) -> dict[str, Callable[[], float]]:
@@ -186,10 +160,8 @@ class SharedState:
         return {
             "redis_outages": lambda: store.breaker.num_opened,
             "redis_commands": lambda: store.num_commands,
-            "lane_announcements": lambda: lanes.stats.num_announced,
-            "lane_announcements_overtaken": lambda: lanes.stats.num_overtaken,
-            "lane_messages_sent": lambda: lanes.stats.num_sent,
-            "lane_messages_received": lambda: lanes.stats.num_received,
+            "lane_messages_sent": lambda: lanes.num_sent,
+            "lane_messages_received": lambda: lanes.num_received,
         }
 
     def _may_be_elsewhere(self, request: Request) -> bool:
@@ -204,13 +176,9 @@ class SharedState:
         if self._service is not None:
             self._service.runner.supersede_nowait(lane, stamp)
 
-    def _live(self) -> Iterable[tuple[Announcement, float]]:
+    def _live(self) -> Iterable[tuple[str, int]]:
         found = [] if self._service is None else self._service.known_to_replicas()
-        return [(_announcement(live), live.arrived_at) for live in found]
-
-    def _redis_changed(self, is_available: bool) -> None:
-        if is_available and self.lanes is not None:
-            self.lanes.redis_is_back()
+        return [(live.lane, live.stamp) for live in found]
 
 
 class _Part(Protocol):
@@ -264,10 +232,6 @@ def _completion_keys(config: Config, prompts: PromptBuilder, secret: Secret, iso
     keys = CompletionKeys(secret.derive("cache names"), identity, scopes)
     logger.info("completions are kept under identity %s; replicas share those of the same identity", keys.identity_hash)
     return keys
-
-
-def _announcement(live: LiveRequest) -> Announcement:
-    return Announcement(live.lane, live.session, live.sequence, live.stamp)
 
 
 def replica_id(config: Config) -> str:

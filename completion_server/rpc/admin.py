@@ -1,7 +1,6 @@
 """AdminService: lets operators inspect and control one server."""
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -239,16 +238,7 @@ def _replication_to_wire(status: ReplicationStatus | None) -> pb.ReplicationStat
         redis_failure=status.redis_failure,
         redis_outages=status.num_outages,
         listening=status.is_listening,
-        clock_error_ms=-1.0 if math.isinf(status.clock_error_s) else status.clock_error_s * 1000,
-        replicas=[
-            pb.ReplicaSeen(replica_id=each.id, age_ms=max(0, round(each.age_s * 1000)), alive=each.is_alive)
-            for each in status.replicas
-        ],
-        overtaken_requests=status.num_overtaken,
         messages_received=status.num_received,
-        leased_limits=status.num_leases,
-        limits_phase=pb.LimitsPhase.Value(f"LIMITS_PHASE_{status.limits_phase.upper()}"),
-        replica_id_duplicate=status.has_duplicate_id,
     )
 
 

@@ -55,7 +55,7 @@ class LiveRequest:
     answer_key: Hashable | None = None
     """Requests with equal keys have equal answers, so one generation serves them; None if no other request's serves."""
     stamp: int = 0
-    """The request's place in an order that all replicas share; 0 if other replicas don't know of it."""
+    """When it was accepted, in nanoseconds on the host's clock; 0 if other replicas are not told of it."""
     owner: str = ""
     """Key of the user in its tenant. Users share a tenant's slots and tokens, and tenants share those of the engine."""
     tenant: str = ""

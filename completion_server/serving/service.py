@@ -23,7 +23,6 @@ from completion_server.core.errors import NoNextEditsError, ShedError
 from completion_server.core.events import Emit, Feedback, Marks, guarded
 from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason, Outcome, ServedAnswer, ShedReason
 from completion_server.core.request import Caller, Request, Trigger, key_of
-from completion_server.limits.shared import Limiters
 from completion_server.scheduling.actions import SUPERSEDED
 from completion_server.scheduling.reattach import AnswerKey, Continuation
 from completion_server.scheduling.requests import LiveRequest
@@ -54,7 +53,7 @@ class ReplicaGroup(Protocol):
     """The other replicas of this server."""
 
     def stamp(self) -> int:
-        """Return the place of a request that is accepted now, in an order that all replicas share."""
+        """Return the time of a request that is accepted now, in nanoseconds on the host's clock; 0 without others."""
         ...
 
     def announce(self, live: LiveRequest) -> None:
@@ -98,7 +97,6 @@ class Service:
         loop_lag: LoopLagMonitor | None = None,
         edits: EditPrompts | None = None,
         cache: CompletionCache | None = None,
-        limiters: Limiters | None = None,
         file_quotas: FileQuotas | None = None,
         replicas: ReplicaGroup | None = None,
         remaining_start_s: Callable[[], float | None] = lambda: None,
@@ -108,19 +106,18 @@ class Service:
         """Build a service in front of an engine.
 
         Without `isolation` users share no cache, under a secret of this service alone. Without `edits` a request for a
-        next edit is refused. `loop_lag` is run by the caller; without one no request is shed for loop lag. `limiters`
-        make the limits of users and tenants; without them they are this process's own. `file_quotas` has those that
-        `admission.quotas_file` gives. `remaining_start_s` predicts when the engine will be ready, while it is not.
-        `num_speculative_tokens` returns the active K of a number of generations. `weight_of` returns the weight of a
-        tenant by its name, now; without it the weights are those of the settings.
+        next edit is refused. `loop_lag` is run by the caller; without one no request is shed for loop lag.
+        `file_quotas` has the limits that `admission.quotas_file` gives. `remaining_start_s` predicts when the engine
+        will be ready, while it is not. `num_speculative_tokens` returns the active K of a number of generations.
+        `weight_of` returns the weight of a tenant by its name, now; without it the weights are those of the settings.
         """
         admission, scheduling, emit = settings.admission, settings.scheduling, guarded(emit)
-        self.gate = Gate(admission, remaining_start_s, limiters, file_quotas)
+        self.gate = Gate(admission, remaining_start_s, file_quotas)
         self.runner = Runner(make_book(settings), clock, emit)
         self.emit = emit
         self.now = clock.now
         """Returns the time of the clock that requests and deadlines use."""
-        self._quotas = Quotas(admission, limiters, file_quotas)
+        self._quotas = Quotas(admission, file_quotas)
         self._book = self.runner.book
         self._prompts = prompts
         self._edits = edits

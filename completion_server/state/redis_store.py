@@ -6,7 +6,9 @@ cancels a command on the connection, so replies can't be mixed up and connection
 """
 
 import asyncio
+import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +27,9 @@ _MAX_BATCH = 512
 _PAUSE_S = 0.001
 """Between two batches. A command alone goes at once; under load several share the cost of a batch."""
 _MAX_WAITING = 20_000
+_PROBE_EVERY_S = 1.0
+"""So that a Redis that can't be written to is noticed, also while no request needs it."""
 _PROBE_TTL_MS = 1000
-_PROBE = "return redis.call('SET', KEYS[1], 1, 'PX', ARGV[1])"
 _LOG_AGAIN_S = 60.0
 _MAX_REASON = 200
 _MAX_FAULTS = 32
@@ -60,9 +63,9 @@ class RedisStore:
         """Set when a waiting command has no patience left."""
         self._timer: asyncio.TimerHandle | None = None
         """Sets `_is_due` for the first command with patience."""
-        self._listeners: list[Callable[[bool], None]] = []
         self.num_commands = 0
         """Commands sent so far."""
+        self._probed_at = -math.inf
         self._is_failing = False
         """Whether the failure was logged since the last success."""
         self._faults: dict[str, float] = {}
@@ -72,10 +75,6 @@ class RedisStore:
     def is_available(self) -> bool:
         """Whether commands are sent. If not, they fail at once."""
         return not self.breaker.is_open
-
-    def on_change(self, listener: Callable[[bool], None]) -> None:
-        """Call `listener` with `is_available` whenever that changes."""
-        self._listeners.append(listener)
 
     def call_nowait(self, *command: Arg, patience_s: float = 0.0) -> "asyncio.Future[Any]":
         """Send a command, see `Store`."""
@@ -97,13 +96,21 @@ class RedisStore:
                     await asyncio.sleep(self.breaker.probe_in_s(self._clock.now()))
                     await self._probe()
                 else:
-                    await self._is_due.wait()
+                    await self._await_due()
+                    if self._clock.now() >= self._probed_at + _PROBE_EVERY_S:
+                        await self._probe()
                     await self._send_waiting()
                     await asyncio.sleep(_PAUSE_S)
         finally:
             self._clear_timer()
             self._fail_waiting("the server is stopping")
             await self._close()
+
+    async def _await_due(self) -> None:
+        """Wait until commands are due, or a probe may be."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PROBE_EVERY_S):
+                await self._is_due.wait()
 
     async def _close(self) -> None:
         try:
@@ -141,9 +148,10 @@ class RedisStore:
             self._timer = None
 
     async def _probe(self) -> None:
-        """Try what replicas do: write by a script, and send a message. A Redis that refuses either is of no use."""
+        """Try what replicas do: write, and send a message. A Redis that refuses either is of no use."""
+        self._probed_at = self._clock.now()
         name = f"{self.settings.key_prefix}:probe:{self.settings.replica_id}"
-        probe: list[tuple[Arg, ...]] = [("EVAL", _PROBE, 1, name, _PROBE_TTL_MS), ("SPUBLISH", name, b"")]
+        probe: list[tuple[Arg, ...]] = [("SET", name, 1, "PX", _PROBE_TTL_MS), ("SPUBLISH", name, b"")]
         await self._execute(probe, lambda _error: True)
 
     async def _execute(
@@ -189,7 +197,6 @@ class RedisStore:
             logger.warning("Redis fails, so this replica goes on alone: %s", reason)
         if self.breaker.failed(reason, self._clock.now()):
             self._fail_waiting(reason)
-            self._tell()
 
     def _succeeded(self) -> None:
         self._is_failing = False
@@ -197,14 +204,6 @@ class RedisStore:
         if self.breaker.succeeded():
             gone = "" if opened_at is None else f" after {self._clock.now() - opened_at:.1f} s"
             logger.info("Redis answers%s", gone)
-            self._tell()
-
-    def _tell(self) -> None:
-        for listener in self._listeners:
-            try:
-                listener(self.is_available)
-            except Exception:
-                logger.exception("a listener failed on a change of Redis's availability")
 
     def _fail_waiting(self, reason: str) -> None:
         while self._waiting:

@@ -9,7 +9,7 @@ from completion_server.core.checks import Above, Between, require_bounds
 MIB = 1024 * 1024
 MIN_SECRET_BYTES = 32
 _MOVED_S = 60.0
-"""How long replicas remember in Redis who served a user; see `lanes`."""
+"""How long a replica remembers that another one served a user: `lanes.KEPT_S`."""
 
 Topology = Literal["standalone", "sentinel", "cluster"]
 
@@ -68,8 +68,8 @@ class RedisSettings:
     retry_s: Annotated[float, Above(0, 3600)] = 0.5
     """How long the breaker stays open before the next attempt to reach Redis."""
     replica_id: str = ""
-    """This replica's name, unique among the replicas, and the same after a restart. Unset: the host's name and the port
-    of server.listen."""
+    """This replica's name in status and traces, the same after a restart. Unset: the host's name and the port of
+    server.listen."""
 
     def __post_init__(self) -> None:
         """Check the bounds and the addresses."""

@@ -4,15 +4,6 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaSeen:
-    """A replica as its last heartbeat shows it."""
-
-    id: str
-    age_s: float
-    is_alive: bool
-
-
-@dataclass(frozen=True, slots=True)
 class ReplicationStatus:
     """The status of the other replicas and of Redis, as one replica sees them."""
 
@@ -23,17 +14,7 @@ class ReplicationStatus:
     num_outages: int
     is_listening: bool
     """Whether messages of other replicas arrive."""
-    clock_error_s: float
-    """Largest error of stamps relative to those of other replicas, in seconds; infinity if not known yet."""
-    replicas: tuple[ReplicaSeen, ...]
-    num_overtaken: int
     num_received: int
-    num_leases: int
-    """Keys of which this replica has a share; each limit of each user and tenant has one."""
-    limits_phase: str
-    """How shared limits are decided: "shared", or "alone" with the last shares."""
-    has_duplicate_id: bool
-    """Whether another living process has the same replica id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ class Store(Protocol):
         ...
 
     def call_nowait(self, *command: Arg, patience_s: float = 0.0) -> "asyncio.Future[Any]":
-        """Send a command, such as ("EVAL", script, 1, key, argument), and return a future of its reply.
+        """Send a command, such as ("GET", key), and return a future of its reply.
 
         A command may be kept for `patience_s` to be sent with others, which makes it cheaper.
 

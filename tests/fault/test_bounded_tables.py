@@ -12,14 +12,11 @@ import pytest
 
 from completion_server.admission.feedback import RecentAnswers
 from completion_server.admission.quotas import RefusalBudget
+from completion_server.admission.rate_limiter import RateLimiter
 from completion_server.core.outcome import ServedAnswer
 from completion_server.http.dialect import Asked
 from completion_server.http.recent import RecentRequests
-from completion_server.limits.local import RateLimiter
-from completion_server.limits.replicas import Replica, Replicas
-from completion_server.limits.shares import SharedRates
 from completion_server.scheduling.lanes import Sequences
-from tests.support.clocks import ManualClock
 
 PER_S = 1_000.0
 """New keys a second: more than the requests that a server answers."""
@@ -58,19 +55,6 @@ def tokens() -> Table:
     return Table(lambda key, now: limiter.charge(key, now, 1e6), lambda: limiter.num_known, 2 * PER_S * most_s + SWEPT)
 
 
-def tokens_of_several_replicas() -> Table:
-    clock = ManualClock()
-    shares = SharedRates("tokens", 2_000, 8_000, MAX_WAIT_S, Replicas(Replica("a", "a", 0.0), clock, 1))
-
-    def enter(key: str, now: float) -> None:
-        clock.at = now
-        shares.charge(key, now, 300)
-        for report in shares.reports(now):
-            report.settle(None)  # Redis is away
-
-    return Table(enter, lambda: len(shares), 2 * PER_S * 3.0)
-
-
 def refusals() -> Table:
     budget = RefusalBudget(MIB, 8 * MIB)
     return Table(lambda key, now: budget.charge(key, 2 * MIB, now), lambda: budget.num_known, 2 * PER_S * 2 + SWEPT)
@@ -98,7 +82,7 @@ def documents_over_http() -> Table:
     return Table(enter, lambda: len(recent), 4 * MIB / 1_000)
 
 
-TABLES = (requests, tokens, tokens_of_several_replicas, refusals, sequences, answers, documents_over_http)
+TABLES = (requests, tokens, refusals, sequences, answers, documents_over_http)
 
 
 @pytest.mark.parametrize("num", [60_000, pytest.param(1_000_000, marks=pytest.mark.full)])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from redis.asyncio.connection import AbstractConnection
 
+from completion_server.admission.day_tokens import DayTokens
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.composition.shared_state import SharedState
 from completion_server.config import load_config
@@ -130,7 +131,13 @@ def shared_part(name: str) -> LongLived:
     async def make() -> AsyncIterator[Running]:
         shared = SharedState(load_config(None, ['redis.addresses=["127.0.0.1:1"]'], {}), LoopClock())
         assert shared.lanes is not None
-        parts = {"lanes": shared.lanes, "clock": shared.lanes.clock, "limits": shared.limiters, "cache": shared.cache}
+        shared.add_up(days := DayTokens(lambda: 10.0))
+        days.charge("acme", 7)
+        parts = {
+            "lanes": shared.lanes,
+            "day sums": shared._day_sums,
+            "cache": shared.cache,
+        }
         yield parts[name].run()  # type: ignore[union-attr]
 
     return make
@@ -205,7 +212,7 @@ async def session_stream() -> AsyncIterator[Running]:
 
 IN_VIRTUAL_TIME = {
     "loop lag": loop_lag,
-    **{name: shared_part(name) for name in ("lanes", "clock", "limits", "cache")},
+    **{name: shared_part(name) for name in ("lanes", "day sums", "cache")},
     "engine": supervisor(dies=False),
     "engines that die": supervisor(dies=True),
     "service": service,

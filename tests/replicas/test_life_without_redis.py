@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from completion.v1 import admin_pb2
-from tests.replicas.conftest import NUM_REPLICAS, ReplicaSet
+from tests.replicas.conftest import ReplicaSet
 from tests.support.fault_proxy import Delay
 from tests.support.redis_servers import wait_until
 from tests.support.replicas import asking_users, each_available
@@ -96,12 +95,10 @@ def test_a_slow_redis_changes_nothing(replica_set: ReplicaSet) -> None:
             replica_set.heal()
 
 
-def test_operators_see_the_replicas_and_the_breaker(replica_set: ReplicaSet) -> None:
+def test_operators_see_the_breaker(replica_set: ReplicaSet) -> None:
     wait_until(each_available(replica_set.replicas, 1.0))
     first = replica_set.replicas[0]
-    wait_until(lambda: len([each for each in first.status().replication.replicas if each.alive]) == NUM_REPLICAS)
     assert first.status().replication.replica_id == first.name
-    assert first.status().replication.limits_phase == admin_pb2.LIMITS_PHASE_SHARED
     replica_set.proxies[0].faults.black_hole = True
     try:
         wait_until(lambda: not first.status().replication.redis_available)

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from completion_server.admission.rate_limiter import RateLimiter
 from completion_server.core.errors import (
     CompletionError,
     InvalidRequestError,
@@ -33,7 +34,6 @@ from completion_server.http.playground.parts import Operator, PlaygroundParts
 from completion_server.http.playground.sign_in import INVALID, PageUser, received, refuse
 from completion_server.http.requests import Turn, request_of
 from completion_server.http.writing import dumped
-from completion_server.limits.local import RateLimiter
 from completion_server.serving.completion import Completion
 
 MAX_MESSAGE_BYTES = 512 * 1024

@@ -59,8 +59,8 @@ redis_config() { # redis_config MASTER
     echo "masterauth $(password admin-password)"
     echo "user default on >$(password admin-password) ~* &* +@all"
     # What a server may do: docs/replicas.md.
-    echo "user completion on >$(password password) ~completion:* &completion:* +eval +get +set +spublish +ssubscribe" \
-        "+sunsubscribe +ping +hmget +hset +hgetall +hdel +pexpire +time"
+    echo "user completion on >$(password password) ~completion:* &completion:* +get +set +spublish +ssubscribe" \
+        "+sunsubscribe +ping +incrby +expire"
     [ "$1" = "$NAME" ] || echo "replicaof $1 6379"
 }
 

@@ -19,7 +19,6 @@ from deploy.monitoring.dashboards.panels import (
     rate,
     rates,
     ratio,
-    select,
     total,
 )
 
@@ -105,13 +104,11 @@ def _costs_and_savings() -> list[Panel]:
 
 
 def _replicas() -> Section:
-    lane = "completion_lane"
     return (
         "Redis and replicas",
         each_instance(
             "Redis", "1: available, the breaker is closed. 0: this server goes on alone.", "completion_redis_available"
         ),
-        each_instance("Replicas alive", "As each server sees them.", "completion_replicas_alive"),
         each_instance(
             "Outages",
             "How often the breaker has opened since the start of each server.",
@@ -120,17 +117,10 @@ def _replicas() -> Section:
         lines("Commands", "Commands to Redis.", PER_SECOND, rates("completion_redis_commands_total", by=("instance",))),
         lines(
             "Lanes",
-            "Requests announced to other replicas, messages of others, and those announced too late.",
+            "Messages about accepted requests, to other replicas and of others.",
             PER_SECOND,
-            Query(rate(f"{lane}_announcements_total"), "announced"),
-            Query(rate(f"{lane}_messages_received_total"), "received"),
-            Query(rate(f"{lane}_announcements_overtaken_total"), "too late"),
-        ),
-        lines(
-            "Shares and clocks",
-            "Shares of limits that each server holds; how far its clock may be off (ms).",
-            COUNT,
-            Query(select("completion_leases"), "shares {{instance}}"),
-            Query(f"1000 * {select('completion_replica_clock_error_seconds')}", "clock ms {{instance}}"),
+            Query(rate("completion_lane_messages_sent_total"), "sent"),
+            Query(rate("completion_lane_messages_received_total"), "received"),
+            width=24,
         ),
     )

@@ -3,11 +3,11 @@
 supersede: two replicas with the scripted engine and a Redis. A user asks on one, and 30 ms after its first text, with
 another editor, on the other one. The time is from the send of the newer request until the older one's end was read.
 
-outage: a server with the scripted engine, the completion cache and shared limits. Twenty users ask at a constant rate,
-while Redis is killed and started, suspended and resumed. The limits of users are the default ones, and prompts have
-about 1,500 characters. Figures: requests that failed at any time, and the 99th percentile of the time to the first text
-or end with Redis, in the first second without it, and after that. A second server has the same users ask while a relay
-holds back Redis's answers for 20 ms each, and while it doesn't, in turns.
+outage: a server with the scripted engine and the completion cache. Twenty users ask at a constant rate, while Redis is
+killed and started, suspended and resumed. The limits of users are the default ones, and prompts have about 1,500
+characters. Figures: requests that failed at any time, and the 99th percentile of the time to the first text or end with
+Redis, in the first second without it, and after that. A second server has the same users ask while a relay holds back
+Redis's answers for 20 ms each, and while it doesn't, in turns.
 """
 
 import asyncio

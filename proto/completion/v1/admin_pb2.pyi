@@ -17,6 +17,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _EngineState:
@@ -58,25 +63,26 @@ class _LimitsPhase:
 class _LimitsPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LimitsPhase.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LIMITS_PHASE_UNSPECIFIED: _LimitsPhase.ValueType  # 0
-    """Not known."""
+    """Not sent any more."""
     LIMITS_PHASE_SHARED: _LimitsPhase.ValueType  # 1
-    """It reports its demand to Redis and gets a share of each limit in proportion to it."""
+    """Not sent any more."""
     LIMITS_PHASE_WAITING: _LimitsPhase.ValueType  # 2
     """Not sent any more."""
     LIMITS_PHASE_ALONE: _LimitsPhase.ValueType  # 3
-    """Redis does not answer. The replica keeps its last share of each limit; of a new key it has an equal share."""
+    """Not sent any more."""
 
+@_deprecated("""This enum has been marked as deprecated using proto enum options.""")
 class LimitsPhase(_LimitsPhase, metaclass=_LimitsPhaseEnumTypeWrapper):
-    """LimitsPhase says how a replica decides about the limits that it shares with others."""
+    """LimitsPhase is not sent any more."""
 
 LIMITS_PHASE_UNSPECIFIED: LimitsPhase.ValueType  # 0
-"""Not known."""
+"""Not sent any more."""
 LIMITS_PHASE_SHARED: LimitsPhase.ValueType  # 1
-"""It reports its demand to Redis and gets a share of each limit in proportion to it."""
+"""Not sent any more."""
 LIMITS_PHASE_WAITING: LimitsPhase.ValueType  # 2
 """Not sent any more."""
 LIMITS_PHASE_ALONE: LimitsPhase.ValueType  # 3
-"""Redis does not answer. The replica keeps its last share of each limit; of a new key it has an equal share."""
+"""Not sent any more."""
 Global___LimitsPhase: _TypeAlias = LimitsPhase  # noqa: Y015
 
 class _SpeculationMode:
@@ -284,23 +290,62 @@ class ReplicationStatus(_message.Message):
     """How often a failure has opened the breaker."""
     listening: _builtins.bool
     """Whether messages of other replicas arrive."""
-    clock_error_ms: _builtins.float
-    """How far this replica's stamps may be off those of others, in milliseconds; negative if not known yet."""
-    overtaken_requests: _builtins.int
-    """Requests that a newer one on another replica had overtaken before they were announced."""
-    messages_received: _builtins.int
-    """Messages of other replicas with newer requests."""
-    leased_limits: _builtins.int
-    """Keys of limits of which this replica has a share. Each limit of each user and tenant is a key of its own: requests,
-    tokens, sessions.
-    """
-    limits_phase: Global___LimitsPhase.ValueType
-    """How this replica decides about shared limits now."""
-    replica_id_duplicate: _builtins.bool
-    """Whether another living process has this replica's name, too. Limits and newest-wins do not hold then."""
     @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def clock_error_ms(self) -> _builtins.float:
+        """Not sent any more."""
+
+    @clock_error_ms.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def clock_error_ms(self, value: _builtins.float) -> None:
+        """Not sent any more."""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def overtaken_requests(self) -> _builtins.int:
+        """Not sent any more."""
+
+    @overtaken_requests.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def overtaken_requests(self, value: _builtins.int) -> None:
+        """Not sent any more."""
+
+    messages_received: _builtins.int
+    """Messages of other replicas about their requests."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def leased_limits(self) -> _builtins.int:
+        """Not sent any more."""
+
+    @leased_limits.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def leased_limits(self, value: _builtins.int) -> None:
+        """Not sent any more."""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def limits_phase(self) -> Global___LimitsPhase.ValueType:
+        """Not sent any more."""
+
+    @limits_phase.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def limits_phase(self, value: Global___LimitsPhase.ValueType) -> None:
+        """Not sent any more."""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def replica_id_duplicate(self) -> _builtins.bool:
+        """Not sent any more."""
+
+    @replica_id_duplicate.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def replica_id_duplicate(self, value: _builtins.bool) -> None:
+        """Not sent any more."""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaSeen]:
-        """All replicas that sent a heartbeat lately, this one included."""
+        """Not sent any more."""
 
     def __init__(
         self,
@@ -326,9 +371,10 @@ class ReplicationStatus(_message.Message):
 
 Global___ReplicationStatus: _TypeAlias = ReplicationStatus  # noqa: Y015
 
+@_deprecated("""This message has been marked as deprecated using proto message options.""")
 @_typing.final
 class ReplicaSeen(_message.Message):
-    """ReplicaSeen is a replica as its last heartbeat shows it."""
+    """ReplicaSeen is not sent any more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -336,11 +382,11 @@ class ReplicaSeen(_message.Message):
     AGE_MS_FIELD_NUMBER: _builtins.int
     ALIVE_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.str
-    """Its name."""
+    """Not sent any more."""
     age_ms: _builtins.int
-    """Milliseconds since its last heartbeat."""
+    """Not sent any more."""
     alive: _builtins.bool
-    """Whether it counts as alive."""
+    """Not sent any more."""
     def __init__(
         self,
         *,

@@ -18,9 +18,7 @@ from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.checks import DAY_S
 from completion_server.core.errors import ConfigError, Limit, OverloadedError
 from completion_server.core.request import Caller
-from completion_server.limits.shared import SharedLimits
 from tests.support.cancels import cancel_and_wait
-from tests.support.clocks import ManualClock
 from tests.support.server import eventually
 
 SETTINGS = AdmissionSettings(user_requests_per_s=1, user_burst=3, trust_user_names=True)
@@ -43,16 +41,6 @@ requests_per_s = 0
 token_burst = 400
 tokens_per_s = 100
 """
-
-
-class Board:
-    """Keeps no reports: every replica decides alone."""
-
-    async def meet(self, *_arguments: object, **_options: object) -> None:
-        return None
-
-    async def report(self, *_arguments: object) -> None:
-        return None
 
 
 def verified(user: str, tenant: str = "acme") -> Caller:
@@ -156,18 +144,56 @@ def test_tokens_a_day_are_counted_till_midnight_and_over_changes_of_the_file() -
     assert take(quotas, verified("cyd")) is None
 
 
-def test_replicas_divide_the_tokens_of_a_day_and_the_table_is_bounded() -> None:
-    num_replicas = [1]
-    day = DayTokens(lambda: 10.0, lambda: num_replicas[0])
-    day.charge("a", 50)
-    assert not day.wait_s("a", 100)
-    num_replicas[0] = 2
-    assert day.wait_s("a", 100) == DAY_S - 10
-    day.charge("a", -80)
-    assert not day.wait_s("a", 1)
+def test_tokens_of_a_day_are_added_up_over_replicas() -> None:
+    unix_s = [10.0]
+    here, there, sums = DayTokens(lambda: unix_s[0]), DayTokens(lambda: unix_s[0]), dict[str, int]()
+
+    def exchange(replica: DayTokens, *, is_redis_away: bool = False) -> None:
+        day, changes = replica.changes()
+        for key, num_tokens in changes.items():
+            if is_redis_away:
+                replica.restore(day, key, num_tokens)
+            else:
+                sums[key] = sums.get(key, 0) + num_tokens
+                replica.learn(day, key, sums[key])
+
+    here.charge("acme", 60)
+    there.charge("acme", 50)
+    for each in (here, there):
+        assert not each.wait_s("acme", 100), "each knows its own"
+    exchange(here, is_redis_away=True)
+    exchange(here)
+    exchange(there)
+    assert there.wait_s("acme", 100) == DAY_S - 10
+    assert not here.wait_s("acme", 100)
+    exchange(here)
+    assert here.wait_s("acme", 100), "what was asked for was exchanged"
+    there.charge("acme", -30)
+    exchange(there)
+    exchange(here)
+    assert not here.wait_s("acme", 100)
+    here.charge("acme", 5)
+    unix_s[0] += DAY_S
+    exchange(here)
+    assert sums == {"acme": 80}, "what was not exchanged by midnight belongs to no day"
+    assert len(here) == 0
+
+
+def test_a_charge_during_an_exchange_is_not_lost() -> None:
+    days = DayTokens(lambda: 10.0)
+    days.charge("acme", 60)
+    day, changes = days.changes()
+    days.charge("acme", 30)
+    days.learn(day, "acme", changes["acme"] + 10)
+    assert days.wait_s("acme", 100)
+    assert not days.wait_s("acme", 101)
+
+
+def test_the_table_of_a_day_is_bounded() -> None:
+    days = DayTokens(lambda: 10.0)
     for number in range(100_010):
-        day.charge(f"user {number}", 1)
-    assert len(day) == 100_000
+        days.charge(f"user {number}", 1)
+    assert len(days) == len(days.changes()[1]) == 100_000
 
 
 def open_gate(file: FileQuotas) -> Gate:
@@ -201,18 +227,17 @@ def test_sessions_are_limited_by_the_file_and_stay_counted_when_it_changes() -> 
         assert gate.num_sessions == 2
 
 
-async def test_limiters_that_a_new_file_does_not_need_give_their_shares_back() -> None:
-    shared = SharedLimits(Board(), ManualClock(), "a")
-    text = "[user.'acme/ada']\nrequests_per_s = {}\n[default]\ntokens_per_s = 5\nsessions = 3\n"
-    file = FileQuotas(parse_quotas(text.format(1)), shared)
-    quotas = Quotas(SETTINGS, shared, file)
-    Gate(SETTINGS, limiters=shared, named=file)
+def test_limiters_that_a_new_file_does_not_need_are_forgotten() -> None:
+    text = "[user.'acme/ada']\nrequests_per_s = {}\n[default]\ntokens_per_s = 5\n"
+    file = FileQuotas(parse_quotas(text.format(1)))
+    quotas = Quotas(SETTINGS, file)
+    assert take(quotas, verified("ada"), num_tokens=1000) is None
     for rate in range(1, 50):
         file.replace(parse_quotas(text.format(rate)))
-        take(quotas, verified("ada"), num_tokens=1)
-        await shared.exchange()
-    few = shared.num_shares
-    assert few <= 4, "one share for each limit of the user and the tenant that holds now"
+        excess = take(quotas, verified("ada"))
+        assert excess is not None
+        assert excess.limit == Limit("quotas.default.tokens_per_s", 5), "its limiter stays, with what was charged"
+    assert len(file._rates) == 2
 
 
 @pytest.fixture

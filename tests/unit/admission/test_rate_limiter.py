@@ -6,7 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from completion_server.limits.local import ROUNDING, LocalSessions, RateLimiter
+from completion_server.admission.keyed_sessions import KeyedSessions
+from completion_server.admission.rate_limiter import ROUNDING, RateLimiter
+from completion_server.core.errors import Limit
 
 
 def take(limiter: RateLimiter, key: Hashable, now: float) -> float:
@@ -67,7 +69,7 @@ def test_over_any_time_no_more_pass_than_the_burst_and_the_rate_allow(
 
 
 def test_keys_without_open_sessions_are_forgotten() -> None:
-    sessions = LocalSessions(2)
+    sessions = KeyedSessions(Limit("sessions", 2))
     for number in range(100):
         sessions.enter(f"u{number}")
         sessions.leave(f"u{number}")

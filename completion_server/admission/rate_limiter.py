@@ -1,10 +1,9 @@
-"""Limits of rates and of open sessions for each key that this process knows alone. Pure.
+"""Limits the rate of each key. Pure.
 
 A token bucket is stored as a single number: https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
 """
 
 import math
-from collections import Counter
 from collections.abc import Hashable
 
 _SWEEP_AFTER = 4096
@@ -51,60 +50,3 @@ class RateLimiter:
         if self._num_to_sweep == 0:
             self._due_at = {key: due_at for key, due_at in self._due_at.items() if due_at > now}
             self._num_to_sweep = max(_SWEEP_AFTER, len(self._due_at))
-
-
-class LocalSessions:
-    """Counts the open sessions of each key."""
-
-    def __init__(self, limit: int) -> None:
-        """Allow `limit` sessions of each key; 0 sets no limit."""
-        self._limit = limit
-        self._open: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        """Return the number of keys with open sessions."""
-        return len(self._open)
-
-    def num_open(self, key: str) -> int:
-        """Return the number of the key's open sessions."""
-        return self._open[key]
-
-    def is_full(self, key: str) -> bool:
-        """Return whether the key may not open another session."""
-        return 0 < self._limit <= self._open[key]
-
-    def more_in_s(self, _key: str) -> float | None:
-        """Return None: all sessions that are allowed may be opened here."""
-        return None
-
-    def enter(self, key: str) -> None:
-        """Count another session."""
-        if self._limit:
-            self._open[key] += 1
-
-    def leave(self, key: str) -> None:
-        """Count a session no longer."""
-        if self._limit:
-            self._open[key] -= 1
-            if not self._open[key]:
-                del self._open[key]
-
-
-class LocalLimiters:
-    """Makes the limiters of a server without other replicas."""
-
-    def rate(self, _kind: str, units_per_s: float, burst: float, max_wait_s: float = math.inf) -> RateLimiter:
-        """Return a limiter of rates."""
-        return RateLimiter(units_per_s, burst, max_wait_s)
-
-    def sessions(self, _kind: str, limit: int) -> LocalSessions:
-        """Return a limiter of open sessions."""
-        return LocalSessions(limit)
-
-    def retire(self, _limiter: object) -> None:
-        """Do nothing: a limiter that nobody uses any more is freed."""
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of replicas that share the limits: this one."""
-        return 1
