@@ -20,7 +20,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from completion_server.client.top.readings import BucketHistogram
+from completion_server.client.top.metrics import quantile
 from loadtest.bench.replicas.envoy import Envoy, adapted, load_shipped
 from loadtest.processes.child import Child
 from tests.deploy.conftest import SHIPPED, health_over_http
@@ -318,9 +318,8 @@ def test_percentiles_of_top_are_those_of_prometheus(prometheus: Prometheus) -> N
         for share in (0.5, 0.95, 0.99):
             buckets = f"completion_stage_seconds_bucket{labels}"
             # One query, so that the percentile is that of these very buckets.
-            quantile = f'label_replace(histogram_quantile({share}, {buckets}), "le", "quantile", "", "")'
-            found = {each.labels["le"]: each.value for each in prometheus.query(f"{quantile} or {buckets}")}
+            query = f'label_replace(histogram_quantile({share}, {buckets}), "le", "quantile", "", "")'
+            found = {each.labels["le"]: each.value for each in prometheus.query(f"{query} or {buckets}")}
             theirs = found.pop("quantile")
             counts = sorted((float(bound), count) for bound, count in found.items())
-            ours = BucketHistogram(*(tuple(each) for each in zip(*counts, strict=True))).quantile(share)
-            assert ours == pytest.approx(theirs)
+            assert quantile(dict(counts), share) == pytest.approx(theirs)
