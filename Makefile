@@ -9,7 +9,7 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help languages install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline dashboards \
+.PHONY: help languages install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
 	bench-overhead bench-prompt bench-scheduler bench-sessions bench-speculation bench-attacks bench-capacity bench-cpu bench-replicas \
 	bench-gpu bench-trial bench-quality llama-server
@@ -97,9 +97,6 @@ proto-baseline: $(VENV)/installed-dev ## At a release: keep the contract that la
 	@cd proto && ../$(BIN)/buf build --path completion --exclude-source-info -o baseline.binpb
 
 install: $(VENV)/installed ## Set up .venv with the locked requirements and the commands, and do no more.
-
-dashboards: $(VENV)/installed-dev ## Write the JSON of the Grafana dashboards from deploy/monitoring/dashboards/*.py.
-	@$(BIN)/python -m deploy.monitoring.dashboards.generate
 
 docs: $(VENV)/installed ## Write the keys of docs/configuration.md, and the tables of figures from benchmarks/.
 	@$(BIN)/python docs/generate_configuration.py

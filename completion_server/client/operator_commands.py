@@ -19,7 +19,7 @@ from completion_client.errors import error_of_call
 from completion_client.health import SERVING
 from completion_server.client.options import admin_options, fail, failure
 from completion_server.client.output import engine_state, health_from, plain, rows_table
-from completion_server.client.top.readings import parse
+from completion_server.client.top.metrics import parse
 
 TIMEOUT_S = 5.0
 
@@ -52,7 +52,7 @@ def _show(endpoint: Endpoint, as_json: bool) -> bool:
             click.echo(failure(error_of_call(error), endpoint, reached=reached), err=True)
             return False
         round_trip_ms = (time.perf_counter() - asked_s) * 1000
-        health = _health(channel, answer)
+        health = health_of(channel, answer)
         shed = _shed_requests(channel, answer)
     if as_json:
         found = {"server": endpoint.address, "round_trip_ms": round(round_trip_ms, 3), "health": health}
@@ -100,10 +100,10 @@ def calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
             fail(error_of_call(error), endpoint, reached=reached)
 
 
-def _health(channel: grpc.Channel, status: admin_pb2.GetStatusResponse) -> str:
+def health_of(channel: grpc.Channel, status: admin_pb2.GetStatusResponse, timeout_s: float = TIMEOUT_S) -> str:
     """Return the server's health; derive it from the status if the listener offers no health checks."""
     try:
-        return blocking.check_health(channel, TIMEOUT_S)
+        return blocking.check_health(channel, timeout_s)
     except grpc.RpcError:
         return health_from(status)
 

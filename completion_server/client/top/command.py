@@ -1,40 +1,34 @@
 """The command `top`: shows what servers do, again and again."""
 
-import asyncio
 import json
-import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import datetime
-from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from completion_client import Endpoint, EndpointError
+from completion_client import Endpoint
+from completion_client.health import SERVING
 from completion_server.client.options import admin_options
 from completion_server.client.output import engine_state
-from completion_server.client.top.figures import PERCENTILES, Figures, Times, figures_of
-from completion_server.client.top.keys import reading_keys
-from completion_server.client.top.poll import PolledServer, ServerState, poll_all
-from completion_server.client.top.table import breaker, changes_of
-from completion_server.client.top.view import frame
+from completion_server.client.top.metrics import figures_of
+from completion_server.client.top.poll import PolledServer, ServerState
 
-_MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.2, 300.0
-_MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 2.0, 5.0
-"""A server is down if it does not answer for an interval, within these bounds."""
-_HINT = " · q quits"
-_PICTURE_WIDTH = 150
-_WIDE = 200
-"""Columns of a page that is no terminal's."""
-
-_DIGITS = 4
+_PAGE_COLUMNS = 200  # without a terminal
+_NOTHING = "·"  # a figure without data
+_COLUMNS = (
+    "server", "health", "req/s", "in\ntime", "p50\nms", "p95\nms", "queue", "run-\nning", "shed", "cache",
+    "prefix\ncache", "K", "accept",
+)  # fmt: skip
 
 
 @click.command()
@@ -42,173 +36,128 @@ _DIGITS = 4
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(_MIN_INTERVAL_S, _MAX_INTERVAL_S),
+    type=click.FloatRange(0.2, 300.0),
     default=2.0,
     show_default=True,
     help="Seconds between two readings; all rates and percentiles are those of the time between them.",
 )
 @click.option("--once", "is_once", is_flag=True, help="Print one interval and end; needs no terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each interval, one a line.")
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="With --once: draw the page, too.")
-def top(endpoints: tuple[Endpoint, ...], interval_s: float, is_once: bool, as_json: bool, svg: Path | None) -> None:
-    """Show what servers are doing: latency, stages, queues, shed requests, caches, drafts.
+def top(endpoints: tuple[Endpoint, ...], interval_s: float, is_once: bool, as_json: bool) -> None:
+    """Show what servers are doing: latency, queues, shed requests, caches, drafts. Ctrl-C ends the view.
 
-    A server that does not answer is a row that says so. q ends the view. The columns that matter most stay on a
-    narrow terminal. With --once the exit status is 0 if all servers serve, else 1.
+    A server that does not answer is a row that says so. With --once the exit status is 0 if all servers serve, else 1.
 
     \b
     Examples:
-      completion-server top
       completion-server top --admin us-east:50052,us-west:50052,eu-west:50052 --tls-ca ca.pem
       completion-server top --once --json | jq .all.figures.ttft_ms.p95
     """
     if not (is_once or as_json or sys.stdout.isatty()):
         raise click.UsageError("standard output is no terminal: give --once or --json")
-    if svg is not None and not is_once:
-        raise click.UsageError("--svg is for --once alone: the picture is of one interval")
     try:
-        states = asyncio.run(_run(endpoints, interval_s, is_once, as_json))
-    except EndpointError as error:
-        raise click.UsageError(str(error)) from error
+        with ExitStack() as stack:
+            timeout_s = min(max(interval_s, 2.0), 5.0)  # a server that takes longer is down
+            servers = [PolledServer(each, timeout_s) for each in endpoints]
+            for each in servers:
+                stack.enter_context(each.channel)
+            _show(servers, interval_s, is_once, as_json)
     except KeyboardInterrupt:
         sys.exit(130)
-    if is_once:
-        if svg is not None:
-            _draw(states, interval_s, svg)
-        sys.exit(0 if all(state.is_serving for state in states) else 1)
 
 
-async def _run(endpoints: Sequence[Endpoint], interval_s: float, is_once: bool, as_json: bool) -> Sequence[ServerState]:
-    """Poll and show until told to end; return the last states."""
-    async with _opened(endpoints, min(max(interval_s, _MIN_TIMEOUT_S), _MAX_TIMEOUT_S)) as servers:
-        if is_once:
-            states = await _one_interval(servers, interval_s)
-            _print(states, interval_s, as_json)
-            return states
+def _show(servers: Sequence[PolledServer], interval_s: float, is_once: bool, as_json: bool) -> None:
+    """Show the servers after each interval, and end after the first with `is_once`."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PAGE_COLUMNS)
+    states = next(polls := _polls(servers, interval_s))
+    if not (is_once or as_json):
+        with Live(page(states, interval_s), console=console, screen=True) as live:
+            for states in polls:
+                live.update(page(states, interval_s), refresh=True)
+    for states in polls:
         if as_json:
-            async for states in _intervals(servers, interval_s):
-                _print(states, interval_s, as_json)
-        return await _show(servers, interval_s)
+            click.echo(json.dumps(document(states)))
+        else:
+            console.print(page(states, interval_s))
+        if is_once:
+            sys.exit(0 if all(state.health == SERVING for state in states) else 1)
 
 
-@asynccontextmanager
-async def _opened(endpoints: Sequence[Endpoint], timeout_s: float) -> AsyncIterator[list[PolledServer]]:
-    async with AsyncExitStack() as stack:
-        servers = []
-        for endpoint in endpoints:
-            servers.append(PolledServer(endpoint, timeout_s))
-            stack.push_async_callback(servers[-1].close)
-        yield servers
+def _polls(servers: Sequence[PolledServer], interval_s: float) -> Iterator[list[ServerState]]:
+    """Yield the states now and after each interval. All servers are asked at the same time."""
+    with ThreadPoolExecutor(len(servers)) as threads:
+        while True:
+            begun_s = time.monotonic()
+            yield list(threads.map(PolledServer.poll, servers))
+            time.sleep(max(0.0, begun_s + interval_s - time.monotonic()))
 
 
-async def _one_interval(servers: Sequence[PolledServer], interval_s: float) -> list[ServerState]:
-    await poll_all(servers)
-    await asyncio.sleep(interval_s)
-    return await poll_all(servers)
-
-
-async def _intervals(servers: Sequence[PolledServer], interval_s: float) -> AsyncIterator[list[ServerState]]:
-    """Yield the states after each interval. A slow server delays none of the later polls by more than its own time."""
-    await poll_all(servers)
-    next_at = time.monotonic() + interval_s
-    while True:
-        await asyncio.sleep(max(0.0, next_at - time.monotonic()))
-        next_at = max(next_at + interval_s, time.monotonic())
-        yield await poll_all(servers)
-
-
-def _print(states: Sequence[ServerState], interval_s: float, as_json: bool) -> None:
-    at = datetime.now().astimezone()
-    if as_json:
-        click.echo(json.dumps(document(states, at)))
-        sys.stdout.flush()
-        return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
-    console.print(frame(states, at, interval_s, (console.width, sys.maxsize)))
-
-
-def _draw(states: Sequence[ServerState], interval_s: float, path: Path) -> None:
-    console = Console(highlight=False, record=True, width=_PICTURE_WIDTH, file=StringIO(), force_terminal=True)
-    console.print(frame(states, datetime.now().astimezone(), interval_s, (_PICTURE_WIDTH, sys.maxsize)))
-    console.save_svg(str(path), title="completion-server top")
-
-
-async def _show(servers: Sequence[PolledServer], interval_s: float) -> list[ServerState]:
-    """Show a frame after each interval, and anew after each change of the terminal's size, until q is pressed."""
-    console, loop = Console(highlight=False), asyncio.get_running_loop()
-    states, at = await poll_all(servers), datetime.now().astimezone()
-    is_ended = asyncio.Event()
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-
-        def draw() -> None:
-            live.update(frame(states, at, interval_s, console.size, _HINT), refresh=True)
-
-        async def refresh() -> None:
-            nonlocal states, at
-            async for found in _intervals(servers, interval_s):
-                states, at = found, datetime.now().astimezone()
-                draw()
-
-        loop.add_signal_handler(signal.SIGWINCH, draw)
-        draw()
-        with reading_keys(lambda key: is_ended.set() if key in "qQ" else None, is_ended.set):
-            refreshing = asyncio.create_task(refresh())
-            ending = asyncio.create_task(is_ended.wait())
-            try:
-                await asyncio.wait((refreshing, ending), return_when=asyncio.FIRST_COMPLETED)
-                if refreshing.done():
-                    refreshing.result()
-            finally:
-                loop.remove_signal_handler(signal.SIGWINCH)
-                for task in (refreshing, ending):
-                    task.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await task
-    return states
-
-
-def document(states: Sequence[ServerState], at: datetime) -> dict[str, Any]:
+def document(states: Sequence[ServerState]) -> dict[str, Any]:
     """Return the servers, and the figures of all together; a figure without data is null."""
     return {
-        "time": at.isoformat(timespec="milliseconds"),
+        "time": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "servers": [_server(state) for state in states],
-        "all": {"serving": sum(state.is_serving for state in states), **_figures(figures_of(changes_of(states)))},
+        "all": {"serving": sum(state.health == SERVING for state in states), "figures": _figures(states)},
     }
 
 
 def _server(state: ServerState) -> dict[str, Any]:
     found: dict[str, Any] = {"address": state.address, "health": state.health or None, "problem": state.problem or None}
-    status = state.status
-    if status is not None:
-        found |= {
-            "region": status.region or None,
-            "version": status.version,
-            "engine_state": engine_state(status),
-            "engine_restarts": status.engine_restarts,
-            "draining": status.draining,
-            "live_sessions": status.live_sessions,
-            "queued_requests": status.queued_requests,
-            "running_requests": status.running_requests,
-            "slots": status.slots,
-            "breaker": breaker(status) or None,
-        }
-    return found | _figures(figures_of([state.change] if state.change else []))
+    if (status := state.status) is not None:
+        found |= {"region": status.region or None, "version": status.version, "engine_state": engine_state(status)}
+        counts = "engine_restarts", "draining", "live_sessions", "queued_requests", "running_requests", "slots"
+        found |= {name: getattr(status, name) for name in counts}
+    return found | {"figures": _figures([state])}
 
 
-def _figures(figures: Figures | None) -> dict[str, Any]:
+def _figures(states: Sequence[ServerState]) -> dict[str, Any] | None:
+    counted = [state.counted for state in states if state.counted is not None]
+    return asdict(figures_of(counted)) if counted else None
+
+
+def page(states: Sequence[ServerState], interval_s: float) -> Group:
+    """Return a row for each server and, with several, one for all together. Servers that don't serve come first."""
+    title = f"completion-server top  {datetime.now().astimezone():%H:%M:%S} · each {interval_s:g} s"
+    table = Table(*_COLUMNS, box=None, padding=(0, 1, 0, 0))
+    table.columns[0].overflow = "fold"  # a long address on a narrow terminal
+    for column in table.columns[1:]:
+        column.no_wrap, column.justify = True, "right"
+    ranked = sorted(states, key=lambda state: state.health == SERVING)
+    for state in ranked:
+        region = f"{state.status.region} " if state.status and state.status.region else ""
+        table.add_row(region + state.address, _health(state), *_cells([state]))
+    if len(states) > 1:
+        serving = sum(state.health == SERVING for state in states)
+        table.add_row("all", f"{serving}/{len(states)} serving", *_cells(states), style="bold")
+    problems = (Text(state.problem, style="red") for state in ranked if state.problem)
+    return Group(Text(title, style="dim"), *problems, table)
+
+
+def _health(state: ServerState) -> Text:
+    if state.health == SERVING:
+        return Text("serving", style="green")
+    words = "draining" if state.status and state.status.draining else state.health.lower().replace("_", " ") or "down"
+    engine = f", engine {engine_state(state.status)}" if state.status else ""
+    return Text(words + engine, style="bold red")
+
+
+def _cells(states: Sequence[ServerState]) -> list[str]:
+    """Return the cells of one server or of all, from the third column on."""
+    figures, known = _figures(states), [state.status for state in states if state.status is not None]
+    running = f"{sum(each.running_requests for each in known)}/{sum(each.slots for each in known)}"
+    queue = [str(sum(each.queued_requests for each in known)), running] if known else [_NOTHING] * 2
     if figures is None:
-        return {"figures": None}
-    plain = asdict(figures)
-    plain["ttft_ms"] = _named(figures.ttft_ms)
-    plain["stages_ms"] = {stage: _named(times) for stage, times in figures.stages_ms.items()}
-    return {"figures": _rounded(plain)}
+        return [*[_NOTHING] * 4, *queue, *[_NOTHING] * 5]
+    return [
+        f"{figures['requests_per_s']:.1f}",
+        _shown(figures["in_time_share"], "{:.1%}"),
+        *(_shown(ms, "{:.1f}") for ms in figures["ttft_ms"].values()),
+        *queue,
+        *(_shown(figures[name], "{:.0%}") for name in ("shed_share", "cache_hit_share", "prefix_cache_share")),
+        "–".join(dict.fromkeys(map(str, figures["num_speculative_tokens"] or ()))) or _NOTHING,
+        _shown(figures["acceptance"], "{:.0%}"),
+    ]
 
 
-def _named(times: Times) -> dict[str, float | None]:
-    return {f"p{share * 100:.0f}": value for share, value in zip(PERCENTILES, times, strict=True)}
-
-
-def _rounded(value: Any) -> Any:  # noqa: ANN401 - any part of a JSON document
-    if isinstance(value, Mapping):
-        return {key: _rounded(each) for key, each in value.items()}
-    return round(value, _DIGITS) if isinstance(value, float) else value
+def _shown(value: float | None, form: str) -> str:
+    return _NOTHING if value is None else form.format(value)

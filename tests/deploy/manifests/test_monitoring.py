@@ -14,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from deploy.monitoring.dashboards.generate import DASHBOARDS, FOLDER
 from tests.deploy.manifests.network import allowed
 from tests.deploy.manifests.policies import GIVEN_SECRETS
 from tests.deploy.manifests.targets import loaded, rendered
@@ -89,12 +88,12 @@ def pod_labels(objects: list[Object]) -> list[dict[str, str]]:
 
 
 def test_each_dashboard_is_in_a_config_map_that_grafana_s_sidecar_takes() -> None:
-    objects = rendered("monitoring")
-    assert len([each for each in objects if each["kind"] == "ConfigMap"]) == len(DASHBOARDS)
-    for name in DASHBOARDS:
-        found = one(objects, "ConfigMap", f"completion-dashboard-{name}")
+    objects, files = rendered("monitoring"), list((DEPLOY / "monitoring" / "dashboards").glob("*.json"))
+    assert len([each for each in objects if each["kind"] == "ConfigMap"]) == len(files) > 0
+    for file in files:
+        found = one(objects, "ConfigMap", f"completion-dashboard-{file.stem}")
         assert found["metadata"]["labels"] == {"grafana_dashboard": "1"}
-        assert found["data"][f"{name}.json"] == (FOLDER / f"{name}.json").read_text("utf-8")
+        assert found["data"][file.name] == file.read_text("utf-8")
         assert len(json.dumps(found)) < KUBECTL_ANNOTATION_BYTES
 
 
