@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from completion_server.core.languages import language_of
 from completion_server.streaming.lines import LineRules
-from tests.support.rules_oracle import Case, Kind, cases_of, damages, main
+from loadtest.bench.quality.oracle import Case, Kind, cases_of, damages, main
 
 ROOT = Path(__file__).parents[2]
 SNIPPETS = sorted((ROOT / "tests" / "data" / "snippets").iterdir())

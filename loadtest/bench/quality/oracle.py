@@ -1,4 +1,4 @@
-"""Finds what the text rules damage: `python -m tests.support.rules_oracle [FOLDERS...]`.
+"""Finds what the text rules damage: `python -m loadtest.bench.quality.oracle [FOLDERS...]`.
 
 Each case cuts a part out of a real file and gives exactly that part to the rules as the model's output, once alone and
 once with the text that follows in the file, as models like to go on. The rules must show exactly the part that was cut
