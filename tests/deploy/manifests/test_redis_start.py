@@ -192,8 +192,9 @@ def test_the_servers_user_may_do_what_servers_do_and_no_more(pods: list[Pod]) ->
     with pods[0].connect(6379, PASSWORDS["password"], settings.username) as client:
         key = f"{settings.key_prefix}:x"
         assert client.set(key, "1", px=1000)
-        assert client.eval("return redis.call('GET', KEYS[1])", 1, key) == "1"
-        for command in ("CONFIG GET *", "KEYS *", "FLUSHALL", "GET other", "PUBLISH completion:x y"):
+        assert client.incrby(key, 2) == 3
+        assert client.expire(key, 1)
+        for command in ("CONFIG GET *", "EVAL return 0", "KEYS *", "FLUSHALL", "GET other", "PUBLISH completion:x y"):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 client.execute_command(*command.split())
     for port in (6379, 26379):
