@@ -18,10 +18,6 @@ _NOT_CALCULATED = ("num_experts", "num_local_experts", "n_routed_experts", "kv_l
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
-class ModelConfigError(ValueError):
-    """A config.json can't be calculated with; the message says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
     """Memory of a model, on all GPUs of a server together."""
@@ -33,7 +29,7 @@ class ModelMemory:
 class _Config(BaseModel):
     """The keys of a decoder's config.json that count here."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True)
 
     model_type: str = ""
     num_hidden_layers: Count
@@ -48,10 +44,6 @@ class _Config(BaseModel):
         "bfloat16", validation_alias=AliasChoices("dtype", "torch_dtype")
     )
     quantization_config: dict[str, Any] | None = None
-    num_experts: int | None = None
-    num_local_experts: int | None = None
-    n_routed_experts: int | None = None
-    kv_lora_rank: int | None = None
 
 
 def read_model(path: Path, kv_type: KvType = "auto") -> ModelMemory:
@@ -60,20 +52,18 @@ def read_model(path: Path, kv_type: KvType = "auto") -> ModelMemory:
     Norms, biases and the scales of quantised matrices are left out: less than 1% of the weights, with scales of groups
     of 128 up to 3%.
 
-    Raises:
-        ModelConfigError: it is no config.json, or of an architecture that this does not calculate.
-
+    Raises ValueError if it is no config.json, or of an architecture that this does not calculate.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
         config = _Config.model_validate_json(file.read_bytes())
     except OSError as error:
-        raise ModelConfigError(f"{file} can't be read: {error.strerror}") from error
+        raise ValueError(f"{file} can't be read: {error.strerror}") from error
     except ValidationError as error:
-        raise ModelConfigError(f"{file} {_first(error)}") from error
+        raise ValueError(f"{file} {_first(error)}") from error
     for key in _NOT_CALCULATED:
-        if getattr(config, key):
-            raise ModelConfigError(f"{file} {key}: neither experts nor latent attention are calculated")
+        if (config.model_extra or {}).get(key):
+            raise ValueError(f"{file} {key}: neither experts nor latent attention are calculated")
     heads = config.num_key_value_heads or config.num_attention_heads
     head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
     kv_bytes = 1 if kv_type == "fp8" else _BYTES
@@ -102,7 +92,7 @@ def _bits(quantization: dict[str, Any], file: Path) -> int:
     elif quantization.get("load_in_4bit"):
         found = 4
     if found not in range(1, 17):
-        raise ModelConfigError(f"{file} quantization_config: must state the bits of a weight, got {quantization}")
+        raise ValueError(f"{file} quantization_config: must state the bits of a weight, got {quantization}")
     return int(found)
 
 

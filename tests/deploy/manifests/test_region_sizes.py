@@ -28,7 +28,7 @@ def planned(*options: str) -> Any:
 def needed_servers(region: str) -> int:
     assert {each["name"] for each in planned()["regions"]} == set(REGIONS)
     (found,) = (each["needed_gpus"] for each in planned()["regions"] if each["name"] == region)
-    return int(found // planned()["assumptions"]["gpu"]["gpus_per_server"])
+    return int(found // planned()["inputs"]["gpus_per_server"])
 
 
 def values_of(region: str) -> Any:
@@ -41,8 +41,8 @@ def config() -> Config:
 
 def test_the_inputs_survive_the_loss_of_a_region() -> None:
     inputs = tomllib.loads(INPUTS.read_text(encoding="utf-8"))
-    assert inputs["survive"] == planned()["fleet"]["survive"] == 1
-    assert all(each["busy_if_lost"] <= 1 and each["cold_start"]["over_after_s"] < 60 for each in planned()["regions"])
+    assert inputs["survive"] == planned()["inputs"]["survive"] == 1
+    assert all(each["busy_if_lost"] <= 1 for each in planned()["regions"])
 
 
 @pytest.mark.parametrize("region", REGIONS)
@@ -54,11 +54,11 @@ def test_a_region_has_the_servers_that_the_plan_needs(region: str) -> None:
 def test_a_regions_gpu_is_the_planned_one(region: str) -> None:
     found = re.search(r"-(\d+)GB-", values_of(region)["gpu"])
     assert found is not None
-    assert int(found[1]) == planned()["assumptions"]["memory"]["gpu_memory_gb"]
+    assert int(found[1]) == planned()["inputs"]["gpu_memory_gb"]
 
 
 def test_the_base_and_the_servers_file_have_the_planned_numbers() -> None:
-    servers, gpu = needed_servers("us-east"), planned()["assumptions"]["gpu"]
+    servers, gpu = needed_servers("us-east"), planned()["inputs"]
     base = yaml.safe_load((DEPLOY / "base" / "server" / "deployment.yaml").read_text(encoding="utf-8"))
     assert base["spec"]["replicas"] == config().admission.assumed_replicas == servers
     assert config().engine.num_speculative_tokens == gpu["draft_tokens"]
@@ -86,11 +86,3 @@ def test_the_document_states_the_plan(options: tuple[str, ...]) -> None:
     region = planned(*options)["regions"][0]
     shares = (region[name] for name in ("busy", "busy_if_lost", "hit_share", "hit_share_if_lost"))
     assert " | {} | {:.0%}, {:.0%} | {:.0%}, {:.0%} |".format(region["gpus"], *shares) in text
-
-
-def test_the_document_states_the_cold_start() -> None:
-    text = " ".join((DEPLOY.parent / "docs" / "capacity.md").read_text(encoding="utf-8").split())
-    cold = planned()["regions"][0]["cold_start"]
-    assert f"{cold['users']:.0f} who type come to each server" in text
-    said = f"at most {cold['longest_wait_s']:.2f} s of prompts pile up, and after {cold['over_after_s']:.1f} s"
-    assert said in text

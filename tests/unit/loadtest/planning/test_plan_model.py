@@ -5,33 +5,33 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.planning.assumptions import Answers, Gpu, Memory, Users
-from loadtest.planning.capacity import (
-    ColdRequests,
+from loadtest.planning.calculation import (
+    Demand,
     ServerCapacity,
     bounds_at,
     capacity_of,
     computed_tokens,
+    demand_of,
+    prefix_cache_of,
     rate_in_time,
     share_waiting,
 )
-from loadtest.planning.demand import Demand, demand_of
-from loadtest.planning.prefix_cache import prefix_cache_of
+from loadtest.planning.inputs import Inputs
 from loadtest.traffic.typist import TypingModel
 
 DEBOUNCE_S = 0.05
-USERS = Users(100)
-LARGE = Memory(gpu_memory_gb=10_000)
+LARGE = Inputs(100, gpu_memory_gb=10_000)
 """Memory for the documents of all."""
 
 
-def capacity(demand: Demand, gpu: Gpu, memory: Memory = LARGE) -> ServerCapacity:
-    return capacity_of(demand, Answers(), gpu, prefix_cache_of(USERS, gpu, memory))
+def capacity(demand: Demand, inputs: Inputs) -> ServerCapacity:
+    return capacity_of(demand, inputs, prefix_cache_of(inputs))
 
 
 def test_requests_end_as_those_of_drawn_typists_do() -> None:
@@ -49,19 +49,18 @@ def test_requests_end_as_those_of_drawn_typists_do() -> None:
 
 
 def test_the_parts_of_a_demand_belong_together() -> None:
-    users, answers = Users(1000, prefetch_share=0.1), Answers()
-    demand = demand_of(users, answers)
-    assert demand.requests_per_s == pytest.approx(demand.requests_per_session_hour * 1000 / 3600)
-    assert demand.shown_per_s == pytest.approx(demand.requests_per_s * demand.shown_share)
-    assert 0 < demand.shown_share < demand.standing_share < demand.with_first_text_share < 1 - demand.prefetch_share
-    assert answers.first_token_ms / 2000 < demand.held_s < answers.service_s
+    inputs = Inputs(1000, prefetch_share=0.1)
+    demand = demand_of(inputs)
+    assert demand.requests_per_s == pytest.approx(10 * demand_of(replace(inputs, sessions=100)).requests_per_s)
+    assert 0 < demand.shown_share < 1 - demand.superseded_share
+    assert inputs.first_token_ms / 2000 < demand.held_s < inputs.service_s
     # As many tokens as fit between the first one and the mean end, with the requests that end before it at none.
-    assert 0 < demand.generated_tokens < answers.completion_tokens
+    assert 0 < demand.generated_tokens < inputs.completion_tokens
 
 
 def test_nobody_cuts_short_what_is_answered_at_once() -> None:
-    fast = Answers(first_token_ms=0.01, tokens_per_s=100_000, completion_tokens=1)
-    demand = demand_of(Users(10), fast)
+    fast = Inputs(10, first_token_ms=0.01, tokens_per_s=100_000, completion_tokens=1)
+    demand = demand_of(fast)
     assert demand.superseded_share < 0.01
     assert demand.held_s == pytest.approx(fast.service_s, rel=0.01)
 
@@ -109,28 +108,34 @@ def test_more_slots_time_or_patience_never_lower_the_rate(
     assert rate_in_time(slots, held_s, budget_s, in_time / 2 + 0.25) * slack >= rate
 
 
-def test_the_smallest_bound_is_the_capacity_and_named() -> None:
-    demand = demand_of(USERS, Answers())
-    for changes, limit in (
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
         ({"slots": 1}, "slots"),
         ({"computed_tokens_per_s": 1000.0}, "computed tokens"),
         ({"front_end_per_s": 5.0}, "front end"),
-    ):
-        found = capacity(demand, replace(Gpu(), **changes))
-        assert found.limit == limit
-        assert found.requests_per_s == pytest.approx(min(found.bounds.values()), rel=1e-4)
-        assert found.sessions == pytest.approx(found.requests_per_s / demand.requests_per_s * 100)
+    ],
+)
+def test_the_smallest_bound_is_the_capacity(changes: dict[str, Any], limit: str) -> None:
+    inputs = replace(LARGE, **changes)
+    demand = demand_of(inputs)
+    found = capacity(demand, inputs)
+    assert min(found.bounds, key=lambda name: found.bounds[name]) == limit
+    assert found.requests_per_s == pytest.approx(found.bounds[limit], rel=1e-4)
+    assert found.sessions == pytest.approx(found.requests_per_s / demand.requests_per_s * 100)
 
 
 def test_no_more_requests_are_computed_at_once_than_documents_fit() -> None:
-    demand, gpu = demand_of(USERS, Answers()), Gpu(slots=32)
     document_gb = 1500 * 843_776 / 1e9
-    small = Memory(gpu_memory_gb=100, gpu_memory_share=1, reserved_gb=0, weights_gb=100 - 4.5 * document_gb)
-    cache = prefix_cache_of(USERS, gpu, small)
-    answers = replace(Answers(), in_time=0.5, within_ms=60_000)  # so that cold requests are in time
-    four = bounds_at(8, demand, answers, replace(gpu, slots=4), cache)
-    assert bounds_at(8, demand, answers, gpu, cache) == four
-    assert four["slots"] > bounds_at(8, demand, answers, replace(gpu, slots=3), cache)["slots"]
+    # An in_time and a within_ms at which cold requests are in time.
+    small = Inputs(
+        100, gpu_memory_gb=100, gpu_memory_share=1, reserved_gb=0, weights_gb=100 - 4.5 * document_gb, in_time=0.5,
+        within_ms=60_000,
+    )  # fmt: skip
+    demand, cache = demand_of(replace(small, within_ms=200)), prefix_cache_of(small)
+    four = bounds_at(8, demand, replace(small, slots=4), cache)
+    assert bounds_at(8, demand, replace(small, slots=32), cache) == four
+    assert four["slots"] > bounds_at(8, demand, replace(small, slots=3), cache)["slots"]
 
 
 def test_cold_requests_may_wait_for_less() -> None:
@@ -143,23 +148,24 @@ def test_cold_requests_may_wait_for_less() -> None:
 
 
 def test_drafts_are_computed_and_save_steps() -> None:
-    demand = demand_of(Users(100), Answers())
-    alone = replace(Gpu(), draft_tokens=0)
+    demand = demand_of(LARGE)
+    alone, drafted = replace(LARGE, draft_tokens=0), replace(LARGE, draft_tokens=5, draft_acceptance=0.82)
+    cache = prefix_cache_of(LARGE)
     assert alone.tokens_per_step == 1
-    assert computed_tokens(demand, alone, ColdRequests()) == pytest.approx(
-        alone.new_prompt_tokens + demand.generated_tokens
-    )
-    drafted = Gpu(draft_tokens=5, draft_acceptance=0.82)
+    assert computed_tokens(1, demand, alone, cache) == pytest.approx(alone.new_prompt_tokens + demand.generated_tokens)
     assert drafted.tokens_per_step == pytest.approx((1 - 0.82**6) / (1 - 0.82))
-    assert computed_tokens(demand, drafted, ColdRequests()) > computed_tokens(demand, alone, ColdRequests())
-    cold = ColdRequests(0.1, 1460)
-    assert computed_tokens(demand, alone, cold) - computed_tokens(demand, alone, ColdRequests()) == pytest.approx(146)
+    assert computed_tokens(1, demand, drafted, cache) > computed_tokens(1, demand, alone, cache)
+    small = prefix_cache_of(Inputs(100))
+    missed = (1 - small.hit_share(1000)) * (1500 - 40)
+    assert missed > 100
+    more = computed_tokens(1000, demand, alone, small) - computed_tokens(1000, demand, alone, cache)
+    assert more == pytest.approx(missed)
 
 
 def test_cached_answers_reach_no_gpu_but_the_front_end() -> None:
-    none, half = (demand_of(Users(100, cached_share=share), Answers()) for share in (0.0, 0.5))
-    cache = prefix_cache_of(USERS, Gpu(), LARGE)
-    without, with_cache = (bounds_at(100, demand, Answers(), Gpu(), cache) for demand in (none, half))
+    cache = prefix_cache_of(LARGE)
+    none, half = (replace(LARGE, cached_share=share) for share in (0.0, 0.5))
+    without, with_cache = (bounds_at(100, demand_of(each), each, cache) for each in (none, half))
     assert with_cache["slots"] == pytest.approx(2 * without["slots"])
     assert with_cache["computed tokens"] == pytest.approx(2 * without["computed tokens"])
     assert with_cache["front end"] == without["front end"]
