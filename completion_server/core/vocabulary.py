@@ -56,7 +56,15 @@ def is_control(token: Mapping[str, Any]) -> bool:
 
 
 def text_tokens(spec: Mapping[str, Any]) -> dict[int, bytes]:
-    """Return the bytes of each token of text by its id; `spec` is a tokenizer.json of a byte-pair encoding."""
+    """Return the bytes of each token of text by its id; `spec` is a tokenizer.json of a byte-pair encoding.
+
+    Raises:
+        ValueError: it is of another kind.
+
+    """
+    if not isinstance(spec["model"]["vocab"], Mapping):
+        msg = f"the tokenizer is of the kind {spec['model'].get('type')}, not a byte-pair encoding"
+        raise ValueError(msg)
     control = {token["content"] for token in spec["added_tokens"] if is_control(token)}
     added = {token["content"]: token["id"] for token in spec["added_tokens"]}
     names = {name: index for name, index in spec["model"]["vocab"].items() if name not in control | set(added)}

@@ -2,16 +2,15 @@
 
 import json
 from array import array
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from completion_server.core.errors import ConfigError, InvalidRequestError
+from completion_server.core.errors import ConfigError
 from completion_server.core.immutable import immutable
 from completion_server.core.request import Mode, Request
-from completion_server.core.vocabulary import Vocabulary, text_tokens
+from completion_server.core.vocabulary import text_tokens
 from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Documents, Layout, LayoutContext
 from completion_server.prompt.layout_builder import LayoutBuilder
 from completion_server.prompt.settings import PromptSettings
@@ -89,7 +88,7 @@ class PromptBuilder:
         self.documents = Documents(settings.documents_mib * MIB)
         self._healer: Healer | None = None
         if settings.token_healing:
-            self._healer = Healer(plain, Vocabulary(text_tokens(json.loads(plain.tokenizer.to_str()))))
+            self._healer = Healer(plain, text_tokens(json.loads(plain.tokenizer.to_str())))
         self._ends = end_token_ids(template, vocabulary)
         self._line_ends = tuple(dict.fromkeys((*newline_token_ids(backend, text_vocabulary), *self._ends)))
 
@@ -120,14 +119,7 @@ class PromptBuilder:
         """
         left_out, num_left_out = self._healer.left_out(request.prefix) if self._healer else ("", 0)
         if left_out:
-            # Without its line break the cursor's line would be the one above: only that may be too long.
-            with suppress(InvalidRequestError):
-                return self._build(
-                    replace(request, prefix=request.prefix.removesuffix(left_out)), left_out, num_left_out
-                )
-        return self._build(request)
-
-    def _build(self, request: Request, left_out: str = "", num_left_out: int = 0) -> Prompt:
+            request = replace(request, prefix=request.prefix.removesuffix(left_out))
         old = self.documents.get(request)
         layout_builder = LayoutBuilder(self._context, request, old)
         layout = layout_builder.build()

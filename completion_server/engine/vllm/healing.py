@@ -6,12 +6,15 @@ said, so that later steps cost nothing.
 """
 
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoTokenizer
+from vllm.config import ModelConfig
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
@@ -20,6 +23,8 @@ from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from completion_server.core.vocabulary import Vocabulary, text_tokens
 from completion_server.engine.vllm.drafts.names import BEGINS_WITH
+
+logger = logging.getLogger(__name__)
 
 _MASKS = 1024
 """Masks that are kept; 19 KiB each with 150,000 tokens."""
@@ -32,6 +37,7 @@ class Masks:
 
     def __init__(self, tokens: dict[int, bytes], vocab_size: int) -> None:
         """`tokens` has the bytes of each token of text; `vocab_size` is that of the model, which may be padded."""
+        tokens = {index: text for index, text in tokens.items() if index < vocab_size}
         self.text_of = tokens.get
         self.num_words = -(-vocab_size // _WORD_BITS)
         self._vocabulary = Vocabulary(tokens)
@@ -114,8 +120,18 @@ class _Bitmasks:
         """Free nothing."""
 
 
-def _tokens_of(tokenizer: Any) -> dict[int, bytes]:
-    return text_tokens(json.loads(tokenizer.backend_tokenizer.to_str()))
+def _tokens_of(tokenizer: Any, model: ModelConfig) -> dict[int, bytes]:
+    """Return the bytes of each token of text; none of a tokenizer for which the server builds no healed prompts."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    try:
+        if backend is None:  # vLLM has a tokenizer of its own for some models
+            backend = AutoTokenizer.from_pretrained(
+                model.tokenizer, revision=model.tokenizer_revision
+            ).backend_tokenizer
+        return text_tokens(json.loads(backend.to_str()))
+    except (AttributeError, OSError, ValueError) as error:
+        logger.warning("answers can't begin with given text: %s", error)
+        return {}
 
 
 class HealingScheduler(Scheduler):
@@ -124,7 +140,8 @@ class HealingScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         manager = self.structured_output_manager
-        self._masks = Masks(_tokens_of(manager.tokenizer), self.vllm_config.model_config.get_vocab_size())
+        model = self.vllm_config.model_config
+        self._masks = Masks(_tokens_of(getattr(manager, "tokenizer", None), model), model.get_vocab_size())
         manager.backend = _Bitmasks(self._masks.num_words)  # type: ignore[assignment]
         self._beginning: list[tuple[Request, GivenBeginning]] = []
 
@@ -134,7 +151,9 @@ class HealingScheduler(Scheduler):
         if extra and (text := extra.get(BEGINS_WITH)):
             grammar = GivenBeginning(self._masks, text)
             # vLLM reads the parameters only to compile a grammar, and this one is there.
-            request.structured_output_request = StructuredOutputRequest(StructuredOutputsParams(regex=""), grammar)
+            request.structured_output_request = StructuredOutputRequest(
+                StructuredOutputsParams(regex=""), grammar, reasoning_ended=True
+            )
             self._beginning.append((request, grammar))
         super().add_request(request)
 

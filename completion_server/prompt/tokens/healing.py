@@ -10,9 +10,11 @@ tokens of all these `x[:i]`, and of `x` itself, have in common is a boundary wha
 
 A text that ends in blanks goes on with a visible character, or with more blanks at the start of a line: a completion
 that only lengthens a run of blanks is none. So the usual place of a cursor, behind an indentation, costs no further
-step. Everywhere else the rule holds for any text.
+step. A line break is never left out: an answer of one line would end with it. Everywhere else the rule holds for any
+text.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -34,14 +36,17 @@ _REMEMBERED = 4096
 class Healer:
     """Cuts the ends of texts for one tokenizer. May be used from several threads."""
 
-    def __init__(self, plain: PlainText, vocabulary: Vocabulary) -> None:
+    def __init__(self, plain: PlainText, tokens: Mapping[int, bytes]) -> None:
+        """Cut where `plain` does; `tokens` has the bytes of each token of text."""
         self._plain = plain
-        self._vocabulary = vocabulary
+        self._tokens = tokens
+        self._vocabulary = Vocabulary(tokens)
         self._is_word_whole_line = plain.rule is None or isinstance(plain.rule, LineRule)
         self._end_of = lru_cache(_REMEMBERED)(self._find_end)
 
     def left_out(self, text: str) -> tuple[str, int]:
         """Return the end of `text` that a prompt leaves out, "" for nothing, and how many tokens that has."""
+        text = text[-2 * _REACH :]
         region = text[self._region_start(text) :]
         return self._end_of(region) if region else ("", 0)
 
@@ -73,10 +78,13 @@ class Healer:
             word = int(offsets[first][0])
             cuts = {0, word} | {word + at for at in self._cuts(region[word:])}
         cut = next(at for at in sorted(cuts, reverse=True) if self._keeps_tokens(region, at))
-        offsets = self._plain.encode(region[cut:]).offsets
-        if len(offsets) <= MAX_TOKENS:
-            return region[cut:], len(offsets)
-        return region[cut + int(offsets[-1][0]) :], 1
+        left_out = region[cut:].rpartition("\n")[2]
+        encoding = self._plain.encode(left_out)
+        if b"".join(self._tokens.get(index, b"") for index in encoding.ids) != left_out.encode():
+            return "", 0  # no tokens say it
+        if len(encoding.ids) <= MAX_TOKENS:
+            return left_out, len(encoding.ids)
+        return left_out[int(encoding.offsets[-1][0]) :], 1
 
     def _word_cuts(self, region: str) -> set[int]:
         """Return the boundaries of words in a region that ends in blanks, whatever visible text follows."""
@@ -94,12 +102,9 @@ class Healer:
             return {0}
         first = max(1, len(word) - self._vocabulary.longest)
         begins = [at for at in range(first, len(word)) if self._vocabulary.extends(word[at:].encode())]
-        return set.intersection(*(self._boundaries(each) for each in (word, *(word[:at] for at in begins))))
-
-    def _boundaries(self, text: str) -> set[int]:
-        """Return where the tokens of a text begin and where the last one ends; not inside of a character."""
-        offsets, _words = self._encoding(text)
-        return {0, len(text)} | {start for (_, before), (start, _) in pairwise(offsets) if before == start}
+        texts = [word, *(word[:at] for at in begins)]
+        encodings = self._plain.tokenizer.encode_batch(texts, add_special_tokens=False)
+        return set.intersection(*(_boundaries(text, each.offsets) for text, each in zip(texts, encodings, strict=True)))
 
     def _keeps_tokens(self, region: str, cut: int) -> bool:
         """Return whether the text before the cut has the tokens that it has in front of more text.
@@ -115,3 +120,8 @@ class Healer:
     def _encoding(self, text: str) -> tuple[Any, Any]:
         encoding = self._plain.encode(text)
         return encoding.offsets, encoding.word_ids
+
+
+def _boundaries(text: str, offsets: Sequence[tuple[int, int]]) -> set[int]:
+    """Return where the tokens of a text begin and where the last one ends; not inside of a character."""
+    return {0, len(text)} | {start for (_, before), (start, _) in pairwise(offsets) if before == start}

@@ -29,7 +29,7 @@ from loadtest.bench.runner.server import SERVES_ALL, NotAnsweredError, ServerPro
 PLAIN, HEALED, SERVER = "plain", "plain, healed", "server"
 IN_PROCESS = (PLAIN, HEALED)
 RULED = "plain, healed, rules"
-"""The answers of `HEALED` as the server's text rules show them: what the rules mend and damage."""
+"""The answers of `HEALED` as the server's text rules show them: what the rules repair and damage."""
 _BATCH = 16
 _CONTEXT = 4096
 _REQUEST_S = 600.0
