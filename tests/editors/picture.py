@@ -54,7 +54,7 @@ CONTINUATIONS = {
 
 def continuation(request: GenerationRequest) -> tuple[str, ...]:
     """Continue the document's last lines as CONTINUATIONS says."""
-    prompt = embedded().decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    prompt = embedded().decode(list(request.prompt_token_ids), skip_special_tokens=False) + request.begins_with
     before = re.sub(r"<\|fim_suffix\|>.*<\|fim_middle\|>", "", prompt, flags=re.DOTALL)
     text = next((text for end, text in CONTINUATIONS.items() if before.endswith(end)), "\n")
     return tuple(re.findall(r"\s*\S+|\s+", text))

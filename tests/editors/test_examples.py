@@ -152,7 +152,7 @@ async def running(command: Command, address: str, folder: Path) -> AsyncIterator
 
 def script(request: GenerationRequest) -> Iterable[str]:
     """Continue "slow = " without end, and anything else with ANSWER."""
-    prompt = embedded().decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    prompt = embedded().decode(list(request.prompt_token_ids), skip_special_tokens=False) + request.begins_with
     before = re.sub(r"<\|fim_suffix\|>.*<\|fim_middle\|>", "", prompt, flags=re.DOTALL)
     return (f" w{number}" for number in range(ENDLESS)) if before.endswith("slow = ") else ("a", ANSWER[1:], "\n")
 

@@ -35,7 +35,7 @@ MEAN = "import math\n\n\ndef mean(values):\n    total = sum(values)\n    return 
 
 
 def prompt_of(request: GenerationRequest) -> str:
-    return embedded().decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    return embedded().decode(list(request.prompt_token_ids), skip_special_tokens=False) + request.begins_with
 
 
 def continuation(prompt: str) -> tuple[str, ...]:

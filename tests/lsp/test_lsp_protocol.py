@@ -64,7 +64,9 @@ async def test_cells_of_notebooks_are_completed_behind_the_earlier_ones() -> Non
     prompts: list[str] = []
 
     def script(request: GenerationRequest) -> Sequence[str]:
-        prompts.append(embedded().decode(list(request.prompt_token_ids), skip_special_tokens=False))
+        prompts.append(
+            embedded().decode(list(request.prompt_token_ids), skip_special_tokens=False) + request.begins_with
+        )
         return ANSWER
 
     async with run_server(make_config(), lambda: ScriptedEngine(script)) as server:
