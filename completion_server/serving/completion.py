@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from io import StringIO
 from typing import Any, Protocol
 
 from completion_server.admission.quotas import Reservation
@@ -95,7 +96,7 @@ class Completion:
         """Made when there is text: most requests are dropped before."""
         self._num_characters = 0
         self._lookup = lookup
-        self._pieces: list[str] = []
+        self._kept_text = StringIO()
         """The text that was sent, if it is to be kept."""
         self._cached: CachedAnswer | None = None
         self._is_end_written = False
@@ -205,7 +206,7 @@ class Completion:
     def _finished(self, end: End) -> FinishedAnswer:
         usage, timings = end.usage, end.timings
         return FinishedAnswer(
-            "".join(self._pieces),
+            self._kept_text.getvalue(),
             end.outcome.reason,
             num_typed=self.marks.num_typed,
             num_prompt_tokens=usage.prompt_tokens,
@@ -215,7 +216,7 @@ class Completion:
 
     def _put(self, text: str) -> None:
         if self._lookup is not None:
-            self._pieces.append(text)
+            self._kept_text.write(text)
         self._count(text)
         self._mailbox.put_nowait(text)
 

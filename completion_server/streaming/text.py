@@ -12,6 +12,8 @@ passed on unchanged.
 6. With MULTI_LINE the length limit and rule 4 leave no half line, except a half line that is the only one.
 """
 
+from io import StringIO
+
 from completion_server.core.request import Request
 from completion_server.streaming.lines import LineRules
 from completion_server.streaming.runs import RunDetector
@@ -69,8 +71,8 @@ class TextRules:
         self._stops = StopStrings(request.stop)
         self._lines = self._make_lines()
         self._runs = RunDetector()
-        self._read_pieces: list[str] = []
-        """The text that was read, which is read again if a run ends it."""
+        self._read_text = StringIO()
+        """The text that was read, which is read again if a run ends it; one buffer, not an object for each token."""
         self._pending = ""
         """Text that the other rules let pass and that may be part of a run."""
         self._num_sent = 0
@@ -117,7 +119,7 @@ class TextRules:
     def _read(self, text: str) -> str:
         """Read text without a stop string."""
         num_read = self._runs.feed(text)
-        self._read_pieces.append(text)
+        self._read_text.write(text)
         passed = self._lines.feed(text[:num_read])
         if self._lines.is_done:
             self._is_done = True
@@ -141,7 +143,7 @@ class TextRules:
 
         The other rules apply to that text alone, except where they had let more of it pass: that may be sent.
         """
-        kept = "".join(self._read_pieces)[: self._runs.end]
+        kept = self._read_text.getvalue()[: self._runs.end]
         lines = self._make_lines()
         whole = lines.feed(kept) + lines.finish(is_cut=True)
         passed = kept[:num_passed].rstrip(BLANKS)
