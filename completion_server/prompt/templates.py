@@ -108,7 +108,7 @@ FAMILIES: tuple[Template, ...] = (
         ends=("[MIDDLE]",),
     ),
     # codegemma-2b: no blank between the markers and the text; the path stands before the first marker. Half of the
-    # training has the suffix first ("CodeGemma", section 2.2).
+    # training has the suffix first ("CodeGemma").
     Template(
         "codegemma",
         FimOrder.PREFIX_FIRST,
@@ -171,7 +171,7 @@ FAMILIES: tuple[Template, ...] = (
         ends=("<filename>", "<[end▁of▁sentence]>"),
     ),
     # granite-8b-code-base and granite-3.3-8b-base; StarCoder of the first generation is asked the same way. Both were
-    # trained with the suffix first, too ("Granite Code Models", section 3.2; "StarCoder", section 5).
+    # trained with the suffix first, too ("Granite Code Models", "StarCoder").
     Template(
         "granite",
         FimOrder.PREFIX_FIRST,
