@@ -5,6 +5,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
+from tokenizers import Tokenizer
 
 from completion_server.core.request import Sampling
 from completion_server.engine.interface import GenerationRequest, constant_lookup
@@ -40,11 +41,12 @@ async def answer(
     begins_with: str = "",
     sampling: Sampling = GREEDY,
     num_extra: int = 0,
+    num_tokens: int = NUM_TOKENS,
 ) -> Result:
     request = GenerationRequest(
         f"healing-{next(NUMBERS)}",
         token_ids,
-        NUM_TOKENS,
+        num_tokens,
         sampling,
         begins_with=begins_with,
         num_beginning_tokens=num_extra,
@@ -111,3 +113,14 @@ async def test_beside_it_other_answers_are_free(vllm_engine: "VllmEngine", build
     )
     free = [alone[number % 3].text for number in range(6) if number % 2 == 0]
     assert [each.text for each in mixed[::2]] == free
+
+
+async def test_an_answer_of_few_tokens_ends_before_a_character_that_has_more(vllm_engine: "VllmEngine") -> None:
+    """The model repeats the flag, three tokens for each half of it."""
+    document = "print('🇩🇪')\n" * 6 + "print('"
+    token_ids = Tokenizer.from_file(str(TARGET / "tokenizer.json")).encode(document, add_special_tokens=False).ids
+    results = await asyncio.gather(*(answer(vllm_engine, token_ids, num_tokens=number) for number in range(1, 9)))
+    texts = [result.text for result in results]
+    assert any(text.startswith("🇩") for text in texts)
+    assert all(text.startswith(before) for before, text in itertools.pairwise(texts))
+    assert not any("\N{REPLACEMENT CHARACTER}" in text for text in texts)
