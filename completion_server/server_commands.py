@@ -76,8 +76,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
     loaded = _load(config, overrides, insecure=insecure)
     logs.configure(loaded.log)
     safe_logging.install()
-    if not loaded.server.core_dumps:
-        core_dumps.switch_off()
+    core_dumps.switch_off()
     start_times = StartTimes(_start_times_path(os.environ))
     _announce(loaded.engine, start_times.last_s(_WHOLE_START + loaded.engine.start_key))
 

@@ -81,8 +81,6 @@ class ServerSettings:
     """How long accepted requests may take to finish after SIGTERM."""
     stop_timeout_s: Annotated[float, Above(0, DAY_S)] = 15.0
     """How long the rest of the stop may take, after which the process ends with status 1 and says what did not end."""
-    core_dumps: bool = False
-    """Whether the system may write a core dump of the server or of its engine's processes, which has users' text."""
     stall_timeout_s: Annotated[float, Above(0, 3600)] = 5.0
     """How long a write may block because the client does not read; then the call is reset."""
     delta_pause_ms: Annotated[float, Between(0, 10_000)] = 20.0
@@ -93,8 +91,6 @@ class ServerSettings:
     Unset: the sum of the limits of one request."""
     receive_timeout_s: Annotated[float, Above(0, 3600)] = 10.0
     """How long the server waits for the whole request of a call; then it ends the call."""
-    max_pending_calls: Annotated[int, Between(1, 1_000_000)] = 20_000
-    """Calls that may wait for their handler. gRPC's default of 1,000 rejects calls at random in a reconnect storm."""
     max_connections: Annotated[int | None, Between(1, 1_000_000)] = None
     """Connections that may be open at once; further ones are closed. Unset: as many as the system's limit of open files
     allows."""

@@ -146,7 +146,7 @@ class App:
         async with contextlib.AsyncExitStack() as stack:
             if self._tracing is not None:
                 stack.push_async_callback(self._tracing.aclose)
-                self._tracing.start(has_engine_spans=config.engine.kind == "vllm" and config.traces.engine_spans)
+                self._tracing.start(has_engine_spans=config.engine.kind == "vllm")
             certificates = self._certificates = load_certificates(config.server)
             self._records.start(self._shared.secret, stack)
             read = snapshot(self._engine, self._speculation, self._shared, self._load)

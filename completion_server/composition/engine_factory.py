@@ -31,9 +31,9 @@ def make_engine_factory(config: Config) -> Callable[[], Engine]:
         script = _script(config)
         return lambda: ScriptedEngine.from_settings(settings, script)
     require_model(settings)
-    _import_vllm("arguments", settings).engine_args(settings, traces_endpoint=_traces_endpoint(config))
+    _import_vllm("arguments", settings).engine_args(settings, traces_endpoint=config.traces.endpoint)
     vllm = _import_vllm("engine", settings)
-    return lambda: vllm.VllmEngine(settings, traces_endpoint=_traces_endpoint(config))
+    return lambda: vllm.VllmEngine(settings, traces_endpoint=config.traces.endpoint)
 
 
 def _script(config: Config) -> "Script":
@@ -59,14 +59,9 @@ def engine_arguments(config: Config) -> dict[str, Any]:
         return {}
     vllm_process.check_plugins()
     arguments: dict[str, Any] = _import_vllm("arguments", settings).engine_args(
-        settings, traces_endpoint=_traces_endpoint(config)
+        settings, traces_endpoint=config.traces.endpoint
     )
     return arguments
-
-
-def _traces_endpoint(config: Config) -> str:
-    """Return the collector of vLLM's own spans, "" if it makes none."""
-    return config.traces.endpoint if config.traces.engine_spans else ""
 
 
 def _import_vllm(name: str, settings: EngineSettings) -> ModuleType:

@@ -19,7 +19,10 @@ from completion_server.telemetry.quality import model_name
 
 logger = logging.getLogger(__name__)
 
-_BYTES_PER_MB = 1_000_000
+MAX_FILE_BYTES = 64_000_000
+"""A file of about this size is closed, and gets the suffix .1; older ones get the next."""
+MAX_FILES = 100
+"""Closed files that are kept; the oldest go first."""
 
 
 class Records:
@@ -59,9 +62,7 @@ class Records:
             self._handlers.append(audit.handle)
 
     def _open(self, kind: str, stack: contextlib.AsyncExitStack) -> Put:
-        settings = self._config.records
-        max_bytes = int(settings.max_file_mb * _BYTES_PER_MB)
-        log = RecordLog(self._files[kind], max_bytes, settings.max_files, self._lost.labels(kind).inc)
+        log = RecordLog(self._files[kind], MAX_FILE_BYTES, MAX_FILES, self._lost.labels(kind).inc)
         log.start()
         stack.push_async_callback(asyncio.to_thread, log.close)
         return log.put_nowait

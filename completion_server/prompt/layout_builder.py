@@ -28,6 +28,12 @@ _STARVED_SHARE = 0.5
 """A window with less than this share of the tokens that it had at first is laid out anew: the cursor went up."""
 _KEPT_SUFFIX_SHARE = 0.7
 """A suffix shorter than this share of its budget is cut anew: the cursor went down."""
+SUFFIX_SHARE = 0.25
+"""Largest share of a prompt's budget for the text right of the cursor."""
+WINDOW_STEP = 0.2
+"""A window moves by one to two of these shares of the budget for the text left of the cursor."""
+SNIPPET_MAX_AGE_S = 30.0
+"""Changed snippets replace those in the prompt after this long, or when the window moves."""
 _SNIPPET_GRID_TOKENS = 32
 """The snippets' budget is rounded down to a multiple of this, so that it rarely changes with the line's length."""
 
@@ -92,12 +98,12 @@ class LayoutBuilder:
         request, context = self.request, self.context
         if old.span.start == 0 and self._sent.is_clipped and not old.sent.begins_like(request.prefix):
             return True
-        if old.span.suffix_budget < int(context.budget * context.settings.suffix_share) and self._is_line_short():
+        if old.span.suffix_budget < int(context.budget * SUFFIX_SHARE) and self._is_line_short():
             return True
         if hash(request.snippets) == old.offered:
             return False
         age_s = request.received_at - old.laid_out_at
-        return age_s >= context.settings.snippet_max_age_s or not self._still_offers(old.snippets)
+        return age_s >= SNIPPET_MAX_AGE_S or not self._still_offers(old.snippets)
 
     def _still_offers(self, snippets: Rendered) -> bool:
         """Return whether the request has a snippet of each source in `snippets`.
@@ -128,7 +134,7 @@ class LayoutBuilder:
         if old.suffix_left and shown and suffix.startswith(shown):
             return old.suffix
         if suffix and len(suffix) < len(shown) and shown.startswith(suffix):  # its end moves: the client clips it
-            return self._cut_suffix(budget, int(len(suffix) * (1 - self.context.settings.window_step)))
+            return self._cut_suffix(budget, int(len(suffix) * (1 - WINDOW_STEP)))
         end = find_end(suffix, shown, old.suffix_left, 2 * budget * CHARACTERS_A_TOKEN)
         if end is not None:
             encoded = self._encode(suffix[:end], old.suffix)
@@ -143,15 +149,15 @@ class LayoutBuilder:
         room = self.context.budget - self._count_line()
         shown_from, above = self._read_above(room)
         settings, budget = self.context.settings, self.context.budget
-        for_above = min(len(above.ids), int(budget * (1 - settings.suffix_share - settings.snippet_share)))
-        suffix_budget = max(0, min(int(budget * settings.suffix_share), room - for_above))
+        for_above = min(len(above.ids), int(budget * (1 - SUFFIX_SHARE - settings.snippet_share)))
+        suffix_budget = max(0, min(int(budget * SUFFIX_SHARE), room - for_above))
         suffix = self._cut_suffix(suffix_budget)
         snippet_budget = min(int(budget * settings.snippet_share), room - for_above - len(suffix.ids))
         snippet_budget = max(0, snippet_budget) // _SNIPPET_GRID_TOKENS * _SNIPPET_GRID_TOKENS
         snippets = self._render(snippet_budget)
         left = room - len(suffix.ids) - snippets.num_tokens
         while True:
-            start = shown_from + choose_start(above, left, settings.window_step, is_sliding=self._sent.is_clipped)
+            start = shown_from + choose_start(above, left, WINDOW_STEP, is_sliding=self._sent.is_clipped)
             span = LayoutSpan(start, self._new_split(start), suffix_budget, snippet_budget)
             layout = self._compose(span, above, suffix, snippets, None)
             excess = layout.num_tokens - budget

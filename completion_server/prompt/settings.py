@@ -17,18 +17,11 @@ class PromptSettings:
     """A family's name, such as "qwen"; "" detects it from the tokenizer's special tokens."""
     template_fields: Mapping[str, str | int] = field(default_factory=dict)
     """Fields of the template to replace, such as prefix = "<PRE>" or lines_behind = 1."""
-    suffix_share: Annotated[float, Between(0, 0.4)] = 0.25
-    """Largest share for the text right of the cursor."""
     snippet_share: Annotated[float, Between(0, 0.4)] = 0.2
     """Largest share for snippets of other files."""
-    window_step: Annotated[float, Between(0.05, 0.4)] = 0.2
-    """A window moves by one to two of these shares of the budget for the text left of the cursor."""
     token_healing: bool = True
     """Whether a prompt leaves out the word that the cursor stands in or behind, with which the answer must then begin.
     Without it a model continues a word as if it were whole."""
-    snippet_max_age_s: Annotated[float, Between(0, 86_400)] = 30.0
-    """Changed snippets replace those in the prompt after this long, or when the window moves. A snippet that the
-    request no longer offers leaves the prompt at once."""
     preamble: str = ""
     """Text put first in every prompt, best as a comment in no particular language; the same for all users."""
     next_edit_template: str = ""

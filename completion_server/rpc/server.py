@@ -28,6 +28,8 @@ ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 _MAX_ADMIN_MESSAGE_BYTES = 64 * 1024
 _UNREAD_BYTES = 64 * 1024
 """Bytes of a call that gRPC receives before its handler reads them."""
+_MAX_PENDING_CALLS = 20_000
+"""Calls that may wait for their handler. gRPC's default of 1,000 rejects calls at random in a reconnect storm."""
 _MAX_METADATA_BYTES = 8 * 1024
 _MAX_IDLE_MS = 300_000
 """A connection without calls is closed after this long; clients open another with their next call."""
@@ -128,8 +130,8 @@ def _bind(server: grpc.aio.Server, address: str, key: str, certificate: Certific
 def _options(settings: ServerSettings, max_message_bytes: int) -> list[tuple[str, Any]]:
     options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.server.max_pending_requests", settings.max_pending_calls),
-        ("grpc.server.max_pending_requests_hard_limit", 2 * settings.max_pending_calls),
+        ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * _MAX_PENDING_CALLS),
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server on it
         # Limits the bytes held for a call that no handler reads. gRPC's bandwidth probe would raise that to megabytes.
         ("grpc.http2.lookahead_bytes", _UNREAD_BYTES),

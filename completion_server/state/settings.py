@@ -119,9 +119,6 @@ class CacheSettings:
     it is always asked."""
     lookup_ms: Annotated[float, Above(0, 1000)] = 5.0
     """How long a request accepts an answer from Redis. The request waits in the queue or runs meanwhile."""
-    encrypt: bool = True
-    """Whether completions in Redis are encrypted (AES-GCM), with a key from `redis.secret_file`. Without a file the key
-    is a constant in the source, which hides them from a glance only."""
 
     def __post_init__(self) -> None:
         """Check the bounds."""

@@ -4,8 +4,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from completion.v1 import completion_pb2 as pb
 from completion_server.config import Config
 from completion_server.engine.interface import Engine, GenerationRequest
@@ -60,15 +58,12 @@ async def test_the_same_request_is_computed_once_for_each_user() -> None:
         assert server.count("completion_tokens_total", kind="completion") == 3 * 4
 
 
-@pytest.mark.parametrize("is_encrypted", [False, True])
-async def test_a_replica_answers_with_what_another_computed(redis_server: RedisServer, is_encrypted: bool) -> None:
-    prefix = f"wire-{is_encrypted}"
-    overrides = (f"redis.key_prefix={prefix}", f"cache.encrypt={str(is_encrypted).lower()}")
-    config = cached_config(redis_server, "admission.trust_user_names=true", *overrides)
+async def test_a_replica_answers_with_what_another_computed(redis_server: RedisServer) -> None:
+    config = cached_config(redis_server, "admission.trust_user_names=true", "redis.key_prefix=wire")
     async with run_server(config, make_engine) as one, run_server(config, make_engine) as two:
         await ask_for(one, "first\nline = ")
         assert await ask_for(one, "x = ") == ("number of 1", pb.CACHE_LEVEL_NONE)
-        await eventually(lambda: len(redis_server.cli("KEYS", f"{prefix}:cache:*").split()) == 2)
+        await eventually(lambda: len(redis_server.cli("KEYS", "wire:cache:*").split()) == 2)
         found = await ask_for(two, "x = num")
         assert found == ("ber of 1", pb.CACHE_LEVEL_SHARED)
         assert await ask_for(two, "x = n") == ("umber of 1", pb.CACHE_LEVEL_LOCAL)

@@ -164,6 +164,6 @@ def make_cache(
         return None
     emit, shared = guarded(emit), None
     if store is not None and settings.shared:
-        codec = Codec(secret.derive("cache values"), encrypts=settings.encrypt)
+        codec = Codec(secret.derive("cache values"))
         shared = SharedCache(store, codec, clock, emit, key_prefix=redis.key_prefix, ttl_s=settings.shared_ttl_s)
     return TwoLevelCache(settings, clock, emit, shared=shared, may_be_elsewhere=may_be_elsewhere)

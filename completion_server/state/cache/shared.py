@@ -1,17 +1,16 @@
 """Level 2: completions in Redis, which all replicas read and write. Nothing waits for it.
 
 A key holds the latest completion of its anchor. Redis drops it after its time, or earlier by its own maxmemory policy.
-A value is a completion as bytes, compressed if that makes them shorter, authenticated, and encrypted if wanted:
+A value is a completion as bytes, compressed if that makes them shorter, and encrypted:
 
-    version (1 byte), flags (1), nonce (12), body, tag (16)
+    version (1 byte), flags (1), nonce (12), AES-256-GCM's ciphertext of the body with its tag (16)
 
-The body is AES-256-GCM's ciphertext with its tag; without encryption it is the plain text with a tag by BLAKE2b. Both
-tags cover the header and the name of the key, so a value that was moved, changed or cut off is not decoded, nor is one
-that was written without the secret. Each name has a key of its own, so random nonces never become too many for one key.
+The tag covers the header and the name of the key, so a value that was moved, changed or cut off is not decoded, nor is
+one that was written without the secret. Each name has a key of its own, so random nonces never become too many for one
+key.
 """
 
 import asyncio
-import hmac
 import os
 import struct
 import zlib
@@ -29,13 +28,13 @@ from completion_server.core.outcome import CacheLevel, FinishReason
 from completion_server.state.cache.local import Entry
 from completion_server.state.store import Store
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 256 * 1024
 """Largest plain body that is decoded; longer completions are not shared."""
 
 _COMPRESS_FROM = 256
 """Shorter bodies don't become much shorter."""
-_ENCRYPTED, _COMPRESSED = 1, 2
+_COMPRESSED = 1
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
 _HEADER_BYTES = 2 + _NONCE_BYTES
@@ -50,57 +49,36 @@ _PATIENCE_S = 0.05
 class Codec:
     """Encodes and decodes the completions of servers that share a secret."""
 
-    def __init__(self, key: bytes, *, encrypts: bool) -> None:
-        """Use a key of 32 bytes. A codec that encrypts does not decode values that are not encrypted."""
+    def __init__(self, key: bytes) -> None:
+        """Use a key of 32 bytes."""
         self._key = key
-        self._encrypts = encrypts
 
     def encode(self, name: bytes, entry: Entry) -> bytes | None:
         """Return the value of the key `name`; None if the completion is too long."""
         body = _pack(entry)
         if len(body) > MAX_BYTES:
             return None
-        flags = _ENCRYPTED if self._encrypts else 0
+        flags = 0
         if len(body) >= _COMPRESS_FROM and len(shorter := zlib.compress(body, 1)) < len(body):
-            flags, body = flags | _COMPRESSED, shorter
+            flags, body = _COMPRESSED, shorter
         header = bytes((VERSION, flags)) + os.urandom(_NONCE_BYTES)
-        return header + self._seal(name, header, body)
+        return header + self._cipher(name).encrypt(header[2:], body, header + name)
 
     def decode(self, name: bytes, value: bytes) -> Entry | None:
         """Return the completion; None if the value is not one of `encode` for this name, secret and version."""
         header, sealed = value[:_HEADER_BYTES], value[_HEADER_BYTES:]
-        if len(sealed) < _TAG_BYTES or header[0] != VERSION or bool(header[1] & _ENCRYPTED) != self._encrypts:
-            return None
-        body = self._open(name, header, sealed)
-        if body is None:
+        if len(sealed) < _TAG_BYTES or header[0] != VERSION:
             return None
         try:
+            body = self._cipher(name).decrypt(header[2:], sealed, header + name)
             return _unpack(_inflate(body) if header[1] & _COMPRESSED else body)
+        except InvalidTag:
+            return None
         except (ValueError, IndexError, struct.error, zlib.error):
             return None  # only a faulty server that has the secret writes these
 
-    def _seal(self, name: bytes, header: bytes, body: bytes) -> bytes:
-        key = self._key_of(name)
-        if self._encrypts:
-            return AESGCM(key).encrypt(header[2:], body, header + name)
-        return body + _tag(key, header + body)
-
-    def _open(self, name: bytes, header: bytes, sealed: bytes) -> bytes | None:
-        key = self._key_of(name)
-        if self._encrypts:
-            try:
-                return AESGCM(key).decrypt(header[2:], sealed, header + name)
-            except InvalidTag:
-                return None
-        body, tag = sealed[:-_TAG_BYTES], sealed[-_TAG_BYTES:]
-        return body if hmac.compare_digest(tag, _tag(key, header + body)) else None
-
-    def _key_of(self, name: bytes) -> bytes:
-        return blake2b(name, key=self._key, digest_size=32, person=b"cache-value-key").digest()
-
-
-def _tag(key: bytes, message: bytes) -> bytes:
-    return blake2b(message, key=key, digest_size=_TAG_BYTES, person=b"cache-value-tag").digest()
+    def _cipher(self, name: bytes) -> AESGCM:
+        return AESGCM(blake2b(name, key=self._key, digest_size=32, person=b"cache-value-key").digest())
 
 
 def _pack(entry: Entry) -> bytes:

@@ -24,8 +24,6 @@ class TraceSettings:
     missed_budget: bool = True
     """Whether requests that missed their budget (`shed.budget_ms`) are traced, too. They are chosen at their end, so
     vLLM has no spans of them."""
-    engine_spans: bool = True
-    """Whether traced requests have vLLM's own spans."""
 
     def __post_init__(self) -> None:
         """Check the bounds and the endpoint."""

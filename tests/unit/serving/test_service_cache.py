@@ -61,7 +61,7 @@ class Cached:
         self._words = words
         shared = None
         if store is not None:
-            codec = Codec(SECRET, encrypts=True)
+            codec = Codec(SECRET)
             shared = SharedCache(store, codec, clock, self.recorder.handle, key_prefix="test", ttl_s=60)
         self.cache = TwoLevelCache(
             CacheSettings(local_ttl_s=LOCAL_TTL_S, **settings), clock, self.recorder.handle, make_keys(), shared

@@ -205,14 +205,11 @@ async def test_the_same_answer_is_written_once() -> None:
 
 
 @pytest.mark.parametrize("redis", [REMOTE, LOCAL])
-@pytest.mark.parametrize(("settings", "is_readable"), [({}, False), ({"encrypt": False}, True)])
-async def test_values_are_encrypted_by_default_wherever_redis_is(
-    redis: RedisSettings, settings: dict[str, Any], is_readable: bool
-) -> None:
+async def test_values_are_encrypted_wherever_redis_is(redis: RedisSettings) -> None:
     store = FakeStore()
-    await keep_in(store, text="CANARY", redis=redis, **settings)
+    await keep_in(store, text="CANARY", redis=redis)
     ((key, value),) = store.values.items()
-    assert (b"CANARY" in value) == is_readable
+    assert b"CANARY" not in value
     assert key.startswith("completion:cache:")
 
 
@@ -263,15 +260,12 @@ async def kept_key(replica: Replica, store: RedisStore) -> bytes:
 async def test_redis_holds_no_text_and_no_names(redis_server: RedisServer) -> None:
     async with running_store(redis_server.address) as store:
         redis = replace(LOCAL, key_prefix=store.settings.key_prefix)
-        for encrypt in (False, True):
-            key = await kept_key(Replica(store, redis=redis, encrypt=encrypt), store)
-            value = await store.call_nowait("GET", key)
-            assert 0 < await store.call_nowait("PTTL", key) <= 60_000
-            assert (CANARY.encode() in value) is not encrypt
-            assert USER.encode() not in value
-            for canary in (CANARY, USER):
-                assert canary.lower() not in key.decode().lower()
-            await store.call_nowait("DEL", key)
+        key = await kept_key(Replica(store, redis=redis), store)
+        value = await store.call_nowait("GET", key)
+        assert 0 < await store.call_nowait("PTTL", key) <= 60_000
+        for canary in (CANARY, USER):
+            assert canary.encode() not in value
+            assert canary.lower() not in key.decode().lower()
 
 
 async def test_a_value_of_another_type_is_a_miss(redis_server: RedisServer) -> None:
