@@ -7,8 +7,11 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import Tokenizer
+
 from completion_server.composition.models import require_model
 from completion_server.config import Config
+from completion_server.core.model_files import load_tokenizer
 from completion_server.engine.interface import Engine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm import process as vllm_process
@@ -76,9 +79,7 @@ def _decoder(settings: EngineSettings) -> Callable[[Sequence[int]], str]:
     """Return what decodes the tokens of the configured model, which is loaded when it is first needed."""
 
     @cache
-    def tokenizer() -> Any:  # noqa: ANN401 - transformers is untyped
-        from transformers import AutoTokenizer
+    def tokenizer() -> Tokenizer:
+        return load_tokenizer(settings.model, settings.revision)
 
-        return AutoTokenizer.from_pretrained(settings.model, revision=settings.revision)
-
-    return lambda ids: str(tokenizer().decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    return lambda ids: str(tokenizer().decode(ids, skip_special_tokens=False))

@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 
 from completion_server.config import Config
 from completion_server.core.errors import ConfigError
+from completion_server.core.model_files import context_length
 from completion_server.engine.interface import NGRAM, EngineInfo
 from completion_server.engine.revisions import resolve_revisions
 from completion_server.engine.settings import EngineSettings
@@ -165,26 +166,13 @@ def _edit_budget(config: Config) -> int:
 def _budget(config: Config, num_tokens: int, limit: str) -> int:
     """Return the budget of a prompt before an answer of `num_tokens`, which `limit` allows."""
     engine = config.engine
-    model_len = engine.max_model_len or _context_length(engine)
+    model_len = engine.max_model_len or context_length(engine.model, engine.revision)
     # Speculation looks up to K tokens beyond the completion's last.
     room = model_len - num_tokens - engine.num_speculative_tokens
     if room < _MIN_PROMPT_TOKENS:
         msg = f"{limit}: {num_tokens} leaves {room} of the model's {model_len} tokens for a prompt"
         raise ConfigError(msg)
     return min(config.prompt.max_prompt_tokens, room)
-
-
-def _context_length(engine: EngineSettings) -> int:
-    from transformers import AutoConfig
-
-    try:
-        model = AutoConfig.from_pretrained(
-            engine.model, revision=engine.revision, trust_remote_code=engine.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        msg = f"engine.model: {engine.model} can't be read: {error}"
-        raise ConfigError(msg) from error
-    return int(model.get_text_config().max_position_embeddings)
 
 
 def check_fits(info: EngineInfo, config: Config) -> None:

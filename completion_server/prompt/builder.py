@@ -3,7 +3,6 @@
 import json
 from array import array
 from dataclasses import replace
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -49,7 +48,7 @@ class PromptBuilder:
 
     def __init__(
         self,
-        tokenizer: Tokenizer | Any,  # noqa: ANN401 - a transformers tokenizer, which is untyped
+        tokenizer: Tokenizer,
         template: Template,
         *,
         max_prompt_tokens: int,
@@ -62,15 +61,14 @@ class PromptBuilder:
 
         """
         settings = settings or PromptSettings()
-        backend = tokenizer_backend(tokenizer)
-        vocabulary = backend.get_vocab(with_added_tokens=True)
-        plain = make_plain(backend, template.markers)
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        plain = make_plain(tokenizer, template.markers)
         text_vocabulary = plain.tokenizer.get_vocab()
         self.template = template
         """The format in use."""
         self._encoder = Encoder(plain)
         self._ids = {marker: vocabulary[marker] for marker in template.markers}
-        self._begin = begin_ids(backend)
+        self._begin = begin_ids(tokenizer)
         opening = " " if plain.adds_blank else ""
         if template.order is FimOrder.PREFIX_ONLY:  # No marker separates the preamble from the text.
             opening += settings.preamble
@@ -90,7 +88,7 @@ class PromptBuilder:
         if settings.token_healing:
             self._healer = Healer(plain, text_tokens(json.loads(plain.tokenizer.to_str())))
         self._ends = end_token_ids(template, vocabulary)
-        self._line_ends = tuple(dict.fromkeys((*newline_token_ids(backend, text_vocabulary), *self._ends)))
+        self._line_ends = tuple(dict.fromkeys((*newline_token_ids(tokenizer, text_vocabulary), *self._ends)))
 
     def _encode(self, text: str) -> list[int]:
         return self._encoder.encode(text)[0].ids.tolist()
@@ -170,22 +168,8 @@ class PromptBuilder:
         return tokens + layout.typed.ids.tolist()
 
 
-def tokenizer_backend(tokenizer: Any) -> Tokenizer:  # noqa: ANN401
-    """Return the tokenizer behind one of transformers.
-
-    Raises:
-        ConfigError: there is none.
-
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if not isinstance(backend, Tokenizer):
-        msg = f"a {type(tokenizer).__name__} can't be used: the model needs a tokenizer.json"
-        raise ConfigError(msg)
-    return backend
-
-
-def begin_ids(backend: Tokenizer) -> list[int]:
+def begin_ids(tokenizer: Tokenizer) -> list[int]:
     """Return the tokens that the tokenizer puts before a text: its bos token, if it adds one."""
-    ids: list[int] = backend.encode("a", add_special_tokens=True).ids
-    text: list[int] = backend.encode("a", add_special_tokens=False).ids
+    ids: list[int] = tokenizer.encode("a", add_special_tokens=True).ids
+    text: list[int] = tokenizer.encode("a", add_special_tokens=False).ids
     return ids[: next(at for at in range(len(ids)) if ids[at : at + len(text)] == text)]

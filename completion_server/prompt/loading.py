@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from completion_server.core.errors import ConfigError
+from completion_server.core.model_files import load_tokenizer
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.edits.builder import EditPrompts
 from completion_server.prompt.edits.choice import choose_edit_template, has_markers
@@ -127,7 +128,7 @@ def load_prompt_builder(
     elif template is not None:
         fields = dict(template)
         settings = replace(settings, template=fields.pop("name", settings.template), template_fields=fields)
-    tokenizer = _load_tokenizer(model, revision)
+    tokenizer = load_tokenizer(model, revision)
     vocabulary = tokenizer.get_vocab()
     chosen = choose_template(vocabulary, model, settings.template, settings.template_fields)
     return PromptBuilder(tokenizer, chosen, max_prompt_tokens=max_prompt_tokens, settings=settings)
@@ -146,17 +147,7 @@ def load_edit_prompts(
     template = choose_edit_template(model, settings)
     if template is None:
         return None
-    tokenizer = _load_tokenizer(model, revision)
+    tokenizer = load_tokenizer(model, revision)
     if not has_markers(template, tokenizer.get_vocab(), is_named=bool(settings.next_edit_template)):
         return None
     return EditPrompts(tokenizer, template, max_prompt_tokens=max_prompt_tokens)
-
-
-def _load_tokenizer(model: str, revision: str | None) -> Any:  # noqa: ANN401 - transformers is untyped
-    from transformers import AutoTokenizer  # takes seconds to import, and a builder can be made without it
-
-    try:
-        return AutoTokenizer.from_pretrained(model, revision=revision)
-    except (OSError, ValueError) as error:
-        msg = f"the tokenizer of {model} can't be loaded: {error}"
-        raise ConfigError(msg) from error

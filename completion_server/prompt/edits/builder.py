@@ -1,13 +1,12 @@
 """Builds prompts for next edits, and reads what the model answers."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from tokenizers import Tokenizer
 
 from completion_server.core.errors import ConfigError, InvalidRequestError
 from completion_server.core.request import Request
-from completion_server.prompt.builder import Prompt, begin_ids, tokenizer_backend
+from completion_server.prompt.builder import Prompt, begin_ids
 from completion_server.prompt.edits.answers import EditAnswer
 from completion_server.prompt.edits.region import Region, find_region
 from completion_server.prompt.edits.template import EditTemplate, Marker, Part, num_characters_of
@@ -29,7 +28,7 @@ class EditPrompts:
 
     def __init__(
         self,
-        tokenizer: Tokenizer | Any,  # noqa: ANN401 - a transformers tokenizer, which is untyped
+        tokenizer: Tokenizer,
         template: EditTemplate,
         *,
         max_prompt_tokens: int,
@@ -40,13 +39,12 @@ class EditPrompts:
             ConfigError: the tokenizer can't be used, or the budget is too small.
 
         """
-        backend = tokenizer_backend(tokenizer)
-        vocabulary = backend.get_vocab(with_added_tokens=True)
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.template = template
         """The format in use."""
-        self._plain = make_plain(backend, template.markers)
+        self._plain = make_plain(tokenizer, template.markers)
         self._ids = {marker: vocabulary[marker] for marker in template.markers}
-        self._begin = begin_ids(backend)
+        self._begin = begin_ids(tokenizer)
         self._budget = max_prompt_tokens - len(self._begin)
         if self._budget < _MIN_PROMPT_TOKENS:
             msg = f"a prompt of {max_prompt_tokens} tokens has too little room for a next edit"
