@@ -17,7 +17,7 @@ _MAX_FRAMING_BYTES = 64 * 1024
 """Of a chunked body: the sizes and extensions of its chunks, and its trailers."""
 _FRAMING_PER_BYTE = 8
 """Framing that a byte of the body may have and that does not count: a chunk of one byte has 5 bytes of it."""
-_OFFER, _PASSED_OVER = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c)", re.IGNORECASE), b"\r\nx-offer:"
+_OFFER, _PASSED_OVER = re.compile(rb"\r\nupgrade:", re.IGNORECASE), b"\r\nx-offer:"
 """Java's client offers HTTP/2 with its first request, and the parser takes what follows such a head for that protocol.
 No JSON text can hold the line break."""
 

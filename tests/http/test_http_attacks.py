@@ -331,10 +331,11 @@ async def test_a_pipelined_request_ends_the_connection_and_frees_the_engine() ->
         await eventually(lambda: engine.stats().num_running == 0)
 
 
-async def test_an_offer_to_upgrade_is_passed_over(server: RunningServer) -> None:
+@pytest.mark.parametrize("offered", ["h2c", "websocket"])
+async def test_an_offer_to_upgrade_is_passed_over(server: RunningServer, offered: str) -> None:
     """Java's client offers HTTP/2 with its first request."""
     body = b'{"prompt":"x"}'
-    offer = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAAB")
+    offer = ("connection: Upgrade, HTTP2-Settings", f"upgrade: {offered}", "http2-settings: AAEAAEAAAAIAAAAB")
     async with raw_connection(server) as connection:
         await connection.send(head("/infill", *offer, f"content-length: {len(body)}") + body)
         assert await connection.status() == 200

@@ -174,6 +174,8 @@ async def test_documents_about_the_server(server: RunningServer) -> None:
         ("GET", "/playground", 404, "path"),
         ("GET", "/playground/", 404, "path"),
         ("GET", "/playground/elsewhere", 404, "path"),
+        ("GET", "/admin", 404, "path"),
+        ("GET", "/admin/speculation", 405, "method"),
         ("GET", "/infill", 405, "method"),
         ("PUT", "/v1/completions", 405, "method"),
         ("DELETE", "/health", 405, "method"),

@@ -140,7 +140,7 @@ def test_half_a_surrogate_pair_is_a_replacement_character(json_text: str, text: 
 
 
 MINIMAL = {"prompt": "A", "text": "A", "body": "A", "prefix": "A", "segments": {"prefix": "A"}, "type": "view"}
-MINIMAL |= {"completion_id": "cmpl-1", "number": 1, "kind": "shown", "k": 1, "on": True, "token": "t"}
+MINIMAL |= {"completion_id": "cmpl-1", "k": 1}
 """Values of all fields that are required somewhere."""
 
 
@@ -271,8 +271,9 @@ def test_events_of_tabby_are_feedback(body: dict[str, str], select_kind: str, fe
         body | {"completion_id": whole["id"], "choice_index": whole["choices"][0]["index"]}, select_kind
     )
     assert event is not None
-    assert event.number == ANSWER.number
-    assert event.feedback("a𝒳\nb") == feedback
+    number, kind = event
+    assert number == ANSWER.number
+    assert tabby.feedback_of(kind, "a𝒳\nb") == feedback
 
 
 @pytest.mark.parametrize("completion_id", ["", "cmpl-", "cmpl-x", "cmpl-" + "9" * 5000])
