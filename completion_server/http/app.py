@@ -51,20 +51,14 @@ def dialect_paths(endpoints: Endpoints, model: Callable[[], ServedModel]) -> dic
     """Return the paths of all dialects. `model` may be asked only when the gate is open."""
     started_s = int(time.time())
 
-    def dialect_of(body: Mapping[str, Json]) -> Dialect:
-        return openai.OPENAI if body.get("segments") is None else tabby.TABBY
-
-    def completions(dialect: Dialect) -> Endpoint:
-        return endpoints.completions(lambda _body: dialect, dialect)
-
     def shown(document: Callable[[ServedModel], Json], *options: Dialect, is_public: bool = False) -> Endpoint:
         return endpoints.document(lambda _scope, _identity: document(model()), *options, is_public=is_public)
 
     posts: dict[str, Endpoint] = {
-        "/v1/completions": endpoints.completions(dialect_of, openai.OPENAI),
-        "/v1/fim/completions": completions(openai.CODESTRAL),
-        "/infill": completions(llama_cpp.INFILL),
-        "/completion": completions(llama_cpp.COMPLETION),
+        "/v1/completions": endpoints.completions(tabby.TABBY_OR_OPENAI),
+        "/v1/fim/completions": endpoints.completions(openai.CODESTRAL),
+        "/infill": endpoints.completions(llama_cpp.INFILL),
+        "/completion": endpoints.completions(llama_cpp.COMPLETION),
         "/v1/events": endpoints.events,
     }
     gets: dict[str, Endpoint] = {

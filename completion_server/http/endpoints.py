@@ -77,11 +77,11 @@ class Endpoints:
         self._sheds_as_status = sheds_as_status
         self._begin_trace = begin_trace
 
-    def completions(self, choose: Callable[[Mapping[str, Any]], Dialect], fallback: Dialect) -> Endpoint:
-        """Return the endpoint of a path; `choose` returns the dialect of a body, `fallback` answers before that."""
+    def completions(self, dialect: Dialect) -> Endpoint:
+        """Return the endpoint that completes in a dialect."""
 
         async def answer(scope: AsgiScope, receive: Receive, send: Send) -> None:
-            dialect, is_accepted = fallback, False
+            is_accepted = False
             try:
                 headers = headers_of(scope)
                 began_at = self._service.now()
@@ -89,9 +89,7 @@ class Endpoints:
                 self._service.gate.check()
                 data = await self._body(receive, headers, identity)
                 with self._callers.refusals.charging(identity, len(data)):
-                    body = parse(data)
-                    dialect = choose(body)
-                    given, reply = dialect.translate(body)
+                    given, reply = dialect.translate(parse(data))
                     asked = with_unix_lines(given)
                     completion, recent = self._open(asked, identity, headers, began_at, len(data))
                 is_accepted = True

@@ -103,6 +103,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """Begin the head of a request."""
         super().on_message_begin()
         self._is_in_head = True
+        if self._head_timer is None:  # it came with the end of the last request
+            self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header. Trailers, which come here too, would stand for headers of the same names."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.events import Feedback
 from completion_server.core.request import Snippet
+from completion_server.http import openai
 from completion_server.http.dialect import MANY, Answer, Asked, Body, Dialect, Json, Reply, Seed, read
 from completion_server.http.openai import error_body
 
@@ -99,7 +100,13 @@ def translate(body: dict[str, Json]) -> tuple[Asked, Reply]:
     return asked, _TabbyReply()
 
 
+def _translate_any(body: dict[str, Json]) -> tuple[Asked, Reply]:
+    return openai.translate(body) if body.get("segments") is None else translate(body)
+
+
 TABBY = Dialect(translate, error_body)
+TABBY_OR_OPENAI = Dialect(_translate_any, error_body)
+"""Both have the same path."""
 
 
 def event_of(body: dict[str, Json], select_kind: str) -> tuple[int, FeedbackKind] | None:

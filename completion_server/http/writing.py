@@ -103,11 +103,13 @@ class AnswerWriter:
             ClientGoneError: the client left.
 
         """
-        if self._reply.is_streamed:
-            await self._stream(reader)
+        part = await reader.next()
+        if self._reply.is_streamed and isinstance(part, Delta):
+            await self._stream(part, reader)
             return
-        while isinstance(part := await reader.next(), Delta):
+        while isinstance(part, Delta):
             self.text += part.text
+            part = await reader.next()
         await self.write_end(part)
 
     async def write_end(self, end: End) -> None:
@@ -125,11 +127,7 @@ class AnswerWriter:
             await self._events([self._reply.piece(answer)], more_body=True)
         await self._events(self._reply.last(answer), more_body=False)
 
-    async def _stream(self, reader: PartReader) -> None:
-        part = await reader.next()
-        if isinstance(part, End):
-            await self.write_end(part)
-            return
+    async def _stream(self, part: AnswerPart, reader: PartReader) -> None:
         await _start(self._send, 200, _EVENT_STREAM)
         while isinstance(part, Delta):
             await self._event(part.text)

@@ -10,7 +10,7 @@ import pytest_asyncio
 from completion_server.auth.principal import Scope
 from completion_server.engine.scripted.engine import ScriptedEngine
 from tests.support.authentication import KnownCallers, principal
-from tests.support.http_clients import HTTP, PAGE_ADMIN, HttpAnswer, get, head, post, raw_connection
+from tests.support.http_clients import HTTP, PAGE_ADMIN, HttpAnswer, get, post
 from tests.support.server import RunningServer, make_config, run_server
 
 MAX_K = 4
@@ -75,12 +75,6 @@ async def test_a_wrong_k_changes_nothing(server: RunningServer, k: object, fault
     assert answer.status == 400
     assert answer.json["error"]["message"].startswith(fault)
     assert (await get(server, STATUS)).json["k"] == MAX_K
-
-
-async def test_a_large_body_is_refused_unread(server: RunningServer) -> None:
-    async with raw_connection(server) as connection:
-        await connection.send(head(SPECULATION, "content-length: 100000000"))
-        assert await connection.status() == 413
 
 
 @pytest.mark.parametrize(
