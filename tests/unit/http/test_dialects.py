@@ -281,10 +281,3 @@ def test_an_event_of_no_completion_is_refused(completion_id: str) -> None:
     with pytest.raises(InvalidRequestError, match="completion_id"):
         tabby.event_of({"type": "view", "completion_id": completion_id}, "")
     assert tabby.event_of({"type": "other", "completion_id": "cmpl-1"}, "") is None
-
-
-def test_documents_about_the_server_are_json() -> None:
-    for document in (
-        openai.models("m", 1), llama_cpp.props("m", 1, 1, "1"), tabby.health("m", "1"), tabby.server_setting(),
-    ):  # fmt: skip
-        assert json.loads(dumped(document)) == document
