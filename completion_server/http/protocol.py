@@ -46,7 +46,9 @@ class LimitedProtocol(HttpToolsProtocol):
     """One connection."""
 
     limits: ClassVar[ConnectionLimits]
+    """Of its listener, which has a subclass of its own: uvicorn makes the instances."""
     takes_certificates: ClassVar[bool]
+    """Whether a request brings the certificate that its client has shown."""
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - uvicorn's
         """Begin without a connection."""
@@ -172,12 +174,3 @@ def close_oldest(connections: MutableSet[Any]) -> bool:
     connections.discard(oldest)
     oldest.transport.abort()
     return True
-
-
-def limited(limits: ConnectionLimits, *, takes_certificates: bool = False) -> type[LimitedProtocol]:
-    """Return the protocol of a listener with these limits, as uvicorn takes it.
-
-    With `takes_certificates` a request brings the certificate that its client has shown.
-    """
-    members = {"limits": limits, "takes_certificates": takes_certificates}
-    return type("LimitedProtocol", (LimitedProtocol,), members)

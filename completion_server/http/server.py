@@ -18,7 +18,7 @@ from completion_server.core.addresses import is_loopback, split_address
 from completion_server.core.certificates import CertificateFiles, hosts_of
 from completion_server.core.errors import ConfigError
 from completion_server.http.app import HttpApp
-from completion_server.http.protocol import ConnectionLimits, LimitedProtocol, close_oldest, limited
+from completion_server.http.protocol import ConnectionLimits, LimitedProtocol, close_oldest
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,8 @@ def build_http_server(
     # No page gets here by a name of its own that the certificate lacks: its browser refuses the connection.
     names = (*settings.http_hosts, *(hosts_of(certificate.current.chain) if certificate else ()))
     limits = ConnectionLimits(settings.http_max_connections, settings.receive_timeout_s, settings.stall_timeout_s)
-    protocol = limited(limits, takes_certificates=takes_certificates)
+    members = {"limits": limits, "takes_certificates": takes_certificates}
+    protocol = type("LimitedProtocol", (LimitedProtocol,), members)
     config = uvicorn.Config(
         make_app(names),
         http=protocol,
