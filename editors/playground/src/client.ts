@@ -6,7 +6,7 @@ const MAX_WAIT_MS = 10_000;
 const ANSWERS_WITHIN_MS = 10_000;
 /** The server refuses the token, or needs one: to ask again without another one would be of no use. */
 const REFUSED: readonly number[] = [401, 403];
-/** Of a reaction to a part of an answer no client's event tells. */
+/** Tabby's names of reactions. It has none for the acceptance of a word. */
 const EVENTS: Partial<Record<FeedbackName, string>> = { shown: "view", accepted: "select", rejected: "dismiss" };
 
 export interface Ask {
@@ -104,18 +104,23 @@ export class Client {
     try {
       const answer = await this.#fetch("/admin/status", undefined, AbortSignal.timeout(ANSWERS_WITHIN_MS));
       if (REFUSED.includes(answer.status)) {
-        this.hooks.onAway("not signed in");
+        this.#leave("not signed in");
         return this.hooks.onSignIn(hadToken ? await messageOf(answer) : "");
       }
       if (!answer.ok) throw new Error(await messageOf(answer));
       this.hooks.onStatus((await answer.json()) as Status);
       this.#waitMs = POLL_MS;
     } catch (error) {
-      this.hooks.onAway(error instanceof TypeError ? "" : (error as Error).message);
+      this.#leave(error instanceof TypeError ? "" : (error as Error).message); // a TypeError: no connection
       this.#waitMs = Math.min(2 * this.#waitMs, MAX_WAIT_MS);
     }
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => void this.follow(), this.#waitMs);
+  }
+
+  #leave(why: string): void {
+    for (const each of this.#open.values()) each.abort();
+    this.hooks.onAway(why);
   }
 
   async ask({ request, mode, prefix, suffix }: Ask): Promise<void> {
