@@ -90,7 +90,6 @@ for _name, _target, _short_help in (
     ("usage", "completion_server.records.usage_command:usage", "Add up usage records by tenant, user and day."),
 ):
     main.add_command(LazyCommand(_name, _target, _short_help))
-main.add_command(PluginCommand("simulated-editors", "Let simulated editors type for a while."))
 main.add_command(PluginCommand("plan", "Calculate GPUs and cost from the number of seats."))
 
 

@@ -27,7 +27,6 @@ from completion_server.composition.checks import warn_of_exposure
 from completion_server.composition.http_listener import build_http
 from completion_server.composition.models import check_fits, load_edits, load_prompts
 from completion_server.composition.monitoring import Monitoring, WatchedParts, make_tracing, snapshot
-from completion_server.composition.playground import Playground
 from completion_server.composition.records import Records
 from completion_server.composition.samples import begin_speculation
 from completion_server.composition.shared_state import SharedState
@@ -36,12 +35,13 @@ from completion_server.config import Config
 from completion_server.core.certificates import CertificateFiles, watch
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import CutShortError
-from completion_server.core.events import Emit
+from completion_server.core.events import Emit, Event
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.engine.interface import Engine, EngineInfo
 from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
+from completion_server.http.playground.figures import LiveFigures
 from completion_server.http.server import HttpListener
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.edits.builder import EditPrompts
@@ -110,9 +110,9 @@ class App:
         self._monitoring = Monitoring(config, registry)
         self._metrics = self._monitoring.metrics
         self._tracing = make_tracing(config, self._clock)
-        self._playground = Playground(config, self._engine, self._speculation, self._clock)
+        self._figures = LiveFigures()
         self._records = Records(config, registry)
-        heard = self._records.heard_by(self._playground.heard_by(self._metrics.handle))
+        heard = self._records.heard_by(self._count)
         # The one place that decides who hears events.
         self._emit: Emit = heard if self._tracing is None else self._tracing.heard_by(heard)
         self._begin_trace: BeginTrace = no_trace if self._tracing is None else self._tracing.begin
@@ -195,14 +195,26 @@ class App:
         public = build_public_server(config.server, config.limits, servicer, self._health, certificate)
         await public.server.start()
         stack.push_async_callback(public.server.stop, _CLOSE_S)
-        page = self._playground.routes(service, self._entrance, public.address)
-        self._http = build_http(config, service, self._entrance, self._engine, self._begin_trace, certificate, page)
+        self._http = build_http(
+            config,
+            service,
+            self._entrance,
+            self._engine,
+            self._speculation,
+            self._figures,
+            self._begin_trace,
+            certificate,
+        )
         if self._http is not None:
-            stack.push_async_callback(self._playground.aclose)
             self._http.start()
             stack.push_async_callback(self._http.stop, _CLOSE_S)
         warn_of_exposure(config, public.address)
         return public
+
+    def _count(self, event: Event) -> None:
+        self._metrics.handle(event)
+        if self._http is not None:
+            self._figures.handle(event)
 
     def _readiness(self) -> Readiness:
         return Readiness.STARTING if self._service is None else self._service.gate.readiness
@@ -263,7 +275,6 @@ class App:
         self._shutdown.begin("closing sessions and connections")
         service.runner.end_all_nowait(self._cut_short())
         servicer.close_sessions()
-        await self._playground.aclose()
         if self._http is not None:
             await self._http.stop(_CLOSE_S)
         await public.server.stop(_CLOSE_S)

@@ -1,5 +1,6 @@
-"""Builds the HTTP listener from the configuration."""
+"""Builds the HTTP listener, with the page at `/`, from the configuration."""
 
+from functools import partial
 from pathlib import Path
 
 from completion_server import __version__
@@ -8,10 +9,14 @@ from completion_server.config import Config
 from completion_server.core.certificates import CertificateFiles
 from completion_server.core.trace_context import BeginTrace
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.http.app import Routes, ServedModel, build_app
+from completion_server.http.app import HttpApp, ServedModel, dialect_paths
 from completion_server.http.endpoints import Endpoints
+from completion_server.http.playground.admin import HttpAdmin, closed_reason
+from completion_server.http.playground.figures import LiveFigures
+from completion_server.http.playground.files import page_paths
 from completion_server.http.server import HttpListener, build_http_server
 from completion_server.serving.service import Service
+from completion_server.speculation.live import LiveSpeculation
 
 
 def build_http(
@@ -19,11 +24,12 @@ def build_http(
     service: Service,
     entrance: Entrance,
     engine: SupervisedEngine,
+    speculation: LiveSpeculation,
+    figures: LiveFigures,
     begin_trace: BeginTrace,
     certificate: CertificateFiles | None,
-    further: Routes = (),
 ) -> HttpListener | None:
-    """Return the listener with `further` routes, not yet started; None if it is off.
+    """Return the listener, not yet started; None if it is off.
 
     Raises:
         ConfigError: its address can't be used.
@@ -38,6 +44,11 @@ def build_http(
         name = Path(info.model).name if Path(info.model).is_absolute() else info.model
         return ServedModel(name, info.max_model_len, config.scheduling.max_slots, __version__)
 
+    def about() -> dict[str, str]:
+        """Return what the page says of the server. The engine must have started."""
+        model, draft = ("/".join(name.split("/")[-2:]) for name in (engine.info.model, engine.info.draft_model))
+        return {"model": model, "draft_model": draft, "version": __version__}
+
     endpoints = Endpoints(
         service,
         entrance,
@@ -48,5 +59,8 @@ def build_http(
         sheds_as_status=config.shed.as_status,
         begin_trace=begin_trace,
     )
-    app = build_app(endpoints, service.gate, served_model, further)
-    return build_http_server(config.server, app, certificate, takes_certificates=config.auth.takes_certificates)
+    reason = closed_reason(config.server, trusts_names=config.admission.trust_user_names)
+    admin = HttpAdmin(service, speculation, figures, about, reason)
+    paths = dialect_paths(endpoints, served_model) | admin.paths(endpoints) | page_paths()
+    make_app = partial(HttpApp, paths, endpoints.discard_body)
+    return build_http_server(config.server, make_app, certificate, takes_certificates=config.auth.takes_certificates)

@@ -1,29 +1,32 @@
-"""The paths of the listener."""
+"""The paths of the listener, and whose requests they take.
+
+A page of another site may send requests to this machine, and a name of its own may point here (DNS rebinding). So
+neither a foreign Origin nor an unknown name in the Host header is served. There are no CORS headers: no page may read
+an answer.
+"""
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
-
-from completion_server.admission.gate import Gate
-from completion_server.core.errors import CompletionError, InvalidRequestError
+from completion_server.core.errors import CompletionError, InvalidRequestError, PermissionDeniedError
 from completion_server.http import llama_cpp, openai, tabby
 from completion_server.http.dialect import Dialect, Json
-from completion_server.http.endpoints import Endpoint, Endpoints
+from completion_server.http.endpoints import AsgiScope, Endpoint, Endpoints
+from completion_server.http.identity import headers_of
 from completion_server.http.receiving import Receive
-from completion_server.http.writing import Send, status_of, write_error, write_json
+from completion_server.http.writing import Send, write_json
 
 logger = logging.getLogger(__name__)
 
-Routes = Sequence[BaseRoute]
-_INTERNAL, _WRONG_METHOD = 500, 405
+_FORBIDDEN, _NOT_FOUND, _WRONG_METHOD, _INTERNAL = 403, 404, 405, 500
+_LOCAL = "localhost"
+READ = ("GET", "HEAD")
+WRITE = ("POST",)
+_READ_OR_WRITE = (*READ, *WRITE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,38 +39,26 @@ class ServedModel:
     version: str
 
 
-def build_app(endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel], further: Routes = ()) -> Starlette:
-    """Return the application, with `further` routes. `model` may be asked only when the gate is open."""
+@dataclass(frozen=True, slots=True)
+class Path:
+    """What serves a path."""
+
+    endpoint: Endpoint
+    methods: tuple[str, ...]
+
+
+def dialect_paths(endpoints: Endpoints, model: Callable[[], ServedModel]) -> dict[str, Path]:
+    """Return the paths of all dialects. `model` may be asked only when the gate is open."""
     started_s = int(time.time())
 
-    def shown(
-        document: Callable[[ServedModel], Json], dialect: Dialect = llama_cpp.INFILL, *, is_public: bool = False
-    ) -> Endpoint:
-        """Return the endpoint that shows a document, or that the server can't serve. Everybody may see a public one."""
-
-        async def answer(scope: Mapping[str, Any], _receive: Receive, send: Send) -> None:
-            try:
-                if not is_public:
-                    await endpoints.check_reader(scope)
-                gate.check()
-            except CompletionError as error:
-                await write_error(send, error, dialect.error(status_of(error), error))
-            else:
-                await write_json(send, 200, document(model()))
-
-        return answer
-
-    def completions(dialect: Dialect) -> Endpoint:
-        return endpoints.completions(lambda _body: dialect, dialect)
-
-    def dialect_of(body: Mapping[str, Json]) -> Dialect:
-        return openai.OPENAI if body.get("segments") is None else tabby.TABBY
+    def shown(document: Callable[[ServedModel], Json], *options: Dialect, is_public: bool = False) -> Endpoint:
+        return endpoints.document(lambda _scope, _identity: document(model()), *options, is_public=is_public)
 
     posts: dict[str, Endpoint] = {
-        "/v1/completions": endpoints.completions(dialect_of, openai.OPENAI),
-        "/v1/fim/completions": completions(openai.CODESTRAL),
-        "/infill": completions(llama_cpp.INFILL),
-        "/completion": completions(llama_cpp.COMPLETION),
+        "/v1/completions": endpoints.completions(tabby.TABBY_OR_OPENAI),
+        "/v1/fim/completions": endpoints.completions(openai.CODESTRAL),
+        "/infill": endpoints.completions(llama_cpp.INFILL),
+        "/completion": endpoints.completions(llama_cpp.COMPLETION),
         "/v1/events": endpoints.events,
     }
     gets: dict[str, Endpoint] = {
@@ -77,46 +68,23 @@ def build_app(endpoints: Endpoints, gate: Gate, model: Callable[[], ServedModel]
         "/v1/health": shown(lambda model: tabby.health(model.name, model.version), is_public=True),
         "/v1beta/server_setting": shown(lambda _model: tabby.server_setting(), tabby.TABBY),
     }
-    app = Starlette(
-        routes=[
-            *(Route(path, _Asgi(endpoint), methods=["POST"]) for path, endpoint in posts.items()),
-            *(Route(path, _Asgi(endpoint), methods=["GET", "POST"]) for path, endpoint in gets.items()),
-            *further,
-        ],
-        exception_handlers={HTTPException: _refusal(endpoints, (*posts, *gets))},
-    )
-    app.router.redirect_slashes = False
-    return app
+    found = {path: Path(endpoint, WRITE) for path, endpoint in posts.items()}
+    return found | {path: Path(endpoint, _READ_OR_WRITE) for path, endpoint in gets.items()}
 
 
-def _refusal(endpoints: Endpoints, paths: Sequence[str]) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Return what answers a request with a wrong path or method.
+class HttpApp:
+    """Serves the requests of a listener by their paths, and logs unexpected failures."""
 
-    It is an error in JSON and never a redirect, since few plugins follow one with a body.
-    """
+    def __init__(
+        self, paths: Mapping[str, Path], discard_body: Callable[[Receive], Awaitable[None]], names: Collection[str]
+    ) -> None:
+        """Serve `paths` under IP addresses, localhost and `names`."""
+        self._paths = paths
+        self._names = frozenset(name.lower() for name in names)
+        self._discard_body = discard_body
 
-    async def refuse(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        await endpoints.discard_body(request.receive)
-        name, allowed, given = "path", ", ".join(paths), request.url.path
-        if error.status_code == _WRONG_METHOD:
-            name, allowed, given = "method", (error.headers or {})["Allow"], request.method
-        fault = InvalidRequestError(name, f"must be one of {allowed}, got {given[:100]!r}")
-        return JSONResponse(openai.error_body(error.status_code, fault), error.status_code, error.headers)
-
-    return refuse
-
-
-class _Asgi:
-    """An endpoint that Starlette calls as it is: functions get a request and return a response.
-
-    An unexpected failure is answered here, because Starlette would answer it with plain text.
-    """
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Serve a request or refuse it."""
         is_started = False
 
         async def send_noted(message: MutableMapping[str, Any]) -> None:
@@ -125,10 +93,54 @@ class _Asgi:
             await send(message)
 
         try:
-            await self._endpoint(scope, receive, send_noted)
+            await self._serve(scope, receive, send_noted)
         except Exception:
-            if is_started:
-                raise
             logger.exception("an HTTP request failed")
-            failure = CompletionError("the server failed unexpectedly; its log has more")
-            await write_json(send, _INTERNAL, openai.error_body(_INTERNAL, failure))
+            if is_started:
+                raise  # the connection is closed, so that the client notices
+            await _refuse(send, _INTERNAL, CompletionError("the server failed unexpectedly; its log has more"))
+
+    async def _serve(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        headers, path, method = headers_of(scope), scope["path"], scope["method"]
+        if fault := self.fault(headers.get("host", ""), headers.get("origin")):
+            await _refuse(send, _FORBIDDEN, PermissionDeniedError(fault), {"connection": "close"})
+        elif (found := self._paths.get(path)) is None:
+            await self._discard_body(receive)
+            await _refuse(send, _NOT_FOUND, _wrong("path", self._paths, path))
+        elif method not in found.methods:
+            await self._discard_body(receive)
+            fault_of_method = _wrong("method", found.methods, method)
+            await _refuse(send, _WRONG_METHOD, fault_of_method, {"allow": ", ".join(found.methods)})
+        else:
+            await found.endpoint(scope, receive, send)
+
+    def fault(self, host: str, origin: str | None) -> str:
+        """Return why a request with these headers is refused, "" if it is not."""
+        if not self._is_own(host):
+            return f"header host: must be an IP address, localhost or one of server.http_hosts, got {host[:100]!r}"
+        if origin is not None and origin.partition("://")[2] != host:
+            return f"header origin: must be absent or this server's own, got {origin[:100]!r}"
+        return ""
+
+    def _is_own(self, host: str) -> bool:
+        """Return whether a Host header is a name of this server. A page can't give itself an IP address for a name."""
+        name = host.lower()
+        if not name.endswith("]"):
+            head, _, port = name.rpartition(":")
+            name = head if head and port.isdecimal() else name
+        if name in self._names or name == _LOCAL:
+            return True
+        try:
+            ip_address(name.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            return False
+        return True
+
+
+def _wrong(name: str, allowed: Iterable[str], given: str) -> InvalidRequestError:
+    return InvalidRequestError(name, f"must be one of {', '.join(allowed)}, got {given[:100]!r}")
+
+
+async def _refuse(send: Send, status: int, error: CompletionError, headers: dict[str, str] | None = None) -> None:
+    """Answer in JSON, and never with a redirect, since few plugins follow one with a body."""
+    await write_json(send, status, openai.error_body(status, error), headers)

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -40,6 +40,8 @@ class Asked:
     """The client's own id of its user, "" if it sends none."""
     is_warm_up: bool = False
     """Whether it wants no text."""
+    has_crlf: bool = field(default=False, compare=False)
+    """Whether most lines of the client's document end with "\\r\\n"; those of the texts here end with "\\n"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,10 @@
-"""Answers the requests of a listener: completions in any dialect, and Tabby's events."""
+"""Answers the requests of a listener: completions in any dialect, actions such as Tabby's events, and documents."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
-
-from starlette.datastructures import QueryParams
+from urllib.parse import parse_qs
 
 from completion_server.admission.callers import Callers
 from completion_server.admission.entrance import Entrance
@@ -22,14 +21,13 @@ from completion_server.core.errors import (
     ShedError,
     UnauthenticatedError,
 )
-from completion_server.core.events import FeedbackRefused, RequestRefused
+from completion_server.core.events import Event, FeedbackRefused, RequestRefused
 from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.core.request import Caller
 from completion_server.core.trace_context import BeginTrace, no_trace
-from completion_server.http import tabby
-from completion_server.http.dialect import Answer, Asked, Dialect, parse
+from completion_server.http import llama_cpp, tabby
+from completion_server.http.dialect import Answer, Asked, Dialect, Json, parse
 from completion_server.http.identity import arrival_of, caller_of, headers_of, with_document
-from completion_server.http.line_ends import with_unix_lines
 from completion_server.http.receiving import (
     BodyTooLargeError,
     ClientGoneError,
@@ -38,7 +36,7 @@ from completion_server.http.receiving import (
     receive_body,
 )
 from completion_server.http.recent import Recent, RecentRequests
-from completion_server.http.requests import next_number, request_of
+from completion_server.http.requests import next_number, request_of, with_unix_lines
 from completion_server.http.writing import AnswerWriter, PartReader, Send, status_of, write_error, write_json
 from completion_server.scheduling.actions import SUPERSEDED
 from completion_server.serving.completion import Completion
@@ -79,11 +77,11 @@ class Endpoints:
         self._sheds_as_status = sheds_as_status
         self._begin_trace = begin_trace
 
-    def completions(self, choose: Callable[[Mapping[str, Any]], Dialect], fallback: Dialect) -> Endpoint:
-        """Return the endpoint of a path; `choose` returns the dialect of a body, `fallback` answers before that."""
+    def completions(self, dialect: Dialect) -> Endpoint:
+        """Return the endpoint that completes in a dialect."""
 
         async def answer(scope: AsgiScope, receive: Receive, send: Send) -> None:
-            dialect, is_accepted = fallback, False
+            is_accepted = False
             try:
                 headers = headers_of(scope)
                 began_at = self._service.now()
@@ -91,13 +89,14 @@ class Endpoints:
                 self._service.gate.check()
                 data = await self._body(receive, headers, identity)
                 with self._callers.refusals.charging(identity, len(data)):
-                    body = parse(data)
-                    dialect = choose(body)
-                    asked, reply = with_unix_lines(*dialect.translate(body))
+                    given, reply = dialect.translate(parse(data))
+                    asked = with_unix_lines(given)
                     completion, recent = self._open(asked, identity, headers, began_at, len(data))
                 is_accepted = True
                 answer = Answer(recent.number, int(time.time()), self._model())
-                writer = AnswerWriter(send, dialect, reply, answer, sheds_as_status=self._sheds_as_status)
+                writer = AnswerWriter(
+                    send, dialect, reply, answer, has_crlf=asked.has_crlf, sheds_as_status=self._sheds_as_status
+                )
                 if completion is None:
                     await writer.write_end(_NOTHING)
                 else:
@@ -112,46 +111,79 @@ class Endpoints:
 
         return answer
 
-    async def events(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Take an event of Tabby's clients as feedback."""
-        try:
-            headers = headers_of(scope)
-            identity = await self._identify(scope, headers, receive, Scope.FEEDBACK)
-            data = await self._body(receive, headers, identity)
-            with self._callers.refusals.charging(identity, len(data)):
-                select_kind = QueryParams(scope["query_string"]).get("select_kind", "")
-                event = tabby.event_of(parse(data), select_kind)
-                if event is not None:
-                    self._report(event, identity, headers, len(data))
-            await write_json(send, 200, {})
-        except ClientGoneError:
-            return
-        except CompletionError as error:
-            self._service.emit(FeedbackRefused())
-            await write_error(send, error, tabby.TABBY.error(status_of(error), error))
+    def action(
+        self,
+        act: Callable[[AsgiScope, Identity, bytes], Json],
+        needed: Scope,
+        dialect: Dialect,
+        refused: Callable[[CompletionError], Event],
+    ) -> Endpoint:
+        """Return the endpoint of a path whose requests cost no engine time. `act` returns the answer to a body."""
 
-    async def check_reader(self, scope: AsgiScope) -> None:
-        """Check that the caller may read what is told of the server, which everybody may while authentication is off.
+        async def answer(scope: AsgiScope, receive: Receive, send: Send) -> None:
+            try:
+                headers = headers_of(scope)
+                identity = await self._identify(scope, headers, receive, needed)
+                data = await self._body(receive, headers, identity)
+                with self._callers.refusals.charging(identity, len(data)):
+                    found = act(scope, identity, data)
+                await write_json(send, 200, found)
+            except ClientGoneError:
+                return
+            except CompletionError as error:
+                self._service.emit(refused(error))
+                await write_error(send, error, dialect.error(status_of(error), error))
 
-        Raises:
-            CompletionError: as `Callers.identify`.
+        return answer
 
+    @property
+    def events(self) -> Endpoint:
+        """The endpoint that takes an event of Tabby's clients as feedback."""
+        return self.action(self._take_event, Scope.FEEDBACK, tabby.TABBY, lambda _error: FeedbackRefused())
+
+    def document(
+        self,
+        make: Callable[[AsgiScope, Identity | None], Json],
+        dialect: Dialect = llama_cpp.INFILL,
+        *,
+        is_public: bool = False,
+    ) -> Endpoint:
+        """Return the endpoint that shows a document, or that the server can't serve.
+
+        Everybody may see a public one, and any while authentication is off: `make` gets no caller then.
         """
-        if not self._callers.is_open:
-            await self._callers.identify(arrival_of(headers_of(scope), scope))
+
+        async def answer(scope: AsgiScope, _receive: Receive, send: Send) -> None:
+            try:
+                is_open = is_public or self._callers.is_open
+                identity = None if is_open else await self._callers.identify(arrival_of(headers_of(scope), scope))
+                self._service.gate.check()
+            except CompletionError as error:
+                await write_error(send, error, dialect.error(status_of(error), error))
+            else:
+                await write_json(send, 200, make(scope, identity))
+
+        return answer
 
     async def discard_body(self, receive: Receive) -> None:
         """Receive the body of a request that is refused; see `receiving.discard_body`."""
         await discard_body(receive, self._max_body_bytes, self._receive_timeout_s)
 
-    def _report(self, event: tabby.Event, identity: Identity, headers: Mapping[str, str], num_bytes: int) -> None:
-        recent = self._recent.find(event.number)
-        caller, _has_name = self._caller_of(identity, headers, recent.user if recent else "")  # events have no `user`
+    def _take_event(self, scope: AsgiScope, identity: Identity, data: bytes) -> Json:
+        select_kind = parse_qs(scope["query_string"].decode("latin-1")).get("select_kind", [""])[-1]
+        event = tabby.event_of(parse(data), select_kind)
+        if event is None:
+            return {}
+        number, kind = event
+        recent = self._recent.find(number)
+        user = recent.user if recent else ""  # events have no `user`
+        caller, _has_name = self._caller_of(identity, headers_of(scope), user)
         if recent is None or recent.owner != caller.owner:
             raise InvalidRequestError("completion_id", "must be that of one of the last completions of its user")
         caller = with_document(caller, recent.document)
-        self._charge(caller, identity, num_bytes)
-        self._service.report_feedback(caller, event.number, event.feedback(recent.text))
+        self._charge(caller, identity, len(data))
+        self._service.report_feedback(caller, number, tabby.feedback_of(kind, recent.text))
+        return {}
 
     async def _identify(
         self, scope: AsgiScope, headers: Mapping[str, str], receive: Receive, needed: Scope = Scope.COMPLETE

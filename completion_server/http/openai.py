@@ -1,7 +1,7 @@
 """OpenAI's completions, and Codestral's fill-in-the-middle completions. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 from pydantic import Field
@@ -21,6 +21,8 @@ _ERROR_TYPES = {
 
 class _StreamOptions(Body):
     include_usage: bool = False
+    include_timings: bool = False
+    """Whether the event about tokens also has the milliseconds of each stage, an option of this server alone."""
 
 
 class _OpenAiBody(Body):
@@ -46,6 +48,7 @@ class _OpenAiReply:
     is_streamed: bool
     has_usage: bool
     """Whether a stream ends with an event about tokens."""
+    has_timings: bool = False
     name: str = "text_completion"
     chunk_name: str = "text_completion"
     choice: Callable[[str, bool], dict[str, Json]] = lambda text, _is_chunk: {"text": text, "logprobs": None}
@@ -65,7 +68,8 @@ class _OpenAiReply:
         head = self._head(answer, self.chunk_name)
         events = [{**head, "choices": [self._choice("", finish_reason(answer), is_chunk=True)]}]
         if self.has_usage:
-            events.append({**head, "choices": [], "usage": usage(answer)})
+            timings = {"timings": asdict(answer.end.timings)} if self.has_timings else {}
+            events.append({**head, "choices": [], "usage": usage(answer), **timings})
         return [*events, DONE]
 
     def _head(self, answer: Answer, name: str) -> dict[str, Json]:
@@ -143,14 +147,15 @@ def translate(body: dict[str, Json]) -> tuple[Asked, Reply]:
     fields = read(_OpenAiBody, body)
     asked = _asked(fields)
     asked = from_prompt(asked) if fields.suffix is None else asked
-    return asked, _OpenAiReply(fields.stream, fields.stream_options.include_usage)
+    options = fields.stream_options
+    return asked, _OpenAiReply(fields.stream, options.include_usage, options.include_timings)
 
 
 def translate_fim(body: dict[str, Json]) -> tuple[Asked, Reply]:
     """Return a request to `/v1/fim/completions`."""
     fields = read(_OpenAiBody, body)
     names = "chat.completion", "chat.completion.chunk"
-    return _asked(fields), _OpenAiReply(fields.stream, True, *names, _fim_choice)
+    return _asked(fields), _OpenAiReply(fields.stream, True, False, *names, _fim_choice)
 
 
 OPENAI = Dialect(translate, error_body)

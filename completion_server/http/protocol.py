@@ -17,7 +17,7 @@ _MAX_FRAMING_BYTES = 64 * 1024
 """Of a chunked body: the sizes and extensions of its chunks, and its trailers."""
 _FRAMING_PER_BYTE = 8
 """Framing that a byte of the body may have and that does not count: a chunk of one byte has 5 bytes of it."""
-_OFFER, _PASSED_OVER = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c)", re.IGNORECASE), b"\r\nx-offer:"
+_OFFER, _PASSED_OVER = re.compile(rb"\r\nupgrade:", re.IGNORECASE), b"\r\nx-offer:"
 """Java's client offers HTTP/2 with its first request, and the parser takes what follows such a head for that protocol.
 No JSON text can hold the line break."""
 
@@ -46,7 +46,9 @@ class LimitedProtocol(HttpToolsProtocol):
     """One connection."""
 
     limits: ClassVar[ConnectionLimits]
+    """Of its listener, which has a subclass of its own: uvicorn makes the instances."""
     takes_certificates: ClassVar[bool]
+    """Whether a request brings the certificate that its client has shown."""
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - uvicorn's
         """Begin without a connection."""
@@ -103,6 +105,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """Begin the head of a request."""
         super().on_message_begin()
         self._is_in_head = True
+        if self._head_timer is None:  # it came with the end of the last request
+            self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header. Trailers, which come here too, would stand for headers of the same names."""
@@ -170,12 +174,3 @@ def close_oldest(connections: MutableSet[Any]) -> bool:
     connections.discard(oldest)
     oldest.transport.abort()
     return True
-
-
-def limited(limits: ConnectionLimits, *, takes_certificates: bool = False) -> type[LimitedProtocol]:
-    """Return the protocol of a listener with these limits, as uvicorn takes it.
-
-    With `takes_certificates` a request brings the certificate that its client has shown.
-    """
-    members = {"limits": limits, "takes_certificates": takes_certificates}
-    return type("LimitedProtocol", (LimitedProtocol,), members)

@@ -22,7 +22,6 @@ from completion_server.admission.feedback import KEPT_S
 from completion_server.admission.identity import next_stream_number
 from completion_server.core.outcome import Outcome
 from completion_server.core.request import Trigger
-from completion_server.http.anchors import ANCHOR, Anchors
 from completion_server.http.dialect import Asked
 
 _MAX_BYTES = 64 * 1024 * 1024
@@ -36,6 +35,12 @@ _MAX_REQUESTS = 8
 _IN_ADVANCE_S = 0.4
 """A plugin asks soon for what follows an answer, llama.vim by a timer of 100 ms and then curl; a user needs longer to
 accept it."""
+_ANCHOR = 256
+"""Characters on each side of the cursor by which a document is known again."""
+_MIN_ANCHOR = 8
+"""Shorter text may stand in any document."""
+_NEAR = 8192
+"""Characters on each side of the cursor in which that text is looked for."""
 
 
 class Live(Protocol):
@@ -49,6 +54,45 @@ class Live(Protocol):
     def cancel(self, outcome: Outcome, /) -> None:
         """End it, if it has not ended."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchors:
+    """The text around the cursor, without the cursor's line, which changes with each key."""
+
+    uri: str
+    start: str
+    before: str
+    after: str
+    suffix: str
+    """The beginning of all that is right of the cursor."""
+
+    @classmethod
+    def of(cls, asked: Asked) -> "_Anchors":
+        """Return those of a request."""
+        begin = asked.prefix.rfind("\n") + 1
+        after = asked.suffix.find("\n") + 1
+        return cls(
+            asked.document_uri,
+            asked.prefix[:_ANCHOR],
+            asked.prefix[max(0, begin - _ANCHOR) : begin],
+            asked.suffix[after : after + _ANCHOR] if after else "",
+            asked.suffix[:_ANCHOR],
+        )
+
+    def is_in(self, asked: Asked) -> bool:
+        """Return whether a later request seems to be about the same document."""
+        if self.uri or asked.document_uri:
+            return self.uri == asked.document_uri
+        known = [each for each in (self.before, self.after) if len(each.strip()) >= _MIN_ANCHOR]
+        if not known:  # a line or two, perhaps not even that
+            start = asked.prefix[:_ANCHOR]
+            if not start.strip() and not self.start.strip():
+                return asked.suffix[:_ANCHOR] == self.suffix
+            shorter, longer = sorted((start, self.start), key=len)
+            return bool(shorter.strip()) and longer.startswith(shorter)
+        near = asked.prefix[-_NEAR:] + asked.suffix[:_NEAR]
+        return any(each in near for each in known)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,9 +134,9 @@ class Recent:
     def end(self, text: str, now: float) -> None:
         """Note the text that was sent, and forget the rest."""
         if self.asked is not None:
-            before, right = self.asked.prefix[-ANCHOR:], self.asked.suffix.partition("\n")[0][:ANCHOR]
+            before, right = self.asked.prefix[-_ANCHOR:], self.asked.suffix.partition("\n")[0][:_ANCHOR]
             found = (before + text, before + text + right, before + right + text)
-            self.tails = tuple(each[-2 * ANCHOR :] for each in dict.fromkeys(found))
+            self.tails = tuple(each[-2 * _ANCHOR :] for each in dict.fromkeys(found))
             self.text, self.ended_at, self.asked, self.live = text, now, None, None
 
     def is_followed_by(self, asked: Asked, now: float) -> bool:
@@ -107,7 +151,7 @@ class _Document:
 
     owner: str
     number: int
-    anchors: Anchors
+    anchors: _Anchors
     """Those of the last request."""
     used_at: float = 0.0
     requests: deque[Recent] = field(default_factory=deque)
@@ -166,7 +210,7 @@ class RecentRequests:
             for each in document.requests
             if each.is_duplicate and each.is_live and each.live and each.common_lane == recent.common_lane
         ]
-        anchors = Anchors.of(recent.asked)
+        anchors = _Anchors.of(recent.asked)
         document = documents.pop(recent.document, None) or _Document(recent.owner, recent.document, anchors)
         document.anchors, recent.live = anchors, live
         if len(document.requests) == _MAX_REQUESTS:

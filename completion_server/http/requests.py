@@ -3,34 +3,23 @@
 import itertools
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 
 from completion_server.admission.fields import default_max_tokens, next_request_id, sampling_of
 from completion_server.admission.settings import LimitSettings
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import InvalidRequestError
-from completion_server.core.request import Caller, Mode, Request, Snippet, Trigger
+from completion_server.core.request import Caller, Mode, Request, Snippet
 from completion_server.core.trace_context import TraceContext
 from completion_server.http.dialect import Asked
 from completion_server.http.identity import with_document
 from completion_server.http.recent import Recent
 
-_LINE_BREAK = "\n"
+_LINE_BREAK, _CRLF = "\n", "\r\n"
 _MAX_STOPS = 32
 """Plugins have one list for all languages, so it may be longer than that of a client of this server."""
 _BYTES_PER_CHARACTER = 4
-
-
 _numbers = itertools.count(time.time_ns() // 1_000_000)
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The place of a request on a connection of its own, whose client says what it means, see `Recent`."""
-
-    number: int
-    trigger: Trigger
-    lane: str = ""
 
 
 def next_number() -> int:
@@ -38,10 +27,36 @@ def next_number() -> int:
     return next(_numbers)
 
 
+def with_unix_lines(asked: Asked) -> Asked:
+    """Return a request whose lines end with "\\n".
+
+    Models have seen few "\\r\\n", and requests that differ in nothing else have one answer.
+    """
+    texts = asked.prefix, asked.suffix
+    num_lines = sum(text.count(_LINE_BREAK) for text in texts)
+    return replace(
+        asked,
+        prefix=_unix(asked.prefix),
+        suffix=_unix_beginning(asked.suffix),
+        snippets=tuple(replace(each, text=_unix_beginning(each.text)) for each in asked.snippets),
+        stop=tuple(map(_unix, asked.stop)),
+        has_crlf=2 * sum(text.count(_CRLF) for text in texts) > num_lines,
+    )
+
+
+def _unix(text: str) -> str:
+    return text.replace(_CRLF, _LINE_BREAK)
+
+
+def _unix_beginning(text: str) -> str:
+    """Return a text that the client may have cut in the middle of a line end."""
+    return _unix(text).removesuffix("\r")
+
+
 def request_of(
     asked: Asked,
     caller: Caller,
-    recent: Recent | Turn,
+    recent: Recent,
     limits: LimitSettings,
     *,
     began_at: float,
@@ -61,7 +76,7 @@ def request_of(
     given = math.inf if asked.max_tokens is None else asked.max_tokens
     return Request(
         id=next_request_id(),
-        caller=with_document(caller, recent.document) if isinstance(recent, Recent) else caller,
+        caller=with_document(caller, recent.document),
         sequence=recent.number,
         document_uri=asked.document_uri,
         language_id=asked.language_id,

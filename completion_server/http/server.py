@@ -1,28 +1,112 @@
-"""The HTTP listener: uvicorn on the server's own event loop, without its logs."""
+"""The HTTP listener: uvicorn on the server's own event loop, without its logs and signal handlers.
+
+asyncio's own TLS servers hand a connection over only after its handshake, so a client that never begins one would pass
+by the limit of connections: here handshakes count as connections and have an end.
+"""
 
 import asyncio
+import contextlib
+import logging
 import socket
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from completion_server.admission.settings import ServerSettings
 from completion_server.core.addresses import is_loopback, split_address
 from completion_server.core.certificates import CertificateFiles, hosts_of
 from completion_server.core.errors import ConfigError
-from completion_server.http.guard import Guard
-from completion_server.http.listening import PlainServer, TlsServer, log_failure
-from completion_server.http.playground.connection import MAX_MESSAGE_BYTES
-from completion_server.http.protocol import ConnectionLimits, limited
-from completion_server.http.web_sockets import limited_sockets
+from completion_server.http.app import HttpApp
+from completion_server.http.protocol import ConnectionLimits, LimitedProtocol, close_oldest
 
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
 _KEEP_ALIVE_S = 75
 """How long a connection may be idle after an answer: longer than a user thinks."""
-_PING_AFTER_S = 18.0
-_PING_TIMEOUT_S = 9.0
-"""A page whose browser vanished without closing its connection is so found within 30 s."""
 _BACKLOG = 512
+
+
+class PlainServer(uvicorn.Server):
+    """A server that leaves signals to the process that it is in."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Change nothing."""
+        yield
+
+
+class TlsServer(PlainServer):
+    """A server that accepts its connections itself. If as many are open as may be, an older one makes room."""
+
+    def __init__(self, config: uvicorn.Config, certificate: CertificateFiles, protocol: type[LimitedProtocol]) -> None:
+        """Serve each connection with a `protocol`, which has the limits, and the certificate in use when it begins."""
+        super().__init__(config)
+        self._certificate = certificate
+        self._protocol = protocol
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        """The oldest first."""
+        self._accepting: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections of a socket from now on."""
+        assert sockets is not None
+        (listening,) = sockets
+        await super().startup([])
+        self._accepting = asyncio.create_task(self._accept(listening), name="http accept")
+        self._accepting.add_done_callback(_log_failure)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, end the handshakes, and then do as uvicorn does."""
+        tasks = {each for each in (self._accepting, *self._handshakes) if each is not None}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await super().shutdown(sockets)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop, limits = asyncio.get_running_loop(), self._protocol.limits
+        while True:
+            try:
+                connection, _address = await loop.sock_accept(listening)
+            except OSError as error:  # there are no descriptors left
+                logger.warning("can't accept an HTTP connection: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            num_open = len(self._handshakes) + len(self.server_state.connections)
+            if num_open >= limits.max_connections and not self._make_room():
+                connection.close()
+            else:
+                task = loop.create_task(self._shake_hands(connection), name="http handshake")
+                self._handshakes[task] = None
+                task.add_done_callback(lambda task: self._handshakes.pop(task, None))
+            await asyncio.sleep(0)  # while others wait, `sock_accept` may return without giving the loop a turn
+
+    def _make_room(self) -> bool:
+        """End the oldest handshake, or else close the oldest connection without a whole request."""
+        if not self._handshakes:
+            return close_oldest(self.server_state.connections)
+        oldest = next(iter(self._handshakes))
+        self._handshakes.pop(oldest)
+        oldest.cancel()
+        return True
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        """Hand a connection to its protocol after its handshake; one without is closed."""
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._protocol(self.config, self.server_state, self.lifespan.state),
+                connection,
+                ssl=self._certificate.current.context,
+                ssl_handshake_timeout=self._protocol.limits.head_timeout_s,
+            )
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """Log what a task of the listener failed with."""
+    if not task.cancelled() and (failure := task.exception()) is not None:
+        logger.error("the HTTP listener failed", exc_info=failure)
 
 
 @dataclass(slots=True)
@@ -37,7 +121,7 @@ class HttpListener:
     def start(self) -> None:
         """Serve from now on. Needs a running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]), name="http")
-        self._task.add_done_callback(log_failure)
+        self._task.add_done_callback(_log_failure)
 
     async def stop(self, grace_s: float) -> None:
         """Close the listener and idle connections at once, and the others after their answer or `grace_s`."""
@@ -55,11 +139,15 @@ class HttpListener:
 
 
 def build_http_server(
-    settings: ServerSettings, app: ASGIApp, certificate: CertificateFiles | None, *, takes_certificates: bool = False
+    settings: ServerSettings,
+    make_app: Callable[[Collection[str]], HttpApp],
+    certificate: CertificateFiles | None,
+    *,
+    takes_certificates: bool = False,
 ) -> HttpListener:
     """Return the listener, bound and not yet started. On loopback it has no TLS, elsewhere it has the certificate's.
 
-    With `takes_certificates` the certificate of a client is a credential.
+    `make_app` gets the names of the server. With `takes_certificates` the certificate of a client is a credential.
 
     Raises:
         ConfigError: the address can't be used.
@@ -71,15 +159,12 @@ def build_http_server(
     # No page gets here by a name of its own that the certificate lacks: its browser refuses the connection.
     names = (*settings.http_hosts, *(hosts_of(certificate.current.chain) if certificate else ()))
     limits = ConnectionLimits(settings.http_max_connections, settings.receive_timeout_s, settings.stall_timeout_s)
-    protocol = limited(limits, takes_certificates=takes_certificates)
+    members = {"limits": limits, "takes_certificates": takes_certificates}
+    protocol = type("LimitedProtocol", (LimitedProtocol,), members)
     config = uvicorn.Config(
-        Guard(app, names),
+        make_app(names),
         http=protocol,
-        ws=limited_sockets(limits),
-        ws_max_size=MAX_MESSAGE_BYTES,
-        ws_per_message_deflate=False,
-        ws_ping_interval=_PING_AFTER_S,
-        ws_ping_timeout=_PING_TIMEOUT_S,
+        ws="none",
         workers=1,
         lifespan="off",
         interface="asgi3",
@@ -101,7 +186,5 @@ def build_http_server(
         raise ConfigError(msg) from error
     bound.setblocking(False)
     shown = settings.http_listen.rpartition(":")[0]
-    server = PlainServer(config)
-    if certificate is not None:
-        server = TlsServer(config, certificate, protocol)
+    server = PlainServer(config) if certificate is None else TlsServer(config, certificate, protocol)
     return HttpListener(f"{shown}:{bound.getsockname()[1]}", server, bound)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.events import Feedback
 from completion_server.core.request import Snippet
+from completion_server.http import openai
 from completion_server.http.dialect import MANY, Answer, Asked, Body, Dialect, Json, Reply, Seed, read
 from completion_server.http.openai import error_body
 
@@ -14,6 +15,8 @@ _ID = "cmpl-"
 _MAX_DIGITS = 18
 _MAX_TOKENS = 64
 """Tabby's own default: its answers are not streamed, so an editor waits for all of them."""
+FeedbackKind = Literal["shown", "accepted", "accepted_line", "rejected"]
+_KINDS: dict[str, FeedbackKind] = {"view": "shown", "select": "accepted", "dismiss": "rejected"}
 
 
 class _Snippet(Body):
@@ -97,25 +100,17 @@ def translate(body: dict[str, Json]) -> tuple[Asked, Reply]:
     return asked, _TabbyReply()
 
 
+def _translate_any(body: dict[str, Json]) -> tuple[Asked, Reply]:
+    return openai.translate(body) if body.get("segments") is None else translate(body)
+
+
 TABBY = Dialect(translate, error_body)
+TABBY_OR_OPENAI = Dialect(_translate_any, error_body)
+"""Both have the same path."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A user's reaction to an answer."""
-
-    number: int
-    """That of the answer."""
-    kind: Literal["shown", "accepted", "accepted_line", "rejected"]
-
-    def feedback(self, text: str) -> Feedback:
-        """Return the feedback about an answer with this text. Lengths are in UTF-16 code units."""
-        accepted = {"accepted": text, "accepted_line": text.partition("\n")[0]}.get(self.kind, "")
-        return Feedback(self.kind, len(accepted.encode("utf-16-le")) // 2)
-
-
-def event_of(body: dict[str, Json], select_kind: str) -> Event | None:
-    """Return an event of `/v1/events`, None for one that tells nothing about an answer's text.
+def event_of(body: dict[str, Json], select_kind: str) -> tuple[int, FeedbackKind] | None:
+    """Return the number of an answer and its user's reaction, None for an event that tells nothing about its text.
 
     Raises:
         InvalidRequestError: the body names no answer.
@@ -125,15 +120,14 @@ def event_of(body: dict[str, Json], select_kind: str) -> Event | None:
     number = fields.completion_id.removeprefix(_ID)
     if not (number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS):
         raise InvalidRequestError("completion_id", f"must be the id of a completion, such as {_ID}17")
-    match fields.type:
-        case "view":
-            return Event(int(number), "shown")
-        case "select":
-            return Event(int(number), "accepted_line" if select_kind == "line" else "accepted")
-        case "dismiss":
-            return Event(int(number), "rejected")
-        case _:
-            return None
+    kind = "accepted_line" if (fields.type, select_kind) == ("select", "line") else _KINDS.get(fields.type)
+    return (int(number), kind) if kind else None
+
+
+def feedback_of(kind: FeedbackKind, text: str) -> Feedback:
+    """Return a reaction to an answer with this text. Lengths are in UTF-16 code units."""
+    accepted = {"accepted": text, "accepted_line": text.partition("\n")[0]}.get(kind, "")
+    return Feedback(kind, len(accepted.encode("utf-16-le")) // 2)
 
 
 def health(model: str, version: str) -> Json:

@@ -79,15 +79,20 @@ class AnswerWriter:
         reply: Reply,
         answer: Answer,
         *,
+        has_crlf: bool = False,
         sheds_as_status: bool = False,
     ) -> None:
-        """Write in the form of `reply`; `answer` has no text yet. With `sheds_as_status` a shed request fails."""
+        """Write in the form of `reply`; `answer` has no text yet.
+
+        With `has_crlf` the lines of what is written end with "\\r\\n"; with `sheds_as_status` a shed request fails.
+        """
         self.text = ""
         """The text that was received so far."""
         self._send = send
         self._dialect = dialect
         self._reply = reply
         self._answer = answer
+        self._line_break = "\r\n" if has_crlf else "\n"
         self._sheds_as_status = sheds_as_status or dialect.fails_unused
 
     async def write(self, reader: PartReader) -> None:
@@ -98,11 +103,13 @@ class AnswerWriter:
             ClientGoneError: the client left.
 
         """
-        if self._reply.is_streamed:
-            await self._stream(reader)
+        part = await reader.next()
+        if self._reply.is_streamed and isinstance(part, Delta):
+            await self._stream(part, reader)
             return
-        while isinstance(part := await reader.next(), Delta):
+        while isinstance(part, Delta):
             self.text += part.text
+            part = await reader.next()
         await self.write_end(part)
 
     async def write_end(self, end: End) -> None:
@@ -120,11 +127,7 @@ class AnswerWriter:
             await self._events([self._reply.piece(answer)], more_body=True)
         await self._events(self._reply.last(answer), more_body=False)
 
-    async def _stream(self, reader: PartReader) -> None:
-        part = await reader.next()
-        if isinstance(part, End):
-            await self.write_end(part)
-            return
+    async def _stream(self, part: AnswerPart, reader: PartReader) -> None:
         await _start(self._send, 200, _EVENT_STREAM)
         while isinstance(part, Delta):
             await self._event(part.text)
@@ -148,7 +151,7 @@ class AnswerWriter:
 
     async def _event(self, text: str) -> None:
         self.text += text
-        await self._events([self._reply.piece(replace(self._answer, text=text))], more_body=True)
+        await self._events([self._reply.piece(self._with_text(text))], more_body=True)
 
     async def _events(self, events: list[Json], *, more_body: bool) -> None:
         lines = (each if isinstance(each, str) else dumped(each) for each in events)
@@ -167,7 +170,11 @@ class AnswerWriter:
 
     def _ended(self, end: End) -> Answer:
         self.text = "" if end.outcome.reason in _UNUSED else self.text + end.text
-        return replace(self._answer, text=self.text, end=end)
+        return replace(self._with_text(self.text), end=end)
+
+    def _with_text(self, text: str) -> Answer:
+        unix = text.replace("\r\n", "\n")
+        return replace(self._answer, text=text if self._line_break == "\n" else unix.replace("\n", self._line_break))
 
 
 def status_of(error: CompletionError) -> int:
@@ -187,10 +194,12 @@ async def write_error(send: Send, error: CompletionError, body: Json) -> None:
 
 async def write_json(send: Send, status: int, document: Json, headers: dict[str, str] | None = None) -> None:
     """Write a whole JSON response."""
-    body = dumped(document).encode()
-    await _start(
-        send, status, {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
-    )
+    await write_body(send, status, dumped(document).encode(), {"content-type": "application/json", **(headers or {})})
+
+
+async def write_body(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
+    """Write a whole response."""
+    await _start(send, status, {"content-length": str(len(body)), **headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 

@@ -190,7 +190,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         except CompletionError as error:
             await abort(context, error)
         now = self._speculation.active
-        self._changed(context, "speculation", _shown(before), _shown(now), request.by)
+        self._changed(context, "speculation", str(before), str(now), request.by)
         return pb.SetSpeculationResponse(
             schedule=_rows_to_wire(now.schedule), since_unix_ms=now.since_unix_ms, mode=_MODES[now.mode]
         )
@@ -222,11 +222,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         identity = operator.get()
         actor = identity.actor if identity else Actor(by, peer=split_peer(context.peer())[1])
         self._service.emit(AdminChanged(actor, setting, old, new))
-
-
-def _shown(active: ActiveSpeculation) -> str:
-    """Return the active K as the audit log has it."""
-    return f"{active.mode.value} {active.schedule.as_lists()}"
 
 
 def _replication_to_wire(status: ReplicationStatus | None) -> pb.ReplicationStatus | None:

@@ -58,6 +58,10 @@ class ActiveSpeculation:
     locked_reason: str
     """Why nothing can be changed; "" if it can."""
 
+    def __str__(self) -> str:
+        """Return it as the audit log has it."""
+        return f"{self.mode.value} {self.schedule.as_lists()}"
+
 
 class LiveSpeculation:
     """Owns the K of a supervised engine."""

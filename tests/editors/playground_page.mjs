@@ -28,8 +28,5 @@ export function commandsOf(page, until) {
     async pause({ ms }) {
       await page.waitForTimeout(ms);
     },
-    async focus() {
-      await page.focus(".cm-content");
-    },
   };
 }

@@ -37,6 +37,10 @@ HASTY, STALL = "server.receive_timeout_s=1", "server.stall_timeout_s=0.5"
 MAX_CONNECTIONS = 50
 WHOLE = b'e\r\n{"prompt":"x"}\r\n0\r\n'
 """A chunked body, to which trailers may follow."""
+BODY = b'{"prompt":"x"}'
+ASKED = head("/infill", f"content-length: {len(BODY)}") + BODY
+ENDLESS_BODY = json.dumps({"prompt": "x", "stream": True, "n_predict": ENDLESS}).encode()
+ASKED_ENDLESSLY = head("/infill", f"content-length: {len(ENDLESS_BODY)}") + ENDLESS_BODY
 
 
 def make_engine() -> ScriptedEngine:
@@ -72,34 +76,29 @@ async def test_a_web_page_is_refused(server: RunningServer, header: dict[str, st
     assert await is_served(server)
 
 
-async def test_a_large_body_is_refused_unread(server: RunningServer) -> None:
-    async with raw_connection(server) as connection:
-        await connection.send(head("/infill", "content-length: 100000000"))
-        assert await connection.status() == 413
-        assert b'"message":"body: must be at most ' in await connection.rest()
-    assert await is_served(server)
-
-
-async def test_a_large_body_of_http_1_0_is_refused_unread(server: RunningServer) -> None:
-    async with raw_connection(server) as connection:
-        await connection.send(head("/infill", "content-length: 100000000").replace(b"HTTP/1.1", b"HTTP/1.0"))
-        assert await connection.status() == 413
-        assert b'"message":"body: must be at most ' in await connection.rest()
-    assert await is_served(server)
-
-
-async def test_a_large_chunked_body_is_refused_at_the_limit(server: RunningServer) -> None:
-    limit = LimitSettings().max_message_bytes
-    async with raw_connection(server) as connection:
-        await connection.send(head("/infill", "transfer-encoding: chunked"))
-        await connection.send(chunk(limit))
-        await connection.send(chunk(1))
-        assert await connection.status() == 413
-    assert await is_served(server)
-
-
 def chunk(size: int) -> bytes:
     return f"{size:x}\r\n".encode() + b"x" * size + b"\r\n"
+
+
+LARGE, CHUNKED = "content-length: 100000000", "transfer-encoding: chunked"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        head("/infill", LARGE),
+        head("/infill", LARGE).replace(b"HTTP/1.1", b"HTTP/1.0"),
+        head("/admin/speculation", LARGE),
+        head("/infill", CHUNKED) + chunk(LimitSettings().max_message_bytes) + chunk(1),
+    ],
+    ids=["announced", "HTTP 1.0", "admin", "chunked"],
+)
+async def test_a_large_body_is_refused_unread(server: RunningServer, sent: bytes) -> None:
+    async with raw_connection(server) as connection:
+        await connection.send(sent)
+        assert await connection.status() == 413
+        assert b'"message":"body: must be at most ' in await connection.rest()
+    assert await is_served(server)
 
 
 @pytest.mark.parametrize("framing", ["content-length: 100", "transfer-encoding: chunked"])
@@ -118,11 +117,9 @@ async def test_a_slow_head_is_not_waited_for(hasty_server: RunningServer) -> Non
 
 
 async def test_a_slow_second_head_is_not_waited_for(hasty_server: RunningServer) -> None:
-    body = b'{"prompt":"x"}'
     async with raw_connection(hasty_server) as connection:
-        await connection.send(head("/infill", f"content-length: {len(body)}") + body)
+        await connection.send(ASKED + b"POST ")
         assert await connection.status() == 200
-        await connection.send(b"POST ")
         assert b"alpha" in await connection.rest()
 
 
@@ -153,48 +150,44 @@ async def test_a_deep_or_malformed_body_is_refused(server: RunningServer, body: 
     assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
 
 
-async def test_a_compressed_body_is_refused(server: RunningServer) -> None:
-    answer = await post(server, "/infill", b"x", {"content-encoding": "gzip"})
-    assert answer.status == 400
+async def test_a_compressed_body_and_a_text_beyond_its_limit_are_refused_with_the_reason(server: RunningServer) -> None:
+    compressed = await post(server, "/v1/completions", b"x", {"content-encoding": "gzip"})
+    assert compressed.json["error"]["message"].startswith("header content-encoding: must be identity")
+    large = await post(server, "/v1/completions", {"prompt": "x" * 600_000})
+    assert large.json["error"]["message"] == "prompt or prefix: must be at most 524288 bytes, got 600000"
 
 
-async def test_a_text_beyond_its_limit_is_refused_with_its_name(server: RunningServer) -> None:
-    answer = await post(server, "/v1/completions", {"prompt": "x" * 600_000})
-    assert answer.json["error"]["message"] == "prompt or prefix: must be at most 524288 bytes, got 600000"
-
-
-async def test_idle_connections_are_bounded_and_keep_nobody_out() -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"POST /infill HTTP/1.1\r\nhost: loc", head("/infill", "content-length: 100") + b"{"],
+    ids=["nothing", "head", "body"],
+)
+async def test_connections_without_a_whole_request_are_bounded_and_keep_nobody_out(sent: bytes) -> None:
     limits = (f"server.http_max_connections={MAX_CONNECTIONS}", "server.receive_timeout_s=600", HTTP)
     async with run_server(make_config(*limits), make_engine) as server, AsyncExitStack() as stack:
-        opened = [await stack.enter_async_context(raw_connection(server)) for _ in range(1000)]
+        opened = []
+        for _ in range(4 * MAX_CONNECTIONS):
+            opened.append(await stack.enter_async_context(raw_connection(server)))
+            await opened[-1].send(sent)
         older, newest = opened[:-MAX_CONNECTIONS], opened[-MAX_CONNECTIONS:]
         assert await closed_within(older, ANSWERS_WITHIN_S) == older
         assert await closed_within(newest, 0.1) == []
         assert await is_served(server)
 
 
-@pytest.mark.parametrize(
-    "sent", [b"POST /infill HTTP/1.1\r\nhost: loc", head("/infill", "content-length: 100") + b"{"], ids=["head", "body"]
-)
-async def test_requests_that_never_end_keep_nobody_out(sent: bytes) -> None:
-    limits = (f"server.http_max_connections={MAX_CONNECTIONS}", "server.receive_timeout_s=600", HTTP)
-    async with run_server(make_config(*limits), make_engine) as server, AsyncExitStack() as stack:
-        for _ in range(2 * MAX_CONNECTIONS):
-            slow = await stack.enter_async_context(raw_connection(server))
-            await slow.send(sent)
-        assert await is_served(server)
+@pytest_asyncio.fixture
+async def endless() -> ScriptedEngine:
+    return endless_engine(lambda _request: (f"{i} " for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
 
 
-async def test_a_connection_whose_request_is_served_makes_no_room() -> None:
-    engine = endless_engine(lambda _request: (f"{i} " for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
-    async with run_server(endless_config(HTTP, "server.http_max_connections=1"), lambda: engine) as server:
-        body = json.dumps({"prompt": "x", "stream": True, "n_predict": ENDLESS}).encode()
-        async with raw_connection(server) as busy:
-            await busy.send(head("/infill", f"content-length: {len(body)}") + body)
-            await eventually(lambda: engine.stats().num_running == 1)
-            async with raw_connection(server) as further:
-                assert await further.rest() == b""
-            assert engine.stats().num_running == 1
+async def test_a_connection_whose_request_is_served_makes_no_room(endless: ScriptedEngine) -> None:
+    config = endless_config(HTTP, "server.http_max_connections=1")
+    async with run_server(config, lambda: endless) as server, raw_connection(server) as busy:
+        await busy.send(ASKED_ENDLESSLY)
+        await eventually(lambda: endless.stats().num_running == 1)
+        async with raw_connection(server) as further:
+            assert await further.rest() == b""
+        assert endless.stats().num_running == 1
 
 
 async def closed_within(connections: list[RawConnection], within_s: float) -> list[RawConnection]:
@@ -225,13 +218,11 @@ async def test_a_stalled_reader_is_cut_off_and_frees_the_engine() -> None:
     words = (" ".join(f"{i * 1_000_003 + j:x}" for j in range(400)) + "\n" for i in range(ENDLESS))
     engine = endless_engine(lambda _request: words, ServiceTimes())
     config = endless_config(STALL, "engine.heartbeat_s=0", "server.delta_pause_ms=0", HTTP)
-    async with run_server(config, lambda: engine) as server:
-        body = json.dumps({"prompt": "x", "stream": True, "n_predict": ENDLESS}).encode()
-        async with raw_connection(server) as connection:
-            connection.read_little()
-            await connection.send(head("/infill", f"content-length: {len(body)}") + body)
-            await eventually(lambda: engine.stats().num_generated_tokens > 0)
-            await eventually(lambda: engine.stats().num_running == 0)
+    async with run_server(config, lambda: engine) as server, raw_connection(server) as connection:
+        connection.read_little()
+        await connection.send(ASKED_ENDLESSLY)
+        await eventually(lambda: engine.stats().num_generated_tokens > 0)
+        await eventually(lambda: engine.stats().num_running == 0)
         assert server.count("completion_requests_total", outcome="cancelled", trigger="automatic", shed_reason="") == 1
 
 
@@ -260,14 +251,25 @@ async def test_a_trailer_stands_for_no_header() -> None:
                 assert await connection.status() == status
 
 
-@pytest.mark.parametrize("body", [WHOLE, b"61a80\r\n" + b"x" * 400_000 + b"\r\n0\r\n"], ids=["short", "large"])
-@pytest.mark.parametrize("trailer", [b"x: " + b"y" * 8_000, b"x: y\r\n" * 1_000], ids=["long", "many"])
-async def test_endless_trailers_end_the_connection(server: RunningServer, trailer: bytes, body: bytes) -> None:
+LONG_BODY = b"61a80\r\n" + b"x" * 400_000 + b"\r\n0\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "endless"),
+    [
+        (WHOLE, b"x: " + b"y" * 8_000),
+        (WHOLE + b"x: y\r\n", b"x: y\r\n" * 1_000),
+        (LONG_BODY + b"x: y\r\n", b"x: y\r\n" * 1_000),
+        (b"", b"1;" + b"y" * 10_000 + b"\r\nx\r\n"),
+    ],
+    ids=["long trailer", "trailers", "trailers of a large body", "extensions of chunks"],
+)
+async def test_endless_framing_ends_the_connection(server: RunningServer, begin: bytes, endless: bytes) -> None:
     async with raw_connection(server) as connection:
-        await connection.send(head("/infill", "transfer-encoding: chunked") + body + b"x: y\r\n")
+        await connection.send(head("/infill", CHUNKED) + begin)
         with contextlib.suppress(ConnectionError):
             for _ in range(100):
-                await connection.send(trailer)
+                await connection.send(endless)
                 await asyncio.sleep(0)
         assert await connection.rest() == b""
     assert await is_served(server)
@@ -279,17 +281,6 @@ async def test_a_body_in_chunks_of_a_byte_is_taken(server: RunningServer) -> Non
         chunks = b"".join(b"1\r\n%c\r\n" % each for each in body)
         await connection.send(head("/infill", "transfer-encoding: chunked") + chunks + b"0\r\n\r\n")
         assert await connection.status() == 200
-
-
-async def test_endless_chunk_extensions_end_the_connection(server: RunningServer) -> None:
-    async with raw_connection(server) as connection:
-        await connection.send(head("/infill", "transfer-encoding: chunked"))
-        with contextlib.suppress(ConnectionError):
-            for _ in range(1_000):
-                await connection.send(b"1;" + b"y" * 1_000 + b"\r\nx\r\n")
-                await asyncio.sleep(0)
-        assert await connection.rest() == b""
-    assert await is_served(server)
 
 
 @pytest.mark.parametrize(
@@ -319,22 +310,19 @@ async def test_a_connection_whose_bodies_are_read_goes_on(server: RunningServer)
                 assert "connection" not in answer.headers
 
 
-async def test_a_pipelined_request_ends_the_connection_and_frees_the_engine() -> None:
-    engine = endless_engine(lambda _request: (f"{i} " for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
-    async with run_server(endless_config(HTTP), lambda: engine) as server, raw_connection(server) as connection:
-        body = json.dumps({"prompt": "x", "stream": True, "n_predict": ENDLESS}).encode()
-        whole = head("/infill", f"content-length: {len(body)}") + body
-        await connection.send(whole)
-        await eventually(lambda: engine.stats().num_running == 1)
-        await connection.send(whole)
+async def test_a_pipelined_request_ends_the_connection_and_frees_the_engine(endless: ScriptedEngine) -> None:
+    async with run_server(endless_config(HTTP), lambda: endless) as server, raw_connection(server) as connection:
+        await connection.send(ASKED_ENDLESSLY)
+        await eventually(lambda: endless.stats().num_running == 1)
+        await connection.send(ASKED_ENDLESSLY)
         await connection.rest()
-        await eventually(lambda: engine.stats().num_running == 0)
+        await eventually(lambda: endless.stats().num_running == 0)
 
 
-async def test_an_offer_to_upgrade_is_passed_over(server: RunningServer) -> None:
+@pytest.mark.parametrize("offered", ["h2c", "websocket"])
+async def test_an_offer_to_upgrade_is_passed_over(server: RunningServer, offered: str) -> None:
     """Java's client offers HTTP/2 with its first request."""
-    body = b'{"prompt":"x"}'
-    offer = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAAB")
+    offer = ("connection: Upgrade, HTTP2-Settings", f"upgrade: {offered}", "http2-settings: AAEAAEAAAAIAAAAB")
     async with raw_connection(server) as connection:
-        await connection.send(head("/infill", *offer, f"content-length: {len(body)}") + body)
+        await connection.send(head("/infill", *offer, f"content-length: {len(BODY)}") + BODY)
         assert await connection.status() == 200

@@ -1,14 +1,11 @@
 """Plugins' requests over HTTP through the whole server, with a scripted engine behind it."""
 
 import asyncio
-import ssl
-from typing import Any
 
 import openai
 import pytest
 
 from completion_server.engine.scripted.engine import ScriptedEngine
-from tests.support.certificates import MakeIdentity
 from tests.support.http_clients import HTTP, get, http_session, post
 from tests.support.http_script import AFTER, BEFORE, TEXT, Script, ended
 from tests.support.server import (
@@ -42,15 +39,6 @@ async def test_the_openai_package_gets_an_answer_whole_and_as_a_stream(server: R
         assert (caught.value.param, caught.value.type) == ("n", "invalid_request_error")
 
 
-async def test_the_synchronous_openai_package_gets_an_answer(server: RunningServer) -> None:
-    def complete() -> str:
-        with openai.OpenAI(base_url=f"http://{server.ready.http_address}/v1", api_key="any", timeout=30) as client:
-            stream = client.completions.create(model="", prompt=BEFORE, suffix=AFTER, stream=True)
-            return "".join(chunk.choices[0].text for chunk in stream)
-
-    assert await asyncio.to_thread(complete) == TEXT
-
-
 @pytest.mark.parametrize("form", [QWEN, STARCODER, "<PRE> {} <SUF>{} <MID>"], ids=["qwen", "starcoder", "codellama"])
 async def test_a_raw_prompt_of_any_family_is_the_same_request(server: RunningServer, script: Script, form: str) -> None:
     body = {"model": "m", "max_tokens": 64, "prompt": form.format(BEFORE, AFTER), "stop": ["<|endoftext|>"]}
@@ -60,27 +48,6 @@ async def test_a_raw_prompt_of_any_family_is_the_same_request(server: RunningSer
     raw, fields = script.generations[-2:]
     assert raw.prompt_token_ids == fields.prompt_token_ids
     assert ended(server, "stop") == 2
-
-
-async def test_codestral_is_answered_with_a_message(server: RunningServer) -> None:
-    answer = await post(server, "/v1/fim/completions", {"prompt": BEFORE, "suffix": AFTER})
-    assert answer.json["choices"][0]["message"] == {"role": "assistant", "content": TEXT}
-    streamed = await post(server, "/v1/fim/completions", {"prompt": BEFORE, "suffix": AFTER, "stream": True})
-    assert "".join(e["choices"][0]["delta"]["content"] for e in streamed.events[:-1] if e["choices"]) == TEXT
-
-
-async def test_llama_vim_gets_its_fields_without_blanks(server: RunningServer) -> None:
-    body = {"input_prefix": "def f(a):\n", "prompt": "    return ", "input_suffix": AFTER, "n_predict": 64}
-    body["response_fields"] = ["content", "timings/predicted_ms", "tokens_cached"]
-    answer = await post(server, "/infill", body)
-    assert answer.json.keys() == {"content", "timings/predicted_ms", "tokens_cached"}
-    assert answer.text.startswith('{"content":"alpha beta\\n    gamma"')
-    assert answer.json["timings/predicted_ms"] > 0
-    (whole,) = (await post(server, "/infill", body | {"n_cmpl": 3, "response_fields": []})).json
-    assert (whole["content"], whole["stop"]) == (TEXT, True)
-    raw = await post(server, "/completion", {"prompt": QWEN.format(BEFORE, AFTER), "stream": True})
-    assert "".join(event["content"] for event in raw.events) == TEXT
-    assert [event["stop"] for event in raw.events][-2:] == [False, True]
 
 
 async def test_a_time_limit_answers_with_what_there_is_and_stops_the_engine(
@@ -122,34 +89,31 @@ async def test_another_document_of_the_same_address_is_left_alone(server: Runnin
 async def test_a_completion_of_grpc_is_in_the_cache_of_http(engine: ScriptedEngine, script: Script) -> None:
     config = endless_config("engine.heartbeat_s=0", "cache.enabled=true", HTTP)
     async with run_server(config, lambda: engine) as server:
-        user = (("x-user-id", "ann"),)
-        fields: dict[str, Any] = {"mode": "MODE_MULTI_LINE", "max_tokens": 64}
-        await ask(server.stub, request(BEFORE, AFTER, **fields), metadata=user)
+        grpc_request = request(BEFORE, AFTER, mode="MODE_MULTI_LINE", max_tokens=64)
+        await ask(server.stub, grpc_request, metadata=(("x-user-id", "ann"),))
         body = {"prompt": BEFORE, "suffix": AFTER, "max_tokens": 64}
         answer = await post(server, "/v1/completions", body, {"x-user-id": "ann"})
         assert answer.json["choices"][0]["text"] == TEXT
         assert len(script.generations) == 1
 
 
-async def test_feedback_of_tabby_counts_once(server: RunningServer) -> None:
-    body = {"language": "python", "segments": {"prefix": BEFORE, "suffix": AFTER}}
-    token = {"authorization": "Bearer t"}
-    completion = (await post(server, "/v1/completions", body, token)).json
+@pytest.mark.parametrize(
+    ("body", "own", "foreign"),
+    [
+        ({}, {"authorization": "Bearer t"}, {"authorization": "Bearer other"}),
+        ({"user": "ann"}, {}, {"x-user-id": "bob"}),  # an event has no name of its own
+    ],
+)
+async def test_feedback_of_tabby_is_its_users_and_counts_once(
+    server: RunningServer, body: dict[str, str], own: dict[str, str], foreign: dict[str, str]
+) -> None:
+    segments = {"language": "python", "segments": {"prefix": BEFORE, "suffix": AFTER}}
+    completion = (await post(server, "/v1/completions", segments | body, own)).json
     assert completion["choices"] == [{"index": 0, "text": TEXT}]
     event = {"type": "view", "completion_id": completion["id"], "choice_index": 0}
-    assert (await post(server, "/v1/events", event, token)).status == 200
-    assert (await post(server, "/v1/events", event | {"type": "select"}, token)).status == 200
-    assert (await post(server, "/v1/events", event, {"authorization": "Bearer other"})).status == 400
-    assert server.count("completion_feedback_total", kind="accepted") == 1
-
-
-async def test_feedback_of_tabby_is_taken_for_a_completion_whose_body_named_its_user(server: RunningServer) -> None:
-    """An event has no name of its own."""
-    body = {"segments": {"prefix": BEFORE, "suffix": AFTER}, "user": "ann"}
-    completion = (await post(server, "/v1/completions", body)).json
-    event = {"type": "select", "completion_id": completion["id"], "choice_index": 0}
-    assert (await post(server, "/v1/events", event, {"x-user-id": "bob"})).status == 400
-    assert (await post(server, "/v1/events", event)).status == 200
+    assert (await post(server, "/v1/events", event, foreign)).status == 400
+    for kind in ("view", "select"):
+        assert (await post(server, "/v1/events", event | {"type": kind}, own)).status == 200
     assert server.count("completion_feedback_total", kind="accepted") == 1
 
 
@@ -174,6 +138,8 @@ async def test_documents_about_the_server(server: RunningServer) -> None:
         ("GET", "/playground", 404, "path"),
         ("GET", "/playground/", 404, "path"),
         ("GET", "/playground/elsewhere", 404, "path"),
+        ("GET", "/admin", 404, "path"),
+        ("GET", "/admin/speculation", 405, "method"),
         ("GET", "/infill", 405, "method"),
         ("PUT", "/v1/completions", 405, "method"),
         ("DELETE", "/health", 405, "method"),
@@ -221,25 +187,26 @@ async def test_a_required_name_is_that_of_the_header(engine: ScriptedEngine) -> 
         assert (await post(server, "/v1/completions", body, {"x-user-id": "ann"})).status == 200
 
 
-async def test_a_shed_request_is_quiet_or_a_status(engine: ScriptedEngine) -> None:
-    limits = ("admission.user_requests_per_s=0.001", "admission.user_burst=1", "engine.heartbeat_s=0", HTTP)
-    async with run_server(endless_config(*limits), lambda: engine) as server:
-        answers = [await post(server, "/v1/completions", {"prompt": "x"}) for _ in range(2)]
-        assert [each.status for each in answers] == [200, 200]
-        assert answers[1].json["choices"][0]["text"] == ""
-        assert answers[1].headers["x-finish-reason"] == "shed"
-        assert answers[1].json["usage"]["total_tokens"] == 0
+LIMITED = ("admission.user_requests_per_s=0.001", "engine.heartbeat_s=0", HTTP)
+
+
+async def test_a_shed_request_is_quiet_but_llama_vim_would_remember_an_empty_answer(engine: ScriptedEngine) -> None:
+    async with run_server(endless_config(*LIMITED, "admission.user_burst=1"), lambda: engine) as server:
+        await post(server, "/v1/completions", {"prompt": "x"})
+        answer = await post(server, "/v1/completions", {"prompt": "x"})
+        assert (answer.status, answer.headers["x-finish-reason"]) == (200, "shed")
+        assert (answer.json["choices"][0]["text"], answer.json["usage"]["total_tokens"]) == ("", 0)
         streamed = await post(server, "/v1/completions", {"prompt": "x", "stream": True})
         assert streamed.events[-1] == "[DONE]"
-        for is_streamed in (False, True):  # llama.vim would remember an empty answer
+        for is_streamed in (False, True):
             answer = await post(server, "/infill", {"prompt": "x", "stream": is_streamed})
             assert (answer.status, answer.json["error"]["type"]) == (429, "unavailable_error")
             assert int(answer.headers["retry-after"]) > 0
 
 
 async def test_a_server_that_reports_sheds_says_when_to_retry(engine: ScriptedEngine) -> None:
-    limits = ("admission.user_requests_per_s=0.001", "admission.user_burst=1", "shed.as_status=true")
-    async with run_server(endless_config(*limits, "engine.heartbeat_s=0", HTTP), lambda: engine) as server:
+    config = endless_config(*LIMITED, "admission.user_burst=1", "shed.as_status=true")
+    async with run_server(config, lambda: engine) as server:
         await post(server, "/v1/completions", {"prompt": "x"})
         answer = await post(server, "/v1/completions", {"prompt": "x"})
         assert (answer.status, answer.json["error"]["code"]) == (429, "RATE_LIMITED")
@@ -248,37 +215,21 @@ async def test_a_server_that_reports_sheds_says_when_to_retry(engine: ScriptedEn
 
 
 async def test_warm_ups_and_events_are_charged_like_requests(engine: ScriptedEngine) -> None:
-    limits = ("admission.user_requests_per_s=0.001", "admission.user_burst=3", "engine.heartbeat_s=0", HTTP)
-    async with run_server(endless_config(*limits), lambda: engine) as server:
+    async with run_server(endless_config(*LIMITED, "admission.user_burst=3"), lambda: engine) as server:
         ann = {"x-user-id": "ann"}
         for headers in ({}, ann):
             warm_ups = [{"prompt": f"{i}", "n_predict": 0} for i in range(4)]
             statuses = [(await post(server, "/infill", each, headers)).status for each in warm_ups]
             assert statuses == [200, 200, 200, 429]
-        refused = await post(server, "/infill", {"prompt": "x"}, ann)
-        assert refused.status == 429
+        assert (await post(server, "/infill", {"prompt": "x"}, ann)).status == 429
         completion = (await post(server, "/v1/completions", {"segments": {"prefix": "x"}})).json
         event = {"type": "view", "completion_id": completion["id"]}
         statuses = [(await post(server, "/v1/events", event)).status for _ in range(3)]
         assert statuses == [200, 200, 429]
 
 
-async def test_a_listener_that_others_reach_has_the_servers_tls(
-    engine: ScriptedEngine, make_identity: MakeIdentity
-) -> None:
-    ours = make_identity("server")
-    tls = (f"server.tls.certificate={ours.certificate}", f"server.tls.key={ours.key}")
-    config = endless_config("engine.heartbeat_s=0", "server.http_listen=0.0.0.0:0", *tls)
-    trusted = ssl.create_default_context(cafile=str(ours.certificate))
-    async with run_server(config, lambda: engine) as server, http_session() as session:
-        url = f"https://127.0.0.1:{server.ready.http_address.rpartition(':')[2]}/health"
-        async with session.get(url, ssl=trusted) as answer:
-            assert await answer.json() == {"status": "ok"}
-
-
 async def test_limits_of_a_user_are_those_of_a_document_at_an_address_without_names(engine: ScriptedEngine) -> None:
-    limits = ("admission.user_requests_per_s=0.001", "admission.user_burst=1", "engine.heartbeat_s=0", HTTP)
-    async with run_server(endless_config(*limits), lambda: engine) as server:
+    async with run_server(endless_config(*LIMITED, "admission.user_burst=1"), lambda: engine) as server:
         prompts = ("import os\n\n\ndef first():\n    ", "package main\n\nfunc second() {\n\t")
         reasons = [
             (await post(server, "/v1/completions", {"prompt": prompt + key})).headers["x-finish-reason"]

@@ -89,8 +89,6 @@ class Sender:
             await self.send_raw(headers)
         for path, body, is_good in self.http_calls():
             await self.post(path, body, is_good=is_good)
-        for last in (json.dumps({"type": self.canaries.new()}), self.canaries.new(), '{"type": "ask", "number": "x"}'):
-            await self.send_page(last)
         await self.crash_engine()
 
     async def send_unary(self) -> None:
@@ -184,6 +182,9 @@ class Sender:
         yield "/infill", infill | {"n_predict": 4}, True
         fim = f"<|fim_prefix|>{prefix()}<|fim_suffix|>{new()}<|fim_middle|>"
         yield "/completion", {"prompt": fim, "n_predict": 4}, True
+        timed = {"stream": True, "stream_options": {"include_usage": True, "include_timings": True}}
+        yield "/v1/completions", {"prompt": prefix(), "suffix": new(), "max_tokens": 4, **timed}, True
+        yield "/admin/speculation", {"k": new()}, False
         yield "/v1/events", {"type": new(), "completion_id": new()}, False
         yield "/v1/completions", {"prompt": [new(), new()]}, False
         yield "/v1/completions", {"prompt": new(), "max_tokens": new()}, False
@@ -200,25 +201,6 @@ class Sender:
         async with http_session() as session, session.post(url, data=data, headers=headers) as answer:
             text = await answer.text()
             assert not is_good or answer.status == 200, (path, text)
-
-    async def send_page(self, last: str) -> None:
-        """Ask over the page's WebSocket, report on the answer, and send a last message, which closes it."""
-        new, address = self.canaries.new, self.ready["http_address"]
-        headers = dict(self.canaries.metadata()) | {"Origin": f"http://{address}"}
-        url = f"http://{address}/playground/socket"
-        texts = {"uri": f"file:///{new()}", "language": new(), "prefix": self.canaries.prefix(), "suffix": new()}
-        async with (
-            asyncio.timeout(WITHIN_S),
-            http_session() as session,
-            session.ws_connect(url, headers=headers) as page,
-        ):
-            await page.send_json({"type": "ask", "number": 1, "mode": "multi_line"} | texts)
-            while (await page.receive_json())["type"] != "end":
-                pass
-            await page.send_json({"type": "report", "number": 1, "kind": "accepted", "characters": 1})
-            await page.send_str(last)
-            while not page.closed:
-                await page.receive()
 
     async def crash_engine(self) -> None:
         """Kill the engine, with a request's text in its last words, and wait for the one that replaces it."""

@@ -15,8 +15,6 @@ _COUNTED = {
     FinishReason.SUPERSEDED: "superseded",
     FinishReason.CANCELLED: "cancelled",
     FinishReason.SHED: "shed",
-    FinishReason.DEADLINE: "late",
-    FinishReason.ERROR: "failed",
 }
 
 
@@ -25,22 +23,19 @@ class LiveFigures:
 
     def __init__(self) -> None:
         """Begin with zeros."""
-        self._counts = dict.fromkeys(_COUNTED.values(), 0)
-        self._prompt_tokens = 0
-        self._cached_tokens = 0
-        self._completion_tokens = 0
+        self._counts = dict.fromkeys((*_COUNTED.values(), "prompt_tokens", "cached_tokens"), 0)
         self._ttfts_ms: deque[float] = deque(maxlen=_NUM_TTFTS)
 
     def handle(self, event: Event) -> None:
         """Count an ended request; other events change nothing."""
         if not isinstance(event, RequestEnded):
             return
-        usage = event.end.usage
-        self._counts[_COUNTED[event.end.outcome.reason]] += 1
+        usage, name = event.end.usage, _COUNTED.get(event.end.outcome.reason)
+        if name is not None:
+            self._counts[name] += 1
         if not usage.is_shared:
-            self._prompt_tokens += usage.counted_prompt_tokens
-            self._cached_tokens += usage.cached_prompt_tokens
-            self._completion_tokens += usage.completion_tokens
+            self._counts["prompt_tokens"] += usage.counted_prompt_tokens
+            self._counts["cached_tokens"] += usage.cached_prompt_tokens
         if event.ttft_s is not None:
             self._ttfts_ms.append(event.ttft_s * 1000)
 
@@ -53,8 +48,5 @@ class LiveFigures:
             "running": load.num_occupied,
             "slots": load.num_slots,
             **self._counts,
-            "prompt_tokens": self._prompt_tokens,
-            "cached_tokens": self._cached_tokens,
-            "completion_tokens": self._completion_tokens,
             "ttft_ms": median(self._ttfts_ms) if self._ttfts_ms else None,
         }

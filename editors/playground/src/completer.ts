@@ -1,8 +1,8 @@
-/** Carries out what the policy of the editors' clients decides (docs/client-policy.md), with a channel and a timer. */
+/** Carries out what the policy of the editors' clients decides (docs/client-policy.md), with a client and a timer. */
 import { clip } from "../../vscode/src/policy/clip";
-import type { Change, Decision, Extent, Text } from "../../vscode/src/policy/messages";
+import type { Change, Decision, Extent, FeedbackName, Text } from "../../vscode/src/policy/messages";
 import { EditingPolicy } from "../../vscode/src/policy/policy";
-import type { End, PageMessage } from "./messages";
+import type { Ask, End } from "./client";
 
 /** Text to show at the cursor; `replaced` characters behind the cursor are a part of it. */
 export interface Offer {
@@ -12,9 +12,10 @@ export interface Offer {
 }
 
 export interface CompleterHooks {
-  send(message: PageMessage): void;
+  ask(ask: Ask): void;
+  cancel(request: number): void;
+  report(request: number, feedback: FeedbackName): void;
   show(offer: Offer | undefined): void;
-  language(): string;
 }
 
 export class Completer {
@@ -22,7 +23,7 @@ export class Completer {
   #text?: Text;
   #timer?: ReturnType<typeof setTimeout>;
   /** Reports on each request without its end: the server takes them once it knows the whole answer. */
-  readonly #held = new Map<number, PageMessage[]>();
+  readonly #held = new Map<number, FeedbackName[]>();
 
   constructor(private readonly hooks: CompleterHooks) {}
 
@@ -50,15 +51,14 @@ export class Completer {
     this.#decide((policy, nowMs) => policy.left(nowMs));
   }
 
-  received(number: number, text: string): void {
-    this.#decide((policy, nowMs) => policy.received(number, text, nowMs));
+  received(request: number, text: string): void {
+    this.#decide((policy, nowMs) => policy.received(request, text, nowMs));
   }
 
-  ended({ number, text, reason, retry_after_ms }: End): void {
-    this.received(number, text);
-    this.#decide((policy, nowMs) => policy.ended(number, reason, nowMs, retry_after_ms ?? undefined));
-    for (const report of this.#held.get(number) ?? []) this.hooks.send(report);
-    this.#held.delete(number);
+  ended({ request, reason, retryAfterMs }: End): void {
+    this.#decide((policy, nowMs) => policy.ended(request, reason, nowMs, retryAfterMs));
+    for (const feedback of this.#held.get(request) ?? []) this.hooks.report(request, feedback);
+    this.#held.delete(request);
   }
 
   away(): void {
@@ -80,12 +80,12 @@ export class Completer {
   }
 
   #carryOut(decision: Decision): void {
-    const { send, show } = this.hooks;
+    const { cancel, show } = this.hooks;
     switch (decision.kind) {
       case "ask":
         return this.#ask(decision);
       case "cancel":
-        return send({ type: "cancel", number: decision.request });
+        return cancel(decision.request);
       case "show":
         show(decision);
         return this.#decide((policy, nowMs) => policy.shown(decision.request, nowMs));
@@ -103,18 +103,15 @@ export class Completer {
     }
   }
 
-  #report({ request, feedback, characters }: Extract<Decision, { kind: "report" }>): void {
-    const report: PageMessage = { type: "report", number: request, kind: feedback, characters };
+  #report({ request, feedback }: Extract<Decision, { kind: "report" }>): void {
     const held = this.#held.get(request);
-    if (held) held.push(report);
-    else this.hooks.send(report);
+    if (held) held.push(feedback);
+    else this.hooks.report(request, feedback);
   }
 
-  #ask({ request, trigger, mode }: Extract<Decision, { kind: "ask" }>): void {
+  #ask({ request, mode }: Extract<Decision, { kind: "ask" }>): void {
     if (!this.#text) return;
-    const { uri, before, after } = this.#text;
-    const language = this.hooks.language();
     this.#held.set(request, []);
-    this.hooks.send({ type: "ask", number: request, trigger, mode, uri, language, ...clip(before, after) });
+    this.hooks.ask({ request, mode, ...clip(this.#text.before, this.#text.after) });
   }
 }

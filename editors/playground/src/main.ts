@@ -1,8 +1,7 @@
-/** Joins the parts of the page: the editor, the completer, the channel and the figures. */
-import { Channel } from "./channel";
+/** Joins the parts of the page: the editor, the completer, the client and the figures. */
+import { Client } from "./client";
 import { Completer } from "./completer";
 import { Editor } from "./editor";
-import type { ServerMessage } from "./messages";
 import { byId, Panel } from "./panel";
 import { SAMPLES } from "./samples";
 import { SignIn } from "./sign_in";
@@ -16,27 +15,36 @@ const status = byId("status");
 const sample = () => SAMPLES[select.selectedIndex] ?? SAMPLES[0]!;
 
 const completer = new Completer({
-  send: (message) => channel.send(message),
-  language: () => sample().language,
+  ask: (ask) => void client.ask(ask),
+  cancel: (request) => client.cancel(request),
+  report: (request, feedback) => void client.report(request, feedback),
   show: (offer) => {
     editor.show(offer);
     status.textContent = offer ? `Suggestion: ${offer.text.slice(0, SAID_CHARACTERS)}` : "";
   },
 });
-const panel = new Panel((message) => channel.send(message));
-const signIn = new SignIn({ onToken: (token) => channel.signIn(token), onDone: () => editor.view.focus() });
-const channel = new Channel({
+const panel = new Panel((k) => void client.setK(k));
+const signIn = new SignIn({ onToken: () => void client.follow(), onDone: () => editor.view.focus() });
+const client = new Client({
   token: () => signIn.token,
-  onOpen: () => {
-    connected("connected", "connected");
-    completer.back();
+  onText: (request, text) => completer.received(request, text),
+  onEnd: (end) => {
+    panel.ended(end);
+    completer.ended(end);
+    if (end.error) status.textContent = end.error;
+  },
+  onStatus: (found) => {
+    signIn.done();
+    panel.status(found);
+    if (connected("connected", "connected")) completer.back();
   },
   onSignIn: (why) => signIn.ask(why),
-  onClose: (why) => {
-    connected("away", why || "reconnecting");
-    completer.away();
+  onAway: (why) => {
+    if (connected("away", why || "reconnecting")) completer.away();
   },
-  onMessage: take,
+  onNote: (text) => {
+    status.textContent = text;
+  },
 });
 
 for (const { name } of SAMPLES) select.add(new Option(name));
@@ -49,28 +57,13 @@ select.addEventListener("change", () => {
 followTheme(byId("theme"));
 editor.view.focus();
 completer.away(); // until the server serves this page
-channel.open();
+void client.follow();
 
-function take(message: ServerMessage): void {
-  switch (message.type) {
-    case "text":
-      return completer.received(message.number, message.text);
-    case "end":
-      panel.ended(message);
-      completer.ended(message);
-      if (message.error) status.textContent = message.error;
-      return;
-    case "figures":
-      return panel.figures(message);
-    case "about":
-      signIn.done();
-      return panel.about(message);
-    case "note":
-      status.textContent = message.text;
-  }
-}
-
-function connected(state: "connected" | "away", text: string): void {
-  byId("connection").dataset.state = state;
-  byId("connection-text").textContent = text;
+/** Show whether the server serves this page; return whether that has changed. */
+function connected(state: "connected" | "away", text: string): boolean {
+  const { dataset } = byId("connection");
+  const before = dataset.state;
+  dataset.state = state;
+  if (byId("connection-text").textContent !== text) byId("connection-text").textContent = text;
+  return before !== state;
 }

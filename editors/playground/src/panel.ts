@@ -1,6 +1,6 @@
 /** The column of live figures and what an operator may change. */
 import { divide, Sparkline } from "./chart";
-import type { About, End, Figures, PageMessage } from "./messages";
+import type { End, Status } from "./client";
 
 const STAGES = ["queue_ms", "tokenise_ms", "prefill_ms", "decode_ms"] as const;
 const RATES = ["answered", "superseded", "cancelled", "shed"] as const;
@@ -23,45 +23,41 @@ export class Panel {
   readonly #lines = new Map([...RATES, "live" as const].map((name) => [name, new Sparkline(byId(`${name}-line`), 1)]));
   readonly #slider = byId<HTMLInputElement>("k");
   readonly #auto = byId<HTMLButtonElement>("k-auto");
-  readonly #simulate = byId<HTMLButtonElement>("simulate");
-  #recent: Figures[] = [];
+  #recent: Status[] = [];
   #movedMs = Number.NEGATIVE_INFINITY;
 
-  constructor(send: (message: PageMessage) => void) {
+  constructor(setK: (k: number | null) => void) {
     this.#slider.addEventListener("input", () => {
       this.#movedMs = performance.now();
       byId("k-now").textContent = this.#slider.value;
     });
-    this.#slider.addEventListener("change", () => send({ type: "set_k", k: this.#slider.valueAsNumber }));
-    this.#auto.addEventListener("click", () => send({ type: "set_k", k: null }));
-    this.#simulate.addEventListener("click", () => {
-      if (this.#simulate.getAttribute("aria-disabled") === "true") return;
-      send({ type: "simulate", on: this.#simulate.getAttribute("aria-pressed") !== "true" });
-    });
+    this.#slider.addEventListener("change", () => setK(this.#slider.valueAsNumber));
+    this.#auto.addEventListener("click", () => setK(null));
   }
 
-  about({ model, draft_model, version }: About): void {
-    byId("model").textContent = model;
-    byId("model").title = draft_model && `Draft model: ${draft_model}`;
-    byId("version").textContent = version;
-  }
-
-  /** Show a request's stages; one that was superseded or cancelled has few. */
-  ended(end: End): void {
-    const stages = STAGES.map((each) => end[each] ?? 0);
-    divide(byId("stages"), stages);
-    for (const name of STAGES) byId(name).textContent = ms(end[name] ?? 0);
-    byId("total").textContent = ms(end.total_ms ?? 0);
-    byId("reason").textContent = end.cache && end.cache !== "none" ? "known" : end.reason;
-    const prompt = end.prompt_tokens ?? 0;
-    const cached = end.cached_tokens ?? 0;
+  /** Show the stages of a request that the server has answered. */
+  ended({ reason, timings, usage }: End): void {
+    if (reason === "superseded" || reason === "cancelled") return;
+    const { prompt_tokens: prompt = 0, completion_tokens: generated = 0 } = usage ?? {};
+    const cached = usage?.prompt_tokens_details.cached_tokens ?? 0;
+    divide(
+      byId("stages"),
+      STAGES.map((each) => timings?.[each] ?? 0),
+    );
+    for (const name of STAGES) byId(name).textContent = ms(timings?.[name] ?? 0);
+    byId("total").textContent = ms(timings?.total_ms ?? 0);
+    // The engine computes the last token of each prompt anew: only the completion cache knows all of one.
+    byId("reason").textContent = prompt > 0 && cached === prompt ? "known" : reason;
     divide(byId("tokens"), [cached, prompt - cached]);
     byId("cached").textContent = count.format(cached);
     byId("prompt").textContent = count.format(prompt);
-    byId("generated").textContent = count.format(end.completion_tokens ?? 0);
+    byId("generated").textContent = count.format(generated);
   }
 
-  figures(figures: Figures): void {
+  status(figures: Status): void {
+    byId("model").textContent = figures.model;
+    byId("model").title = figures.draft_model && `Draft model: ${figures.draft_model}`;
+    byId("version").textContent = figures.version;
     this.#recent = [...this.#recent, figures].slice(-NUM_RATED);
     for (const name of RATES) {
       const first = this.#recent[0] ?? figures;
@@ -78,10 +74,9 @@ export class Panel {
     const share = figures.prompt_tokens ? figures.cached_tokens / figures.prompt_tokens : 0;
     byId("cached-share").textContent = figures.prompt_tokens ? `${Math.round(100 * share)} %` : "–";
     this.#speculation(figures);
-    this.#editors(figures);
   }
 
-  #speculation({ k, k_max, k_mode, k_locked, acceptance }: Figures): void {
+  #speculation({ k, k_max, k_mode, k_locked, acceptance }: Status): void {
     const why = k_max ? k_locked : "no draft model";
     this.#slider.max = String(k_max);
     this.#slider.disabled = why !== "";
@@ -95,17 +90,5 @@ export class Panel {
     this.#auto.setAttribute("aria-pressed", String(k_mode === "auto"));
     byId("acceptance").textContent = acceptance === null || !k_max ? "–" : `${Math.round(100 * acceptance)} %`;
     byId("k-why").textContent = why && `Locked: ${why}.`;
-  }
-
-  #editors({ editors_left_s, editors_locked, editors_failure }: Figures): void {
-    const isOn = editors_left_s > 0;
-    this.#simulate.setAttribute("aria-pressed", String(isOn));
-    this.#simulate.setAttribute("aria-disabled", String(editors_locked !== ""));
-    byId("simulate-text").textContent = isOn
-      ? `Stop 50 editors (${Math.ceil(editors_left_s)} s left)`
-      : "Let 50 editors type along";
-    byId("simulate-why").textContent = editors_locked
-      ? `Locked: ${editors_locked}.`
-      : editors_failure && `Failed: ${editors_failure}`;
   }
 }

@@ -4,7 +4,7 @@ import { byId } from "./panel";
 const KEY = "playground-token";
 
 export interface SignInHooks {
-  onToken(token: string): void;
+  onToken(): void;
   /** The token was taken, and the form that had the focus is hidden. */
   onDone(): void;
 }
@@ -20,7 +20,7 @@ export class SignIn {
       if (!token) return;
       this.#input.value = "";
       sessionStorage.setItem(KEY, token);
-      this.hooks.onToken(token);
+      this.hooks.onToken();
     });
   }
 

@@ -140,7 +140,7 @@ def test_half_a_surrogate_pair_is_a_replacement_character(json_text: str, text: 
 
 
 MINIMAL = {"prompt": "A", "text": "A", "body": "A", "prefix": "A", "segments": {"prefix": "A"}, "type": "view"}
-MINIMAL |= {"completion_id": "cmpl-1", "number": 1, "kind": "shown", "k": 1, "on": True, "token": "t"}
+MINIMAL |= {"completion_id": "cmpl-1", "k": 1}
 """Values of all fields that are required somewhere."""
 
 
@@ -191,59 +191,61 @@ def test_a_prompt_without_a_suffix_is_in_a_models_format(suffix: dict[str, Any])
     assert (asked.prefix, asked.suffix) == ("A", "B")
 
 
-def test_zed_reads_every_field() -> None:
-    whole = openai.OPENAI.translate(ZED)[1].whole(ANSWER)
-    assert {"id", "object", "created", "model", "choices", "usage"} == whole.keys()
-    assert whole["choices"][0]["text"] == "a + b\n"
-    tokens = [whole["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
-    assert tokens == [10, 5, 15]
+USED = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15, "prompt_tokens_details": {"cached_tokens": 4}}
+HEAD = {"id": "cmpl-7", "created": 1_800_000_000, "model": "m"}
+TEXT, CHUNK = HEAD | {"object": "text_completion"}, HEAD | {"object": "chat.completion.chunk"}
+STAGES = {"queue_ms": 0.0, "tokenise_ms": 0.0, "prefill_ms": 3.0, "decode_ms": 10.0, "total_ms": 14.0}
+WITH_USAGE = MINUET | {"stream_options": {"include_usage": True}}
+TIMED = MINUET | {"stream_options": {"include_usage": True, "include_timings": True}}
+
+
+def choice(reason: str | None = None, **content: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, **content, "finish_reason": reason}]}
+
+
+def message(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "method", "answer", "written"),
+    [
+        (openai.OPENAI, ZED, "whole", ANSWER,
+         TEXT | choice("stop", text="a + b\n", logprobs=None) | {"usage": USED}),
+        (openai.OPENAI, MINUET, "piece", ANSWER, TEXT | choice(text="a + b\n", logprobs=None)),
+        (openai.OPENAI, WITH_USAGE, "last", CUT,
+         [TEXT | choice("length", text="", logprobs=None), TEXT | {"choices": [], "usage": USED}, DONE]),
+        (openai.OPENAI, TIMED, "last", CUT,
+         [TEXT | choice("length", text="", logprobs=None),
+          TEXT | {"choices": [], "usage": USED, "timings": STAGES}, DONE]),
+        (openai.CODESTRAL, MINUET, "whole", ANSWER,
+         HEAD | {"object": "chat.completion", "usage": USED} | choice("stop", message=message("a + b\n"))),
+        (openai.CODESTRAL, MINUET, "piece", ANSWER, CHUNK | choice(delta=message("a + b\n"))),
+        (llama_cpp.INFILL, LLAMA_VIM, "whole", ANSWER,
+         {"content": "a + b\n", "timings/predicted_ms": 10.0, "tokens_cached": 4}),
+        (llama_cpp.INFILL, {}, "piece", ANSWER,
+         {"index": 0, "content": "a + b\n", "tokens": [], "stop": False, "id_slot": 0}),
+    ],
+)  # fmt: skip
+def test_an_answer_is_what_clients_read(
+    dialect: Dialect, body: dict[str, Any], method: str, answer: Answer, written: Any
+) -> None:
+    assert getattr(dialect.translate(body)[1], method)(answer) == written
+
+
+def test_a_shed_answer_has_no_tokens() -> None:
     assert openai.OPENAI.translate(ZED)[1].whole(SHED)["usage"]["total_tokens"] == 0
 
 
-def test_the_stream_of_openai_ends_with_the_reason_and_done() -> None:
-    reply = openai.OPENAI.translate(MINUET | {"stream_options": {"include_usage": True}})[1]
-    assert reply.piece(ANSWER)["choices"][0] | {"logprobs": 0} == {
-        "index": 0, "text": "a + b\n", "logprobs": 0, "finish_reason": None,
-    }  # fmt: skip
-    last, usage, done = reply.last(CUT)
-    assert last["choices"][0]["finish_reason"] == "length"
-    assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], 15)
-    assert done == DONE
-
-
-def test_codestral_has_messages_and_deltas() -> None:
-    reply = openai.CODESTRAL.translate(MINUET)[1]
-    assert reply.whole(ANSWER)["choices"][0]["message"]["content"] == "a + b\n"
-    assert reply.piece(ANSWER)["choices"][0]["delta"]["content"] == "a + b\n"
-    assert reply.piece(ANSWER)["object"] == "chat.completion.chunk"
-
-
-def test_llama_vim_reads_flat_keys_and_no_blanks() -> None:
-    text = dumped(llama_cpp.INFILL.translate(LLAMA_VIM)[1].whole(ANSWER))
-    assert text == '{"content":"a + b\\n","timings/predicted_ms":10.0,"tokens_cached":4}'
-
-
 def test_llama_cpp_answers_whole_documents_and_arrays() -> None:
-    whole = llama_cpp.INFILL.translate({})[1].whole(ANSWER)
-    assert (whole["content"], whole["stop"], whole["tokens_predicted"], whole["has_new_line"]) == (
-        "a + b\n",
-        True,
-        5,
-        True,
-    )
-    assert whole["timings"]["prompt_n"] == 6
-    assert whole["timings"]["predicted_per_second"] == 500.0
-    (one,) = llama_cpp.INFILL.translate({"n_cmpl": 3})[1].whole(ANSWER)
-    assert one == whole
-    cut = llama_cpp.INFILL.translate({})[1].whole(CUT)
-    assert (cut["stop_type"], cut["truncated"]) == ("limit", False)
-
-
-def test_the_stream_of_llama_cpp_ends_with_stop() -> None:
-    reply = llama_cpp.INFILL.translate({"stream": True})[1]
-    assert (reply.piece(ANSWER)["content"], reply.piece(ANSWER)["stop"]) == ("a + b\n", False)
-    (last,) = reply.last(ANSWER)
-    assert (last["content"], last["stop"], last["tokens_predicted"]) == ("", True, 5)
+    whole, (last,) = (getattr(llama_cpp.INFILL.translate({})[1], each)(ANSWER) for each in ("whole", "last"))
+    assert last == whole | {"content": ""}
+    fields = ("content", "stop", "tokens_predicted", "has_new_line", "stop_type", "truncated")
+    assert [whole[each] for each in fields] == ["a + b\n", True, 5, True, "eos", False]
+    assert (whole["timings"]["prompt_n"], whole["timings"]["predicted_per_second"]) == (6, 500.0)
+    assert llama_cpp.INFILL.translate({"n_cmpl": 3})[1].whole(ANSWER) == [whole]
+    assert llama_cpp.INFILL.translate({})[1].whole(CUT)["stop_type"] == "limit"
+    assert " " not in dumped(whole | {"content": ""})  # llama.vim looks for `"content":"`
 
 
 def test_errors_have_the_form_of_the_dialect() -> None:
@@ -271,8 +273,9 @@ def test_events_of_tabby_are_feedback(body: dict[str, str], select_kind: str, fe
         body | {"completion_id": whole["id"], "choice_index": whole["choices"][0]["index"]}, select_kind
     )
     assert event is not None
-    assert event.number == ANSWER.number
-    assert event.feedback("a𝒳\nb") == feedback
+    number, kind = event
+    assert number == ANSWER.number
+    assert tabby.feedback_of(kind, "a𝒳\nb") == feedback
 
 
 @pytest.mark.parametrize("completion_id", ["", "cmpl-", "cmpl-x", "cmpl-" + "9" * 5000])
@@ -280,10 +283,3 @@ def test_an_event_of_no_completion_is_refused(completion_id: str) -> None:
     with pytest.raises(InvalidRequestError, match="completion_id"):
         tabby.event_of({"type": "view", "completion_id": completion_id}, "")
     assert tabby.event_of({"type": "other", "completion_id": "cmpl-1"}, "") is None
-
-
-def test_documents_about_the_server_are_json() -> None:
-    for document in (
-        openai.models("m", 1), llama_cpp.props("m", 1, 1, "1"), tabby.health("m", "1"), tabby.server_setting(),
-    ):  # fmt: skip
-        assert json.loads(dumped(document)) == document

@@ -9,7 +9,7 @@ from completion_server.admission.refusals import Refusals, refusal_budgets
 from completion_server.admission.settings import AdmissionSettings, LimitSettings
 from completion_server.auth.principal import Scope
 from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError, UnauthenticatedError
-from completion_server.http.guard import Guard
+from completion_server.http.app import HttpApp
 from completion_server.http.identity import arrival_of, caller_of, with_document
 from tests.support.authentication import KnownCallers, principal
 
@@ -17,7 +17,7 @@ from tests.support.authentication import KnownCallers, principal
 async def nothing(*_arguments: object) -> None: ...
 
 
-GUARD = Guard(nothing, ("Code.example",))
+APP = HttpApp({}, nothing, ("Code.example",))
 LIMITS = LimitSettings()
 
 
@@ -40,24 +40,21 @@ FOREIGN = (
     ":8012",
     "code.example.",
 )
-
-
-@pytest.mark.parametrize("host", OWN)
-def test_own_names_are_served(host: str) -> None:
-    assert GUARD.fault(host, None) == ""
-    assert GUARD.fault(host, f"http://{host}") == ""
-
-
-@pytest.mark.parametrize("host", FOREIGN)
-def test_foreign_names_are_refused(host: str) -> None:
-    assert GUARD.fault(host, None).startswith("header host: ")
+ORIGINS = ("null", "", "http://evil.example", "http://127.0.0.1:9999", "https://localhost:8012")
 
 
 @pytest.mark.parametrize(
-    "origin", ["null", "", "http://evil.example", "http://127.0.0.1:9999", "https://localhost:8012"]
+    ("host", "origin", "fault"),
+    [
+        *((host, origin, "") for host in OWN for origin in (None, f"http://{host}")),
+        *((host, None, "header host: ") for host in FOREIGN),
+        *(("127.0.0.1:8012", origin, "header origin: ") for origin in ORIGINS),
+    ],
 )
-def test_foreign_pages_are_refused(origin: str) -> None:
-    assert GUARD.fault("127.0.0.1:8012", origin).startswith("header origin: ")
+def test_own_names_are_served_and_foreign_ones_refused(host: str, origin: str | None, fault: str) -> None:
+    found = APP.fault(host, origin)
+    assert found.startswith(fault)
+    assert bool(found) is bool(fault)
 
 
 HERE = "10.0.0.7", 50_000

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from completion_server.admission.settings import LimitSettings
-from completion_server.core.request import Caller, Trigger
+from completion_server.core.request import Caller
 from completion_server.http import llama_cpp, openai, tabby
 from completion_server.http.dialect import Dialect
-from completion_server.http.requests import Turn, request_of
+from completion_server.http.recent import RecentRequests
+from completion_server.http.requests import request_of
 from tests.support.vocabularies import FAMILIES
 from tests.unit.prompt.prompts import builder_of, text_of
 
@@ -32,8 +33,9 @@ CASES: dict[str, tuple[Dialect, dict[str, Any]]] = {
 def test_the_most_relevant_snippet_gets_the_room_that_there_is(case: str, max_snippets: int) -> None:
     dialect, body = CASES[case]
     limits = dataclasses.replace(LimitSettings(), max_snippets=max_snippets)
-    turn = Turn(1, Trigger.AUTOMATIC)
-    request = request_of(dialect.translate(body)[0], Caller("ann", "s"), turn, limits, began_at=0.0, now=0.0)
+    asked, _reply = dialect.translate(body)
+    recent = RecentRequests().place("ann", asked, 1, 0.0, has_name=True)
+    request = request_of(asked, Caller("ann", "s"), recent, limits, began_at=0.0, now=0.0)
     builder = builder_of("qwen", max_prompt_tokens=200)
     text = text_of(FAMILIES["qwen"](), builder.build(request).token_ids)
     assert "best_0" in text

@@ -1,0 +1,127 @@
+"""The live figures of the server, and K, which operators may set where `server.http_admin` allows it, as JSON.
+
+With authentication on, an operator is a caller with the scope admin, wherever it is. The rest is about a server
+without. An admin listener on loopback without client certificates is open to everybody on its machine. The page gives
+the same right to a browser on that machine which addresses the server as such. A proxy there looks like one if it adds
+no header of those below, so the setting is off unless an operator knows that there is none.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from completion_server.admission.identity import Identity
+from completion_server.admission.settings import ServerSettings
+from completion_server.auth.principal import Scope
+from completion_server.core.addresses import is_loopback, is_unix_socket
+from completion_server.core.errors import InvalidRequestError, PermissionDeniedError
+from completion_server.core.events import AdminChanged, RequestRefused
+from completion_server.http.app import READ, WRITE, Path
+from completion_server.http.dialect import Body, Json, parse, read
+from completion_server.http.endpoints import AsgiScope, Endpoints
+from completion_server.http.identity import headers_of
+from completion_server.http.openai import OPENAI
+from completion_server.http.playground.figures import LiveFigures
+from completion_server.serving.service import Service
+from completion_server.speculation.live import LiveSpeculation, SpeculationLockedError
+from completion_server.speculation.schedule import ScheduleError
+
+_BY = "playground"
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+
+
+class _SetSpeculation(Body):
+    k: Annotated[int, Field(ge=0, le=1000)] | None
+    """None lets the server choose."""
+
+
+class HttpAdmin:
+    """Shows one server to the page, and changes it."""
+
+    def __init__(
+        self,
+        service: Service,
+        speculation: LiveSpeculation,
+        figures: LiveFigures,
+        about: Callable[[], dict[str, str]],
+        closed_reason: str,
+    ) -> None:
+        """Show these parts. `about` names the models and the version, and is called once the engine has started.
+
+        `closed_reason` says why nobody may change the server, see `closed_reason`.
+        """
+        self._service = service
+        self._speculation = speculation
+        self._figures = figures
+        self._about = about
+        self._closed_reason = closed_reason
+
+    def paths(self, endpoints: Endpoints) -> dict[str, Path]:
+        """Return the paths."""
+        change = endpoints.action(self._set_speculation, Scope.COMPLETE, OPENAI, RequestRefused)
+        return {
+            "/admin/status": Path(endpoints.document(self._status, OPENAI), READ),
+            "/admin/speculation": Path(change, WRITE),
+        }
+
+    def _status(self, scope: AsgiScope, identity: Identity | None) -> Json:
+        load, speculation = self._service.load(), self._speculation
+        active = speculation.active
+        return {
+            **self._about(),
+            **self._figures.document(load),
+            "k": speculation.num_speculative_tokens(load.num_occupied),
+            "k_max": active.max_num_speculative_tokens,
+            "k_mode": active.mode.value,
+            "k_locked": self._locked_reason(scope, identity) or active.locked_reason,
+            "acceptance": speculation.figures().acceptance,
+        }
+
+    def _set_speculation(self, scope: AsgiScope, identity: Identity, data: bytes) -> Json:
+        if reason := self._locked_reason(scope, identity):
+            raise PermissionDeniedError(reason)
+        if "origin" not in headers_of(scope) and identity.principal is None:
+            raise PermissionDeniedError("only for the server's own page")  # every browser sends it with a POST
+        k, before = read(_SetSpeculation, parse(data)).k, self._speculation.active
+        try:
+            self._speculation.set_auto(_BY) if k is None else self._speculation.set_fixed(k, _BY)
+        except ScheduleError as error:
+            raise InvalidRequestError("k", error.fault) from None
+        except SpeculationLockedError as error:
+            raise PermissionDeniedError(str(error)) from None
+        self._service.emit(AdminChanged(identity.actor, "speculation", str(before), str(self._speculation.active)))
+        return self._status(scope, identity)
+
+    def _locked_reason(self, scope: AsgiScope, identity: Identity | None) -> str:
+        """Return why a caller may not change the server; "" for an operator."""
+        principal = identity.principal if identity else None
+        if self._closed_reason:
+            return self._closed_reason
+        if principal is None:
+            return refusal_reason((scope["client"] or ("",))[0], headers_of(scope))
+        return "" if Scope.ADMIN in principal.scopes else f"only with a token that has the scope {Scope.ADMIN.value}"
+
+
+def closed_reason(server: ServerSettings, *, trusts_names: bool) -> str:
+    """Return why no caller of the HTTP listener can be an operator; "" if some can."""
+    if not server.http_admin:
+        return "the page may not change this server (server.http_admin)"
+    if not server.admin_listen:
+        return "the server has no admin listener (server.admin_listen)"
+    if is_unix_socket(server.admin_listen) or server.admin_tls.client_ca:
+        return "operators must use the admin listener: completion-server speculation"
+    if trusts_names:
+        return "callers come through a proxy, which does not tell who is an operator"
+    return ""
+
+
+def refusal_reason(client: str, headers: Mapping[str, str]) -> str:
+    """Return why the caller at the IP address `client` is no operator, if callers can be; "" if it is one."""
+    if not is_loopback(f"{f'[{client}]' if ':' in client else client}:0"):
+        return "only for a browser on the server's machine"
+    host = headers.get("host", "")
+    has_port = host.rpartition(":")[2].isdecimal() and not host.endswith("]")
+    if any(name in headers for name in _FORWARDED) or not is_loopback(host if has_port else f"{host}:0"):
+        return "only for a browser on the server's machine, without a proxy"
+    return ""
