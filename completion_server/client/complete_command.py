@@ -20,7 +20,6 @@ from completion_server.client.cursor import (
     STDIN,
     Cursor,
     PositionError,
-    language_of,
     parse_position,
     read_text,
     split_text,
@@ -75,7 +74,9 @@ class _Complete(click.Command):
 )
 @click.option("--user", help="The request's user; a newer request of the same user supersedes it.")
 @click.option("--session", help="The editor session's name; a fresh one if not given.")
-@click.option("--language", help='The language, such as "python"; guessed from the file\'s name if not given.')
+@click.option(
+    "--language", help='The language, such as "python"; the server takes it from the file\'s name if not given.'
+)
 @click.option("--verbose", "-v", is_flag=True, help="Say which servers were measured and which one answered.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def complete(
@@ -137,7 +138,7 @@ def _request(file: str, cursor: Cursor, options: _Options) -> pb.CompleteRequest
         session_id=options["session"] or f"cli-{uuid.uuid4().hex[:12]}",
         sequence=1,
         document_uri=uri_of(file),
-        language_id=options["language"] or language_of(file),
+        language_id=options["language"] or "",
         prefix=cursor.prefix,
         suffix=cursor.suffix,
         trigger=pb.TRIGGER_EXPLICIT,
@@ -183,8 +184,7 @@ def _ask_in_order(
     for contender in contenders:
         left_s = ends_at_s - time.monotonic()
         connects_by_s = ends_at_s - (0.0 if contender is contenders[-1] else left_s / 2)
-        metadata = caller_metadata(user)
-        completion, reached = _complete(contender, request, connects_by_s, ends_at_s, metadata, view)
+        completion, reached = _complete(contender, request, connects_by_s, ends_at_s, caller_metadata(user), view)
         is_unusable = not completion.text and (isinstance(completion.error, UnavailableError) or not reached)
         if not is_unusable or time.monotonic() >= ends_at_s:
             break

@@ -23,7 +23,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, blocking
 from completion_client.endpoint import caller_metadata
 from completion_client.regions.race import open_in_order
-from completion_server.client.cursor import Cursor, Position, PositionError, language_of, read_text, split_text, uri_of
+from completion_server.client.cursor import Cursor, Position, PositionError, read_text, split_text, uri_of
 from completion_server.client.options import fail, server_options
 
 _BAR_WIDTH = 28
@@ -36,22 +36,13 @@ _MIN_LINES = 20
 PERCENTILES = (50, 95, 99)
 
 
-@dataclass(frozen=True, slots=True)
-class SourcePosition:
-    """A cursor position in a file."""
-
-    uri: str
-    language: str
-    cursor: Cursor
-
-
 def standard_library() -> list[Path]:
     """Return the Python standard library's own modules, in a fixed order."""
     return sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
 
 
-def samples(files: Sequence[Path], seed: int) -> Iterator[SourcePosition]:
-    """Yield endless positions within lines of code, the same for the same files and seed.
+def samples(files: Sequence[Path], seed: int) -> Iterator[tuple[str, Cursor]]:
+    """Yield endless URIs of files with positions within lines of code, the same for the same files and seed.
 
     Raises:
         PositionError: a file can't be read, or no file has enough text.
@@ -69,9 +60,7 @@ def samples(files: Sequence[Path], seed: int) -> Iterator[SourcePosition]:
         if lines[line].strip():
             indent = len(lines[line]) - len(lines[line].lstrip())
             column = chance.randint(indent + 1, len(lines[line].rstrip()) + 1)
-            yield SourcePosition(
-                uri_of(str(file)), language_of(file.name), split_text(text, Position(str(file), line + 1, column))
-            )
+            yield uri_of(str(file)), split_text(text, Position(str(file), line + 1, column))
 
 
 def _text(file: Path) -> str:
@@ -216,16 +205,16 @@ def profile(
 
 
 def _measure(
-    channel: grpc.Channel, endpoint: Endpoint, positions: Sequence[SourcePosition], options: _Options
+    channel: grpc.Channel, endpoint: Endpoint, positions: Sequence[tuple[str, Cursor]], options: _Options
 ) -> list[Completion]:
     """Send every request. The first ones warm the connection up and are not returned."""
     timeout_s = options["timeout_ms"] / 1000
     reached = blocking.connect(channel, timeout_s)
     run = f"profile-{uuid.uuid4().hex[:8]}"
 
-    def one(numbered_sample: tuple[int, SourcePosition]) -> Completion:
-        number, sample = numbered_sample
-        request = _request(f"{run}-{number}", sample, options)
+    def one(numbered: tuple[int, tuple[str, Cursor]]) -> Completion:
+        number, (uri, cursor) = numbered
+        request = _request(f"{run}-{number}", uri, cursor, options)
         return blocking.complete(channel, request, timeout_s=timeout_s, metadata=caller_metadata(request.session_id))
 
     numbered = enumerate(positions)
@@ -240,14 +229,13 @@ def _measure(
         )
 
 
-def _request(name: str, sample: SourcePosition, options: _Options) -> pb.CompleteRequest:
+def _request(name: str, uri: str, cursor: Cursor, options: _Options) -> pb.CompleteRequest:
     return pb.CompleteRequest(
         session_id=name,
         sequence=1,
-        document_uri=sample.uri,
-        language_id=sample.language,
-        prefix=sample.cursor.prefix,
-        suffix=sample.cursor.suffix,
+        document_uri=uri,
+        prefix=cursor.prefix,
+        suffix=cursor.suffix,
         trigger=pb.TRIGGER_AUTOMATIC,
         mode=pb.MODE_MULTI_LINE if options["mode"] == "multi" else pb.MODE_SINGLE_LINE,
         max_tokens=options["max_tokens"] or 0,
