@@ -79,7 +79,6 @@ class Recorder:
 
     def ended(self, record: Record) -> None:
         """Record the end of a request."""
-        assert record.outcome is not None
         outcome = record.outcome.value
         if self._is_abuser(record):
             self._stats.total.counters[f"abuser/outcome/{outcome}"] += 1
@@ -156,7 +155,6 @@ class Recorder:
             tallies.count("accepted_chars", accepted_chars(record.text, request, criteria.accepts_min_chars))
 
     def _record_text(self, record: Record, ttft_s: float, tallies: _Tallies, *, is_in_time: bool) -> None:
-        assert record.outcome is not None
         is_asked = record.outcome is not Outcome.CACHED  # a cached answer says nothing of the target
         tallies.total.record(f"ttft/outcome/{record.outcome.value}", ttft_s)
         if is_asked:
@@ -178,7 +176,6 @@ class Recorder:
 
     @staticmethod
     def _record_times(record: Record, total_s: float, total: Tally) -> None:
-        assert record.outcome is not None
         total.record(f"total/outcome/{record.outcome.value}", total_s)
         if record.outcome in WHOLE:
             total.record("total", total_s)

@@ -106,8 +106,6 @@ def client_settings_of(scenario: Scenario) -> ClientSettings:
         cancels_at_key=editor.cancels_at_key,
         deadline_s=editor.deadline_ms / 1000,
         traced_share=editor.traced_share,
-        backoff_min_s=editor.backoff_min_ms / 1000,
-        backoff_max_s=editor.backoff_max_ms / 1000,
         patience_s=scenario.criteria.within_ms / 1000,
     )
 

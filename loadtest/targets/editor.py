@@ -249,7 +249,7 @@ class RecordListener:
         """See RequestListener."""
         self.note_route(self.record)
         self.record.num_messages += 1
-        self.record.num_duplicates += self.record.outcome is not None
+        self.record.num_duplicates += self.record.has_ended
         take_end(self.record, end)
 
     def on_error(self, error: ServiceError) -> None:
@@ -302,20 +302,15 @@ class StreamEditor(ABC):
 
     def _key_pressed(self, record: Record) -> None:
         """Cancel a request that a key made stale, unless the user types the text of its answer."""
-        if record.outcome is None and not is_typed_along(record.text, record.request):
+        if not record.has_ended and not is_typed_along(record.text, record.request):
             self.stream.cancel_nowait(record.request.sequence)
 
     def _deadline_passed(self, record: Record) -> None:
-        if record.outcome is None:
+        if not record.has_ended:
             self.stream.discard_nowait(record.request.sequence)
             record.end(Outcome.DEADLINE)
 
 
-def session_settings(factory: RequestFactory, settings: ClientSettings, seed: str) -> SessionSettings:
+def session_settings(factory: RequestFactory, seed: str) -> SessionSettings:
     """Return the client library's settings of a session, whose waits are drawn from a seed."""
-    return SessionSettings(
-        backoff_min_s=settings.backoff_min_s,
-        backoff_max_s=settings.backoff_max_s,
-        backoff_seed=seed,
-        read_interval_s=factory.session.reads_every_s,
-    )
+    return SessionSettings(backoff_seed=seed, read_interval_s=factory.session.reads_every_s)

@@ -104,9 +104,7 @@ class SessionEditor(StreamEditor):
         """Open the stream to a host that is connected; its losses are added to `log`."""
         self._host = host
         self._region = region
-        stream = host.client.stream(
-            metadata=factory.metadata, settings=session_settings(factory, settings, seed), listener=log
-        )
+        stream = host.client.stream(metadata=factory.metadata, settings=session_settings(factory, seed), listener=log)
         super().__init__(stream, factory, settings)
         stream.start_nowait()
 

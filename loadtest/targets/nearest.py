@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from completion_client import (
     CompletionClient,
     Endpoint,
-    EndpointError,
     Regions,
-    RegionSettings,
     ReplicaStream,
 )
 from completion_client.regions.availability import Health
@@ -27,12 +25,8 @@ class NearestHosts:
     """The servers, as all editors of this process see them."""
 
     def __init__(self, spec: TargetSpec, settings: ClientSettings, log: StreamLog) -> None:
-        """Measure nothing yet; lost streams are added to `log`.
-
-        Raises TargetError if one of its options is not valid.
-        """
+        """Measure nothing yet; lost streams are added to `log`."""
         self._name = spec.name
-        self._region_settings = _region_settings(spec)
         self._numbers = {each: number for number, each in enumerate(spec.endpoints)}
         self._tokens = spec.credentials.tokens()
         self._settings = settings
@@ -44,7 +38,7 @@ class NearestHosts:
         """Find the nearest server. Raises TargetError if none serves."""
         if self._regions is None:
             share = trace.sessions[0].number if trace.sessions else 0  # each worker process checks at other times
-            self._regions = Regions(self._numbers, settings=self._region_settings, seed=f"{trace.seed}/{share}")
+            self._regions = Regions(self._numbers, seed=f"{trace.seed}/{share}")
         self._streams.clear()
         await self._regions.ready()
         states = self._regions.states()
@@ -58,9 +52,7 @@ class NearestHosts:
         assert self._regions is not None, "connect comes first"
         token = token_of(self._tokens, session.number)
         client = CompletionClient(self._regions, user=factory.user, token=token)
-        stream = client.stream(
-            metadata=factory.metadata, settings=session_settings(factory, self._settings, seed), listener=self._log
-        )
+        stream = client.stream(metadata=factory.metadata, settings=session_settings(factory, seed), listener=self._log)
         stream.start_nowait()
         self._streams.append(stream)
         return NearestEditor(client, stream, factory, self._settings, self._numbers)
@@ -111,16 +103,3 @@ class NearestEditor(StreamEditor):
     def close_nowait(self) -> list[asyncio.Task[None]]:
         """See StreamEditor. The connections are for the editors of the next run then."""
         return [*super().close_nowait(), asyncio.create_task(self._client.aclose())]
-
-
-def _region_settings(spec: TargetSpec) -> RegionSettings:
-    text = spec.options.get("return_spread_s")
-    if text is None:
-        return RegionSettings()
-    try:
-        return RegionSettings(return_spread_s=float(text))
-    except EndpointError as error:
-        msg = f"{spec.name}: {error}"
-    except ValueError:
-        msg = f"{spec.name}: return_spread_s must be a number of seconds, got {text!r}"
-    raise TargetError(msg)

@@ -115,7 +115,6 @@ class ReplayedBlock:
 def _answer(record: Record) -> Answer:
     """Return a record as its caller measured it. Raises TargetError if the request failed."""
     if record.outcome not in {*WHOLE, Outcome.SHED}:
-        assert record.outcome is not None
         raise TargetError(f"a request failed: {record.outcome.value} {record.error}".strip())
     assert record.ended_at_s is not None
     return Answer(
