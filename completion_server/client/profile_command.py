@@ -80,10 +80,6 @@ class Stage:
     starts_at: float
     """Sum of the shares of the earlier stages."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures for JSON output."""
-        return {"stage": self.name, **_named(self.percentiles_ms), "share": round(self.share, 4)}
-
 
 _STAGES = (
     ("network", "to the server and back, measured by the client"),
@@ -107,7 +103,8 @@ def stage_times_ms(completion: Completion) -> tuple[float, ...]:
         msg = "a completion without an End has no stages"
         raise ValueError(msg)
     times = completion.end.timings
-    first_step_ms = min(_first_step_ms(completion), times.decode_ms)
+    first_ms, *later_ms = (*completion.text_times_ms, completion.total_ms)
+    first_step_ms = min(later_ms[0] - first_ms if later_ms else 0.0, times.decode_ms)
     inside_ms = times.queue_ms + times.tokenise_ms + times.prefill_ms + times.decode_ms
     server_ms = max(times.total_ms, inside_ms)
     return (
@@ -119,14 +116,6 @@ def stage_times_ms(completion: Completion) -> tuple[float, ...]:
         first_step_ms,
         times.decode_ms - first_step_ms,
     )
-
-
-def _first_step_ms(completion: Completion) -> float:
-    """Return the time from the first piece of text to the next event; 0 without text."""
-    times_ms = completion.text_times_ms
-    if not times_ms:
-        return 0.0
-    return (times_ms[1] if len(times_ms) > 1 else completion.total_ms) - times_ms[0]
 
 
 def waterfall(completions: Sequence[Completion]) -> list[Stage]:
@@ -253,7 +242,8 @@ def _report(completions: Sequence[Completion], concurrency: int, as_json: bool) 
     figures = summary(attempted)
     if as_json:
         report = {"requests": len(completions), "concurrency": concurrency, "endings": dict(endings)}
-        click.echo(json.dumps(report | figures | {"stages": [stage.as_dict() for stage in stages]}))
+        parts = [{"stage": s.name, **_named(s.percentiles_ms), "share": round(s.share, 4)} for s in stages]
+        click.echo(json.dumps(report | figures | {"stages": parts}))
         return
     console = Console(highlight=False)
     console.print(_table(stages, figures))
