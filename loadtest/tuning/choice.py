@@ -1,4 +1,4 @@
-"""Chooses the K of each batch size, compares the schedules of a check, and describes the result in sentences. Pure.
+"""Chooses the K of each batch size, compares the schedules of a check, and says which to run. Pure.
 
 The compared variants are measured side by side in each round. So a round gives one number, a difference or the
 logarithm of a ratio, in which the machine's drift and the round's traffic cancel. All estimates and the test are those
@@ -90,23 +90,6 @@ class Choice:
             total_ms=float(np.mean(off_ms)),
         )
 
-    def __str__(self) -> str:
-        """Return it as a sentence."""
-        saved, gain = self.saved_ms, self.gain
-        start = (
-            f"At concurrency {self.concurrency} a typical completion takes {self.total_ms:.0f} ms without speculation. "
-        )
-        if not self.best_k:
-            return start + "No other K was measured."
-        tokens = f"{gain.value:.2f} times the tokens/s, {gain.low:.2f} to {gain.high:.2f}"
-        if self.k:
-            share, span = saved.value / self.total_ms, f"{saved.low:.1f} to {saved.high:.1f}"
-            return start + f"K = {self.k} saves {saved.value:.1f} ms of it, {share:.0%} ({span} ms; {tokens})."
-        if gain.high < 1:
-            change = f"{abs(saved.value):.1f} ms {'less' if saved.value > 0 else 'more'}"
-            return start + f"K should be 0: even with the best other, {self.best_k}, it is {change} ({tokens})."
-        return start + f"K should be 0: the best other, {self.best_k}, is not better beyond noise ({tokens})."
-
 
 def confidence_of(sweep: Blocks) -> float:
     """Return the level of the intervals of a sweep's choices: the test's error rate, divided by the number of Ks."""
@@ -171,16 +154,15 @@ def verify(blocks: Blocks, table: Rows, fixed: Variant) -> Verification:
     return Verification(fixed, over_fixed, over_off, fixed_over_off, recommended)
 
 
-def words(choices: Sequence[Choice], table: Rows, found: Verification) -> list[str]:
-    """Return the verdict: sentences on each concurrency, on the crossover and on the verification."""
+def words(table: Rows, found: Verification) -> list[str]:
+    """Return the verdict: sentences on the crossover and on the verification."""
     at, tuned = crossover(table), as_variant(table)
-    lines = [str(choice) for choice in choices]
     if at is None:
-        lines.append(f"Speculation pays up to the largest batch measured, {table[-1][1]}.")
+        lines = [f"Speculation pays up to the largest batch measured, {table[-1][1]}."]
     elif at == 1:
-        lines.append("Speculation pays at no batch size: K should be 0 everywhere.")
+        lines = ["Speculation pays at no batch size: K should be 0 everywhere."]
     else:
-        lines.append(f"Speculation stops paying at a batch size of about {at}: K should be 0 from there on.")
+        lines = [f"Speculation stops paying at a batch size of about {at}: K should be 0 from there on."]
     if tuned == found.best_fixed == OFF:
         lines.append("The table, the best fixed K and off are the same, K = 0: there was nothing to check.")
     else:

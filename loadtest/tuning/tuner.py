@@ -65,7 +65,7 @@ class Tuned:
     @property
     def verdict(self) -> list[str]:
         """The result in sentences."""
-        return words(self.choices, self.table, self.verification)
+        return words(self.table, self.verification)
 
     @property
     def troubles(self) -> list[str]:
