@@ -7,11 +7,11 @@ import random
 import sysconfig
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import click
 import grpc
@@ -150,14 +150,6 @@ def _named(values: Sequence[float]) -> dict[str, float]:
     return {f"p{percent}": round(value, 3) for percent, value in zip(PERCENTILES, values, strict=True)}
 
 
-class _Options(TypedDict):
-    requests: int
-    concurrency: int
-    mode: str
-    max_tokens: int | None
-    timeout_ms: int
-
-
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @server_options
@@ -169,7 +161,11 @@ class _Options(TypedDict):
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the cursor positions.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def profile(
-    endpoints: Sequence[Endpoint], files: tuple[Path, ...], seed: int, as_json: bool, **options: Unpack[_Options]
+    endpoints: Sequence[Endpoint],
+    files: tuple[Path, ...],
+    seed: int,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401 - fields of the requests
 ) -> None:
     """Show how the time of requests divides into stages.
 
@@ -194,7 +190,7 @@ def profile(
 
 
 def _measure(
-    channel: grpc.Channel, endpoint: Endpoint, positions: Sequence[tuple[str, Cursor]], options: _Options
+    channel: grpc.Channel, endpoint: Endpoint, positions: Sequence[tuple[str, Cursor]], options: Mapping[str, Any]
 ) -> list[Completion]:
     """Send every request. The first ones warm the connection up and are not returned."""
     timeout_s = options["timeout_ms"] / 1000
@@ -218,7 +214,7 @@ def _measure(
         )
 
 
-def _request(name: str, uri: str, cursor: Cursor, options: _Options) -> pb.CompleteRequest:
+def _request(name: str, uri: str, cursor: Cursor, options: Mapping[str, Any]) -> pb.CompleteRequest:
     return pb.CompleteRequest(
         session_id=name,
         sequence=1,
