@@ -148,28 +148,17 @@ def make_document(
 
 def check(scenario: Scenario, specs: Sequence[TargetSpec], machine: Machine, *, is_interleaved: bool) -> None:
     """Check that the options go together. Raises Refused."""
+    if not specs:
+        raise Refused("there is nobody to ask: give a --target, or several servers with --server HOST:PORT,HOST:PORT")
+    if machine.index >= machine.count:
+        raise Refused(f"--worker-index must be below --num-workers = {machine.count}, got {machine.index}")
+    if machine.count > 1 and machine.start_at is None:
+        raise Refused("with several machines they must start together: say when with --start-at, as Unix time")
+    if machine.start_at is not None and (len(specs) > 1 or is_interleaved):
+        raise Refused("--start-at is the time of one run: with it there can be one --target only, and no --interleave")
     others = [spec.name for spec in specs if not spec.kind.startswith("grpc")]
-    for is_fault, message in (
-        (not specs, "there is nobody to ask: give a --target, or several servers with --server HOST:PORT,HOST:PORT"),
-        (
-            machine.index >= machine.count,
-            f"--worker-index must be below --num-workers = {machine.count}, got {machine.index}",
-        ),
-        (
-            machine.count > 1 and machine.start_at is None,
-            "with several machines they must start together: say when with --start-at, as Unix time",
-        ),
-        (
-            machine.start_at is not None and (len(specs) > 1 or is_interleaved),
-            "--start-at is the time of one run: with it there can be one --target only, and no --interleave",
-        ),
-        (
-            scenario.editor.mode == "next_edit" and others,
-            f"editor.mode: only grpc targets answer requests for next edits, not {', '.join(others)}",
-        ),
-    ):
-        if is_fault:
-            raise Refused(message)
+    if scenario.editor.mode == "next_edit" and others:
+        raise Refused(f"editor.mode: only grpc targets answer requests for next edits, not {', '.join(others)}")
 
 
 @click.command()

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
-from scipy import stats as distributions
+from scipy.special import ndtri, stdtrit
 
 from loadtest.report.document import RunDocument, TargetResult
 from loadtest.report.figures import FIGURES, Array, Better, Figure, Sums, ratio, slice_durations_s
@@ -186,8 +186,7 @@ def widening(num_slices: int, confidence: float) -> float:
     """
     num_blocks = num_slices / block_length(num_slices)
     freedom, quantile = num_blocks - 1, 0.5 + confidence / 2
-    t, z = distributions.t.ppf(quantile, freedom), distributions.norm.ppf(quantile)
-    return float(t / z * math.sqrt(num_blocks / freedom))
+    return float(stdtrit(freedom, quantile) / ndtri(quantile) * math.sqrt(num_blocks / freedom))
 
 
 def _is_sliced(figure: Figure, total: Sums, slices: Sums) -> bool:

@@ -104,20 +104,8 @@ async def test_it_finds_the_best_table_and_restores_the_server(tmp_path: Path) -
     out, html = tmp_path / "schedule.json", tmp_path / "tuning.html"
     async with serving(DEAR_AT_LARGE_BATCHES) as server:
         before = await active_schedule(server)
-        output = await tune(
-            server,
-            *IN_SMALL,
-            "--rounds",
-            "4",
-            "--concurrency",
-            "1,8",
-            "--k",
-            "3",
-            "--out",
-            str(out),
-            "--html",
-            str(html),
-        )
+        options = ["--rounds", "4", "--concurrency", "1,8", "--k", "3"]
+        output = await tune(server, *IN_SMALL, *options, "--out", str(out), "--html", str(html))
         after = await active_schedule(server)
     found = json.loads(out.read_text())
     assert found["table"] == [[1, 2, 3], [3, 8, 0]]
