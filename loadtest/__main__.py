@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.commands.run import compare, merge, report, run
-from loadtest.commands.searches import capacity, sweep
+from loadtest.commands.searches import capacity
 from loadtest.commands.tune import tune_k
 from loadtest.simulation.command import simulate
 from loadtest.traffic.scenario import packaged_scenarios
@@ -30,7 +30,7 @@ def scenarios() -> None:
     Console().print(table)
 
 
-for _command in (run, merge, report, compare, capacity, sweep, tune_k, simulate):
+for _command in (run, merge, report, compare, capacity, tune_k, simulate):
     main.add_command(_command)
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ run and two for a slice.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from hdrh.histogram import HdrHistogram
+from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter
 
 MAX_SECONDS = 600.0
 """Longer times are recorded as this."""
@@ -26,7 +27,6 @@ class Histogram:
 
     def __init__(self, digits: int = 3) -> None:
         """Keep `digits` significant digits. With fewer than three, times are also rounded to 64 microseconds."""
-        self._digits = digits
         unit_us = 1 if digits >= 3 else _SLICE_UNIT_US  # noqa: PLR2004
         self._hdr = HdrHistogram(unit_us, int(MAX_SECONDS * _MICROSECONDS), digits)
 
@@ -69,14 +69,17 @@ class Histogram:
         return histogram
 
 
+_Encoded = Annotated[Histogram, PlainSerializer(Histogram.encode), PlainValidator(Histogram.decode)]
+
+
 @dataclass(slots=True)
 class Tally:
     """Named counters and histograms. A "/" in a name separates dimensions, as in `ttft/outcome/answered`."""
 
-    digits: int = 3
+    digits: Annotated[int, Field(exclude=True)] = 3
     counters: Counter[str] = field(default_factory=Counter)
     """Totals by name."""
-    histograms: dict[str, Histogram] = field(default_factory=dict)
+    histograms: dict[str, _Encoded] = field(default_factory=dict)
 
     def record(self, name: str, seconds: float) -> None:
         """Record a time in a histogram."""
@@ -96,21 +99,12 @@ class Tally:
         for name, histogram in other.histograms.items():
             self.histograms.setdefault(name, Histogram(self.digits)).add(histogram)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        histograms = {name: each.encode() for name, each in sorted(self.histograms.items())}
-        return {"counters": dict(sorted(self.counters.items())), "histograms": histograms}
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any], digits: int) -> Self:
-        """Read the result of `as_json`. Raises ValueError or KeyError for anything else."""
-        histograms = {name: Histogram.decode(text) for name, text in found["histograms"].items()}
-        return cls(digits, Counter(found["counters"]), histograms)
-
 
 @dataclass(slots=True)
 class RunStats:
     """Statistics of one target, recorded by one worker or summed over several."""
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
 
     target: str
     """Name of the target."""
@@ -125,6 +119,10 @@ class RunStats:
     num_workers: int = 1
     """Number of workers that took part in the run."""
 
+    def __post_init__(self) -> None:
+        for each in self.slices:
+            each.digits = 2
+
     def slice_at(self, at_s: float) -> Tally:
         """Return the slice that contains a time of the run."""
         place = max(0, int(at_s / self.slice_s))
@@ -134,28 +132,16 @@ class RunStats:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {
-            "target": self.target,
-            "duration_s": self.duration_s,
-            "slice_s": self.slice_s,
-            "workers": sorted(self.workers),
-            "num_workers": self.num_workers,
-            "total": self.total.as_json(),
-            "slices": [each.as_json() for each in self.slices],
-        }
+        found: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        return found
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Read the result of `as_json`. Raises ValueError or KeyError for anything else."""
-        return cls(
-            target=found["target"],
-            duration_s=found["duration_s"],
-            slice_s=found["slice_s"],
-            total=Tally.from_json(found["total"], digits=3),
-            slices=[Tally.from_json(each, digits=2) for each in found["slices"]],
-            workers=frozenset(found["workers"]),
-            num_workers=found["num_workers"],
-        )
+    def from_json(cls, found: dict[str, Any]) -> "RunStats":
+        """Read the result of `as_json`. Raises ValueError for anything else."""
+        return _ADAPTER.validate_python(found)
+
+
+_ADAPTER = TypeAdapter(RunStats)
 
 
 def merge(runs: Iterable[RunStats]) -> RunStats:

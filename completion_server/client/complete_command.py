@@ -4,9 +4,9 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypedDict, Unpack
+from typing import Any
 
 import click
 from rich.console import Console
@@ -20,7 +20,6 @@ from completion_server.client.cursor import (
     STDIN,
     Cursor,
     PositionError,
-    language_of,
     parse_position,
     read_text,
     split_text,
@@ -31,18 +30,6 @@ from completion_server.client.output import CompletionView, completion_dict, foo
 
 _LEAST_S = 0.001
 _MODES = {"single": pb.MODE_SINGLE_LINE, "multi": pb.MODE_MULTI_LINE}
-
-
-class _Options(TypedDict):
-    mode: str
-    max_tokens: int | None
-    temperature: float | None
-    seed: int | None
-    no_speculation: bool
-    no_cache: bool
-    stop: tuple[str, ...]
-    session: str | None
-    language: str | None
 
 
 class _Complete(click.Command):
@@ -75,7 +62,9 @@ class _Complete(click.Command):
 )
 @click.option("--user", help="The request's user; a newer request of the same user supersedes it.")
 @click.option("--session", help="The editor session's name; a fresh one if not given.")
-@click.option("--language", help='The language, such as "python"; guessed from the file\'s name if not given.')
+@click.option(
+    "--language", help='The language, such as "python"; the server takes it from the file\'s name if not given.'
+)
 @click.option("--verbose", "-v", is_flag=True, help="Say which servers were measured and which one answered.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def complete(
@@ -85,7 +74,7 @@ def complete(
     user: str | None,
     verbose: bool,
     as_json: bool,
-    **options: Unpack[_Options],
+    **options: Any,  # noqa: ANN401 - fields of the request
 ) -> None:
     """Stream the completion at a cursor position in a file to the terminal.
 
@@ -110,13 +99,21 @@ def complete(
     view = CompletionView(Console(highlight=False), cursor, is_silent=as_json)
     ends_at_s = time.monotonic() + timeout_ms / 1000
     with open_in_order(endpoints, user or request.session_id, settings=_race(timeout_ms / 1000)) as contenders:
-        _describe(contenders if verbose else ())
+        for each in contenders if verbose else ():
+            measured = "not measured" if each.round_trip_ms is None else f"{each.round_trip_ms:.1f} ms away"
+            click.echo(f"{each.endpoint.address} {measured}", err=True)
         contender, completion, reached = _ask_in_order(contenders, request, ends_at_s, user, view)
     if verbose:
         click.echo(f"asked {contender.endpoint.address}", err=True)
     if as_json:
-        position_of = {"file": file, "line": cursor.line, "column": cursor.column}
-        click.echo(json.dumps(completion_dict(completion) | _origin(contender) | position_of))
+        about = {
+            "server": contender.endpoint.address,
+            "round_trip_ms": None if contender.round_trip_ms is None else round(contender.round_trip_ms, 3),
+            "file": file,
+            "line": cursor.line,
+            "column": cursor.column,
+        }
+        click.echo(json.dumps(completion_dict(completion) | about))
     if completion.error:
         fail(completion.error, contender.endpoint, reached=reached)
     if not as_json:
@@ -132,12 +129,12 @@ def _read_cursor(position: str) -> tuple[str, Cursor]:
         raise click.UsageError(str(error)) from error
 
 
-def _request(file: str, cursor: Cursor, options: _Options) -> pb.CompleteRequest:
+def _request(file: str, cursor: Cursor, options: Mapping[str, Any]) -> pb.CompleteRequest:
     return pb.CompleteRequest(
         session_id=options["session"] or f"cli-{uuid.uuid4().hex[:12]}",
         sequence=1,
         document_uri=uri_of(file),
-        language_id=options["language"] or language_of(file),
+        language_id=options["language"] or "",
         prefix=cursor.prefix,
         suffix=cursor.suffix,
         trigger=pb.TRIGGER_EXPLICIT,
@@ -157,17 +154,6 @@ def _race(timeout_s: float) -> RegionSettings:
     return replace(settings, race_s=min(settings.race_s, timeout_s / 2))
 
 
-def _describe(contenders: Sequence[Contender]) -> None:
-    for each in contenders:
-        measured = "not measured" if each.round_trip_ms is None else f"{each.round_trip_ms:.1f} ms away"
-        click.echo(f"{each.endpoint.address} {measured}", err=True)
-
-
-def _origin(contender: Contender) -> dict[str, str | float | None]:
-    round_trip_ms = None if contender.round_trip_ms is None else round(contender.round_trip_ms, 3)
-    return {"server": contender.endpoint.address, "round_trip_ms": round_trip_ms}
-
-
 def _ask_in_order(
     contenders: Sequence[Contender],
     request: pb.CompleteRequest,
@@ -183,8 +169,7 @@ def _ask_in_order(
     for contender in contenders:
         left_s = ends_at_s - time.monotonic()
         connects_by_s = ends_at_s - (0.0 if contender is contenders[-1] else left_s / 2)
-        metadata = caller_metadata(user)
-        completion, reached = _complete(contender, request, connects_by_s, ends_at_s, metadata, view)
+        completion, reached = _complete(contender, request, connects_by_s, ends_at_s, caller_metadata(user), view)
         is_unusable = not completion.text and (isinstance(completion.error, UnavailableError) or not reached)
         if not is_unusable or time.monotonic() >= ends_at_s:
             break

@@ -2,56 +2,11 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
 STDIN = "-"
 
 _POSITION = re.compile(r"(?P<file>.+?)(?::(?P<line>\d+)(?::(?P<column>\d+))?)?", re.DOTALL)
-
-_LANGUAGES = {
-    ".bash": "shellscript",
-    ".c": "c",
-    ".cc": "cpp",
-    ".cpp": "cpp",
-    ".cs": "csharp",
-    ".css": "css",
-    ".cxx": "cpp",
-    ".ex": "elixir",
-    ".exs": "elixir",
-    ".go": "go",
-    ".h": "c",
-    ".hpp": "cpp",
-    ".hs": "haskell",
-    ".html": "html",
-    ".java": "java",
-    ".js": "javascript",
-    ".json": "json",
-    ".jsx": "javascriptreact",
-    ".kt": "kotlin",
-    ".lua": "lua",
-    ".md": "markdown",
-    ".mjs": "javascript",
-    ".php": "php",
-    ".pl": "perl",
-    ".proto": "proto",
-    ".py": "python",
-    ".pyi": "python",
-    ".r": "r",
-    ".rb": "ruby",
-    ".rs": "rust",
-    ".scala": "scala",
-    ".scss": "scss",
-    ".sh": "shellscript",
-    ".sql": "sql",
-    ".swift": "swift",
-    ".toml": "toml",
-    ".ts": "typescript",
-    ".tsx": "typescriptreact",
-    ".xml": "xml",
-    ".yaml": "yaml",
-    ".yml": "yaml",
-    ".zig": "zig",
-}
 
 
 class PositionError(ValueError):
@@ -145,11 +100,6 @@ def read_text(file: str, standard_input: bytes | None = None) -> str:
     except OSError as error:
         msg = f"{_name(file)} can't be read: {(error.strerror or str(error)).lower()}"
         raise PositionError(msg) from error
-
-
-def language_of(file: str) -> str:
-    """Return the Language Server Protocol's language identifier for a file's extension."""
-    return _LANGUAGES.get(PurePath(file).suffix.lower(), "plaintext")
 
 
 def uri_of(file: str) -> str:

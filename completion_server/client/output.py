@@ -1,7 +1,7 @@
 """Shows completions, errors and answers: on a terminal, in a pipe, and as JSON under the contract's own names."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -35,7 +35,6 @@ _NO_TEXT = {
 START_HINT = "Start one with: completion-server serve --config FILE"
 
 _MAX_CAUSE_CHARS = 120
-_MS_PER_S = 1000
 
 
 class CompletionView:
@@ -172,57 +171,33 @@ def _rounded(value: float | None) -> float | None:
 def explain(error: ServiceError, address: str, *, reached: bool = True) -> str:
     """Return a sentence with the error and its remedy; `reached` says whether there was a connection at all."""
     if not reached:
-        return f"No server answers at {address} ({_last_cause(error.message)}). {START_HINT}; or name another address."
-    template = _TEMPLATES.get(error.status)
-    text = template(error, address) if template else _failed(error, address)
+        cause = error.message.rstrip(".; )]").rsplit(": ", 1)[-1][:_MAX_CAUSE_CHARS]  # the last of gRPC's long message
+        return f"No server answers at {address} ({cause}). {START_HINT}; or name another address."
+    if isinstance(error, TokenError):
+        template = "At {address}: {message}."
+    elif error.status is grpc.StatusCode.UNAUTHENTICATED and _ONLY_CERTIFICATE.search(error.message):
+        template = "The server at {address} wants a certificate that it takes (--tls-cert, --tls-key): {message}."
+    else:
+        template = "The server at {address} " + _TEMPLATES.get(error.status, "failed: {message} ({status}).")
+    faults = "; ".join(f"{each.field}: {each.description}" for each in error.violations) or error.message
+    text = template.format(address=address, message=error.message, status=error.status.name, faults=faults)
     return text + (f" Ask again in {_duration(error.retry_after_ms)}." if error.retry_after_ms is not None else "")
 
 
 def _duration(milliseconds: int) -> str:
-    seconds = milliseconds / _MS_PER_S
-    return f"{seconds:.0f} s" if seconds >= 1 else f"{milliseconds} ms"
+    return f"{milliseconds / 1000:.0f} s" if milliseconds >= 1000 else f"{milliseconds} ms"  # noqa: PLR2004
 
 
-def _failed(error: ServiceError, address: str) -> str:
-    return f"The server at {address} failed: {error.message} ({error.status.name})."
-
-
-def _invalid(error: ServiceError, address: str) -> str:
-    faults = "; ".join(f"{each.field}: {each.description}" for each in error.violations) or error.message
-    return f"The server at {address} refused the request: {faults}."
-
-
-def _unauthenticated(error: ServiceError, address: str) -> str:
-    if isinstance(error, TokenError):
-        return f"At {address}: {error.message}."
-    if _ONLY_CERTIFICATE.search(error.message):
-        return f"The server at {address} wants a certificate that it takes (--tls-cert, --tls-key): {error.message}."
-    how = f"Give one with --token-file FILE, --token-command COMMAND or the variable {VARIABLE}"
-    return f"The server at {address} wants a token: {error.message}. {how}; its operator makes them."
-
-
-def _last_cause(details: str) -> str:
-    """Return the last cause in gRPC's long message about a failed connection."""
-    return details.rstrip(".; )]").rsplit(": ", 1)[-1][:_MAX_CAUSE_CHARS]
-
-
-_TEMPLATES: dict[grpc.StatusCode, Callable[[ServiceError, str], str]] = {
-    grpc.StatusCode.UNAVAILABLE: lambda error, address: f"The server at {address} can't answer now: {error.message}.",
-    grpc.StatusCode.INVALID_ARGUMENT: _invalid,
-    grpc.StatusCode.DEADLINE_EXCEEDED: lambda error, address: (
-        f"The server at {address} did not finish in time; allow it more with --timeout-ms."
+_TEMPLATES = {
+    grpc.StatusCode.UNAVAILABLE: "can't answer now: {message}.",
+    grpc.StatusCode.INVALID_ARGUMENT: "refused the request: {faults}.",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "did not finish in time; allow it more with --timeout-ms.",
+    grpc.StatusCode.UNAUTHENTICATED: (
+        "wants a token: {message}. Give one with --token-file FILE, --token-command COMMAND or the variable "
+        f"{VARIABLE}; its operator makes them."
     ),
-    grpc.StatusCode.UNAUTHENTICATED: _unauthenticated,
-    grpc.StatusCode.PERMISSION_DENIED: lambda error, address: (
-        f"The server at {address} does not allow this to you: {error.message}."
-    ),
-    grpc.StatusCode.FAILED_PRECONDITION: lambda error, address: (
-        f"The server at {address} can't do this: {error.message}."
-    ),
-    grpc.StatusCode.RESOURCE_EXHAUSTED: lambda error, address: (
-        f"The server at {address} is overloaded: {error.message}."
-    ),
-    grpc.StatusCode.UNIMPLEMENTED: lambda error, address: (
-        f"The listener at {address} does not serve this: {error.message}. Is it the right port?"
-    ),
+    grpc.StatusCode.PERMISSION_DENIED: "does not allow this to you: {message}.",
+    grpc.StatusCode.FAILED_PRECONDITION: "can't do this: {message}.",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "is overloaded: {message}.",
+    grpc.StatusCode.UNIMPLEMENTED: "does not serve this: {message}. Is it the right port?",
 }

@@ -7,11 +7,11 @@ import random
 import sysconfig
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import click
 import grpc
@@ -23,7 +23,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, blocking
 from completion_client.endpoint import caller_metadata
 from completion_client.regions.race import open_in_order
-from completion_server.client.cursor import Cursor, Position, PositionError, language_of, read_text, split_text, uri_of
+from completion_server.client.cursor import Cursor, Position, PositionError, read_text, split_text, uri_of
 from completion_server.client.options import fail, server_options
 
 _BAR_WIDTH = 28
@@ -36,22 +36,13 @@ _MIN_LINES = 20
 PERCENTILES = (50, 95, 99)
 
 
-@dataclass(frozen=True, slots=True)
-class SourcePosition:
-    """A cursor position in a file."""
-
-    uri: str
-    language: str
-    cursor: Cursor
-
-
 def standard_library() -> list[Path]:
     """Return the Python standard library's own modules, in a fixed order."""
     return sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
 
 
-def samples(files: Sequence[Path], seed: int) -> Iterator[SourcePosition]:
-    """Yield endless positions within lines of code, the same for the same files and seed.
+def samples(files: Sequence[Path], seed: int) -> Iterator[tuple[str, Cursor]]:
+    """Yield endless URIs of files with positions within lines of code, the same for the same files and seed.
 
     Raises:
         PositionError: a file can't be read, or no file has enough text.
@@ -69,9 +60,7 @@ def samples(files: Sequence[Path], seed: int) -> Iterator[SourcePosition]:
         if lines[line].strip():
             indent = len(lines[line]) - len(lines[line].lstrip())
             column = chance.randint(indent + 1, len(lines[line].rstrip()) + 1)
-            yield SourcePosition(
-                uri_of(str(file)), language_of(file.name), split_text(text, Position(str(file), line + 1, column))
-            )
+            yield uri_of(str(file)), split_text(text, Position(str(file), line + 1, column))
 
 
 def _text(file: Path) -> str:
@@ -90,10 +79,6 @@ class Stage:
     """Share of the requests' whole time, 0 to 1; the stages' shares add up to 1."""
     starts_at: float
     """Sum of the shares of the earlier stages."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures for JSON output."""
-        return {"stage": self.name, **_named(self.percentiles_ms), "share": round(self.share, 4)}
 
 
 _STAGES = (
@@ -118,7 +103,8 @@ def stage_times_ms(completion: Completion) -> tuple[float, ...]:
         msg = "a completion without an End has no stages"
         raise ValueError(msg)
     times = completion.end.timings
-    first_step_ms = min(_first_step_ms(completion), times.decode_ms)
+    first_ms, *later_ms = (*completion.text_times_ms, completion.total_ms)
+    first_step_ms = min(later_ms[0] - first_ms if later_ms else 0.0, times.decode_ms)
     inside_ms = times.queue_ms + times.tokenise_ms + times.prefill_ms + times.decode_ms
     server_ms = max(times.total_ms, inside_ms)
     return (
@@ -130,14 +116,6 @@ def stage_times_ms(completion: Completion) -> tuple[float, ...]:
         first_step_ms,
         times.decode_ms - first_step_ms,
     )
-
-
-def _first_step_ms(completion: Completion) -> float:
-    """Return the time from the first piece of text to the next event; 0 without text."""
-    times_ms = completion.text_times_ms
-    if not times_ms:
-        return 0.0
-    return (times_ms[1] if len(times_ms) > 1 else completion.total_ms) - times_ms[0]
 
 
 def waterfall(completions: Sequence[Completion]) -> list[Stage]:
@@ -172,14 +150,6 @@ def _named(values: Sequence[float]) -> dict[str, float]:
     return {f"p{percent}": round(value, 3) for percent, value in zip(PERCENTILES, values, strict=True)}
 
 
-class _Options(TypedDict):
-    requests: int
-    concurrency: int
-    mode: str
-    max_tokens: int | None
-    timeout_ms: int
-
-
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @server_options
@@ -191,7 +161,11 @@ class _Options(TypedDict):
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the cursor positions.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def profile(
-    endpoints: Sequence[Endpoint], files: tuple[Path, ...], seed: int, as_json: bool, **options: Unpack[_Options]
+    endpoints: Sequence[Endpoint],
+    files: tuple[Path, ...],
+    seed: int,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401 - fields of the requests
 ) -> None:
     """Show how the time of requests divides into stages.
 
@@ -216,16 +190,16 @@ def profile(
 
 
 def _measure(
-    channel: grpc.Channel, endpoint: Endpoint, positions: Sequence[SourcePosition], options: _Options
+    channel: grpc.Channel, endpoint: Endpoint, positions: Sequence[tuple[str, Cursor]], options: Mapping[str, Any]
 ) -> list[Completion]:
     """Send every request. The first ones warm the connection up and are not returned."""
     timeout_s = options["timeout_ms"] / 1000
     reached = blocking.connect(channel, timeout_s)
     run = f"profile-{uuid.uuid4().hex[:8]}"
 
-    def one(numbered_sample: tuple[int, SourcePosition]) -> Completion:
-        number, sample = numbered_sample
-        request = _request(f"{run}-{number}", sample, options)
+    def one(numbered: tuple[int, tuple[str, Cursor]]) -> Completion:
+        number, (uri, cursor) = numbered
+        request = _request(f"{run}-{number}", uri, cursor, options)
         return blocking.complete(channel, request, timeout_s=timeout_s, metadata=caller_metadata(request.session_id))
 
     numbered = enumerate(positions)
@@ -240,14 +214,13 @@ def _measure(
         )
 
 
-def _request(name: str, sample: SourcePosition, options: _Options) -> pb.CompleteRequest:
+def _request(name: str, uri: str, cursor: Cursor, options: Mapping[str, Any]) -> pb.CompleteRequest:
     return pb.CompleteRequest(
         session_id=name,
         sequence=1,
-        document_uri=sample.uri,
-        language_id=sample.language,
-        prefix=sample.cursor.prefix,
-        suffix=sample.cursor.suffix,
+        document_uri=uri,
+        prefix=cursor.prefix,
+        suffix=cursor.suffix,
         trigger=pb.TRIGGER_AUTOMATIC,
         mode=pb.MODE_MULTI_LINE if options["mode"] == "multi" else pb.MODE_SINGLE_LINE,
         max_tokens=options["max_tokens"] or 0,
@@ -265,7 +238,8 @@ def _report(completions: Sequence[Completion], concurrency: int, as_json: bool) 
     figures = summary(attempted)
     if as_json:
         report = {"requests": len(completions), "concurrency": concurrency, "endings": dict(endings)}
-        click.echo(json.dumps(report | figures | {"stages": [stage.as_dict() for stage in stages]}))
+        parts = [{"stage": s.name, **_named(s.percentiles_ms), "share": round(s.share, 4)} for s in stages]
+        click.echo(json.dumps(report | figures | {"stages": parts}))
         return
     console = Console(highlight=False)
     console.print(_table(stages, figures))

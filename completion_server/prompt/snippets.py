@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
 
+from completion_server.core.languages import UNKNOWN, language_of
 from completion_server.core.request import Snippet
 from completion_server.prompt.templates import PathAt, Template
 from completion_server.prompt.tokens.reuse import Encoded
@@ -13,13 +14,8 @@ from completion_server.prompt.window import cut_to_lines, first_lines
 _PATH_PARTS = 3
 _MIN_LINES = 2
 _CHARACTERS_A_TOKEN = 8
-_HASH_LANGUAGES = frozenset(
-    {
-        *("cmake", "coffeescript", "dockerfile", "elixir", "julia", "makefile", "nim", "perl", "powershell", "python"),
-        *("r", "ruby", "shellscript", "toml", "yaml"),
-    }
-)
-_DASH_LANGUAGES = frozenset({"ada", "elm", "haskell", "lua", "sql", "vhdl"})
+_LINE_COMMENTS = frozenset({"#", "--", "//", ";", "%", "!", "'", '"'})
+"""Characters that open a comment without an end mark."""
 
 Encode = Callable[[str], Encoded]
 
@@ -58,9 +54,9 @@ def short_path(uri: str) -> str:
 
 def comment_leader(language_id: str) -> str:
     """Return the characters that open a line comment; languages have the Language Server Protocol's names."""
-    if language_id in _HASH_LANGUAGES:
-        return "#"
-    return "--" if language_id in _DASH_LANGUAGES else "//"
+    language = language_of(language_id, "", "")
+    leaders = () if language is UNKNOWN else map(str.strip, language.syntax.comments)
+    return next((each for each in leaders if each in _LINE_COMMENTS), "//")
 
 
 class SnippetRenderer:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -22,25 +23,22 @@ from loadtest.driving.run import RunProgress
 from loadtest.report.document import RunDocument
 from loadtest.report.page import render_page
 from loadtest.report.tables import print_report
-from loadtest.targets import Credentials, TargetSpec, parse_target
+from loadtest.targets import Credentials, TargetSpec
 
 C = TypeVar("C", bound=Callable[..., Any])
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-class _NewFile(click.Path):
-    """A file to write after the run. Its folder is checked before."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
-        """Return the path; fail if its folder does not exist."""
-        path = Path(str(super().convert(value, param, ctx)))
-        if not path.parent.is_dir():
-            self.fail(f"there is no folder {path.parent}", param, ctx)
-        return path
+def _in_folder(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+    """Check the folder of a file that is written after the run."""
+    if path is not None and not path.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {path.parent}")
+    return path
 
 
-NEW_FILE = _NewFile(dir_okay=False, writable=True, path_type=Path)
+new_file = partial(click.option, type=click.Path(dir_okay=False, writable=True, path_type=Path), callback=_in_folder)
+"""Gives a command an option for a file to write after the run; its folder is checked before."""
 
 
 class Exit(IntEnum):
@@ -87,8 +85,8 @@ output_options = _with_options(
         metavar="FIGURE<NUMBER[,...]",
         help="What each target must reach, such as pause_ttft_ms_p95<200. May be repeated.",
     ),
-    click.option("--out", type=NEW_FILE, help="Write the document, for compare, merge and report."),
-    click.option("--html", type=NEW_FILE, help="Write a page with pictures."),
+    new_file("--out", help="Write the document, for compare, merge and report."),
+    new_file("--html", help="Write a page with pictures."),
     click.option("--json", "as_json", is_flag=True, help="Print the document instead of tables."),
 )
 """Gives a command the options `gates`, `out`, `html` and `as_json`."""
@@ -152,8 +150,7 @@ def secured(specs: Iterable[TargetSpec], credentials: Credentials) -> list[Targe
     found = [replace(spec, credentials=credentials) for spec in specs]
     tokens = credentials.tokens()
     for spec in found:
-        is_grpc = spec.kind.startswith("grpc")
-        if credentials.is_encrypted and not is_grpc:
+        if credentials.is_encrypted and not spec.kind.startswith("grpc"):
             raise Refused(
                 f"target {spec.name}: --tls-ca, --tls-cert and --tls-key are for completion servers over gRPC only"
             )
@@ -163,11 +160,6 @@ def secured(specs: Iterable[TargetSpec], credentials: Credentials) -> list[Targe
         except EndpointError as error:
             raise Refused(f"target {spec.name}: {error.problem}") from error
     return found
-
-
-def parse_targets(texts: Iterable[str], credentials: Credentials) -> list[TargetSpec]:
-    """Parse targets; their connections use the credentials. Raises TargetError or Refused."""
-    return secured(map(parse_target, texts), credentials)
 
 
 class Live:

@@ -1,13 +1,10 @@
 """The commands that run a scenario and that read documents of runs: `run`, `merge`, `report` and `compare`."""
 
 import json
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -25,14 +22,12 @@ from loadtest.commands.outcome import (
     secured,
 )
 from loadtest.driving.run import Machine, RunResult, default_workers, run_scenario
-from loadtest.report.compare import CONFIDENCE, Interval, RunDifferences, compare_documents
+from loadtest.report.compare import CONFIDENCE, compare_documents
 from loadtest.report.document import (
     Condition,
     DocumentError,
     RunDocument,
     TargetResult,
-    judge,
-    named_alike,
     parse_gates,
     read_document,
 )
@@ -111,8 +106,7 @@ def run(
         conditions = parse_gates(gates)
         specs = secured([*map(parse_target, targets), *map(nearest_target, servers)], credentials)
         machine = Machine(worker_index, num_workers, start_at)
-        _check(specs, machine, is_interleaved=is_interleaved)
-        _check_edits(loaded, specs)
+        check(loaded, specs, machine, is_interleaved=is_interleaved)
         with Live(Console(stderr=True)) as live:
             found = run_scenario(
                 loaded,
@@ -123,17 +117,12 @@ def run(
                 machine=machine,
             )
     end = deliver(make_document(loaded, specs, conditions, found), out, html, as_json=as_json)
-    sys.exit(_exit_status(end, found, machine))
-
-
-def _exit_status(end: Exit, found: RunResult, machine: Machine) -> Exit:
-    """Return the exit status of a run whose report has a status of its own."""
     if found.failure:
         click.echo(f"The run ended early: {found.failure}", err=True)
-        return Exit.INVALID
-    if machine.count > 1 and end is Exit.INVALID:
-        return Exit.WELL  # the other machines' workers are missing, as they must be: the sum is judged
-    return end
+        end = Exit.INVALID
+    elif machine.count > 1 and end is Exit.INVALID:
+        end = Exit.WELL  # the other machines' workers are missing, as they must be: the sum is judged
+    sys.exit(end)
 
 
 def make_document(
@@ -157,7 +146,7 @@ def make_document(
     )
 
 
-def _check(specs: Sequence[TargetSpec], machine: Machine, *, is_interleaved: bool) -> None:
+def check(scenario: Scenario, specs: Sequence[TargetSpec], machine: Machine, *, is_interleaved: bool) -> None:
     """Check that the options go together. Raises Refused."""
     if not specs:
         raise Refused("there is nobody to ask: give a --target, or several servers with --server HOST:PORT,HOST:PORT")
@@ -167,10 +156,6 @@ def _check(specs: Sequence[TargetSpec], machine: Machine, *, is_interleaved: boo
         raise Refused("with several machines they must start together: say when with --start-at, as Unix time")
     if machine.start_at is not None and (len(specs) > 1 or is_interleaved):
         raise Refused("--start-at is the time of one run: with it there can be one --target only, and no --interleave")
-
-
-def _check_edits(scenario: Scenario, specs: Sequence[TargetSpec]) -> None:
-    """Check that all targets answer the scenario's kind of request. Raises Refused."""
     others = [spec.name for spec in specs if not spec.kind.startswith("grpc")]
     if scenario.editor.mode == "next_edit" and others:
         raise Refused(f"editor.mode: only grpc targets answer requests for next edits, not {', '.join(others)}")
@@ -209,13 +194,14 @@ def merge_documents(documents: Sequence[RunDocument], gates: Sequence[Condition]
         except ValueError as error:
             raise DocumentError(str(error)) from error
         targets.append(TargetResult.of(target.name, target.uri, target.kind, stats, first.criteria, gates))
-    return replace(
-        first,
-        targets=tuple(targets),
-        gates=tuple(gates),
-        interrupted=any(each.interrupted for each in documents),
-        started_at=min(each.started_at for each in documents),
-        schedule_digest=join_digests(each.schedule_digest for each in documents),
+    return first.model_copy(
+        update={
+            "targets": tuple(targets),
+            "gates": tuple(gates),
+            "interrupted": any(each.interrupted for each in documents),
+            "started_at": min(each.started_at for each in documents),
+            "schedule_digest": join_digests(each.schedule_digest for each in documents),
+        }
     )
 
 
@@ -231,9 +217,7 @@ def report(file: Path, gates: tuple[str, ...], out: Path | None, html: Path | No
     """
     with refusing():
         document, conditions = read_document(file), parse_gates(gates)
-    if conditions:
-        targets = tuple(replace(each, verdicts=judge(conditions, each.figures)) for each in document.targets)
-        document = replace(document, targets=targets, gates=conditions)
+    document = document.judged(conditions) if conditions else document
     sys.exit(deliver(document, out, html, as_json=as_json))
 
 
@@ -265,52 +249,24 @@ def compare(
         pairs = _pairs(*documents, target, against)
     for found in compare_documents(*documents, pairs, confidence):
         if as_json:
-            click.echo(json.dumps(differences_json(found, confidence), allow_nan=False))
+            click.echo(json.dumps(found.as_json(), allow_nan=False))
         else:
-            print_differences(found, Console(), confidence)
-
-
-def differences_json(found: RunDifferences, confidence: float) -> dict[str, Any]:
-    """Return the differences for JSON."""
-    return {
-        "first": found.first,
-        "second": found.second,
-        "is_paired": found.is_paired,
-        "num_slices": found.num_slices,
-        "confidence": confidence,
-        "warnings": list(found.warnings),
-        "figures": {
-            each.figure: {
-                "first": _number(each.first),
-                "second": _number(each.second),
-                "change": each.change.value,
-                "difference": _ends(each.difference),
-                "ratio": _ends(each.ratio),
-            }
-            for each in found.differences
-        },
-    }
+            print_differences(found, Console())
 
 
 def _pairs(
     first: RunDocument, second: RunDocument, target: str | None, against: str | None
 ) -> list[tuple[TargetResult, TargetResult]]:
-    """Return the targets to compare. Raises DocumentError if there are none."""
+    """Return the targets to compare: by name, or the single ones. Raises DocumentError if there are none."""
     if target is not None:
         return [(first.target(target), second.target(against or target))]
     if against is not None:
         return [(each, second.target(against)) for each in first.targets]
-    pairs = list(named_alike(first, second))
+    if len(first.targets) == len(second.targets) == 1:
+        return [(first.targets[0], second.targets[0])]
+    pairs = [(each, other) for each in first.targets for other in second.targets if each.name == other.name]
     if not pairs:
         names = [", ".join(each.name for each in document.targets) for document in (first, second)]
         msg = f"no target is in both: A has {names[0]}, B has {names[1]}; name two with --target and --against"
         raise DocumentError(msg)
     return pairs
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(f"{value:.6g}")
-
-
-def _ends(interval: Interval) -> list[float] | None:
-    return None if math.isnan(interval.low) else [float(f"{end:.6g}") for end in (interval.low, interval.high)]

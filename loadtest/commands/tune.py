@@ -4,7 +4,6 @@ import asyncio
 import functools
 import json
 import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from completion_client.endpoint import DEFAULT_ADMIN_PORT, with_port
-from loadtest.commands.outcome import NEW_FILE, Exit, credential_options, refusing
+from loadtest.commands.outcome import Exit, credential_options, new_file, refusing
 from loadtest.processes.child import end_on_sigterm
 from loadtest.report.tables import print_table
 from loadtest.targets import Credentials, TargetError, parse_target
@@ -23,7 +22,7 @@ from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
 from loadtest.tuning.choice import MIN_ROUNDS
 from loadtest.tuning.replay import Replay
-from loadtest.tuning.report import as_json, check_table, choice_table, render_tuning, sweep_table
+from loadtest.tuning.report import as_json, render_tuning, tables
 from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
 
 _WIDTH = 150
@@ -65,8 +64,8 @@ _WIDTH = 150
 )
 @click.option("--seconds", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Of a block, at the least.")
 @click.option("--seed", help="Instead of the scenario's: other texts, another order.")
-@click.option("--out", type=NEW_FILE, help="Write the schedule and all figures, as JSON.")
-@click.option("--html", type=NEW_FILE, help="Write a page with the curves.")
+@new_file("--out", help="Write the schedule and all figures, as JSON.")
+@new_file("--html", help="Write a page with the curves.")
 @click.option("--json", "is_json", is_flag=True, help="Print the JSON instead of tables.")
 def tune_k(
     *,
@@ -109,14 +108,11 @@ def tune_k(
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     with refusing(interrupted="Interrupted; the previous setting is active again."):
-        scenario = _scenario(trace, overrides, seed)
-        settings = TuningSettings(
-            concurrencies=numbers("--concurrency", concurrency, least=1),
-            ks=numbers("--k", k, least=0),
-            rounds=rounds,
-            verify_rounds=rounds,
-            seconds=seconds,
-        )
+        if trace.endswith(".csv"):
+            trace, overrides = "steady", (f"recorded.file={trace}", *overrides)
+        scenario = Scenario.load(trace, overrides).scaled(seed=seed)
+        concurrencies, ks = numbers("--concurrency", concurrency, least=1), numbers("--k", k, least=0)
+        settings = TuningSettings(concurrencies, rounds, rounds, seconds, ks)
         address, admin = _address("--server", server), _address("--admin", with_port(admin, DEFAULT_ADMIN_PORT))
         end_on_sigterm()
         with Bar(Console(stderr=True)) as bar:
@@ -129,14 +125,6 @@ def tune_k(
         "rounds": rounds,
         "seconds": seconds,
     }
-    _deliver(tuned, about, server, out, html, is_json=is_json)
-    sys.exit(Exit.WELL if tuned.is_valid else Exit.INVALID)
-
-
-def _deliver(
-    tuned: Tuned, about: Mapping[str, object], server: str, out: Path | None, html: Path | None, *, is_json: bool
-) -> None:
-    """Write the files of a result, and print it as a document or as tables."""
     document = json.dumps(as_json(tuned, about), allow_nan=False)
     if out is not None:
         out.write_text(document + "\n", encoding="utf-8")
@@ -147,12 +135,13 @@ def _deliver(
         click.echo(document)
     else:
         print_tuning(tuned, Console())
+    sys.exit(Exit.WELL if tuned.is_valid else Exit.INVALID)
 
 
 def print_tuning(tuned: Tuned, console: Console) -> None:
     """Print the result, the verdict last."""
     wide = console if console.is_terminal else Console(width=_WIDTH)
-    for table in (sweep_table(tuned), choice_table(tuned), check_table(tuned)):
+    for table in tables(tuned):
         if table.rows:
             print_table(table, wide)
     for trouble in tuned.troubles:
@@ -208,12 +197,6 @@ async def _tune(
             return await Tuner(operator, {"": replay}, scenario, bar.on_progress).tune(settings)
     finally:
         await replay.close()
-
-
-def _scenario(trace: str, overrides: tuple[str, ...], seed: str | None) -> Scenario:
-    if trace.endswith(".csv"):
-        trace, overrides = "steady", (f"recorded.file={trace}", *overrides)
-    return Scenario.load(trace, overrides).scaled(seed=seed)
 
 
 def _address(option: str, text: str) -> str:

@@ -66,7 +66,7 @@ async def drive(target: Target, trace: Trace, *, drain_s: float = DRAIN_S, has_l
         await driver.drive(drain_s)
         tokens = await target.generated_tokens() - tokens_before
     records.sort(key=lambda record: (record.request.session, record.request.sequence))
-    return Run(trace.duration_s, tuple(record.result() for record in records), tokens)
+    return Run(trace.duration_s, tuple(records), tokens)
 
 
 class Driver:
@@ -203,6 +203,5 @@ async def _open_in_turn(pairs: Iterable[tuple[TypedSession, Editor]], clock: Run
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_OPENING_S):
                 await record.wait_ended()
-        result = record.result()
-        if result.outcome in {Outcome.ERROR, Outcome.UNANSWERED}:
-            raise TargetError(f"a document could not be opened: {result.outcome.value} {result.error}".strip())
+        if record.outcome in {Outcome.ERROR, Outcome.UNANSWERED}:
+            raise TargetError(f"a document could not be opened: {record.outcome.value} {record.error}".strip())

@@ -34,16 +34,25 @@ class _Tallies:
 
     total: Tally
     piece: Tally
+    region: str
+    """The region that served the request, or had to."""
+    is_region_sliced: bool
+    """Whether regions are counted by time: there are several."""
 
     def count(self, name: str, amount: int = 1) -> None:
         """Count in both."""
         self.total.counters[name] += amount
         self.piece.counters[name] += amount
 
-    def record(self, name: str, seconds: float) -> None:
-        """Record a time in both."""
-        self.total.record(name, seconds)
-        self.piece.record(name, seconds)
+    def count_here(self, name: str) -> None:
+        """Count in the region."""
+        for tally in (self.total, self.piece)[: 1 + self.is_region_sliced]:
+            tally.counters[f"region/{self.region}/{name}"] += 1
+
+    def record(self, name: str, seconds: float, *, is_sliced: bool = True) -> None:
+        """Record a time in both, or in that of the run alone."""
+        for tally in (self.total, self.piece)[: 1 + is_sliced]:
+            tally.record(name, seconds)
 
 
 class Recorder:
@@ -79,14 +88,13 @@ class Recorder:
 
     def ended(self, record: Record) -> None:
         """Record the end of a request."""
-        assert record.outcome is not None
         outcome = record.outcome.value
         if self._is_abuser(record):
             self._stats.total.counters[f"abuser/outcome/{outcome}"] += 1
             return
         tallies = self._tallies(record)
         tallies.count(f"outcome/{outcome}")
-        self._count_region(record, tallies, "intended")
+        tallies.count_here("intended")
         if record.is_sent:
             tallies.count("sent")
             tallies.total.record("lag", record.sent_at_s - record.request.intended_at_s)
@@ -139,7 +147,7 @@ class Recorder:
         self._record_times(record, total_s, tallies.total)
         if request.is_pause:
             tallies.count("pauses")
-            self._count_region(record, tallies, "pauses")
+            tallies.count_here("pauses")
         if record.first_text_at_s is None:
             return
         ttft_s = record.first_text_at_s - request.intended_at_s
@@ -151,20 +159,16 @@ class Recorder:
             tallies.count("good")
         if is_in_time and stands_s >= criteria.before_next_key_ms / 1000:
             tallies.count("seen")
-            self._count_region(record, tallies, "seen")
+            tallies.count_here("seen")
             tallies.total.counters["seen_tokens"] += record.completion_tokens
             tallies.count("accepted_chars", accepted_chars(record.text, request, criteria.accepts_min_chars))
 
     def _record_text(self, record: Record, ttft_s: float, tallies: _Tallies, *, is_in_time: bool) -> None:
-        assert record.outcome is not None
         is_asked = record.outcome is not Outcome.CACHED  # a cached answer says nothing of the target
         tallies.total.record(f"ttft/outcome/{record.outcome.value}", ttft_s)
         if is_asked:
             tallies.record("ttft", ttft_s)
-            name = f"ttft/region/{self._region(record)}"
-            tallies.total.record(name, ttft_s)
-            if len(self._regions) > 1:
-                tallies.piece.record(name, ttft_s)
+            tallies.record(f"ttft/region/{tallies.region}", ttft_s, is_sliced=tallies.is_region_sliced)
         tallies.count("shown")
         tallies.total.counters["shown_chars"] += len(record.text)
         if is_in_time:
@@ -174,11 +178,10 @@ class Recorder:
                 tallies.record("ttft/pause", ttft_s)
             if is_in_time:
                 tallies.count("pauses_in_time")
-                self._count_region(record, tallies, "pauses_in_time")
+                tallies.count_here("pauses_in_time")
 
     @staticmethod
     def _record_times(record: Record, total_s: float, total: Tally) -> None:
-        assert record.outcome is not None
         total.record(f"total/outcome/{record.outcome.value}", total_s)
         if record.outcome in WHOLE:
             total.record("total", total_s)
@@ -195,7 +198,7 @@ class Recorder:
 
     def _count_error(self, record: Record, tallies: _Tallies) -> None:
         tallies.count("errors")
-        self._count_region(record, tallies, "errors")
+        tallies.count_here("errors")
         message = " ".join(record.error.split())[:_LONGEST_ERROR] or "no message"
         if message not in self._errors and len(self._errors) >= _MAX_ERRORS - 1:
             message = _OTHER_ERRORS
@@ -205,17 +208,8 @@ class Recorder:
     def _is_abuser(self, record: Record) -> bool:
         return record.request.session in self._abusers
 
-    def _region(self, record: Record) -> str:
-        """Return the region that served a request, or had to."""
-        place = self._homes[record.request.session] if record.region is None else record.region
-        return NOWHERE if place == _NOWHERE else self._regions[place]
-
-    def _count_region(self, record: Record, tallies: _Tallies, name: str) -> None:
-        """Count a request in its region, and by time if there are several."""
-        full = f"region/{self._region(record)}/{name}"
-        tallies.total.counters[full] += 1
-        if len(self._regions) > 1:
-            tallies.piece.counters[full] += 1
-
     def _tallies(self, record: Record) -> _Tallies:
-        return _Tallies(self._stats.total, self._stats.slice_at(record.request.intended_at_s))
+        place = self._homes[record.request.session] if record.region is None else record.region
+        region = NOWHERE if place == _NOWHERE else self._regions[place]
+        piece = self._stats.slice_at(record.request.intended_at_s)
+        return _Tallies(self._stats.total, piece, region, is_region_sliced=len(self._regions) > 1)

@@ -52,11 +52,6 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Quit:
-    """Command: end the process."""
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerReady:
     """Answer to Prepare: the worker is ready to start."""
 
@@ -89,7 +84,7 @@ class Failed:
 
 
 def work(pipe: Connection, worker: int, num_workers: int) -> None:
-    """Serve commands until Quit, or until the other end of the pipe is closed."""
+    """Serve commands until the other end of the pipe is closed."""
     # The terminal's Ctrl-C reaches all processes. The parent process handles it and sends Stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -106,8 +101,6 @@ def client_settings_of(scenario: Scenario) -> ClientSettings:
         cancels_at_key=editor.cancels_at_key,
         deadline_s=editor.deadline_ms / 1000,
         traced_share=editor.traced_share,
-        backoff_min_s=editor.backoff_min_ms / 1000,
-        backoff_max_s=editor.backoff_max_ms / 1000,
         patience_s=scenario.criteria.within_ms / 1000,
     )
 
@@ -171,8 +164,10 @@ class _Worker:
     def _on_message(self) -> None:
         try:
             message = self._pipe.recv()
-        except (EOFError, OSError):
-            message = Quit()
+        except (EOFError, OSError):  # the pool is closed
+            self._stop()
+            self._has_quit.set()
+            return
         match message:
             case Prepare(scenario, spec):
                 self._start_at = asyncio.get_running_loop().create_future()
@@ -182,9 +177,6 @@ class _Worker:
                 self._start_at.set_result(start_at)
             case Stop():
                 self._stop()
-            case Quit():
-                self._stop()
-                self._has_quit.set()
 
     def _stop(self) -> None:
         if self._driver is not None:

@@ -24,7 +24,6 @@ from loadtest.driving.worker import (
     Failed,
     Go,
     Prepare,
-    Quit,
     StatusReport,
     Stop,
     WorkerReady,
@@ -171,7 +170,7 @@ class WorkerPool:
             pool._workers.append(_Worker(number, process, pipe))
         return pool
 
-    def send(self, message: Prepare | Go | Stop | Quit) -> None:
+    def send(self, message: Prepare | Go | Stop) -> None:
         """Send a command to all living workers. Prepare and Go have an answer."""
         for worker in self._alive():
             if isinstance(message, (Prepare, Go)):
@@ -211,8 +210,8 @@ class WorkerPool:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """End the workers; after an error they are killed."""
-        if error is None:
-            self.send(Quit())
+        for worker in self._workers:
+            worker.pipe.close()
         deadline = time.monotonic() + (_QUIT_S if error is None else 0.0)
         for worker in self._workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
@@ -220,7 +219,6 @@ class WorkerPool:
                 worker.process.kill()
                 worker.process.join()
             worker.process.close()
-            worker.pipe.close()
 
     def _alive(self) -> Iterator[_Worker]:
         return (worker for worker in self._workers if worker.is_alive)

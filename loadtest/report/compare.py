@@ -8,14 +8,13 @@ blocks the spread is too small, so intervals are widened by the ratio of Student
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from enum import Enum
-from functools import partial
-from statistics import NormalDist
+from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
 from loadtest.report.document import RunDocument, TargetResult
 from loadtest.report.figures import FIGURES, Array, Better, Figure, Sums, ratio, slice_durations_s
@@ -33,10 +32,10 @@ _MIN_WITH_VALUE = 0.5
 
 
 class Change(Enum):
-    """The change of a figure from A to B."""
+    """The change of a figure from A to B, in the order of a report."""
 
-    BETTER = "better"
     WORSE = "worse"
+    BETTER = "better"
     DIFFERENT = "different"
     """The figure has no good direction."""
     WITHIN_NOISE = "within noise"
@@ -76,8 +75,23 @@ class RunDifferences:
     is_paired: bool
     num_slices: int
     """Slices of the run that has fewer."""
+    confidence: float
     differences: tuple[Difference, ...]
     warnings: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return them for JSON, the figures by name."""
+        figures = {
+            each.figure: {
+                "first": _number(each.first),
+                "second": _number(each.second),
+                "change": each.change.value,
+                "difference": _ends(each.difference),
+                "ratio": _ends(each.ratio),
+            }
+            for each in self.differences
+        }
+        return {name: value for name, value in asdict(self).items() if name != "differences"} | {"figures": figures}
 
 
 def compare_documents(
@@ -91,19 +105,19 @@ def compare_documents(
     warnings += [f"{label} was interrupted" for label, each in (("A", first), ("B", second)) if each.interrupted]
     is_paired = first.schedule_digest == second.schedule_digest
     found = []
-    for one, other in pairs:
+    for pair in pairs:
         invalid = [
             f"{label} {each.name} is invalid: {reason}"
-            for label, each in (("A", one), ("B", other))
+            for label, each in zip("AB", pair, strict=True)
             for reason in each.invalid_because
         ]
+        runs, names = (pair[0].stats, pair[1].stats), (pair[0].name, pair[1].name)
         found.append(
             compare(
-                one.stats,
-                other.stats,
+                *runs,
                 first.criteria,
                 is_paired=is_paired,
-                names=(one.name, other.name),
+                names=names,
                 warnings=(*warnings, *invalid),
                 confidence=confidence,
             )
@@ -122,23 +136,30 @@ def compare(
     confidence: float = CONFIDENCE,
 ) -> RunDifferences:
     """Return the differences of two runs' figures; paired if both had the same trace and slices."""
-    num_slices = (len(slice_durations_s(first)), len(slice_durations_s(second)))
-    is_paired = is_paired and num_slices[0] == num_slices[1] and first.slice_s == second.slice_s
-    said = list(warnings)
-    if min(num_slices) < MIN_SLICES:
-        said.append(f"too few slices to tell noise: {min(num_slices)}, at least {MIN_SLICES} are needed")
-        weights, widened = None, 1.0
+    runs = (first, second)
+    counts = [len(slice_durations_s(each)) for each in runs]
+    is_paired = is_paired and counts[0] == counts[1] and first.slice_s == second.slice_s
+    said, samples, widened = list(warnings), None, math.nan
+    if min(counts) < MIN_SLICES:
+        said.append(f"too few slices to tell noise: {min(counts)}, at least {MIN_SLICES} are needed")
     else:
-        weights, widened = _draw(num_slices, is_paired=is_paired), widening(min(num_slices), confidence)
-    interval = partial(_interval, confidence=confidence, widened=widened)
-    sides = [_Side.of(stats, weights and weights[place]) for place, stats in enumerate((first, second))]
+        chance, widened = np.random.default_rng(_SEED), widening(min(counts), confidence)
+        weights = block_weights(counts[0], chance)
+        others = weights if is_paired else block_weights(counts[1], chance)
+        samples = [Sums.of_slices(first, weights), Sums.of_slices(second, others)]
+    totals, slices = [Sums.of_total(each) for each in runs], [Sums.of_slices(each) for each in runs]
     differences = []
     for figure in FIGURES.values():
-        values = [side.value(figure, criteria) for side in sides]
-        if not all(map(math.isnan, values)):
-            drawn = [side.drawn(figure, criteria) for side in sides]
-            differences.append(_difference(figure, values, drawn, interval))
-    return RunDifferences(*names, is_paired, min(num_slices), tuple(differences), tuple(said))
+        a, b = (float(figure.compute(each, criteria)[0]) for each in totals)
+        if math.isnan(a) and math.isnan(b):
+            continue
+        difference = relation = Interval()
+        if samples is not None and all(_is_sliced(figure, *each) for each in zip(totals, slices, strict=True)):
+            drawn = [figure.compute(each, criteria) for each in samples]
+            difference = _interval(drawn[1] - drawn[0], confidence, widened)
+            relation = _interval(ratio(drawn[1], drawn[0]), confidence, widened)
+        differences.append(Difference(figure.name, a, b, _change(figure, difference), difference, relation))
+    return RunDifferences(*names, is_paired, min(counts), confidence, tuple(differences), tuple(said))
 
 
 def block_length(num_slices: int) -> int:
@@ -157,43 +178,6 @@ def block_weights(num_slices: int, chance: np.random.Generator, num_samples: int
     return weights
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One of the two runs: its total, its slices summed, and the samples drawn from them."""
-
-    total: Sums
-    slices: Sums
-    samples: Sums | None
-
-    @classmethod
-    def of(cls, stats: RunStats, weights: Array | None) -> "_Side":
-        samples = None if weights is None else Sums.of_slices(stats, weights)
-        return cls(Sums.of_total(stats), Sums.of_slices(stats), samples)
-
-    def value(self, figure: Figure, criteria: CriteriaSettings) -> float:
-        return float(figure.compute(self.total, criteria)[0])
-
-    def drawn(self, figure: Figure, criteria: CriteriaSettings) -> Array | None:
-        """Return a figure of each sample; None if it is not recorded by slice."""
-        if self.samples is None or not self._is_sliced(figure):
-            return None
-        return figure.compute(self.samples, criteria)
-
-    def _is_sliced(self, figure: Figure) -> bool:
-        """Return whether all data of a figure is recorded by slice, so that the slices add up to the total."""
-        name = figure.histogram
-        if name and self.total.num_recorded(name)[0] != self.slices.num_recorded(name)[0]:
-            return False
-        return all(self.total.counter(each)[0] == self.slices.counter(each)[0] for each in figure.counters)
-
-
-def _draw(num_slices: tuple[int, int], *, is_paired: bool) -> tuple[Array, Array]:
-    """Return the weights of both runs' slices."""
-    chance = np.random.default_rng(_SEED)
-    weights = block_weights(num_slices[0], chance)
-    return weights, weights if is_paired else block_weights(num_slices[1], chance)
-
-
 def widening(num_slices: int, confidence: float) -> float:
     """Return by how much an interval from so many slices is too narrow.
 
@@ -201,20 +185,16 @@ def widening(num_slices: int, confidence: float) -> float:
     variance.
     """
     num_blocks = num_slices / block_length(num_slices)
-    freedom = num_blocks - 1
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    t = float(stdtrit(freedom, 0.5 + confidence / 2))
-    return t / z * math.sqrt(num_blocks / freedom)
+    freedom, quantile = num_blocks - 1, 0.5 + confidence / 2
+    return float(stdtrit(freedom, quantile) / ndtri(quantile) * math.sqrt(num_blocks / freedom))
 
 
-def _difference(
-    figure: Figure, values: Sequence[float], drawn: Sequence[Array | None], interval: Callable[[Array], Interval]
-) -> Difference:
-    difference = relation = Interval()
-    first, second = drawn
-    if first is not None and second is not None:
-        difference, relation = interval(second - first), interval(ratio(second, first))
-    return Difference(figure.name, values[0], values[1], _change(figure, difference), difference, relation)
+def _is_sliced(figure: Figure, total: Sums, slices: Sums) -> bool:
+    """Return whether all data of a figure is recorded by slice, so that the slices add up to the total."""
+    name = figure.histogram
+    if name and total.num_recorded(name)[0] != slices.num_recorded(name)[0]:
+        return False
+    return all(total.counter(each)[0] == slices.counter(each)[0] for each in figure.counters)
 
 
 def _interval(samples: Array, confidence: float, widened: float) -> Interval:
@@ -237,11 +217,18 @@ def _change(figure: Figure, difference: Interval) -> Change:
 
 def _scenario_warnings(first: RunDocument, second: RunDocument) -> list[str]:
     """Return the differences of two scenarios, except names and descriptions."""
-    words = {"name", "description"}
-    keys = sorted((first.scenario.keys() | second.scenario.keys()) - words)
+    keys = sorted((first.scenario.keys() | second.scenario.keys()) - {"name", "description"})
     differ = [key for key in keys if first.scenario.get(key) != second.scenario.get(key)]
     if differ:
         return [f"the runs are of different scenarios: they differ in {', '.join(differ)}"]
     if first.schedule_digest != second.schedule_digest:
         return ["the runs have different traces, so they are compared unpaired and less sharply"]
     return []
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(f"{value:.6g}")
+
+
+def _ends(interval: Interval) -> list[float] | None:
+    return None if math.isnan(interval.low) else [float(f"{end:.6g}") for end in (interval.low, interval.high)]

@@ -4,41 +4,37 @@ Its schema: schema.json. Gates are conditions on figures that decide a run's exi
 `pause_ttft_ms_p95<200,error_rate<0.001`.
 """
 
-import json
+import contextlib
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError, computed_field
 
 from loadtest import LoadTestError
-from loadtest.report.figures import FIGURES, MAX_ERROR_RATE, figures, reasons_invalid, shown, with_nan, without_nan
+from loadtest.report.figures import FIGURES, MAX_ERROR_RATE, figures, reasons_invalid, shown, without_nan
 from loadtest.stats import RunStats
 from loadtest.traffic.sections import CriteriaSettings
 
-SCHEMA_VERSION = 2
-TOOL = "loadtest"
 SCHEMA = Path(__file__).with_name("schema.json")
 """A JSON Schema (2020-12) of the document."""
 
-_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "<": operator.lt,
-    ">": operator.gt,
-}
+_OPERATORS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
 _CONDITION = re.compile(r"\s*(?P<figure>[A-Za-z0-9_]+)\s*(?P<operator><=|>=|==|<|>)\s*(?P<bound>[^\s<>=]+)\s*")
 _OTHER_ORDER = re.compile(r"(?P<what>.+)_(?P<percentile>p[0-9]+)_ms")
 
 
-class GateError(LoadTestError):
+class GateError(LoadTestError, ValueError):
     """A gate can't be parsed; the message names it and the reason."""
+
+
+class DocumentError(LoadTestError):
+    """A file is not a document of a run; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,92 +49,89 @@ class Condition:
         """Return the text that `parse_gate` reads."""
         return f"{self.figure}{self.operator}{self.bound:.10g}"
 
-    def is_met(self, value: float) -> bool:
-        """Return whether a value meets the condition; nan never does."""
-        return not math.isnan(value) and _OPERATORS[self.operator](value, self.bound)
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse a condition. Raises GateError if the text is malformed, or names an unknown figure."""
+        match = _CONDITION.fullmatch(text)
+        if match is None:
+            raise GateError(f"a gate is FIGURE, one of {' '.join(_OPERATORS)}, and a number, got {text!r}")
+        name, bound = match["figure"], math.nan
+        if other := _OTHER_ORDER.fullmatch(name):  # a figure may be spelled as `ttft_p95_ms`
+            name = f"{other['what']}_ms_{other['percentile']}"
+        if name not in FIGURES:
+            near = get_close_matches(name, FIGURES, n=1, cutoff=0)
+            raise GateError(f"there is no figure {match['figure']!r}; the nearest is {near[0]!r}")
+        with contextlib.suppress(ValueError):
+            bound = float(match["bound"])
+        if not math.isfinite(bound):
+            raise GateError(f"{name}: {match['bound']!r} is not a number")
+        return cls(name, match["operator"], bound)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+def parse_gates(texts: Iterable[str]) -> tuple[Condition, ...]:
+    """Parse texts of comma-separated conditions. Raises GateError."""
+    return tuple(Condition.parse(each) for text in texts for each in text.split(","))
+
+
+def _nan_of(value: Any) -> Any:  # noqa: ANN401
+    return math.nan if value is None else value
+
+
+_Number = Annotated[float, BeforeValidator(_nan_of), PlainSerializer(lambda value: without_nan({"": value})[""])]
+"""A figure; nan for missing data, which is null in JSON."""
+_Gate = Annotated[
+    Condition,
+    BeforeValidator(lambda given: Condition.parse(given) if isinstance(given, str) else given),
+    PlainSerializer(str),
+]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return self.model_dump(mode="json")
+
+
+class Verdict(_Model):
     """A condition with the value that it was checked against."""
 
-    condition: Condition
-    value: float
+    gate: _Gate
+    value: _Number
     """nan if the run has no such figure."""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def is_met(self) -> bool:
-        """Whether the condition is met."""
-        return self.condition.is_met(self.value)
+        """Whether the condition is met; nan never meets one."""
+        return bool(_OPERATORS[self.gate.operator](self.value, self.gate.bound))
 
     @property
     def said(self) -> str:
         """The value as text, or a note that it is missing."""
-        return "has no value in this run" if math.isnan(self.value) else shown(self.condition.figure, self.value)
-
-
-def parse_gate(text: str) -> tuple[Condition, ...]:
-    """Parse comma-separated conditions. Raises GateError if the text is malformed, or names an unknown figure."""
-    return tuple(_parse_condition(each) for each in text.split(","))
-
-
-def parse_gates(texts: Iterable[str]) -> tuple[Condition, ...]:
-    """Parse the conditions of several gates. Raises GateError."""
-    return tuple(condition for text in texts for condition in parse_gate(text))
+        return "has no value in this run" if math.isnan(self.value) else shown(self.gate.figure, self.value)
 
 
 def judge(conditions: Sequence[Condition], found: Mapping[str, float]) -> tuple[Verdict, ...]:
     """Check a run's figures against conditions."""
-    return tuple(Verdict(each, found.get(each.figure, math.nan)) for each in conditions)
+    return tuple(Verdict(gate=each, value=found.get(each.figure, math.nan)) for each in conditions)
 
 
-def is_passed(conditions: Sequence[Condition], found: Mapping[str, float]) -> bool:
-    """Return whether all conditions are met."""
-    return all(verdict.is_met for verdict in judge(conditions, found))
-
-
-def figure_named(name: str) -> str:
-    """Return the name of a figure, which may be spelled as `ttft_p95_ms`. Raises GateError with the nearest name."""
-    other = _OTHER_ORDER.fullmatch(name)
-    known = f"{other['what']}_ms_{other['percentile']}" if other else name
-    if known in FIGURES:
-        return known
-    near = get_close_matches(known, FIGURES, n=1, cutoff=0)
-    raise GateError(f"there is no figure {name!r}; the nearest is {near[0]!r}")
-
-
-def _parse_condition(text: str) -> Condition:
-    match = _CONDITION.fullmatch(text)
-    if match is None:
-        raise GateError(f"a gate is FIGURE, one of {' '.join(_OPERATORS)}, and a number, got {text!r}")
-    figure = figure_named(match["figure"])
-    try:
-        bound = float(match["bound"])
-    except ValueError:
-        bound = math.nan
-    if not math.isfinite(bound):
-        raise GateError(f"{figure}: {match['bound']!r} is not a number")
-    return Condition(figure, match["operator"], bound)
-
-
-class DocumentError(LoadTestError):
-    """A file is not a document of a run; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetResult:
+class TargetResult(_Model):
     """One target's run."""
 
     name: str
     uri: str
     kind: str
-    stats: RunStats
-    figures: Mapping[str, float]
-    """Figures by name; nan for missing data."""
     invalid_because: tuple[str, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    gates: tuple[Verdict, ...] = ()
     """The result of each of the document's gates."""
+    figures: dict[str, _Number]
+    """Figures by name; nan for missing data."""
+    stats: RunStats
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def is_valid(self) -> bool:
         """Whether the run is valid."""
@@ -155,49 +148,34 @@ class TargetResult:
         gates: Sequence[Condition] = (),
     ) -> Self:
         """Compute the figures, check them against gates and decide whether the run is valid."""
-        found = figures(stats, criteria)
-        return cls(name, uri, kind, stats, found, reasons_invalid(stats), judge(gates, found))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        verdicts = [
-            {"gate": str(each.condition), "value": without_nan({"": each.value})[""], "is_met": each.is_met}
-            for each in self.verdicts
-        ]
-        return {
-            "name": self.name,
-            "uri": self.uri,
-            "kind": self.kind,
-            "is_valid": self.is_valid,
-            "invalid_because": list(self.invalid_because),
-            "gates": verdicts,
-            "figures": without_nan(self.figures),
-            "stats": self.stats.as_json(),
-        }
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any], gates: Sequence[Condition]) -> Self:
-        """Read the result of `as_json`. Raises ValueError, KeyError or TypeError for anything else."""
-        values = with_nan(found["figures"])
-        stats, reasons = RunStats.from_json(found["stats"]), tuple(found["invalid_because"])
-        return cls(found["name"], found["uri"], found["kind"], stats, values, reasons, judge(gates, values))
+        found, invalid = figures(stats, criteria), reasons_invalid(stats)
+        return cls(
+            name=name,
+            uri=uri,
+            kind=kind,
+            invalid_because=invalid,
+            gates=judge(gates, found),
+            figures=found,
+            stats=stats,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class RunDocument:
+class RunDocument(_Model):
     """A run of one scenario against one or more targets."""
 
+    schema_version: Literal[2] = 2
+    tool: Literal["loadtest"] = "loadtest"
     version: str
     """Version of the tool."""
-    scenario: Mapping[str, Any]
-    """The whole scenario as JSON."""
-    schedule_digest: str
     started_at: str
     """ISO 8601 with an offset."""
-    targets: tuple[TargetResult, ...]
     interrupted: bool = False
     num_workers: int = 1
-    gates: tuple[Condition, ...] = field(default=())
+    schedule_digest: str
+    gates: tuple[_Gate, ...] = ()
+    scenario: dict[str, Any]
+    """The whole scenario as JSON."""
+    targets: tuple[TargetResult, ...]
 
     @property
     def criteria(self) -> CriteriaSettings:
@@ -207,9 +185,12 @@ class RunDocument:
     @property
     def events(self) -> tuple[tuple[float, str], ...]:
         """Times and names of the scenario's events."""
-        found = [(float(each["at_s"]), _event_label(each)) for each in self.scenario.get("events", ())]
-        returns = [each for each in self.scenario.get("events", ()) if each["kind"] == "region_loss" and each["for_s"]]
-        found += [(float(each["at_s"]) + float(each["for_s"]), f"region back: {each['region']}") for each in returns]
+        found = []
+        for each in self.scenario.get("events", ()):
+            kind, region, at_s = each["kind"].replace("_", " "), each.get("region"), float(each["at_s"])
+            found.append((at_s, f"{kind}: {region}" if region else kind))
+            if each["kind"] == "region_loss" and each["for_s"]:
+                found.append((at_s + float(each["for_s"]), f"region back: {region}"))
         return tuple(sorted(found))
 
     @property
@@ -220,8 +201,7 @@ class RunDocument:
     @property
     def is_passed(self) -> bool:
         """Whether every target meets every gate, and none has too many errors."""
-        is_met = all(verdict.is_met for each in self.targets for verdict in each.verdicts)
-        return is_met and not self.with_too_many_errors
+        return all(verdict.is_met for each in self.targets for verdict in each.gates) and not self.with_too_many_errors
 
     @property
     def with_too_many_errors(self) -> tuple[TargetResult, ...]:
@@ -230,6 +210,11 @@ class RunDocument:
             return ()
         return tuple(each for each in self.targets if each.figures.get("error_rate", 0.0) > MAX_ERROR_RATE)
 
+    def judged(self, gates: Sequence[Condition]) -> Self:
+        """Return a copy that is checked against other gates."""
+        targets = tuple(each.model_copy(update={"gates": judge(gates, each.figures)}) for each in self.targets)
+        return self.model_copy(update={"gates": tuple(gates), "targets": targets})
+
     def target(self, name: str) -> TargetResult:
         """Return a target's run. Raises DocumentError if no target has the name."""
         for each in self.targets:
@@ -237,78 +222,21 @@ class RunDocument:
                 return each
         raise DocumentError(f"there is no target {name!r}, only {', '.join(each.name for each in self.targets)}")
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "tool": TOOL,
-            "version": self.version,
-            "started_at": self.started_at,
-            "interrupted": self.interrupted,
-            "num_workers": self.num_workers,
-            "schedule_digest": self.schedule_digest,
-            "gates": [str(each) for each in self.gates],
-            "scenario": dict(self.scenario),
-            "targets": [each.as_json() for each in self.targets],
-        }
-
     def write(self, path: Path) -> None:
         """Write the document to a file."""
-        path.write_text(json.dumps(self.as_json(), allow_nan=False) + "\n", encoding="utf-8")
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Read the output of `as_json`. Raises DocumentError if it is something else, or of another version."""
-        _check_version(found)
-        try:
-            gates = tuple(each for text in found["gates"] for each in parse_gate(text))
-            document = cls(
-                version=found["version"],
-                scenario=found["scenario"],
-                schedule_digest=found["schedule_digest"],
-                started_at=found["started_at"],
-                targets=tuple(TargetResult.from_json(each, gates) for each in found["targets"]),
-                interrupted=found["interrupted"],
-                num_workers=found["num_workers"],
-                gates=gates,
-            )
-            CriteriaSettings.model_validate(document.scenario.get("criteria", {}))
-        except KeyError as error:
-            raise DocumentError(f"it lacks {error}") from error
-        except (GateError, ValidationError, ValueError, TypeError, AttributeError) as error:
-            raise DocumentError(f"it is not a document of a run: {error}") from error
-        return document
+        path.write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
 
 def read_document(path: Path) -> RunDocument:
     """Read a file written by `RunDocument.write`. Raises DocumentError, whose message begins with the path."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise DocumentError("it is not a JSON object")
-        return RunDocument.from_json(found)
-    except (OSError, ValueError, DocumentError) as error:
+        document = RunDocument.model_validate_json(path.read_text(encoding="utf-8"))
+        CriteriaSettings.model_validate(document.scenario.get("criteria", {}))
+    except ValidationError as error:
+        faults = [
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}, got {each['input']!r:.80}" for each in error.errors()
+        ]
+        raise DocumentError(f"{path}: it is not a document of a run: {'; '.join(faults[:3])}") from error
+    except (OSError, ValueError) as error:
         raise DocumentError(f"{path}: {error}") from error
-
-
-def named_alike(first: RunDocument, second: RunDocument) -> Iterable[tuple[TargetResult, TargetResult]]:
-    """Yield the targets that both documents have, by name. If each has only one, pair these two."""
-    if len(first.targets) == len(second.targets) == 1:
-        yield first.targets[0], second.targets[0]
-        return
-    others = {each.name: each for each in second.targets}
-    for each in first.targets:
-        if each.name in others:
-            yield each, others[each.name]
-
-
-def _check_version(found: Mapping[str, Any]) -> None:
-    if found.get("tool") != TOOL:
-        raise DocumentError(f"tool is {found.get('tool')!r}, not {TOOL!r}")
-    if found.get("schema_version") != SCHEMA_VERSION:
-        raise DocumentError(f"schema_version is {found.get('schema_version')!r}; this reads {SCHEMA_VERSION}")
-
-
-def _event_label(event: Mapping[str, Any]) -> str:
-    kind = str(event["kind"]).replace("_", " ")
-    return f"{kind}: {event['region']}" if event.get("region") else kind
+    return document

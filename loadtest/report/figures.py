@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -25,8 +26,6 @@ MAX_ERROR_RATE = 0.05
 """Above this share of failed requests a run fails, unless a gate on `error_rate` sets another limit."""
 
 PERCENTS: Mapping[str, float] = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p999": 99.9}
-
-_INTENDED, _PREFETCHES = "intended", "prefetches"
 
 
 class Sums:
@@ -132,35 +131,47 @@ class Figure:
     histogram: str = ""
 
 
-def _rate(name: str, counter: str, better: Better, meaning: str) -> Figure:
-    def compute(sums: Sums, _criteria: CriteriaSettings) -> Array:
-        return ratio(sums.counter(counter), sums.duration_s)
-
-    return Figure(name, Unit.PER_S, better, meaning, compute, (counter,))
-
-
-def _share(name: str, counter: str, whole: str, better: Better, meaning: str, *, less: str = "") -> Figure:
-    """Return a counter's share of another one, from which a third may be subtracted."""
-
-    def compute(sums: Sums, _criteria: CriteriaSettings) -> Array:
-        base = sums.counter(whole)
-        return ratio(sums.counter(counter), base - sums.counter(less) if less else base)
-
-    return Figure(name, Unit.SHARE, better, meaning, compute, tuple(filter(None, (counter, whole, less))))
-
-
-def _count(name: str, counter: str, better: Better, meaning: str) -> Figure:
-    return Figure(name, Unit.COUNT, better, meaning, lambda sums, _criteria: sums.counter(counter), (counter,))
-
-
-def _percentiles(name: str, histogram: str, meaning: str) -> Iterable[Figure]:
-    for suffix, percent in PERCENTS.items():
-
-        def compute(sums: Sums, _criteria: CriteriaSettings, percent: float = percent) -> Array:
-            return sums.percentile_ms(histogram, percent)
-
-        said = f"{meaning}, p{percent:g}"
-        yield Figure(f"{name}_ms_{suffix}", Unit.MS, Better.LOWER, said, compute, histogram=histogram)
+_HIGH, _LOW, _NEITHER = Better.HIGHER, Better.LOWER, Better.NEITHER
+_COUNTED = (
+    ("offered_per_s", "intended / s", _NEITHER, "requests intended, prefetches included"),
+    ("sent_per_s", "sent / s", _NEITHER, "requests sent"),
+    ("seen_per_s", "seen / s", _HIGH, "completions that a user saw: soon enough, and long enough before the next key"),
+    ("seen_share", "seen / intended - prefetches", _HIGH, "of typed requests, those whose text was seen"),
+    ("pauses_per_s", "pauses / s", _NEITHER, "requests at which the user paused"),
+    ("pause_in_time_share", "pauses_in_time / pauses", _HIGH, "of pause requests, those with text in time"),
+    ("good_per_s", "good / s", _HIGH, "answers within the SLO, first text and end"),
+    ("accepted_chars_per_s", "accepted_chars / s", _HIGH, "characters seen that the user went on to type"),
+    ("accepted_share", "accepted_chars / shown_chars", _HIGH, "of characters shown, those accepted"),
+    ("shown_share", "shown / intended - prefetches", _HIGH, "of typed requests, those that had text at all"),
+    ("edit_share", "edits / edit_answers", _NEITHER,
+     "of the whole answers to requests for a next edit, those with one"),
+    ("shed_share", "outcome/shed / intended", _LOW, "of all requests, those turned away empty"),
+    ("superseded_share", "outcome/superseded / intended", _NEITHER,
+     "of all requests, those dropped by the server for a newer one"),
+    ("hung_up_share", "outcome/hung_up / intended", _NEITHER, "of all requests, those hung up on by the editor"),
+    ("cached_share", "outcome/cached / intended", _NEITHER,
+     "of all requests, those answered from the editor's own cache"),
+    ("local_hit_share", "cache/local / sent", _NEITHER,
+     "of the requests sent, those answered from the server's completion cache in memory"),
+    ("shared_hit_share", "cache/shared / sent", _NEITHER,
+     "of the requests sent, those answered from the server's completion cache in Redis"),
+    ("error_rate", "errors / intended", _LOW, "of all requests, those that failed"),
+    ("unanswered_share", "outcome/unanswered / intended", _LOW, "of all requests, those not ended at the end"),
+    ("sessions", "sessions", _NEITHER, "editors"),
+    ("sessions_lost", "sessions_lost", _LOW, "editors not connected at the end"),
+    ("reconnects", "reconnects", _NEITHER, "connections made again"),
+)  # fmt: skip
+"""Counters, per second (`/ s`), or as a share of another one."""
+_TIMES = (
+    ("ttft", "ttft", "intended time to first text"),
+    ("pause_ttft", "ttft/pause", "intended time to first text, pause requests"),
+    ("total", "total", "intended time to the end, whole answers"),
+    ("pause_total", "total/pause", "intended time to the end, whole answers to pause requests"),
+    ("gap", "gap", "time between texts of one answer"),
+    ("lag", "lag", "how late the generator sent a request"),
+    ("front_end", "stage/front_end", "first text less the server's queue and prefill"),
+    ("reconnect", "reconnect", "connection lost to connected again"),
+)
 
 
 def _wasted(sums: Sums, _criteria: CriteriaSettings) -> Array:
@@ -178,68 +189,41 @@ def _usd_per_completion(sums: Sums, criteria: CriteriaSettings) -> Array:
     return ratio(usd_per_s * sums.duration_s, sums.counter("seen")) if usd_per_s else sums.duration_s * math.nan
 
 
+_COSTS = (
+    Figure("wasted_token_share", Unit.SHARE, _LOW, "of the generated tokens, those of answers that were not seen",
+           _wasted, ("seen_tokens", "generated_tokens")),
+    Figure("generated_tokens_per_s", Unit.PER_S, _NEITHER, "tokens that the engine generated",
+           _generated_per_s, ("generated_tokens",)),
+    Figure("usd_per_completion", Unit.USD, _LOW, "price of the GPUs for the run, per completion seen",
+           _usd_per_completion, ("seen",)),
+)  # fmt: skip
+
+
 def _define() -> Iterable[Figure]:
     """Yield all figures in the order of every list."""
-    high, low, neither = Better.HIGHER, Better.LOWER, Better.NEITHER
-    yield _rate("offered_per_s", _INTENDED, neither, "requests intended, prefetches included")
-    yield _rate("sent_per_s", "sent", neither, "requests sent")
-    yield _rate(
-        "seen_per_s", "seen", high, "completions that a user saw: soon enough, and long enough before the next key"
-    )
-    yield _share(
-        "seen_share", "seen", _INTENDED, high, "of typed requests, those whose text was seen", less=_PREFETCHES
-    )
-    yield _rate("pauses_per_s", "pauses", neither, "requests at which the user paused")
-    yield _share("pause_in_time_share", "pauses_in_time", "pauses", high, "of pause requests, those with text in time")
-    yield _rate("good_per_s", "good", high, "answers within the SLO, first text and end")
-    yield _rate("accepted_chars_per_s", "accepted_chars", high, "characters seen that the user went on to type")
-    yield _share("accepted_share", "accepted_chars", "shown_chars", high, "of characters shown, those accepted")
-    yield _share(
-        "shown_share", "shown", _INTENDED, high, "of typed requests, those that had text at all", less=_PREFETCHES
-    )
-    meaning = "of the whole answers to requests for a next edit, those with one"
-    yield _share("edit_share", "edits", "edit_answers", neither, meaning)
-    for outcome, better, meaning in (
-        ("shed", low, "turned away empty"),
-        ("superseded", neither, "dropped by the server for a newer one"),
-        ("hung_up", neither, "hung up on by the editor"),
-        ("cached", neither, "answered from the editor's own cache"),
-    ):
-        yield _share(f"{outcome}_share", f"outcome/{outcome}", _INTENDED, better, f"of all requests, those {meaning}")
-    for level, place in (("local", "memory"), ("shared", "Redis")):
-        meaning = f"of the requests sent, those answered from the server's completion cache in {place}"
-        yield _share(f"{level}_hit_share", f"cache/{level}", "sent", neither, meaning)
-    yield _share("error_rate", "errors", _INTENDED, low, "of all requests, those that failed")
-    yield _share(
-        "unanswered_share", "outcome/unanswered", _INTENDED, low, "of all requests, those not ended at the end"
-    )
-    yield from _define_times()
-    yield from _define_costs()
+    for name, formula, better, meaning in _COUNTED:
+        counter, _, whole = formula.partition(" / ")
+        parts = whole.split(" - ") if whole else []
+        unit = Unit.PER_S if whole == "s" else Unit.SHARE if whole else Unit.COUNT
+        counters = tuple(each for each in (counter, *parts) if each != "s")
+        yield Figure(name, unit, better, meaning, partial(_counted, counter, parts), counters)
+    for name, histogram, meaning in _TIMES:
+        for suffix, percent in PERCENTS.items():
+            said, compute = f"{meaning}, p{percent:g}", partial(_percentile, histogram, percent)
+            yield Figure(f"{name}_ms_{suffix}", Unit.MS, _LOW, said, compute, histogram=histogram)
+    yield from _COSTS
 
 
-def _define_times() -> Iterable[Figure]:
-    yield from _percentiles("ttft", "ttft", "intended time to first text")
-    yield from _percentiles("pause_ttft", "ttft/pause", "intended time to first text, pause requests")
-    yield from _percentiles("total", "total", "intended time to the end, whole answers")
-    yield from _percentiles("pause_total", "total/pause", "intended time to the end, whole answers to pause requests")
-    yield from _percentiles("gap", "gap", "time between texts of one answer")
-    yield from _percentiles("lag", "lag", "how late the generator sent a request")
-    yield from _percentiles("front_end", "stage/front_end", "first text less the server's queue and prefill")
-    yield from _percentiles("reconnect", "reconnect", "connection lost to connected again")
+def _counted(counter: str, whole: Sequence[str], sums: Sums, _criteria: CriteriaSettings) -> Array:
+    """Return a counter over the first of the others less the rest of them, or over the seconds."""
+    if not whole:
+        return sums.counter(counter)
+    base, *less = (sums.duration_s if each == "s" else sums.counter(each) for each in whole)
+    return ratio(sums.counter(counter), base - sum(less))
 
 
-def _define_costs() -> Iterable[Figure]:
-    low, neither = Better.LOWER, Better.NEITHER
-    counters = ("seen_tokens", "generated_tokens")
-    meaning = "of the generated tokens, those of answers that were not seen"
-    yield Figure("wasted_token_share", Unit.SHARE, low, meaning, _wasted, counters)
-    meaning = "tokens that the engine generated"
-    yield Figure("generated_tokens_per_s", Unit.PER_S, neither, meaning, _generated_per_s, ("generated_tokens",))
-    meaning = "price of the GPUs for the run, per completion seen"
-    yield Figure("usd_per_completion", Unit.USD, low, meaning, _usd_per_completion, ("seen",))
-    yield _count("sessions", "sessions", neither, "editors")
-    yield _count("sessions_lost", "sessions_lost", low, "editors not connected at the end")
-    yield _count("reconnects", "reconnects", neither, "connections made again")
+def _percentile(histogram: str, percent: float, sums: Sums, _criteria: CriteriaSettings) -> Array:
+    return sums.percentile_ms(histogram, percent)
 
 
 FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in _define()}
@@ -257,11 +241,6 @@ def without_nan(found: Mapping[str, float]) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else float(f"{value:.6g}") for name, value in found.items()}
 
 
-def with_nan(found: Mapping[str, float | None]) -> dict[str, float]:
-    """Undo `without_nan`."""
-    return {name: math.nan if value is None else float(value) for name, value in found.items()}
-
-
 def reasons_invalid(stats: RunStats) -> tuple[str, ...]:
     """Return the reasons why a run is invalid; empty for a valid one."""
     reasons = []
@@ -275,7 +254,7 @@ def reasons_invalid(stats: RunStats) -> tuple[str, ...]:
     if missing:
         named = ", ".join(map(str, missing))
         reasons.append(f"of {stats.num_workers} workers, number {named} is missing")
-    if not stats.total.counters[_INTENDED]:
+    if not stats.total.counters["intended"]:
         reasons.append("no request was intended")
     return tuple(reasons)
 

@@ -11,11 +11,8 @@ from matplotlib.axes import Axes
 
 from loadtest.report import charts, tables
 from loadtest.report.canvas import svg_for_page
-from loadtest.report.charts import region_lanes
 from loadtest.report.document import RunDocument, TargetResult
 from loadtest.report.tables import Table
-
-_TEMPLATE = "page.html.j2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +59,9 @@ def render(
     title: str, description: str, facts: Mapping[str, str], troubles: Sequence[str], sections: Sequence[Section]
 ) -> str:
     """Return a page of sections."""
+    folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     numbers = count(1)
 
@@ -75,51 +69,38 @@ def render(
         # Its text is escaped by matplotlib, which writes it as XML.
         return Markup(svg_for_page(axes, f"picture-{next(numbers)}"))
 
-    return environment.get_template(_TEMPLATE).render(
+    return environment.get_template("page.html.j2").render(
         title=title, description=description, facts=facts, troubles=troubles, sections=sections, svg=svg
     )
 
 
 def _overlays(document: RunDocument) -> Section:
     stats_by_target = {each.name: each.stats for each in document.targets}
-    budget_ms = document.criteria.slo_ttft_ms
-    found = [
-        Picture(
-            "How soon the first text came",
-            charts.ttft_distribution(stats_by_target, budget_ms),
-            "Of pause requests, the share whose first text had come by then; a line ends where its requests had text.",
-        )
-    ]
-    if len(stats_by_target) > 1:
-        found = [
-            Picture("Completions seen", charts.seen_by_target(stats_by_target, document.events)),
-            Picture("TTFT of pauses, p95", charts.latency_by_target(stats_by_target, budget_ms, document.events)),
-            *found,
-        ]
-    return Section("All targets" if len(stats_by_target) > 1 else "", pictures=found)
+    budget_ms, is_one = document.criteria.slo_ttft_ms, len(stats_by_target) == 1
+    distribution = Picture(
+        "How soon the first text came",
+        charts.ttft_distribution(stats_by_target, budget_ms),
+        "Of pause requests, the share whose first text had come by then; a line ends where its requests had text.",
+    )
+    if is_one:
+        return Section("", pictures=[distribution])
+    seen = charts.seen_by_target(stats_by_target, document.events)
+    latency = charts.latency_by_target(stats_by_target, budget_ms, document.events)
+    pictures = [Picture("Completions seen", seen), Picture("TTFT of pauses, p95", latency), distribution]
+    return Section("All targets", pictures=pictures)
 
 
 def _section(target: TargetResult, document: RunDocument) -> Section:
-    stats, events = target.stats, document.events
+    stats, events, budget_ms = target.stats, document.events, document.criteria.slo_ttft_ms
+    lanes, seen = charts.region_lanes(stats, budget_ms, events), charts.seen_and_offered(stats, events)
+    seen_note = "Seen: the first text came soon enough, and long enough before the user's next key."
+    cause_note = "Each stage's own percentile; they need not add up to that of the whole."
     found = [
-        Picture(
-            "Where editors went",
-            region_lanes(stats, document.criteria.slo_ttft_ms, events),
-            "Each editor asks the nearest server that works.",
-        ),
-        Picture(
-            "Asked and seen",
-            charts.seen_and_offered(stats, events),
-            "Seen: the first text came soon enough, and long enough before the user's next key.",
-        ),
-        Picture("Latency over time", charts.latency_over_time(stats, document.criteria.slo_ttft_ms, events)),
+        Picture("Where editors went", lanes, "Each editor asks the nearest server that works."),
+        Picture("Asked and seen", seen, seen_note),
+        Picture("Latency over time", charts.latency_over_time(stats, budget_ms, events)),
         Picture("What became of the requests", charts.outcomes_over_time(stats, events)),
-        Picture(
-            "TTFT by cause",
-            charts.ttft_by_cause(stats),
-            "Each stage's own percentile; they need not add up to that of the whole.",
-        ),
+        Picture("TTFT by cause", charts.ttft_by_cause(stats), cause_note),
         Picture("TTFT by region", charts.regions(stats)),
     ]
-    listed = (tables.times(target), tables.outcomes(target), tables.regions(target), tables.errors(target))
-    return Section(target.name, f"{target.kind}  {target.uri}", found, listed)
+    return Section(target.name, f"{target.kind}  {target.uri}", found, tables.of_target(target))

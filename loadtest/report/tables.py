@@ -12,9 +12,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from loadtest.report.charts import outcomes_of, regions_of
-from loadtest.report.compare import CONFIDENCE, Change, Difference, Interval, RunDifferences
+from loadtest.report.compare import Change, Interval, RunDifferences
 from loadtest.report.document import RunDocument, TargetResult
 from loadtest.report.figures import FIGURES, MAX_ERROR_RATE, PERCENTS, shown, shown_number
+from loadtest.stats import Tally
 
 _MAX_ERRORS = 20
 _SUMMARY: Mapping[str, str] = {
@@ -47,7 +48,8 @@ _TIMES: Mapping[str, str] = {
 }
 _ALWAYS = 3
 """Rows of a summary that are shown even when empty."""
-_COLOURS = {Change.BETTER: "green", Change.WORSE: "red", Change.DIFFERENT: "yellow"}
+_STYLES = {"FAILED": "bold red", "passed": "green", "better": "green", "worse": "red", "different": "yellow"}
+"""Colours of cells with these words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ class Table:
     """A title, headings, and rows as wide as these. The first `num_words` columns are words, the others numbers."""
 
     title: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
     num_words: int = 1
 
 
@@ -67,7 +69,7 @@ def summary(document: RunDocument) -> Table:
         cells = [shown(name, each.figures.get(name)) for each in document.targets]
         if document.targets and (place < _ALWAYS or any(cell != "-" for cell in cells)):
             rows.append((label, *cells))
-    return Table("What editors felt", ("", *(each.name for each in document.targets)), tuple(rows))
+    return Table("What editors felt", ("", *(each.name for each in document.targets)), rows)
 
 
 def terms(document: RunDocument) -> Table:
@@ -81,41 +83,43 @@ def terms(document: RunDocument) -> Table:
         "good_per_s": f"SLO: text in {criteria.slo_ttft_ms:g} ms, end in {criteria.slo_total_ms:g} ms",
         "hung_up_share": "the user typed on before the answer had ended",
     }
-    rows = []
-    for name, label in _SUMMARY.items():
-        if any(shown(name, each.figures.get(name)) != "-" for each in document.targets):
-            note = f" ({notes[name]})" if name in notes else ""
-            rows.append((label, f"{FIGURES[name].meaning}{note}"))
-    return Table("What the words mean", ("", "meaning"), tuple(rows), num_words=2)
+    rows = [
+        (label, FIGURES[name].meaning + (f" ({notes[name]})" if name in notes else ""))
+        for name, label in _SUMMARY.items()
+        if any(shown(name, each.figures.get(name)) != "-" for each in document.targets)
+    ]
+    return Table("What the words mean", ("", "meaning"), rows, num_words=2)
 
 
-def times(target: TargetResult) -> Table:
-    """Return a target's percentiles, a row for each kind of time."""
+def of_target(target: TargetResult) -> tuple[Table, ...]:
+    """Return the tables of one target."""
+    return _times(target), _outcomes(target), _regions(target), _errors(target)
+
+
+def _times(target: TargetResult) -> Table:
+    """Return percentiles, a row for each kind of time."""
     rows = []
     for name, label in _TIMES.items():
-        cells = [shown(f"{name}_ms_{suffix}", target.figures.get(f"{name}_ms_{suffix}")) for suffix in PERCENTS]
+        names = [f"{name}_ms_{suffix}" for suffix in PERCENTS]
+        cells = [shown(each, target.figures.get(each)) for each in names]
         if cells[0] != "-":
             rows.append((label, *cells))
-    return Table(
-        "Times, ms from the intended time", ("", *(f"p{percent:g}" for percent in PERCENTS.values())), tuple(rows)
-    )
+    return Table("Times, ms from the intended time", ("", *(f"p{each:g}" for each in PERCENTS.values())), rows)
 
 
-def outcomes(target: TargetResult) -> Table:
-    """Return the outcomes of a target's requests, with the times of each outcome."""
+def _outcomes(target: TargetResult) -> Table:
+    """Return the outcomes of the requests, with the times of each outcome."""
     total = target.stats.total
     rows = []
     for name in outcomes_of(target.stats):
         count = total.counters[f"outcome/{name}"]
-        times = [f"{what}/outcome/{name}" for what in ("ttft", "total")]
-        cells = [shown_number(total.percentile_ms(each, percent)) for each in times for percent in (50, 95, 99)]
-        rows.append((name.replace("_", " "), f"{count:,}", _share(count, total.counters["intended"]), *cells))
+        times = _percentiles(total, f"ttft/outcome/{name}") + _percentiles(total, f"total/outcome/{name}")
+        rows.append((name.replace("_", " "), f"{count:,}", _share(count, total.counters["intended"]), *times))
     headings = ("ended", "requests", "share", "TTFT p50", "p95", "p99", "end p50", "p95", "p99")
-    return Table("How requests ended, times in ms", headings, tuple(rows))
+    return Table("How requests ended, times in ms", headings, rows)
 
 
-def regions(target: TargetResult) -> Table:
-    """Return a target's regions."""
+def _regions(target: TargetResult) -> Table:
     stats = target.stats
     rows = []
     for name in regions_of(stats):
@@ -123,35 +127,37 @@ def regions(target: TargetResult) -> Table:
         count = {kind: stats.total.counters[f"region/{name}/{kind}"] for kind in kinds}
         per_s = [count[kind] / stats.duration_s if stats.duration_s else math.nan for kind in ("intended", "seen")]
         shares = (_share(count["pauses_in_time"], count["pauses"]), _share(count["errors"], count["intended"]))
-        cells = [shown_number(stats.total.percentile_ms(f"ttft/region/{name}", percent)) for percent in (50, 95, 99)]
-        rows.append((name, *map(shown_number, per_s), *shares, *cells))
+        rows.append((name, *map(shown_number, per_s), *shares, *_percentiles(stats.total, f"ttft/region/{name}")))
     headings = ("region", "asked/s", "seen/s", "pauses in time", "errors", "TTFT p50, ms", "p95", "p99")
-    return Table("Regions", headings, tuple(rows))
+    return Table("Regions", headings, rows)
+
+
+def _errors(target: TargetResult) -> Table:
+    """Return errors by frequency, and the reasons of shed requests."""
+    rows = [
+        (f"{label}{name.removeprefix(prefix)}", f"{count:,.0f}")
+        for prefix, label in (("error/", ""), ("shed_reason/", "shed: "))
+        for name, count in target.stats.total.counters.most_common()
+        if name.startswith(prefix) and count
+    ]
+    return Table("Errors and reasons", ("what", "requests"), rows[:_MAX_ERRORS])
+
+
+def _percentiles(total: Tally, histogram: str) -> list[str]:
+    return [shown_number(total.percentile_ms(histogram, percent)) for percent in (50, 95, 99)]
 
 
 def _share(part: int, whole: int) -> str:
     return shown("seen_share", part / whole if whole else None)
 
 
-def errors(target: TargetResult) -> Table:
-    """Return errors by frequency, and the reasons of shed requests."""
-    counters = target.stats.total.counters
-    rows = [
-        (f"{label}{name.removeprefix(prefix)}", f"{count:,.0f}")
-        for prefix, label in (("error/", ""), ("shed_reason/", "shed: "))
-        for name, count in sorted(counters.items(), key=lambda item: -item[1])
-        if name.startswith(prefix) and count
-    ]
-    return Table("Errors and reasons", ("what", "requests"), tuple(rows[:_MAX_ERRORS]))
-
-
 def gates(document: RunDocument) -> Table:
     """Return each gate at each target."""
-    rows = tuple(
-        ("passed" if verdict.is_met else "FAILED", each.name, str(verdict.condition), verdict.said)
+    rows = [
+        ("passed" if verdict.is_met else "FAILED", each.name, str(verdict.gate), verdict.said)
         for each in document.targets
-        for verdict in each.verdicts
-    )
+        for verdict in each.gates
+    ]
     return Table("Gates", ("", "target", "gate", "found"), rows, num_words=3)
 
 
@@ -170,8 +176,8 @@ def troubles(document: RunDocument) -> tuple[str, ...]:
 
 def all_figures(targets: Sequence[TargetResult]) -> Table:
     """Return every figure that a target has, one column for each target."""
-    names = [name for name in targets[0].figures if any(shown(name, each.figures.get(name)) != "-" for each in targets)]
-    rows = tuple((name, *(shown(name, each.figures.get(name)) for each in targets)) for name in names)
+    rows = [(name, *(shown(name, each.figures.get(name)) for each in targets)) for name in targets[0].figures]
+    rows = [row for row in rows if any(cell != "-" for cell in row[1:])]
     return Table("All figures", ("figure", *(each.name for each in targets)), rows)
 
 
@@ -184,7 +190,7 @@ def print_report(document: RunDocument, console: Console) -> None:
     print_table(summary(document), console)
     for target in document.targets:
         console.rule(Text(f"{target.name}  {target.uri}"), align="left")
-        for each in (times(target), outcomes(target), regions(target), errors(target)):
+        for each in of_target(target):
             if each.rows:
                 print_table(each, console)
     if document.gates:
@@ -197,42 +203,31 @@ def print_table(table: Table, console: Console) -> None:
     for place, heading in enumerate(table.headings):
         found.add_column(escape(heading), justify="left" if place < table.num_words else "right", overflow="fold")
     for row in table.rows:
-        found.add_row(*(_cell(text) for text in row))
+        found.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in row))
     console.print(found)
 
 
-def print_differences(differences: RunDifferences, console: Console, confidence: float = CONFIDENCE) -> None:
+def print_differences(found: RunDifferences, console: Console) -> None:
     """Print the differences beyond noise, and the figures without one."""
-    for warning in differences.warnings:
+    for warning in found.warnings:
         console.print(Text(f"warning: {warning}", style="bold yellow"))
-    how = "paired" if differences.is_paired else "unpaired"
-    heading = f"A = {differences.first}, B = {differences.second}; {how}, {differences.num_slices} slices"
-    found = RichTable(title=escape(heading), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("figure", "A", "B", "B - A", "B / A", ""):
-        is_word = name in {"figure", ""}
-        found.add_column(name, justify="left" if is_word else "right", no_wrap=is_word)
-    for each in _changed_first(differences.differences):
-        found.add_row(
+    how = "paired" if found.is_paired else "unpaired"
+    rows = [
+        (
             each.figure,
             shown(each.figure, each.first),
             shown(each.figure, each.second),
             _span(each.difference, partial(shown, each.figure)),
             _span(each.ratio, shown_number),
-            Text(each.change.value, style=_COLOURS.get(each.change, "dim")),
+            each.change.value,
         )
-    console.print(found)
-    share = f"{1 - confidence:.2g}"
+        for each in sorted(found.differences, key=lambda each: list(Change).index(each.change))
+    ]
+    title = f"A = {found.first}, B = {found.second}; {how}, {found.num_slices} slices"
+    print_table(Table(title, ("figure", "A", "B", "B - A", "B / A", ""), rows), console)
+    share = f"{1 - found.confidence:.2g}"
     console.print(Text(f"Of figures that are equal in truth, a share of about {share} looks changed.", style="dim"))
 
 
 def _span(interval: Interval, show: Callable[[float], str]) -> str:
     return "-" if math.isnan(interval.low) else f"{show(interval.low)} to {show(interval.high)}"
-
-
-def _changed_first(differences: Sequence[Difference]) -> list[Difference]:
-    order = [Change.WORSE, Change.BETTER, Change.DIFFERENT, Change.WITHIN_NOISE, Change.UNKNOWN]
-    return sorted(differences, key=lambda each: order.index(each.change))
-
-
-def _cell(text: str) -> Text:
-    return Text(text, style={"FAILED": "bold red", "passed": "green"}.get(text, ""))

@@ -24,7 +24,7 @@ NEAREST = "grpc+nearest"
 KINDS: Mapping[str, tuple[str, ...]] = {
     "grpc": ("connections",),
     "grpc+complete": ("connections",),
-    NEAREST: ("return_spread_s",),
+    NEAREST: (),
     "openai+http": ("model", "fim", "body"),
     "llama+http": ("body",),
     "tabby+http": ("body",),
@@ -100,8 +100,6 @@ class ClientSettings:
     """The users' tenant at a completion server. Tenants share no caches."""
     traced_share: float = 0.0
     """Share of the requests that ask the server to trace them."""
-    backoff_min_s: float = 0.1
-    backoff_max_s: float = 5.0
     patience_s: float = 0.25
     """How long a user waits for a completion. A client with several servers gives each a share of it."""
 

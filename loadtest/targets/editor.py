@@ -1,20 +1,18 @@
-"""Parts of editors: requests and answers on the wire, the text typed next, the completion cache, calls and streams."""
+"""Parts of editors: requests and answers on the wire, the text typed next, the completion cache, and calls."""
 
 import asyncio
 import hashlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import ConnectionLostError, ReplicaStream, ServiceError, SessionSettings
+from completion_client import ConnectionLostError, ServiceError
 from completion_client.endpoint import Metadata, caller_metadata
-from completion_client.request_fields import give_timeout
 from loadtest.targets import ClientSettings
 from loadtest.targets.next_edits import MODE as NEXT_EDIT
 from loadtest.targets.next_edits import ask_next_edit
-from loadtest.targets.record import NOT_CONNECTED, Outcome, Record
+from loadtest.targets.record import Outcome, Record
 from loadtest.traffic.typed import NEVER_S, Text, TypedRequest, TypedSession
 
 DROPPED = "the connection was dropped"
@@ -209,113 +207,3 @@ class CallEditor(ABC):
         key_at_s = request.next_key_at_s if self.settings.cancels_at_key else NEVER_S
         deadline_s = request.intended_at_s + (self.settings.deadline_s or NEVER_S)
         return (deadline_s, Outcome.DEADLINE) if deadline_s < key_at_s else (key_at_s, Outcome.HUNG_UP)
-
-
-@dataclass(slots=True)
-class StreamLog:
-    """Counts the losses of a target's streams, as their StreamListener."""
-
-    reconnects_s: list[float] = field(default_factory=list)
-    """How long each lost stream was away until it came back."""
-    num_lost: int = 0
-    """How often a stream was lost."""
-    last_error: str = ""
-
-    def on_lost(self, error: ServiceError) -> None:
-        """See StreamListener."""
-        self.num_lost += 1
-        self.last_error = error_text(error)
-
-    def on_reconnected(self, away_s: float) -> None:
-        """See StreamListener."""
-        self.reconnects_s.append(away_s)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordListener:
-    """Writes the events of a request to its record."""
-
-    record: Record
-    note_route: Callable[[Record], None]
-    """Notes, at each event, which server it came from."""
-
-    def on_text(self, text: str) -> None:
-        """See RequestListener."""
-        self.note_route(self.record)
-        self.record.num_messages += 1
-        self.record.text_came(text)
-
-    def on_end(self, end: pb.End) -> None:
-        """See RequestListener."""
-        self.note_route(self.record)
-        self.record.num_messages += 1
-        self.record.num_duplicates += self.record.outcome is not None
-        take_end(self.record, end)
-
-    def on_error(self, error: ServiceError) -> None:
-        """See RequestListener."""
-        self.note_route(self.record)
-        self.record.end(Outcome.ERROR, error_text(error))
-
-
-class StreamEditor(ABC):
-    """One session. The server ends the older request when a newer one comes."""
-
-    def __init__(self, stream: ReplicaStream, factory: RequestFactory, settings: ClientSettings) -> None:
-        self.stream = stream
-        self._factory = factory
-        self._settings = settings
-
-    @abstractmethod
-    def drop_nowait(self, host_shift: int | None = None) -> None:
-        """See Editor."""
-
-    def note_route(self, record: Record) -> None:  # noqa: B027 - most editors have one server
-        """Note which of several servers an open request is at."""
-
-    @property
-    def is_connected(self) -> bool:
-        """See Editor."""
-        return self.stream.is_connected
-
-    def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
-        """See Editor."""
-        request, loop = record.request, asyncio.get_running_loop()
-        ends_at_s = NEVER_S
-        message = self._factory.message(record, max_tokens)
-        if self._settings.deadline_s:
-            ends_at_s = record.clock.loop_time(request.intended_at_s + self._settings.deadline_s)
-            give_timeout(message, ends_at_s - loop.time())
-        try:
-            self.stream.send_nowait(message, RecordListener(record, self.note_route), self._settings.patience_s)
-        except ConnectionLostError:
-            record.end_unsent(NOT_CONNECTED)
-            return
-        if self._settings.cancels_at_key and request.next_key_at_s != NEVER_S:
-            loop.call_at(record.clock.loop_time(request.next_key_at_s), self._key_pressed, record)
-        if self._settings.deadline_s:
-            loop.call_at(ends_at_s, self._deadline_passed, record)
-
-    def close_nowait(self) -> list[asyncio.Task[None]]:
-        """End the stream; return the tasks that end with it."""
-        return self.stream.close_nowait()
-
-    def _key_pressed(self, record: Record) -> None:
-        """Cancel a request that a key made stale, unless the user types the text of its answer."""
-        if record.outcome is None and not is_typed_along(record.text, record.request):
-            self.stream.cancel_nowait(record.request.sequence)
-
-    def _deadline_passed(self, record: Record) -> None:
-        if record.outcome is None:
-            self.stream.discard_nowait(record.request.sequence)
-            record.end(Outcome.DEADLINE)
-
-
-def session_settings(factory: RequestFactory, settings: ClientSettings, seed: str) -> SessionSettings:
-    """Return the client library's settings of a session, whose waits are drawn from a seed."""
-    return SessionSettings(
-        backoff_min_s=settings.backoff_min_s,
-        backoff_max_s=settings.backoff_max_s,
-        backoff_seed=seed,
-        read_interval_s=factory.session.reads_every_s,
-    )

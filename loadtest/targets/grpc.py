@@ -17,17 +17,10 @@ from completion_client import (
 )
 from completion_client.tls_faults import explain_tls
 from loadtest.targets import NEAREST, ClientSettings, Editor, TargetError, TargetSpec, token_of
-from loadtest.targets.editor import (
-    CallEditor,
-    RequestFactory,
-    StreamEditor,
-    StreamLog,
-    error_text,
-    session_settings,
-    take_end,
-)
+from loadtest.targets.editor import CallEditor, RequestFactory, error_text, take_end
 from loadtest.targets.nearest import NearestHosts
 from loadtest.targets.record import Outcome, Record
+from loadtest.targets.streams import StreamEditor, StreamLog
 from loadtest.traffic.typed import Trace, TypedSession
 
 CONNECT_S = 10.0
@@ -89,34 +82,6 @@ class CompleteEditor(CallEditor):
             self._host.choose(self._region + host_shift)
 
 
-class SessionEditor(StreamEditor):
-    """A session whose region is given; the server of the region is its host."""
-
-    def __init__(
-        self,
-        host: FixedHost,
-        region: int,
-        factory: RequestFactory,
-        settings: ClientSettings,
-        log: StreamLog,
-        seed: str,
-    ) -> None:
-        """Open the stream to a host that is connected; its losses are added to `log`."""
-        self._host = host
-        self._region = region
-        stream = host.client.stream(
-            metadata=factory.metadata, settings=session_settings(factory, settings, seed), listener=log
-        )
-        super().__init__(stream, factory, settings)
-        stream.start_nowait()
-
-    def drop_nowait(self, host_shift: int | None = None) -> None:
-        """See Editor."""
-        self.stream.drop_nowait()
-        if host_shift is not None:
-            self._host.choose(self._region + host_shift)
-
-
 class RegionHosts:
     """A host for each region; each session asks that of its region.
 
@@ -154,12 +119,16 @@ class RegionHosts:
             message = next(filter(None, reasons), str(failures.exceptions[0]))
             raise TargetError(f"{self._spec.name}: {message}") from None
 
-    def editor(self, session: TypedSession, factory: RequestFactory, seed: str) -> SessionEditor | CompleteEditor:
+    def editor(self, session: TypedSession, factory: RequestFactory, seed: str) -> StreamEditor | CompleteEditor:
         """Return the editor of a session."""
         host = self._chosen(session)
         if self._spec.kind == "grpc+complete":
             return CompleteEditor(host, session.region, factory, self._settings)
-        return SessionEditor(host, session.region, factory, self._settings, self._log, seed)
+
+        def shift(host_shift: int) -> None:
+            host.choose(session.region + host_shift)
+
+        return StreamEditor(host.client, factory, self._settings, self._log, seed, on_shift=shift)
 
     def present(self) -> Mapping[int, int]:
         """Return nothing: these editors don't choose their host."""

@@ -5,10 +5,10 @@ The dialects of completion servers: path, body and the lines of an answer.
 
 import asyncio
 import json
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Self
 
@@ -27,109 +27,88 @@ _DATA = b"data:"
 _DONE = b"[DONE]"
 
 
-class Dialect(ABC):
-    """A request format and its answer format, by default server-sent events in the form of OpenAI's API."""
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A request format and its answer format."""
 
-    path = "/v1/completions"
+    path: str
     """The path of the POST."""
-
-    @abstractmethod
-    def body(self, request: TypedRequest, language_id: str, max_tokens: int) -> dict[str, Any]:
-        """Return the body of the POST."""
+    body: Callable[[TypedRequest, str, int], dict[str, Any]]
+    """Returns the body of the POST, from a request, its language and the most tokens."""
+    text: Callable[[Mapping[str, Any]], str]
+    """Returns the text of an event."""
+    tokens: Callable[[Mapping[str, Any]], int | None]
+    """Returns the generated tokens, if an event has their number."""
+    is_stream: bool = True
+    """Whether the answer is server-sent events, else one JSON object."""
 
     def take(self, line: bytes, record: Record) -> None:
         """Write a line of an answer to a record. Raises ValueError, KeyError or TypeError for another dialect."""
-        chunk = _event(line)
-        if chunk is not None and "error" in chunk:
-            record.end(Outcome.ERROR, json.dumps(chunk["error"]))
-        elif chunk is not None:
-            self.take_chunk(chunk, record)
-
-    def take_chunk(self, chunk: Mapping[str, Any], record: Record) -> None:
-        """Write the content of an event to a record."""
-        if text := "".join(choice["text"] for choice in chunk["choices"]):
+        event = _event(line) if self.is_stream else json.loads(line) if line.strip() else None
+        if event is None:
+            return
+        if self.is_stream and "error" in event:
+            record.end(Outcome.ERROR, json.dumps(event["error"]))
+            return
+        if text := self.text(event):
             record.text_came(text)
-        if usage := chunk.get("usage"):
-            record.completion_tokens = int(usage["completion_tokens"])
+        if (tokens := self.tokens(event)) is not None:
+            record.completion_tokens = tokens
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAi(Dialect):
-    """The OpenAI completions API, streaming, as `vllm serve` and many others implement it."""
+def _choices_text(event: Mapping[str, Any]) -> str:
+    return "".join(choice["text"] for choice in event["choices"])
 
-    model: str = ""
-    """The model's name; "" if the server has one model and needs no name."""
-    fim: str = ""
-    """The prompt, with {prefix} and {suffix}; "" sends them as the API's own fields `prompt` and `suffix`."""
 
-    def body(self, request: TypedRequest, language_id: str, max_tokens: int) -> dict[str, Any]:
-        """See Dialect. A request with token ids is sent as token ids."""
-        body: dict[str, Any] = {
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if self.model:
-            body["model"] = self.model
-        return body | self._prompt(request)
+def _usage_tokens(event: Mapping[str, Any]) -> int | None:
+    usage = event.get("usage")
+    return int(usage["completion_tokens"]) if usage else None
 
-    def _prompt(self, request: TypedRequest) -> dict[str, Any]:
-        if request.token_ids:
-            return {"prompt": request.token_ids}
-        if not self.fim:
-            return {"prompt": request.prefix, "suffix": request.suffix}
-        before, _, rest = self.fim.partition("{prefix}")
+
+def _openai_body(model: str, fim: str, request: TypedRequest, _language_id: str, max_tokens: int) -> dict[str, Any]:
+    """Return the body for a server of one model, if `model` is "", or of several.
+
+    The prompt is `fim` with {prefix} and {suffix}; "" sends them as the API's own fields `prompt` and `suffix`. A
+    request with token ids is sent as token ids.
+    """
+    prompt: dict[str, Any] = {"prompt": request.prefix, "suffix": request.suffix}
+    if request.token_ids:
+        prompt = {"prompt": request.token_ids}
+    elif fim:
+        before, _, rest = fim.partition("{prefix}")
         between, _, after = rest.partition("{suffix}")
-        return {"prompt": f"{before}{request.prefix}{between}{request.suffix}{after}"}
+        prompt = {"prompt": f"{before}{request.prefix}{between}{request.suffix}{after}"}
+    named = {"model": model} if model else {}
+    options = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    return {"max_tokens": max_tokens} | options | named | prompt
 
 
-class Llama(Dialect):
-    """llama-server's `/infill`, streaming."""
-
-    path = "/infill"
-
-    def body(self, request: TypedRequest, language_id: str, max_tokens: int) -> dict[str, Any]:
-        """See Dialect."""
-        return {
-            "input_prefix": request.prefix,
-            "input_suffix": request.suffix,
-            "n_predict": max_tokens,
-            "temperature": 0,
-            "cache_prompt": True,
-            "stream": True,
-        }
-
-    def take_chunk(self, chunk: Mapping[str, Any], record: Record) -> None:
-        """See Dialect."""
-        if text := chunk["content"]:
-            record.text_came(text)
-        if "tokens_predicted" in chunk:
-            record.completion_tokens = int(chunk["tokens_predicted"])
+def _llama_body(request: TypedRequest, _language_id: str, max_tokens: int) -> dict[str, Any]:
+    options = {"n_predict": max_tokens, "temperature": 0, "cache_prompt": True, "stream": True}
+    return {"input_prefix": request.prefix, "input_suffix": request.suffix} | options
 
 
-class Tabby(Dialect):
-    """Tabby's completions: one answer, as a whole. The server sets its length."""
+def _tabby_body(request: TypedRequest, language_id: str, _max_tokens: int) -> dict[str, Any]:
+    """Return the body for Tabby, whose server sets the length of an answer."""
+    segments = {"prefix": request.prefix, "suffix": request.suffix}
+    return {"language": language_id, "segments": segments, "temperature": 0}
 
-    def body(self, request: TypedRequest, language_id: str, max_tokens: int) -> dict[str, Any]:
-        """See Dialect."""
-        segments = {"prefix": request.prefix, "suffix": request.suffix}
-        return {"language": language_id, "segments": segments, "temperature": 0}
 
-    def take(self, line: bytes, record: Record) -> None:
-        """See Dialect."""
-        if line.strip():
-            self.take_chunk(json.loads(line), record)
+def _llama_tokens(event: Mapping[str, Any]) -> int | None:
+    return int(event["tokens_predicted"]) if "tokens_predicted" in event else None
 
 
 def _dialect_of(spec: TargetSpec) -> Dialect:
     """Return a target's dialect. Raises TargetError if its prompt is invalid."""
-    if spec.kind != "openai+http":
-        return Llama() if spec.kind == "llama+http" else Tabby()
+    if spec.kind == "llama+http":
+        return Dialect("/infill", _llama_body, lambda event: str(event["content"]), _llama_tokens)
+    if spec.kind == "tabby+http":
+        return Dialect("/v1/completions", _tabby_body, _choices_text, _usage_tokens, is_stream=False)
     fim = spec.options.get("fim", "")
     if fim and not 0 <= fim.find("{prefix}") < fim.find("{suffix}"):
         raise TargetError(f"{spec.name}: fim must hold {{prefix}} and after it {{suffix}}, got {fim!r}")
-    return OpenAi(spec.options.get("model", ""), fim)
+    body = partial(_openai_body, spec.options.get("model", ""), fim)
+    return Dialect("/v1/completions", body, _choices_text, _usage_tokens)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

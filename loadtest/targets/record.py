@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from completion.v1.completion_pb2 import Timings
@@ -64,17 +64,18 @@ class RunClock:
             await asyncio.sleep(delay_s)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Result:
-    """The result of a request. Times are in seconds from the run's start."""
+    """A request with what became of it. Times are in seconds from the run's start."""
 
     request: TypedRequest
-    sent_at_s: float
-    first_text_at_s: float | None
+    sent_at_s: float = 0.0
+    first_text_at_s: float | None = None
     """When the first visible text came; None without visible text."""
-    ended_at_s: float | None
-    outcome: Outcome
-    completion_tokens: int
+    ended_at_s: float | None = None
+    """None until the request ends."""
+    outcome: Outcome = Outcome.UNANSWERED
+    completion_tokens: int = 0
     """Generated tokens, by the target's last report."""
     error: str = ""
     region: int | None = None
@@ -95,53 +96,49 @@ class Result:
         return None if self.first_text_at_s is None else self.first_text_at_s - self.request.intended_at_s
 
 
-@dataclass(slots=True, eq=False)
-class Record:
-    """A request in progress, from when it is sent on; each event is noted here with its time. See Result, too."""
+class Record(Result):
+    """A request in progress, from when it is sent on; each event is noted here with its time."""
 
-    request: TypedRequest
-    clock: RunClock
-    on_end: "Callable[[Record], None] | None" = None
-    """Called once, when the request ends."""
-    text: str = ""
-    gaps_s: list[float] = field(default_factory=list)
-    """The times between consecutive texts."""
-    is_sent: bool = True
-    """Whether the request was sent to a target."""
-    num_messages: int = 0
-    """Messages received, if the target counts them."""
-    completion_tokens: int = 0
-    drafted_tokens: int = 0
-    """Tokens that the draft model proposed, if the target reports them."""
-    accepted_tokens: int = 0
-    """Of these, tokens that the target model accepted."""
-    error: str = ""
-    region: int | None = None
-    num_sent: int = 1
-    num_duplicates: int = 0
-    shed_reason: str = ""
-    cache_level: str = ""
-    """The level of the target's completion cache that answered, "local" or "shared"; "" for a computed answer."""
-    asks_edit: bool = False
-    """Whether it asks for the next edit, which has no text."""
-    has_edit: bool = False
-    server: Timings | None = None
-    """The server's timings of the request."""
-    sent_at_s: float = field(init=False)
-    first_text_at_s: float | None = None
-    ended_at_s: float | None = None
-    outcome: Outcome | None = None
-    """None until the request ends."""
-    _last_text_at_s: float | None = None
-    _has_ended: asyncio.Event | None = None
+    __slots__ = (
+        *("clock", "_on_end", "text", "gaps_s", "is_sent", "num_messages", "drafted_tokens", "accepted_tokens"),
+        *("shed_reason", "cache_level", "asks_edit", "has_edit", "server", "_last_text_at_s", "_has_ended"),
+    )
 
-    def __post_init__(self) -> None:
-        self.sent_at_s = self.clock.now_s()
+    def __init__(
+        self, request: TypedRequest, clock: RunClock, on_end: "Callable[[Record], None] | None" = None
+    ) -> None:
+        """Note that a request is sent now; `on_end` is called once, when it ends."""
+        super().__init__(request, clock.now_s())
+        self.clock = clock
+        self._on_end = on_end
+        self.text = ""
+        self.gaps_s: list[float] = []
+        """The times between consecutive texts."""
+        self.is_sent = True
+        """Whether the request was sent to a target."""
+        self.num_messages = 0
+        """Messages received, if the target counts them."""
+        self.drafted_tokens = self.accepted_tokens = 0
+        """Tokens that the draft model proposed, and of these those that the target model accepted, if reported."""
+        self.shed_reason = ""
+        self.cache_level = ""
+        """The level of the target's completion cache that answered, "local" or "shared"; "" for a computed answer."""
+        self.asks_edit = self.has_edit = False
+        """Whether it asks for the next edit, which has no text, and whether there was one."""
+        self.server: Timings | None = None
+        """The server's timings of the request."""
+        self._last_text_at_s: float | None = None
+        self._has_ended: asyncio.Event | None = None
 
     @property
     def has_text(self) -> bool:
         """Whether visible text has come."""
         return self.first_text_at_s is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the request has ended."""
+        return self.ended_at_s is not None
 
     def text_came(self, text: str) -> None:
         """Note text. Blanks are not visible text."""
@@ -166,14 +163,14 @@ class Record:
 
     def end(self, outcome: Outcome, error: str = "") -> None:
         """Note the outcome; only the first call counts."""
-        if self.outcome is not None:
+        if self.has_ended:
             return
         self.outcome, self.error = outcome, error
         self.ended_at_s = self.clock.now_s()
         if self._has_ended is not None:
             self._has_ended.set()
-        if self.on_end is not None:
-            self.on_end(self)
+        if self._on_end is not None:
+            self._on_end(self)
 
     def end_whole(self) -> None:
         """Note that the completion is whole."""
@@ -193,22 +190,7 @@ class Record:
 
     async def wait_ended(self) -> None:
         """Wait until the request ends."""
-        if self.outcome is None:
+        if not self.has_ended:
             if self._has_ended is None:
                 self._has_ended = asyncio.Event()
             await self._has_ended.wait()
-
-    def result(self) -> Result:
-        """Return the result as it is now."""
-        return Result(
-            request=self.request,
-            sent_at_s=self.sent_at_s,
-            first_text_at_s=self.first_text_at_s,
-            ended_at_s=self.ended_at_s,
-            outcome=self.outcome or Outcome.UNANSWERED,
-            completion_tokens=self.completion_tokens,
-            error=self.error,
-            region=self.region,
-            num_sent=self.num_sent,
-            num_duplicates=self.num_duplicates,
-        )

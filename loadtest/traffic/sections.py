@@ -89,17 +89,8 @@ class EditorSettings(Settings):
     """Whether each document is shown to the target once before the run."""
     deadline_ms: NotNegative = 0.0
     """Deadline of each request; 0 sets none."""
-    backoff_min_ms: Positive = 100.0
-    backoff_max_ms: Positive = 5000.0
     traced_share: Share = 0.0
     """Share of the requests to a `grpc` target that begin a trace and ask the server to record it."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.backoff_max_ms < self.backoff_min_ms:
-            least, most = self.backoff_min_ms, self.backoff_max_ms
-            raise ValueError(f"backoff_max_ms: must be at least backoff_min_ms = {least:g}, got {most:g}")
-        return self
 
 
 class ShapeSettings(Settings):

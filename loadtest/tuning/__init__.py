@@ -1,4 +1,4 @@
-"""Finds the best number of speculative tokens (K) by batch size: measures a running server, fits, chooses and verifies.
+"""Finds the best number of speculative tokens (K) by batch size: measures a running server, chooses and verifies.
 
-`blocks`, `fit` and `choice` are pure; `replay` and `tuner` talk to the server.
+`blocks` and `choice` are pure; `replay` and `tuner` talk to the server.
 """

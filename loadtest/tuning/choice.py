@@ -1,11 +1,10 @@
-"""Chooses the K of each batch size, compares the schedules of a check, and describes the result in sentences. Pure.
+"""Chooses the K of each batch size, compares the schedules of a check, and says which to run. Pure.
 
 The compared variants are measured side by side in each round. So a round gives one number, a difference or the
-logarithm of a ratio, in which the machine's drift and the round's traffic cancel. All estimates are those of the
-server's trial at start: the trimmed mean over rounds, and an interval with Student's t.
+logarithm of a ratio, in which the machine's drift and the round's traffic cancel. All estimates and the test are those
+of the server's trial at start, with one look at the end, so that both choose the same K.
 
-Goodput alone decides. Acceptance does not: it stays high where drafting costs more than it gains. The test is that of
-the trial too, with one look at the end, so that both choose the same K.
+Goodput alone decides. Acceptance does not: it stays high where drafting costs more than it gains.
 """
 
 import math
@@ -15,33 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from completion_server.speculation.comparison import ALPHA, compare, margin, rows_of, trimmed_mean
+from completion_server.speculation.comparison import ALPHA, Gain, compare, margin, rows_of, trimmed_mean
 from loadtest.tuning.blocks import Array, Blocks, Rows, Variant
-from loadtest.tuning.fit import Fit
 
+Estimate = Gain
+"""A value with its confidence interval."""
 OFF = Variant.fixed(0)
 CONFIDENCE = 0.95
 MIN_ROUNDS = 3
 """With fewer rounds the noise can't be estimated."""
-TABLE = "table"
 
+_SAME = Estimate(1.0, 1.0, 1.0)
 _MAX_SHED_SHARE = 0.01
 _MAX_HIDDEN_GAIN = 0.25
-_MAX_MISPREDICTION = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A value with its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def exact(cls, value: float) -> "Estimate":
-        """Return an estimate without uncertainty."""
-        return cls(value, value, value)
+_MAX_CHANGE = 0.25
 
 
 def mean_of_rounds(values: Array, confidence: float = CONFIDENCE) -> Estimate:
@@ -56,6 +42,19 @@ def ratio_of_rounds(first: Array, second: Array, confidence: float = CONFIDENCE)
     """Return the geometric mean over rounds of first / second; both positive and of shape (rounds,)."""
     found = mean_of_rounds(np.log(first / second), confidence)
     return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high))
+
+
+def goodput_ratio(
+    blocks: Blocks, first: Variant, second: Variant, concurrencies: Sequence[int] | None = None
+) -> Estimate:
+    """Return the goodput ratio of two variants, with equal weights for the given concurrencies or all of them."""
+    if first == second:
+        return _SAME
+    sides = []
+    for variant in (first, second):
+        logs = [np.log(blocks.goodput(each, variant.name)) for each in concurrencies or blocks.concurrencies]
+        sides.append(np.exp(np.mean(logs, axis=0)))
+    return ratio_of_rounds(sides[0], sides[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +73,32 @@ class Choice:
     total_ms: float
     """A completion's median time with K = 0."""
 
-    @property
-    def saved_share(self) -> float:
-        """The same reduction relative to the time with K = 0."""
-        return self.saved_ms.value / self.total_ms
+    @classmethod
+    def of(cls, sweep: Blocks, concurrency: int) -> "Choice":
+        """Choose K for a concurrency. The sweep needs K = 0 and three rounds or more."""
+        off, off_ms = sweep.goodput(concurrency, OFF.name), sweep.total_ms(concurrency, OFF.name)
+        gains = {k: np.log(sweep.goodput(concurrency, Variant.fixed(k).name) / off).tolist() for k in sweep.ks if k}
+        found = compare(gains)
+        best_k = found.k or found.best_k
+        saved_ms = off_ms - sweep.total_ms(concurrency, Variant.fixed(best_k).name)
+        return cls(
+            concurrency=concurrency,
+            k=found.k or 0,
+            best_k=best_k,
+            gain=found.gains.get(best_k, _SAME),
+            saved_ms=mean_of_rounds(saved_ms, confidence_of(sweep)),
+            total_ms=float(np.mean(off_ms)),
+        )
 
 
 def confidence_of(sweep: Blocks) -> float:
     """Return the level of the intervals of a sweep's choices: the test's error rate, divided by the number of Ks."""
-    num_ks = sum(bool(each.k) for each in sweep.variants)
-    return 1 - 2 * ALPHA / max(1, num_ks)
+    return 1 - 2 * ALPHA / max(1, sum(k > 0 for k in sweep.ks))
 
 
 def choose(sweep: Blocks) -> list[Choice]:
-    """Return the choice for each concurrency, in rising order. The sweep needs K = 0 and three rounds or more."""
-    return [_choose(sweep, concurrency) for concurrency in sweep.concurrencies]
+    """Return the choice for each concurrency, in rising order."""
+    return [Choice.of(sweep, concurrency) for concurrency in sweep.concurrencies]
 
 
 def table_of(choices: Sequence[Choice]) -> Rows:
@@ -98,7 +108,12 @@ def table_of(choices: Sequence[Choice]) -> Rows:
 
 def best_fixed(sweep: Blocks) -> Variant:
     """Return the best single K for all concurrencies, with equal weights."""
-    return Variant.fixed(max(sweep.ks, key=lambda k: (_mean_log_gain(sweep, Variant.fixed(k)), -k)))
+
+    def mean_log(k: int) -> float:
+        rates = [sweep.goodput(each, Variant.fixed(k).name) for each in sweep.concurrencies]
+        return float(np.mean(np.log(rates)))
+
+    return Variant.fixed(max(sweep.ks, key=lambda k: (mean_log(k), -k)))
 
 
 def crossover(table: Rows) -> int | None:
@@ -106,27 +121,14 @@ def crossover(table: Rows) -> int | None:
     return table[-1][0] if table[-1][2] == 0 else None
 
 
-def _choose(sweep: Blocks, concurrency: int) -> Choice:
-    off, off_ms = sweep.goodput(concurrency, OFF.name), sweep.total_ms(concurrency, OFF.name)
-    log_gains = {
-        each.k: np.log(sweep.goodput(concurrency, each.name) / off).tolist() for each in sweep.variants if each.k
-    }
-    found = compare(log_gains)
-    best_k = found.k or found.best_k
-    gain = found.gains.get(best_k)
-    return Choice(
-        concurrency=concurrency,
-        k=found.k or 0,
-        best_k=best_k,
-        gain=Estimate(gain.value, gain.low, gain.high) if gain else Estimate.exact(1.0),
-        saved_ms=mean_of_rounds(off_ms - sweep.total_ms(concurrency, Variant.fixed(best_k).name), confidence_of(sweep)),
-        total_ms=float(np.mean(off_ms)),
-    )
+def as_variant(table: Rows) -> Variant:
+    """Return a table as a variant; a table with a single K is that fixed K."""
+    return Variant.fixed(table[0][2]) if len(table) == 1 else Variant("table", table)
 
 
-def _mean_log_gain(sweep: Blocks, variant: Variant) -> float:
-    ratios = [sweep.goodput(each, variant.name) / sweep.goodput(each, OFF.name) for each in sweep.concurrencies]
-    return float(np.mean(np.log(ratios)))
+def candidates(table: Rows, fixed: Variant) -> list[Variant]:
+    """Return the variants to compare: K = 0, the best fixed K and the table, without duplicates."""
+    return list(dict.fromkeys((OFF, fixed, as_variant(table))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,155 +143,80 @@ class Verification:
     """The schedule to run: K = 0 unless another beats it beyond noise; the table only if it also beats the fixed K."""
 
 
-def verify(blocks: Blocks, table: Rows, fixed: Variant, confidence: float = CONFIDENCE) -> Verification:
+def verify(blocks: Blocks, table: Rows, fixed: Variant) -> Verification:
     """Compare the schedules. `blocks` has the variants of `candidates`, in three rounds or more."""
     tuned = as_variant(table)
-    over_fixed = goodput_ratio(blocks, tuned, fixed, confidence)
-    over_off = goodput_ratio(blocks, tuned, OFF, confidence)
-    fixed_over_off = goodput_ratio(blocks, fixed, OFF, confidence)
-    recommended = OFF
-    if fixed_over_off.low > 1:
-        recommended = fixed
+    over_fixed, over_off = goodput_ratio(blocks, tuned, fixed), goodput_ratio(blocks, tuned, OFF)
+    fixed_over_off = goodput_ratio(blocks, fixed, OFF)
+    recommended = fixed if fixed_over_off.low > 1 else OFF
     if over_off.low > 1 and (recommended == OFF or over_fixed.low > 1):
         recommended = tuned
     return Verification(fixed, over_fixed, over_off, fixed_over_off, recommended)
 
 
-def as_variant(table: Rows) -> Variant:
-    """Return a table as a variant; a table with a single K is that fixed K."""
-    return Variant.fixed(table[0][2]) if len(table) == 1 else Variant(TABLE, table)
-
-
-def candidates(table: Rows, fixed: Variant) -> list[Variant]:
-    """Return the variants to compare: K = 0, the best fixed K and the table, without duplicates."""
-    return list(dict.fromkeys((OFF, fixed, as_variant(table))))
-
-
-def words(choices: Sequence[Choice], table: Rows, found: Verification) -> list[str]:
-    """Return the verdict: sentences on each concurrency, on the crossover and on the verification."""
-    lines = [_of_choice(choice) for choice in choices]
-    lines.append(_of_crossover(table))
-    lines += _of_verification(table, found)
-    lines.append(
-        "Off is K = 0 on the running server; an engine that is started without drafts also saves their memory."
-    )
-    return lines
+def words(table: Rows, found: Verification) -> list[str]:
+    """Return the verdict: sentences on the crossover and on the verification."""
+    at, tuned = crossover(table), as_variant(table)
+    if at is None:
+        lines = [f"Speculation pays up to the largest batch measured, {table[-1][1]}."]
+    elif at == 1:
+        lines = ["Speculation pays at no batch size: K should be 0 everywhere."]
+    else:
+        lines = [f"Speculation stops paying at a batch size of about {at}: K should be 0 from there on."]
+    if tuned == found.best_fixed == OFF:
+        lines.append("The table, the best fixed K and off are the same, K = 0: there was nothing to check.")
+    else:
+        lines.append(
+            f"On traffic that it had not seen the table gave {found.table_over_fixed} the tokens/s of the best "
+            f"fixed K, {found.best_fixed.k}, and {found.table_over_off} those of off."
+        )
+        if found.recommended == tuned:
+            why = "nothing beats it beyond noise" if tuned == OFF else "it wins beyond noise"
+            lines.append(f"The table is recommended: {why}.")
+        else:
+            name = "Off, K = 0," if found.recommended == OFF else f"One K for all, {found.recommended.name},"
+            lines.append(f"The table does not win beyond noise. {name} is recommended, as the simpler one.")
+    end = "Off is K = 0 on the running server; an engine that is started without drafts also saves their memory."
+    return [*lines, end]
 
 
 def troubles(blocks: Blocks, choices: Sequence[Choice] = ()) -> list[str]:
     """Return warnings about the figures: answers of a completion cache, shed requests and noise."""
-    return [*_cached(blocks), *_shed(blocks), *_noise(choices)]
-
-
-def mispredictions(checks: Blocks, schedule: Variant, fit: Fit) -> list[str]:
-    """Return a warning for each concurrency at which a schedule's checked goodput is far from the predicted one."""
-    found = []
-    for concurrency in checks.concurrencies:
-        predicted = fit.goodput(concurrency, schedule.k_at(concurrency))
-        measured = checks.goodput(concurrency, schedule.name)
-        ratio = ratio_of_rounds(np.full_like(measured, predicted), measured)
-        if ratio.low > 1 + _MAX_MISPREDICTION or ratio.high < 1 / (1 + _MAX_MISPREDICTION):
-            found.append(
-                f"At concurrency {concurrency} {predicted:.0f} tokens/s were predicted with {schedule.name} and "
-                f"{np.mean(measured):.0f} were measured, over {_MAX_MISPREDICTION:.0%} apart beyond noise: the "
-                "machine changed between the measurements, or the server does not behave as the fitted model."
-            )
+    found, num_answers = [], len(blocks.answers)
+    if blocks.num_cached:
+        found.append(
+            f"The result is invalid: {blocks.num_cached} of {num_answers} answers came from the server's completion "
+            "cache, so the engine did not compute them. The server is older than the field without_completion_cache: "
+            "start it with cache.enabled = false."
+        )
+    shed = Counter(reason for each in blocks.all for reason in each.shed)
+    share = shed.total() / max(1, shed.total() + num_answers)
+    if share > _MAX_SHED_SHARE:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in shed.most_common())
+        found.append(
+            f"The server turned {share:.0%} of the requests away ({reasons}), so the engine ran fewer requests at once "
+            "than the tuning asked for. For tuning start it with shed.when = never, scheduling.step_tolerance = 0, and "
+            "admission.user_requests_per_s, admission.user_tokens_per_s and admission.users_per_peer = 0."
+        )
+    hidden = max((each.gain.value / each.gain.low - 1 for each in choices), default=0.0)
+    if hidden > _MAX_HIDDEN_GAIN:
+        found.append(
+            f"Rounds differ so much that a gain of up to {hidden:.0%} can't be told from noise: a better "
+            "schedule may have been missed. Measure on a quiet machine, in more rounds or in longer blocks."
+        )
     return found
 
 
-def _cached(blocks: Blocks) -> list[str]:
-    if not blocks.num_cached:
-        return []
-    num_answers = sum(each.num_answers for each in blocks.all)
-    return [
-        f"The result is invalid: {blocks.num_cached} of {num_answers} answers came from the server's completion cache, "
-        "so the engine did not compute them. The server is older than the field without_completion_cache: start it "
-        "with cache.enabled = false."
-    ]
-
-
-def _shed(blocks: Blocks) -> list[str]:
-    shed = Counter(reason for each in blocks.all for reason in each.shed)
-    num_requests = shed.total() + sum(each.num_answers for each in blocks.all)
-    if shed.total() <= _MAX_SHED_SHARE * num_requests:
-        return []
-    reasons = ", ".join(f"{reason} {count}" for reason, count in shed.most_common())
-    return [
-        f"The server turned {shed.total() / num_requests:.0%} of the requests away ({reasons}), so the engine ran "
-        "fewer requests at once than the tuning asked for. For tuning start it with shed.when = never, "
-        "scheduling.step_tolerance = 0, and admission.user_requests_per_s, admission.user_tokens_per_s and "
-        "admission.users_per_peer = 0."
-    ]
-
-
-def _noise(choices: Sequence[Choice]) -> list[str]:
-    hidden = [each.gain.value / each.gain.low - 1 for each in choices]
-    if not hidden or max(hidden) <= _MAX_HIDDEN_GAIN:
-        return []
-    return [
-        f"Rounds differ so much that a gain of up to {max(hidden):.0%} can't be told from noise: a better "
-        "schedule may have been missed. Measure on a quiet machine, in more rounds or in longer blocks."
-    ]
-
-
-def goodput_ratio(
-    blocks: Blocks, first: Variant, second: Variant, confidence: float = CONFIDENCE,
-    concurrencies: Sequence[int] | None = None,
-) -> Estimate:  # fmt: skip
-    """Return the goodput ratio of two variants, with equal weights for the given concurrencies or all of them."""
-    if first == second:
-        return Estimate.exact(1.0)
-    sides = []
-    for variant in (first, second):
-        logs = [np.log(blocks.goodput(each, variant.name)) for each in concurrencies or blocks.concurrencies]
-        sides.append(np.exp(np.mean(logs, axis=0)))
-    return ratio_of_rounds(sides[0], sides[1], confidence)
-
-
-def _of_choice(choice: Choice) -> str:
-    saved, gain = choice.saved_ms, choice.gain
-    head = (
-        f"At concurrency {choice.concurrency} a typical completion takes {choice.total_ms:.0f} ms without speculation. "
-    )
-    if not choice.best_k:
-        return head + "No other K was measured."
-    tokens = f"{gain.value:.2f} times the tokens/s, {gain.low:.2f} to {gain.high:.2f}"
-    if choice.k:
-        span = f"{saved.low:.1f} to {saved.high:.1f}"
-        return head + (
-            f"K = {choice.k} saves {saved.value:.1f} ms of it, {choice.saved_share:.0%} ({span} ms; {tokens})."
-        )
-    if gain.high < 1:
-        change = f"{abs(saved.value):.1f} ms {'less' if saved.value > 0 else 'more'}"
-        return head + f"K should be 0: even with the best other, {choice.best_k}, it is {change} ({tokens})."
-    return head + f"K should be 0: the best other, {choice.best_k}, is not better beyond noise ({tokens})."
-
-
-def _of_crossover(table: Rows) -> str:
-    at = crossover(table)
-    if at is None:
-        return f"Speculation pays up to the largest batch measured, {table[-1][1]}."
-    if at == 1:
-        return "Speculation pays at no batch size: K should be 0 everywhere."
-    return f"Speculation stops paying at a batch size of about {at}: K should be 0 from there on."
-
-
-def _of_verification(table: Rows, found: Verification) -> list[str]:
-    tuned, fixed = as_variant(table), found.best_fixed
-    if tuned == OFF and fixed == OFF:
-        return ["The table, the best fixed K and off are the same, K = 0: there was nothing to check."]
-    said = [
-        f"On traffic that it had not seen the table gave {_times(found.table_over_fixed)} the tokens/s of the best "
-        f"fixed K, {fixed.k}, and {_times(found.table_over_off)} those of off."
-    ]
-    if found.recommended == tuned:
-        why = "nothing beats it beyond noise" if tuned == OFF else "it wins beyond noise"
-        said.append(f"The table is recommended: {why}.")
-    else:
-        name = "Off, K = 0," if found.recommended == OFF else f"One K for all, {found.recommended.name},"
-        said.append(f"The table does not win beyond noise. {name} is recommended, as the simpler one.")
-    return said
-
-
-def _times(ratio: Estimate) -> str:
-    return f"{ratio.value:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})"
+def changes(sweep: Blocks, checks: Blocks, schedule: Variant) -> list[str]:
+    """Return a warning for each concurrency at which a schedule's goodput in the check is far from the sweep's."""
+    found = []
+    for concurrency in checks.concurrencies:
+        before = float(np.mean(sweep.goodput(concurrency, Variant.fixed(schedule.k_at(concurrency)).name)))
+        measured = checks.goodput(concurrency, schedule.name)
+        ratio = ratio_of_rounds(np.full_like(measured, before), measured)
+        if ratio.low > 1 + _MAX_CHANGE or ratio.high < 1 / (1 + _MAX_CHANGE):
+            found.append(
+                f"At concurrency {concurrency} the sweep gave {before:.0f} tokens/s and the check of {schedule.name} "
+                f"{np.mean(measured):.0f}, over {_MAX_CHANGE:.0%} apart beyond noise: the machine changed between them."
+            )
+    return found

@@ -7,7 +7,7 @@ new users, whose first requests compute their documents before the block's time 
 
 import asyncio
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from loadtest.targets import NO_CREDENTIALS, ClientSettings, Credentials, Editor, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
@@ -22,16 +22,6 @@ _TYPED_S = 40.0
 _SPARE = 4
 _SHED_PAUSE_S = 0.1
 _CONNECTIONS = "16"
-_MS = 1000.0
-
-
-@dataclass(frozen=True, slots=True)
-class BlockResult:
-    """The answers of a block."""
-
-    answers: tuple[Answer, ...]
-    window_s: float
-    """Time during which all callers were active."""
 
 
 class Replay:
@@ -41,25 +31,21 @@ class Replay:
         """Call the server at HOST:PORT. Requests refuse its completion cache, and are not cancelled at the next key."""
         options = {"connections": _CONNECTIONS}
         spec = TargetSpec(address, "grpc+complete", (address,), options, credentials=credentials)
-        settings = ClientSettings(
-            max_tokens=scenario.editor.max_tokens,
-            mode=scenario.editor.mode,
-            cancels_at_key=False,
-            use_completion_cache=False,
-        )
+        editor = scenario.editor
+        settings = ClientSettings(editor.max_tokens, editor.mode, cancels_at_key=False, use_completion_cache=False)
         self._target = GrpcTarget(spec, settings)
 
-    async def run(self, traffic: Trace, seconds: float) -> BlockResult:
+    async def run(self, traffic: Trace, seconds: float) -> "ReplayedBlock":
         """Run a block with a caller for each session. Raises TargetError if a request failed or found no server."""
         async with self._target.editors(traffic) as editors:
-            block = _Block(seconds, len(editors))
+            block = ReplayedBlock(seconds, len(editors))
             try:
                 async with asyncio.TaskGroup() as group:
                     for session, editor in zip(traffic.sessions, editors, strict=True):
                         group.create_task(block.call(session, editor))
             except* TargetError as failures:
                 raise failures.exceptions[0] from None
-        return BlockResult(tuple(block.answers), block.window_s)
+        return block
 
     async def close(self) -> None:
         """Close the connections."""
@@ -83,19 +69,21 @@ async def traffic_of(scenario: Scenario, concurrency: int, seed: str) -> Trace:
     return replace(made, sessions=tuple(asking[:concurrency]), events=())
 
 
-class _Block:
+@dataclass(slots=True)
+class ReplayedBlock:
     """The callers of a block, which lasts until the time is up and half of the callers could have an answer."""
 
-    def __init__(self, seconds: float, num_callers: int) -> None:
-        self.answers: list[Answer] = []
-        self.window_s = 0.0
-        self._clock = RunClock()
-        self._num_primed = 0
-        self._has_begun = asyncio.Event()
-        self._seconds = seconds
-        self._num_callers = num_callers
+    seconds: float
+    num_callers: int
+    answers: list[Answer] = field(default_factory=list)
+    window_s: float = 0.0
+    """Time during which all callers were active; 0 until the block is over."""
+    _clock: RunClock = field(default_factory=RunClock)
+    _num_primed: int = 0
+    _has_begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def call(self, session: TypedSession, editor: Editor) -> None:
+        """Send the requests of a session, one after another."""
         for number, request in enumerate(itertools.cycle(session.requests)):
             # Each request must have a waiting user, and sequence numbers must rise when a caller starts again.
             asked = replace(request, trigger=Trigger.EXPLICIT, sequence=session.requests[0].sequence + number)
@@ -107,43 +95,36 @@ class _Block:
                 await self._begin_together()
                 continue
             self.answers.append(answer)
-            if self._is_over():
+            now_s = self._clock.now_s()
+            if not self.window_s and now_s >= self.seconds and 2 * len(self.answers) >= self.num_callers:
+                self.window_s = now_s
+            if self.window_s:
                 return
-            if record.outcome not in WHOLE:
+            if answer.shed_reason:
                 await asyncio.sleep(_SHED_PAUSE_S)
 
     async def _begin_together(self) -> None:
         """Begin the block's time as soon as all callers have had their first answer."""
         self._num_primed += 1
-        if self._num_primed == self._num_callers:
+        if self._num_primed == self.num_callers:
             self._clock = RunClock()
             self._has_begun.set()
         await self._has_begun.wait()
-
-    def _is_over(self) -> bool:
-        now_s = self._clock.now_s()
-        if not self.window_s and now_s >= self._seconds and 2 * len(self.answers) >= self._num_callers:
-            self.window_s = now_s
-        return bool(self.window_s)
 
 
 def _answer(record: Record) -> Answer:
     """Return a record as its caller measured it. Raises TargetError if the request failed."""
     if record.outcome not in {*WHOLE, Outcome.SHED}:
-        assert record.outcome is not None
         raise TargetError(f"a request failed: {record.outcome.value} {record.error}".strip())
     assert record.ended_at_s is not None
-    began_s, first_s, server = record.sent_at_s, record.first_text_at_s, record.server
     return Answer(
-        began_s=began_s,
+        began_s=record.sent_at_s,
         ended_s=record.ended_at_s,
-        ttft_s=None if first_s is None else first_s - began_s,
-        stands_s=record.request.next_key_at_s - record.request.intended_at_s,
+        ttft_s=None if record.first_text_at_s is None else record.first_text_at_s - record.sent_at_s,
         num_tokens=record.completion_tokens,
         num_drafted=record.drafted_tokens,
         num_accepted=record.accepted_tokens,
-        decode_s=server.decode_ms / _MS if server else 0.0,
-        engine_s=(server.prefill_ms + server.decode_ms) / _MS if server else 0.0,
+        decode_s=record.server.decode_ms / 1000 if record.server else 0.0,
         is_cached=bool(record.cache_level),
         shed_reason=(record.shed_reason or "shed") if record.outcome is Outcome.SHED else None,
     )

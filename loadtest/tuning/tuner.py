@@ -5,9 +5,8 @@ The server's earlier schedule is restored at the end, also after an interruption
 
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from completion.v1 import admin_pb2 as pb
 from loadtest import LoadTestError
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
@@ -19,20 +18,16 @@ from loadtest.tuning.choice import (
     Verification,
     best_fixed,
     candidates,
+    changes,
     choose,
-    mispredictions,
     table_of,
     troubles,
     verify,
     words,
 )
-from loadtest.tuning.fit import Fit, fit
 from loadtest.tuning.replay import Replay, traffic_of
 
 CONCURRENCIES = (1, 4, 16, 64)
-
-_SEEDS = {"sweep": "tune-k/sweep", "verify": "tune-k/verify"}
-"""Seeds of the traffic. The verification uses other traffic than the sweep."""
 
 
 class TuningError(LoadTestError):
@@ -60,15 +55,23 @@ class Tuned:
     server: Mapping[str, str | int]
     """Facts about the server."""
     sweep: Blocks
-    fit: Fit
     choices: tuple[Choice, ...]
     table: Rows
     checks: Blocks
     verification: Verification
-    verdict: tuple[str, ...] = ()
-    troubles: tuple[str, ...] = ()
-    others: Blocks = field(default_factory=lambda: Blocks(()))
+    others: Blocks = Blocks(())
     """Blocks of other servers, interleaved with the sweep."""
+
+    @property
+    def verdict(self) -> list[str]:
+        """The result in sentences."""
+        return words(self.table, self.verification)
+
+    @property
+    def troubles(self) -> list[str]:
+        """Warnings about the figures."""
+        every = Blocks((*self.sweep.all, *self.others.all, *self.checks.all))
+        return troubles(every, self.choices) + changes(self.sweep, self.checks, self.verification.recommended)
 
     @property
     def is_valid(self) -> bool:
@@ -78,10 +81,8 @@ class Tuned:
     @property
     def recommended(self) -> Rows:
         """The schedule to run: the table's rows, one K, or K = 0."""
-        chosen = self.verification.recommended
-        if chosen.k is None:
-            return self.table
-        return ((1, self.sweep.concurrencies[-1], chosen.k),)
+        k = self.verification.recommended.k
+        return self.table if k is None else ((1, self.sweep.concurrencies[-1], k),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +97,10 @@ class TuningProgress:
     num_steps: int
 
 
-OnProgress = Callable[[TuningProgress], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One round at one concurrency: all variants on the same traffic."""
-
-    round: int
-    concurrency: int
-    variants: tuple[Variant, ...]
-    """Variants in the order of measurement."""
-
-
-def turns(variants: Sequence[Variant], concurrencies: Sequence[int], rounds: int, seed: str) -> Iterator[Turn]:
-    """Yield the turns of a measurement, round by round, so that a drift of the machine affects all variants equally.
+def turns(
+    variants: Sequence[Variant], concurrencies: Sequence[int], rounds: int, seed: str
+) -> Iterator[tuple[int, int, tuple[Variant, ...]]]:
+    """Yield the turns of a measurement as (round, concurrency, variants), so that a drift affects all variants equally.
 
     In each round all variants are measured at each concurrency, one after another, in random order. The next round has
     the reverse order (A B C, C B A), which cancels a linear drift over both.
@@ -123,7 +113,7 @@ def turns(variants: Sequence[Variant], concurrencies: Sequence[int], rounds: int
                 orders[concurrency] = chance.sample(list(variants), len(variants))
             else:
                 orders[concurrency].reverse()
-            yield Turn(number, concurrency, tuple(orders[concurrency]))
+            yield number, concurrency, tuple(orders[concurrency])
 
 
 class Tuner:
@@ -134,7 +124,7 @@ class Tuner:
         operator: Operator,
         replays: Mapping[str, Replay],
         scenario: Scenario,
-        on_progress: OnProgress,
+        on_progress: Callable[[TuningProgress], None],
         on_turn: Callable[[Replay], Awaitable[None]] | None = None,
     ) -> None:
         """Use the replay with the variant's name, else the one named "".
@@ -155,114 +145,76 @@ class Tuner:
         be changed, or a request failed; DocumentsError if there is not enough text to type.
         """
         async with self._operator.borrowed() as before:
-            status = await self._operator.status()
-            concurrencies = _concurrencies(settings, status.slots)
-            ks = _ks(settings, before.max_num_speculative_tokens)
-            measured = await self.measure(
-                "sweep", [*map(Variant.fixed, ks), *beside], concurrencies, settings.rounds, settings.seconds
-            )
-            sweep, others = _split(measured, beside)
+            status, max_k = await self._operator.status(), before.max_num_speculative_tokens
+            concurrencies, ks = _extent(settings, status.slots, max_k)
+            every = [*map(Variant.fixed, ks), *beside]
+            measured = await self._measure("sweep", every, concurrencies, settings.rounds, settings.seconds)
+            sweep = Blocks(tuple(each for each in measured if each.variant not in beside))
             choices = choose(sweep)
             table, fixed = table_of(choices), best_fixed(sweep)
-            compared, checks = candidates(table, fixed), Blocks(())
+            compared, checks = candidates(table, fixed), []
             if len(compared) > 1:
-                checks = await self.measure(
-                    "verify", [*compared, *beside], concurrencies, settings.verify_rounds, settings.seconds
-                )
-        verification, fitted = verify(checks, table, fixed), fit(sweep)
+                every = [*compared, *beside]
+                checks = await self._measure("verify", every, concurrencies, settings.verify_rounds, settings.seconds)
+        facts = {name: getattr(status, name) for name in ("version", "model", "draft_model", "slots")}
         return Tuned(
-            server=self._facts(status, before.max_num_speculative_tokens),
+            server={"address": self._operator.address, "max_num_speculative_tokens": max_k, **facts},
             sweep=sweep,
-            fit=fitted,
             choices=tuple(choices),
             table=table,
-            checks=checks,
-            verification=verification,
-            verdict=tuple(words(choices, table, verification)),
-            troubles=(
-                *troubles(Blocks((*sweep.all, *others.all, *checks.all)), choices),
-                *mispredictions(checks, verification.recommended, fitted),
-            ),
-            others=others,
+            checks=Blocks(tuple(checks)),
+            verification=verify(Blocks(tuple(checks)), table, fixed),
+            others=Blocks(tuple(each for each in measured if each.variant in beside)),
         )
 
-    def _facts(self, status: pb.GetStatusResponse, max_num_speculative_tokens: int) -> dict[str, str | int]:
-        """Return the facts about the server for the report."""
-        return {
-            "address": self._operator.address,
-            "version": status.version,
-            "model": status.model,
-            "draft_model": status.draft_model,
-            "max_num_speculative_tokens": max_num_speculative_tokens,
-            "slots": status.slots,
-        }
-
-    async def measure(
+    async def _measure(
         self, stage: str, variants: Sequence[Variant], concurrencies: Sequence[int], rounds: int, seconds: float
-    ) -> Blocks:
-        """Measure variants in turns. Raises TargetError if a server can't be reached, or answers nothing."""
+    ) -> list[Block]:
+        """Measure variants in turns, on other traffic in each stage and round."""
         found: list[Block] = []
         num_steps = rounds * len(concurrencies) * len(variants)
         try:
-            for turn in turns(variants, concurrencies, rounds, f"{self._scenario.seed}/{stage}"):
-                traffic = await traffic_of(self._scenario, turn.concurrency, f"{_SEEDS[stage]}/{turn.round}")
-                for variant in self._by_server(turn):
+            for number, concurrency, turn in turns(variants, concurrencies, rounds, f"{self._scenario.seed}/{stage}"):
+                traffic = await traffic_of(self._scenario, concurrency, f"tune-k/{stage}/{number}")
+                # Changing the server takes time, so the variants of each server follow one another.
+                servers = list(dict.fromkeys(map(self._replay, turn)))
+                for variant in sorted(turn, key=lambda each: servers.index(self._replay(each))):
                     await self._turn_to(self._replay(variant))
-                    self._on_progress(TuningProgress(stage, variant.name, turn.concurrency, len(found), num_steps))
-                    found.append(await self._block(turn, variant, traffic, seconds))
+                    self._on_progress(TuningProgress(stage, variant.name, concurrency, len(found), num_steps))
+                    found.append(await self._block(variant, concurrency, number, traffic, seconds))
         finally:
             await self._turn_to(self._replays[""])  # the operator's calls follow
-        return Blocks(tuple(found))
-
-    def _by_server(self, turn: Turn) -> list[Variant]:
-        """Return a turn's variants in order, grouped by server, because changing the server takes time."""
-        servers = list(dict.fromkeys(self._replay(variant) for variant in turn.variants))
-        return sorted(turn.variants, key=lambda each: servers.index(self._replay(each)))
+        return found
 
     async def _turn_to(self, replay: Replay) -> None:
         if self._on_turn is not None and replay is not self._last:
             await self._on_turn(replay)
         self._last = replay
 
-    async def _block(self, turn: Turn, variant: Variant, traffic: Trace, seconds: float) -> Block:
+    async def _block(self, variant: Variant, concurrency: int, number: int, traffic: Trace, seconds: float) -> Block:
         if variant.rows is not None:
             await self._operator.put(variant.rows)
         result = await self._replay(variant).run(traffic, seconds)
-        criteria = self._scenario.criteria
-        block = Block.of(variant, turn.concurrency, turn.round, result.answers, result.window_s, criteria)
+        block = Block.of(variant, concurrency, number, result.answers, result.window_s)
         if not block.goodput:
             reasons = ", ".join(sorted(set(block.shed))) or "no answer had a token"
-            msg = f"{self._operator.address}: nothing was completed at concurrency {turn.concurrency}: {reasons}"
-            raise TargetError(msg)
+            raise TargetError(
+                f"{self._operator.address}: nothing was completed at concurrency {concurrency}: {reasons}"
+            )
         return block
 
     def _replay(self, variant: Variant) -> Replay:
         return self._replays.get(variant.name, self._replays[""])
 
 
-def _concurrencies(settings: TuningSettings, slots: int) -> tuple[int, ...]:
-    """Return the concurrencies to measure. Raises TuningError if one is more than the server takes."""
-    if not settings.concurrencies:
-        return tuple(each for each in CONCURRENCIES if each <= slots) or (1,)
-    most = max(settings.concurrencies)
-    if most > slots:
+def _extent(settings: TuningSettings, slots: int, max_k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the concurrencies and the Ks to measure, 0 among them. Raises TuningError beyond the server's limits."""
+    if max(settings.concurrencies, default=0) > slots:
         raise TuningError(
-            f"--concurrency: {most} is over the {slots} requests that the server has in its engine at once "
-            "(scheduling.max_slots, engine.max_num_seqs): the others would only wait"
+            f"--concurrency: {max(settings.concurrencies)} is over the {slots} requests that the server has in its "
+            "engine at once (scheduling.max_slots, engine.max_num_seqs): the others would only wait"
         )
-    return settings.concurrencies
-
-
-def _ks(settings: TuningSettings, max_num_speculative_tokens: int) -> tuple[int, ...]:
-    """Return the Ks to measure, 0 among them. Raises TuningError if a value exceeds the limit of the server."""
-    if settings.ks and max(settings.ks) > max_num_speculative_tokens:
-        asked = max(settings.ks)
-        msg = f"--k: {asked} is over the {max_num_speculative_tokens} draft tokens that the engine was started with"
-        raise TuningError(msg)
-    return tuple(sorted({0, *(settings.ks or range(max_num_speculative_tokens + 1))}))
-
-
-def _split(measured: Blocks, beside: Sequence[Variant]) -> tuple[Blocks, Blocks]:
-    """Return the blocks of the sweep, and those beside it."""
-    own = tuple(each for each in measured.all if each.variant not in beside)
-    return Blocks(own), Blocks(tuple(each for each in measured.all if each.variant in beside))
+    if max(settings.ks, default=0) > max_k:
+        raise TuningError(f"--k: {max(settings.ks)} is over the {max_k} draft tokens that the engine was started with")
+    concurrencies = settings.concurrencies or tuple(each for each in CONCURRENCIES if each <= slots) or (1,)
+    return concurrencies, tuple(sorted({0, *(settings.ks or range(max_k + 1))}))

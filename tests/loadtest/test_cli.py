@@ -86,7 +86,7 @@ async def test_a_server_with_mutual_tls_is_asked_with_a_users_certificate_and_el
         assert result.exit_code != 0
 
 
-COMMANDS = (("run",), ("capacity", "--gate", "error_rate<1"), ("sweep", "--sessions", "1"))
+COMMANDS = (("run",), ("capacity", "--gate", "error_rate<1"))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=[name for name, *_rest in COMMANDS])
@@ -130,17 +130,6 @@ async def test_users_present_the_tokens_of_a_file(kind: str, tmp_path: Path) -> 
 def test_tokens_that_cannot_be_used_are_refused(target: str, options: tuple[str, ...], said: str) -> None:
     result = run(*SHORT, "--target", target, *options)
     assert (result.exit_code, said in result.output) == (2, True), result.output
-
-
-async def test_a_sweep_of_a_server_with_tls_fails_no_request(make_identity: MakeIdentity, tmp_path: Path) -> None:
-    ours, out = make_identity("server"), tmp_path / "curve.json"
-    config = make_config(f"server.tls.certificate={ours.certificate}", f"server.tls.key={ours.key}")
-    async with run_server(config, ScriptedEngine) as server:
-        options = ("--target", f"grpc://{server.ready.address}", "--tls-ca", str(ours.certificate), "--out", str(out))
-        command = ["sweep", "steady", "--duration", "0.5", "--workers", "1", "--sessions", "5", *options]
-        await asyncio.to_thread(CliRunner().invoke, main, command)
-    (point,) = json.loads(out.read_text())["points"]
-    assert point["figures"]["error_rate"] == 0
 
 
 def test_the_digest_covers_the_traffic_but_not_the_targets(golden: GoldenServer) -> None:

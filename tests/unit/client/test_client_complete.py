@@ -49,7 +49,6 @@ async def test_the_request_carries_what_the_user_asked_for(serve: Serve, run: Ru
             session_id="s1",
             sequence=1,
             document_uri=source.as_uri(),
-            language_id="python",
             prefix="def add(a, b):\n    retu",
             suffix="rn \n\nprint(add(1, 2))\n",
             trigger=pb.TRIGGER_EXPLICIT,

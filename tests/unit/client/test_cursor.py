@@ -11,7 +11,6 @@ from completion_server.client.cursor import (
     Cursor,
     Position,
     PositionError,
-    language_of,
     parse_position,
     read_text,
     split_text,
@@ -88,11 +87,6 @@ def test_a_text_that_is_not_utf_8_is_refused() -> None:
 
 def test_a_byte_order_mark_is_not_part_of_the_text() -> None:
     assert read_text("-", b"\xef\xbb\xbfx = 1") == "x = 1"
-
-
-@pytest.mark.parametrize(("name", "language"), [("a.PY", "python"), ("b.tsx", "typescriptreact"), ("x", "plaintext")])
-def test_the_language_comes_from_the_extension(name: str, language: str) -> None:
-    assert language_of(name) == language
 
 
 CURSOR = split_text("x = [1, ]\n", Position("f", 1, 9))

@@ -69,4 +69,11 @@ def make_document(*runs: RunStats, gates: tuple[str, ...] = (), digest: str = "d
         for place, stats in enumerate(runs)
     )
     tree = {"name": "steady", "sessions": 20, "criteria": CRITERIA.model_dump(mode="json"), "events": []} | scenario
-    return RunDocument("1.2.3", tree, digest, "2026-01-02T03:04:05+00:00", targets, gates=conditions)
+    return RunDocument(
+        version="1.2.3",
+        scenario=tree,
+        schedule_digest=digest,
+        started_at="2026-01-02T03:04:05+00:00",
+        targets=targets,
+        gates=conditions,
+    )

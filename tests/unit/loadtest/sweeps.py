@@ -4,29 +4,33 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from loadtest.tuning.blocks import Block, Blocks, Variant
-from loadtest.tuning.fit import AcceptanceFit, StepTimeFit
+from loadtest.tuning.blocks import Answer, Block, Blocks, Variant
 from loadtest.tuning.tuner import turns
 
 CONCURRENCIES = (1, 4, 16, 64)
 KS = tuple(range(5))
 ROUNDS = 6
 
-DRAFT = AcceptanceFit((0.8, 0.6, 0.42, 0.3))
-PAYS_AT_SMALL_BATCHES = StepTimeFit((10e-3, 0.1e-3, 1e-3, 0.5e-3, 0.3e-3))
-"""Verifying costs as much as it brings at some forty generations."""
-NEVER_PAYS = StepTimeFit((4e-3, 0.2e-3, 6e-3, 3e-3, 0.2e-3))
+SURVIVAL = (0.8, 0.6, 0.42, 0.3)
+"""For each position of a draft, the share of drafts that are accepted up to and including it."""
+PAYS_AT_SMALL_BATCHES = (10e-3, 0.1e-3, 1e-3, 0.5e-3, 0.3e-3)
+"""Seconds of a step: the step, each generation, a draft at all, each draft token, and each one to verify.
+
+Verifying costs as much as it brings at some forty generations.
+"""
+NEVER_PAYS = (4e-3, 0.2e-3, 6e-3, 3e-3, 0.2e-3)
 
 NUM_TOKENS = 21
 PREFILL_S = 0.02
 
 
-def modelled(times: StepTimeFit, acceptance: AcceptanceFit = DRAFT) -> Callable[[int, int], float]:
+def modelled(terms: Sequence[float], survival: Sequence[float] = SURVIVAL) -> Callable[[int, int], float]:
     """Return tokens a second for completions of NUM_TOKENS, by concurrency and K."""
 
     def goodput(concurrency: int, k: int) -> float:
-        steps = (NUM_TOKENS - 1) / acceptance.length(k)
-        return concurrency * NUM_TOKENS / (PREFILL_S + steps * times.seconds(concurrency, k))
+        steps = (NUM_TOKENS - 1) / (1 + sum(survival[:k]))
+        step_s = float(np.dot(terms, (1, concurrency, k > 0, k, k * concurrency)))
+        return concurrency * NUM_TOKENS / (PREFILL_S + steps * step_s)
 
     return goodput
 
@@ -35,47 +39,26 @@ def make_sweep(
     goodput: Callable[[int, int], float],
     *,
     variants: Sequence[Variant] = tuple(map(Variant.fixed, KS)),
-    concurrencies: Sequence[int] = CONCURRENCIES,
     noise: float = 0.0,
     drift: float = 0.0,
-    rounds: int = ROUNDS,
     seed: int = 0,
 ) -> Blocks:
-    """Return blocks in the order in which they would be measured; with drift, the last is so much slower (log)."""
+    """Return blocks in the order in which they would be measured; with drift, the last is so much slower (log).
+
+    Each has one answer, of whose draft tokens half are accepted.
+    """
     chance = np.random.default_rng(seed)
-    plan = [(turn, each) for turn in turns(variants, concurrencies, rounds, str(seed)) for each in turn.variants]
+    plan = [
+        (number, concurrency, each)
+        for number, concurrency, turn in turns(variants, CONCURRENCIES, ROUNDS, str(seed))
+        for each in turn
+    ]
     blocks = []
-    for place, (turn, variant) in enumerate(plan):
+    for place, (number, concurrency, variant) in enumerate(plan):
         slower = np.exp(noise * chance.standard_normal() - drift * place / len(plan))
-        tokens_per_s = goodput(turn.concurrency, variant.k_at(turn.concurrency)) * slower
-        blocks.append(
-            Block(variant, turn.concurrency, turn.round, tokens_per_s, total_ms=1000 * turn.concurrency / tokens_per_s)
-        )
-    return Blocks(tuple(blocks))
-
-
-def make_counted_sweep(times: StepTimeFit, acceptance: AcceptanceFit, *, noise: float = 0.0, seed: int = 0) -> Blocks:
-    """Return a sweep with the drafts, steps and step times of the model, which a fit needs."""
-    chance = np.random.default_rng(seed)
-    goodput, num_answers, blocks = modelled(times, acceptance), 40_000, []
-    for turn in turns(tuple(map(Variant.fixed, KS)), CONCURRENCIES, ROUNDS, str(seed)):
-        for variant in turn.variants:
-            assert variant.k is not None
-            slower = float(np.exp(noise * chance.standard_normal()))
-            num_steps = num_answers * (NUM_TOKENS - 1) / acceptance.length(variant.k)
-            blocks.append(
-                Block(
-                    variant,
-                    turn.concurrency,
-                    turn.round,
-                    goodput(turn.concurrency, variant.k) / slower,
-                    num_answers=num_answers,
-                    num_tokens=num_answers * NUM_TOKENS,
-                    num_drafted=round(num_steps) * variant.k,
-                    num_accepted=round(num_steps * (acceptance.length(variant.k) - 1)),
-                    num_steps=round(num_steps),
-                    decode_s=num_steps * times.seconds(turn.concurrency, variant.k) * slower,
-                    mean_batch=turn.concurrency,
-                )
-            )
+        k = variant.k_at(concurrency)
+        tokens_per_s = goodput(concurrency, k) * slower
+        total_s = concurrency * NUM_TOKENS / tokens_per_s
+        answer = Answer(0.0, total_s, PREFILL_S, NUM_TOKENS, 4 * k, 2 * k, total_s - PREFILL_S)
+        blocks.append(Block(variant, concurrency, number, tokens_per_s, 1000 * total_s, (answer,)))
     return Blocks(tuple(blocks))

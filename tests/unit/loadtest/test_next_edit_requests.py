@@ -7,8 +7,9 @@ import pytest
 from completion.v1 import completion_pb2 as pb
 from completion_server.core.diffs import Hunk, parse_hunks
 from loadtest.commands.outcome import Refused
-from loadtest.commands.run import _check_edits
+from loadtest.commands.run import check
 from loadtest.driving.recorder import Recorder
+from loadtest.driving.run import Machine
 from loadtest.report.figures import figures
 from loadtest.stats import RunStats
 from loadtest.targets import ClientSettings, parse_target
@@ -85,8 +86,9 @@ async def test_answers_and_edits_are_counted_with_the_time_to_the_end() -> None:
 
 
 def test_only_grpc_targets_are_asked() -> None:
-    scenario = Scenario.load("next-edits")
-    _check_edits(scenario, [parse_target("grpc://a:1"), parse_target("grpc+complete://a:1")])
+    scenario, other = Scenario.load("next-edits"), parse_target("x=llama+http://a:1")
+    grpc = [parse_target("grpc://a:1"), parse_target("grpc+complete://a:1")]
+    check(scenario, grpc, Machine(), is_interleaved=False)
     with pytest.raises(Refused, match=r"editor\.mode: only grpc targets answer requests for next edits, not x"):
-        _check_edits(scenario, [parse_target("x=llama+http://a:1")])
-    _check_edits(Scenario.load("steady"), [parse_target("x=llama+http://a:1")])
+        check(scenario, [other], Machine(), is_interleaved=False)
+    check(Scenario.load("steady"), [other], Machine(), is_interleaved=False)

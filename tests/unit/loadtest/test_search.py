@@ -1,6 +1,5 @@
-"""The search for a capacity, and the order of a sweep, on virtual servers."""
+"""The search for a capacity on virtual servers."""
 
-import os
 import random
 from collections import Counter
 
@@ -8,16 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.processes.meter import ProcessMeter
 from loadtest.search import (
     Bisection,
     Capacity,
-    SearchError,
     SearchSettings,
     Trial,
     find_capacity,
-    run_sweep,
-    sweep_order,
 )
 
 
@@ -93,49 +88,3 @@ def test_repeats_are_numbered_and_an_interrupted_run_ends_the_search_and_does_no
     assert asked == [(100, 0), (100, 1), (200, 0), (200, 1), (400, 0)]
     with pytest.raises(ValueError, match="a run of 7 sessions, expected 10"):
         Bisection(SearchSettings(10, 20)).record(Trial(7, is_passed=True))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ((0, 10), "from must be at least 1, got 0"),
-        ((11, 10), "to must be at least from, 11, got 10"),
-        ((1, 10, 0.0), "tolerance must be above 0 and below 1, got 0"),
-        ((1, 10, 1.0), "tolerance must be above 0 and below 1, got 1"),
-        ((1, 10, 0.1, 2), "repeats must be odd and at least 1, got 2"),
-        ((1, 10, 0.1, -1), "repeats must be odd and at least 1, got -1"),
-    ],
-)
-def test_a_search_that_makes_no_sense_is_refused(values: tuple[int, ...], message: str) -> None:
-    with pytest.raises(SearchError) as raised:
-        SearchSettings(*values)
-    assert str(raised.value) == message
-
-
-def test_a_sweep_runs_everything_once_and_watches_the_process_of_a_target() -> None:
-    ran: list[tuple[int, str]] = []
-
-    def run_target(target: str, sessions: int) -> Trial:
-        ran.append((sessions, target))
-        sum(range(1_000_000))
-        return Trial(sessions, is_passed=True, figures={"seen_per_s": sessions / 2}, invalid_because=("late",))
-
-    points, is_interrupted = run_sweep([10, 20], ["a", "b"], run_target, {"a": ProcessMeter(os.getpid())})
-    assert not is_interrupted
-    assert ran == sweep_order([10, 20], ["a", "b"]) == [(10, "a"), (10, "b"), (20, "b"), (20, "a")]
-    assert [(each.sessions, each.target) for each in points] == ran
-    assert [each.figures["seen_per_s"] for each in points] == [5, 5, 10, 10]
-    assert points[0].invalid_because == ("late",)
-    usage, other = points[0].usage, points[1].usage
-    assert other is None
-    assert usage is not None
-    assert usage.cpu_cores > 0
-    assert usage.peak_rss_bytes > 10_000_000
-
-
-def test_an_interrupted_sweep_keeps_its_finished_runs() -> None:
-    points, is_interrupted = run_sweep(
-        [10, 20, 30], ["a"], lambda _target, sessions: Trial(sessions, is_passed=True, is_interrupted=sessions == 20)
-    )
-    assert is_interrupted
-    assert [each.sessions for each in points] == [10]

@@ -105,7 +105,7 @@ async def test_lateness_counts_and_only_the_first_end() -> None:
     late.text_came(" x")
     late.end(Outcome.HUNG_UP)
     late.end_whole()
-    result = late.result()
+    result = late
     assert result.outcome is Outcome.HUNG_UP
     assert result.lag_s >= 0.5
     assert result.ttft_s is not None

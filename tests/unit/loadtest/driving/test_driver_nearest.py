@@ -86,12 +86,12 @@ async def test_a_record_notices_the_text_of_a_second_server_and_a_second_end() -
     record = Record(request(), RunClock())
     record.routed(0, 1)
     record.routed(1, 2)
-    assert record.result().num_duplicates == 0, "no text had come"
+    assert record.num_duplicates == 0, "no text had come"
     record.text_came("a")
     record.routed(1, 2)
-    assert record.result().num_duplicates == 0
+    assert record.num_duplicates == 0
     record.routed(0, 2)
-    assert (record.result().num_duplicates, record.result().region, record.result().num_sent) == (1, 0, 2)
+    assert (record.num_duplicates, record.region, record.num_sent) == (1, 0, 2)
 
 
 async def test_requests_count_for_the_region_that_they_reached() -> None:

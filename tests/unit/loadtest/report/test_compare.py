@@ -18,7 +18,7 @@ from loadtest.report.compare import (
     compare_documents,
     widening,
 )
-from loadtest.report.document import RunDocument, named_alike
+from loadtest.report.document import RunDocument
 from loadtest.report.tables import print_differences, print_report
 from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_stats
 
@@ -112,7 +112,7 @@ def test_blocks_keep_neighbours_together(num_slices: int, length: int) -> None:
 
 def test_documents_of_the_same_schedule_are_paired_and_conditions_that_spoil_a_comparison_are_warned_of() -> None:
     def compared(first: RunDocument, second: RunDocument) -> RunDifferences:
-        (found,) = compare_documents(first, second, list(named_alike(first, second)))
+        (found,) = compare_documents(first, second, list(zip(first.targets, second.targets, strict=True)))
         return found
 
     late = make_stats(1)
@@ -127,14 +127,6 @@ def test_documents_of_the_same_schedule_are_paired_and_conditions_that_spoil_a_c
         "B ours is invalid: of 2 workers, number 1 is missing",
     )
     assert "different traces" in compared(first, make_document(make_stats(1), digest="d2", sessions=10)).warnings[0]
-
-
-def test_single_targets_are_compared_whatever_their_names() -> None:
-    ours, theirs = make_document(make_stats(1)), make_document(make_stats(1, target="theirs"))
-    both = make_document(make_stats(1), make_stats(1, target="theirs"))
-    assert [(a.name, b.name) for a, b in named_alike(ours, theirs)] == [("ours", "theirs")]
-    assert [(a.name, b.name) for a, b in named_alike(both, theirs)] == [("theirs", "theirs")]
-    assert [(a.name, b.name) for a, b in named_alike(both, both)] == [("ours", "ours"), ("theirs", "theirs")]
 
 
 def shown(print_it: Callable[[Console], None], *, has_colour: bool = False) -> str:

@@ -15,9 +15,7 @@ from loadtest.report.document import (
     DocumentError,
     GateError,
     RunDocument,
-    is_passed,
     judge,
-    parse_gate,
     parse_gates,
     read_document,
 )
@@ -51,7 +49,7 @@ def test_it_fits_its_schema_and_survives_being_written(document: RunDocument, tm
     assert math.isnan(again.targets[0].figures["usd_per_completion"])
     assert again.targets[0].invalid_because == ("of 2 workers, number 1 is missing",)
     assert not again.is_valid
-    assert [each.is_met for each in again.targets[0].verdicts] == [True, False]
+    assert [each.is_met for each in again.targets[0].gates] == [True, False]
     assert not again.is_passed
     assert again.events == ((1.0, "reconnect"),)
     assert again.criteria.slo_ttft_ms == 200
@@ -60,10 +58,10 @@ def test_it_fits_its_schema_and_survives_being_written(document: RunDocument, tm
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tool": "wrk"}, "tool is 'wrk', not 'loadtest'"),
-        ({"schema_version": 1}, "schema_version is 1; this reads 2"),
+        ({"tool": "wrk"}, "tool: Input should be 'loadtest', got 'wrk'"),
+        ({"schema_version": 1}, "schema_version: Input should be 2, got 1"),
         ({"gates": ["speed<1"]}, "there is no figure 'speed'"),
-        ({"targets": [{"name": "x"}]}, "it lacks 'figures'"),
+        ({"targets": [{"name": "x"}]}, "targets.0.figures: Field required"),
         ({"targets": 3}, "it is not a document of a run"),
         ({"scenario": {"criteria": {"within_ms": "soon"}}}, "it is not a document of a run"),
     ],
@@ -91,7 +89,7 @@ def test_a_file_without_a_json_object_is_refused(tmp_path: Path, text: str | Non
 def test_a_gate_is_conditions_with_commas_between_and_a_figure_has_two_spellings() -> None:
     expected = Condition("pause_ttft_ms_p95", "<", 200.0), Condition("error_rate", "<=", 0.001)
     for figure in ("pause_ttft_ms_p95", "pause_ttft_p95_ms"):
-        assert parse_gate(f"{figure}<200, error_rate <= 0.001") == expected
+        assert parse_gates([f"{figure}<200, error_rate <= 0.001"]) == expected
     assert len(parse_gates(["seen_per_s>1", "sessions==10,sessions_lost==0"])) == 3
 
 
@@ -111,7 +109,7 @@ def test_a_gate_is_conditions_with_commas_between_and_a_figure_has_two_spellings
 )
 def test_the_error_of_a_bad_gate_names_the_fault(text: str, message: str) -> None:
     with pytest.raises(GateError) as raised:
-        parse_gate(text)
+        parse_gates([text])
     assert message in str(raised.value)
 
 
@@ -119,10 +117,9 @@ def test_the_error_of_a_bad_gate_names_the_fault(text: str, message: str) -> Non
     ("operator", "met", "missed"), [("<", 1.0, 2.0), ("<=", 2.0, 2.1), (">", 3.0, 2.0), (">=", 2.0, 1.9), ("==", 2, 1)]
 )
 def test_each_operator_and_a_figure_without_a_value(operator: str, met: float, missed: float) -> None:
-    conditions = parse_gate(f"error_rate{operator}2,seen_per_s>5")
-    assert is_passed(conditions, {"error_rate": met, "seen_per_s": 6.0})
-    assert not is_passed(conditions, {"error_rate": missed, "seen_per_s": 6.0})
-    assert not is_passed(conditions, {"error_rate": met, "seen_per_s": 5.0})
+    conditions = parse_gates([f"error_rate{operator}2"])
+    for value, is_met in ((met, True), (missed, False)):
+        assert judge(conditions, {"error_rate": value})[0].is_met is is_met
     for figures in ({}, {"error_rate": math.nan}):
         verdict = judge(conditions, figures)[0]
         assert (verdict.is_met, verdict.said) == (False, "has no value in this run")
@@ -131,4 +128,4 @@ def test_each_operator_and_a_figure_without_a_value(operator: str, met: float, m
 @given(st.sampled_from(sorted(FIGURES)), st.sampled_from(OPERATORS), st.integers(-(10**6), 10**6))
 def test_a_condition_is_read_as_it_is_written(figure: str, operator: str, thousandths: int) -> None:
     condition = Condition(figure, operator, thousandths / 1000)
-    assert parse_gate(str(condition)) == (condition,)
+    assert parse_gates([str(condition)]) == (condition,)

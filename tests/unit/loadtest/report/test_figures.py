@@ -13,7 +13,6 @@ from loadtest.report.figures import (
     figures,
     reasons_invalid,
     shown,
-    with_nan,
     without_nan,
 )
 from loadtest.stats import RunStats
@@ -147,11 +146,8 @@ def test_a_run_is_invalid_if_the_generator_was_late_a_worker_is_missing_or_nothi
     assert reasons_invalid(stats()) == ("no request was intended",)
 
 
-def test_nan_becomes_none_and_back() -> None:
+def test_nan_becomes_none() -> None:
     assert without_nan({"a": math.nan, "b": 0.123456789}) == {"a": None, "b": 0.123457}
-    back = with_nan({"a": None, "b": 2})
-    assert math.isnan(back["a"])
-    assert back["b"] == 2.0
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,6 @@ def test_editors_10k_has_the_load_of_its_description() -> None:
     ({"slow_readers": {"share": 1.1}}, "slow_readers.share: input should be less than or equal to 1, got 1.1"),
     ({"shape": {"kind": "zigzag"}}, "shape.kind: input should be 'steady', 'ramp', 'spike' or 'day', got 'zigzag'"),
     ({"shape": {"kind": "spike", "at_s": 60}}, "shape.at_s: must be before the end at 60 s, got 60"),
-    ({"editor": {"backoff_max_ms": 5}}, "editor.backoff_max_ms: must be at least backoff_min_ms = 100, got 5"),
     ({"regions": []}, "regions: tuple should have at least 1 item"),
     ({"regions": REGIONS[:1]}, "regions: their shares must come to 1, got 0.5"),
     ({"regions": [REGIONS[0], REGIONS[0]]}, "regions: east is there twice"),
