@@ -227,6 +227,12 @@ SCENARIOS = (
         "CompletionServersMissing", "more work than servers are told of", wanted(1) | engines(*["1x100"] * 3), "1h30m",
     ),
     Scenario(
+        "CompletionServerAlone", "one of two is gone", wanted(1) | engines("1x60 stale", "1x100"), "1h35m", [EAST],
+    ),
+    Scenario(
+        "CompletionServerAlone", "one of two known ones", wanted(2) | engines("1x60 stale", "1x100"), "1h35m",
+    ),
+    Scenario(
         "CompletionEngineStartsFail", "three tries in half an hour",
         of_pod("completion_engine_restarts_total", "0x10 1x9 2x9 3x9")
         | of_pod("completion_engine_ready", "1x10 0x30"), "35m", [POD],
