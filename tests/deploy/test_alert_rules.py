@@ -6,6 +6,8 @@ import shlex
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.support.rules import Scenario, check_scenarios, load_groups, load_rules, selectors
 from tests.support.runbooks import head, runbooks
 
@@ -585,6 +587,7 @@ _PROGRAMS = {"ask", "doors", "kubectl", "cmctl"}
 ALERTS = {rule["alert"]: rule for rule in load_rules() if "alert" in rule}
 
 
+@pytest.mark.full
 def test_alerts_fire_and_are_silent_as_described(tmp_path: Path) -> None:
     assert check_scenarios(SCENARIOS, tmp_path) == ""
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.rules import check_descriptions, load_rules
 
 POD = 'region="us-east",instance="10.0.0.7:9464",pod="completion-server-7"'
@@ -21,6 +23,7 @@ def test_a_server_is_named_by_its_pod_or_else_by_its_address(tmp_path: Path) -> 
     assert check_descriptions(told, tmp_path) == ""
 
 
+@pytest.mark.full
 def test_a_certificate_is_named_by_whoever_knows_of_it(tmp_path: Path) -> None:
     ends, said = "CompletionCertificateExpiring", "The certificate {} ends in {}, as {} says."
     told = (

@@ -10,6 +10,8 @@ import pytest
 from tests.deploy.fleets import DEPLOYMENT, ROLLOUT, STEP_MINUTES, Fleet, Server, servers
 from tests.support.rules import History, check_histories
 
+pytestmark = pytest.mark.full
+
 SIZES = (2, 4, 5, 8, 64)
 BOUNDS = (2, 64)
 """Where a further way to see the same takes time but tells little of the sizes between."""

@@ -259,6 +259,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         yield prometheus
 
 
+@pytest.mark.full
 def test_every_query_has_data_with_the_labels_of_its_legend(prometheus: Prometheus) -> None:
     left = list(queries())
     assert len(left) > 100
@@ -279,6 +280,7 @@ def revisions(prometheus: Prometheus) -> tuple[str, str]:
     return old, new
 
 
+@pytest.mark.full
 def test_each_panel_of_servers_shows_the_chosen_revision_alone(prometheus: Prometheus) -> None:
     old, new = revisions(prometheus)
     left = [query for query in queries() if "$model_revision" in query.template]
@@ -291,6 +293,7 @@ def test_each_panel_of_servers_shows_the_chosen_revision_alone(prometheus: Prome
         time.sleep(POLL_S)
 
 
+@pytest.mark.full
 def test_two_revisions_are_side_by_side(prometheus: Prometheus) -> None:
     compared = [query for query in queries() if query.legend == "{{model_revision}}" and "$" not in query.place]
     assert len(compared) == 3
@@ -302,6 +305,7 @@ def test_two_revisions_are_side_by_side(prometheus: Prometheus) -> None:
             time.sleep(POLL_S)
 
 
+@pytest.mark.full
 def test_regions_and_tenants_are_told_apart(prometheus: Prometheus) -> None:
     by_region = prometheus.query("sum by (region) (completion_requests_total)")
     assert {each.labels["region"] for each in by_region} == set(REGIONS)
@@ -311,6 +315,7 @@ def test_regions_and_tenants_are_told_apart(prometheus: Prometheus) -> None:
     assert {each.labels["tenant"] for each in by_tenant} == {*TENANTS, "other"}
 
 
+@pytest.mark.full
 def test_percentiles_of_top_are_those_of_prometheus(prometheus: Prometheus) -> None:
     for stage in ("queue", "tokenise", "prefill", "decode_token"):
         labels = f'{{region="{REGIONS[0]}", stage="{stage}"}}'

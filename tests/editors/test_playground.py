@@ -38,7 +38,7 @@ COLOUR = "getComputedStyle(document.body).backgroundColor"
 SERVER_AWAY = "WebSocket connection to "
 """Begins what the browser itself says after the end of a test's server."""
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.full]
 
 
 def continuation(request: GenerationRequest) -> tuple[str, ...]:

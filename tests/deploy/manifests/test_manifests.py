@@ -78,6 +78,7 @@ def kubernetes() -> Iterator[Any]:
         yield kubernetes_validate
 
 
+@pytest.mark.full
 def test_every_object_is_strictly_valid_in_three_versions(kubernetes: Any) -> None:
     known = (each for each in distinct_objects() if not custom_resources.is_known(each))
     objects = [each for each in known if each["kind"] != "DNSEndpoint"] + [loaded("monitoring/kube-prometheus.yaml")]
@@ -112,6 +113,7 @@ INVALID: dict[str, Any] = {
 OF_FOLDERS = {"ApplicationSet": "gitops/argocd", "Kustomization": "gitops/flux", "GitRepository": "gitops/flux"}
 
 
+@pytest.mark.full
 def test_custom_resources_are_valid_by_the_types_of_their_projects_and_invalid_ones_are_found(tmp_path: Path) -> None:
     objects = [each for each in distinct_objects() if custom_resources.is_known(each)] + [loaded(GATEWAY_CLASS)]
     assert {each["kind"] for each in objects} == CUSTOM_KINDS
