@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,9 @@ from tests.support.kustomize import DEPLOY
 from tests.support.models import DRAFT, TARGET
 from tests.support.prometheus import Prometheus, Target, require_prometheus, running_prometheus
 from tests.support.redis_servers import RedisServer, free_port, running
-from tests.support.replicas import Replica
 from tests.support.rules import write_plain_rules
+from tests.support.server import FREE_PORTS, START_TIMEOUT_S, UNHURRIED
+from tests.support.server_process import COMMAND, flags
 
 register_default_plugins()
 
@@ -218,6 +219,16 @@ def front_door(addresses: list[str], folder: Path) -> Iterator[tuple[Envoy, list
         yield edge, [*targets, Target(listen, "completion-probe")]
 
 
+def start_server(name: str, redis_address: str, settings: Sequence[str]) -> Child:
+    """Start a server in a process, whose own metrics the dashboards show, too."""
+    redis = f'redis.addresses=["{redis_address}"]' if redis_address else "redis.addresses=[]"
+    settings = (
+        *FREE_PORTS, *UNHURRIED, "engine.kind=scripted", f"engine.model={TARGET}", "admission.trust_user_names=true",
+        "admission.user_requests_per_s=0", f"redis.replica_id={name}", redis, *settings,
+    )  # fmt: skip
+    return Child(name, (*COMMAND, "serve", "--json", *flags(*settings)), is_piped=True)
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Yield the Prometheus that scrapes two regions of one server each under load, which share a Redis.
@@ -244,13 +255,14 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
                 "engine.warm_up=false",
                 *SETTINGS,
             )
-            replicas.append(Replica(region, redis.address, settings))
-            stack.callback(replicas[-1].child.stop)
+            replicas.append(start_server(region, redis.address, settings))
+            stack.callback(replicas[-1].stop)
         settings = (f"server.region={REGIONS[1]}", f"auth.keys_file={folder / 'keys.json'}")
-        verifying = Replica("verifying", "", settings)
-        stack.callback(verifying.child.stop)
-        targets = [Target(each.wait().metrics_address) for each in (*replicas, verifying)]
-        addresses = [replica.address for replica in replicas]
+        verifying = start_server("verifying", "", settings)
+        stack.callback(verifying.stop)
+        ready = [each.read_json(START_TIMEOUT_S) for each in (*replicas, verifying)]
+        targets = [Target(each["metrics_address"].removeprefix("http://").removesuffix("/metrics")) for each in ready]
+        addresses = [each["address"] for each in ready[:-1]]
         edge, proxies = stack.enter_context(front_door(addresses, folder))
         rules = write_plain_rules(folder, interval="1s")[:1]  # those that record
         prometheus = stack.enter_context(running_prometheus(*targets, *proxies, rules=rules))
