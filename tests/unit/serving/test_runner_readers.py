@@ -10,10 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from completion_server.core.errors import UnavailableError
-from completion_server.core.events import (
-    Event,
-    GenerationReattached,
-)
 from completion_server.core.outcome import FinishReason, Outcome, Usage
 from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
@@ -21,27 +17,6 @@ from completion_server.serving.runner import Runner
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.examples import examples
 from tests.unit.serving.readers import ScriptedReader, ask, run, saying, typed
-
-
-def test_a_generation_goes_on_for_the_request_that_reattaches() -> None:
-    emitted: list[Event] = []
-
-    async def scenario(runner: Runner) -> None:
-        older, newer = typed(1, "x"), typed(2, "xab")
-        runner.submit_nowait(older)
-        await asyncio.sleep(0.3)  # "a" was generated
-        runner.submit_nowait(newer)
-        assert (older.reasons, older.usages, runner.book.num_occupied) == (["superseded"], [Usage()], 1)
-        await runner.wait_idle()
-        assert (newer.reasons, newer.text, newer.num_generations, older.num_generations) == (["stop"], "cd", 0, 1)
-        assert newer.usages == [Usage(prompt_tokens=3, completion_tokens=4)]
-        assert (newer.marks.started, newer.marks.first_output, newer.marks.last_output) == (0.3, 0.75, 1.0)
-        assert newer.marks.tokens_at_first_output == 3
-        assert not older.was_aborted
-        assert LoopClock().now() == 1.0
-
-    run(scenario, emit=emitted.append)
-    assert emitted == [GenerationReattached(1)]
 
 
 def test_cancelling_a_reattached_request_aborts_the_generation_and_cancelling_the_older_one_nothing() -> None:
