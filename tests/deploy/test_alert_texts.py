@@ -14,6 +14,7 @@ PROBE = 'job="completion-probe",instance="10.0.0.6:9465",pod="completion-probe-6
 TEN_HOURS = f"{36_000 + 7200}x120"
 
 
+@pytest.mark.full
 def test_a_server_is_named_by_its_pod_or_else_by_its_address(tmp_path: Path) -> None:
     down = "The engine of {} does not start."
     told = (
