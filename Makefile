@@ -9,7 +9,7 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help languages install serve playground test test-parallel test-serial test-repeat test-full check image model-image wheels proto proto-baseline \
+.PHONY: help languages install serve playground test test-parallel test-serial test-areas test-full check image model-image wheels proto proto-baseline \
 	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
 	bench-overhead bench-prompt bench-scheduler bench-sessions bench-speculation bench-attacks bench-capacity bench-cpu bench-replicas \
 	bench-gpu bench-trial bench-quality llama-server
@@ -46,10 +46,10 @@ test-serial: $(VENV)/installed-dev
 	@echo "Tests one after another, with real engines:"
 	@$(PYTEST) -m "serial and $(QUICK)" $(SERIAL)
 
-# Both parts run, also after a failure in the first.
-N ?= 10
-test-repeat: $(VENV)/installed-dev ## Run the tests N times, 10 by default, and list those that failed in any run.
-	@$(BIN)/python -m tests.support.repeat $(N) $(MAKE) --no-print-directory --keep-going test
+# AREAS are folders of tests.
+test-areas: $(VENV)/installed-dev
+	@echo "Slow tests of $(AREAS):"
+	@$(PYTEST) $(PARALLEL) -m "full and not serial" $(AREAS)
 
 test-full: $(VENV)/installed-dev .venv-cuda-check/installed ## Run every test, also the slow ones, with more examples; before a release.
 	@echo "Tests in parallel:"

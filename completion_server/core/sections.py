@@ -5,7 +5,8 @@ An error names the key, the limit and the value, and for an unknown key the near
 
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from completion_server.core.errors import ConfigError
 
 Section = TypeVar("Section")
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def read_section(kind: type[Section], tree: Mapping[str, Any], name: str = "") -> Section:
@@ -26,7 +28,7 @@ def read_section(kind: type[Section], tree: Mapping[str, Any], name: str = "") -
     if faults:
         raise ConfigError("\n".join(faults))
     try:
-        return TypeAdapter(kind).validate_python(tree)
+        section: Section = _adapter(kind).validate_python(tree)
     except ValidationError as error:
         for fault in error.errors():
             parts = [part for part in (name, *map(str, fault["loc"])) if part]
@@ -36,6 +38,7 @@ def read_section(kind: type[Section], tree: Mapping[str, Any], name: str = "") -
                 message = f"{fault['msg'][0].lower()}{fault['msg'][1:]}"
                 faults.append(f"{'.'.join(parts)}: {message}, got {fault['input']!r}")
         raise ConfigError("\n".join(faults)) from error
+    return section
 
 
 def _unknown_keys(tree: Mapping[str, Any], section: Any, prefix: str) -> Iterator[str]:  # noqa: ANN401 - a dataclass

@@ -28,11 +28,6 @@ class Generations:
         """Whether one more request may wait."""
         return len(self._queue) + self.num_joined < self._max_queued
 
-    @property
-    def num_open(self) -> int:
-        """Generations that a request with the same answer key may join."""
-        return len(self._open)
-
     def find(self, key: Hashable | None) -> Generation | None:
         """Return the generation that a request with this key may join, if there is room for one."""
         return self._open.get(key) if key is not None and self.has_room else None

@@ -18,6 +18,8 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 from prometheus_client.samples import Sample
 
+_POLL_S = 0.05
+"""How long `stop` waits at most: half a second by default, in which the event loop would stand still."""
 _METRICS = "/metrics"
 _RETRY_S = 0.25
 """Wait before the next attempt to accept after a lack of resources. The socket stays readable meanwhile."""
@@ -102,7 +104,7 @@ class MetricsServer:
         listener = _Listener6 if ":" in host else _Listener
         application = _application(make_wsgi_app(registry), dict(probes or {}))
         self._server = make_server(host, port, application, listener, handler_class=_Handler)
-        self._thread = Thread(target=self._server.serve_forever, daemon=True, name="metrics")
+        self._thread = Thread(target=self._server.serve_forever, args=(_POLL_S,), daemon=True, name="metrics")
         self._thread.start()
         self.port: int = self._server.server_port
 

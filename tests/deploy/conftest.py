@@ -22,10 +22,6 @@ class Site:
     replicas: list[ServerProcess]
     envoy: Envoy
 
-    def replica_at(self, address: str) -> ServerProcess:
-        (found,) = (each for each in self.replicas if each.ready["address"] == address)
-        return found
-
 
 @contextmanager
 def run_site(num: int, *overrides: str, drain_s: int = 60) -> Iterator[Site]:

@@ -6,6 +6,8 @@ import shlex
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.support.rules import Scenario, check_scenarios, load_groups, load_rules, selectors
 from tests.support.runbooks import head, runbooks
 
@@ -194,30 +196,12 @@ SCENARIOS = (
     Scenario("CompletionRegionNotServing", "all engines die", engines("1x60 0x30", "1x60 0x30"), "1h4m", [EAST]),
     Scenario("CompletionRegionNotServing", "all engines are away for two hours", engines("1x9 0x130"), "2h15m", [EAST]),
     Scenario("CompletionRegionNotServing", "one of two dies", engines("1x60 0x30", "1x90"), "1h4m"),
-    Scenario("CompletionRegionNotServing", "a new region loads its models", engines("0x30", "0x30"), "25m"),
-    Scenario("CompletionRegionNotServing", "an engine restarts", engines("1x60 0 1x30"), "1h4m"),
     Scenario(
         "CompletionEnginesDown", "two of four die",
         wanted(4) | engines(*["1x60 0x30"] * 2, *["1x90"] * 2), "1h10m", [EAST],
     ),
     Scenario(
-        "CompletionEnginesDown", "two of four vanish with their node",
-        wanted(4) | engines(*["1x60 stale"] * 2, *["1x90"] * 2), "1h10m", [EAST],
-    ),
-    Scenario(
         "CompletionEnginesDown", "one of four dies", wanted(4) | engines("1x60 0x30", *["1x90"] * 3), "1h30m",
-    ),
-    Scenario(
-        "CompletionEnginesDown", "one of two dies for half an hour", wanted(2) | engines("1x60 0x40", "1x100"),
-        "1h30m", [EAST],
-    ),
-    Scenario(
-        "CompletionEnginesDown", "one of two restarts in 18 minutes", wanted(2) | engines("1x60 0x18 1x20", "1x100"),
-        "1h24m",
-    ),
-    Scenario(
-        "CompletionEnginesDown", "two new servers load beside four",
-        wanted(6) | engines(*["1x90"] * 4, *["_x60 0x30"] * 2), "1h20m",
     ),
     Scenario(
         "CompletionServersMissing", "one of four is gone with its targets",
@@ -225,6 +209,12 @@ SCENARIOS = (
     ),
     Scenario(
         "CompletionServersMissing", "more work than servers are told of", wanted(1) | engines(*["1x100"] * 3), "1h30m",
+    ),
+    Scenario(
+        "CompletionServerAlone", "one of two is gone", wanted(1) | engines("1x60 stale", "1x100"), "1h35m", [EAST],
+    ),
+    Scenario(
+        "CompletionServerAlone", "one of two known ones", wanted(2) | engines("1x60 stale", "1x100"), "1h35m",
     ),
     Scenario(
         "CompletionEngineStartsFail", "three tries in half an hour",
@@ -579,6 +569,7 @@ _PROGRAMS = {"ask", "doors", "kubectl", "cmctl"}
 ALERTS = {rule["alert"]: rule for rule in load_rules() if "alert" in rule}
 
 
+@pytest.mark.full
 def test_alerts_fire_and_are_silent_as_described(tmp_path: Path) -> None:
     assert check_scenarios(SCENARIOS, tmp_path) == ""
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.rules import check_descriptions, load_rules
 
 POD = 'region="us-east",instance="10.0.0.7:9464",pod="completion-server-7"'
@@ -12,6 +14,7 @@ PROBE = 'job="completion-probe",instance="10.0.0.6:9465",pod="completion-probe-6
 TEN_HOURS = f"{36_000 + 7200}x120"
 
 
+@pytest.mark.full
 def test_a_server_is_named_by_its_pod_or_else_by_its_address(tmp_path: Path) -> None:
     down = "The engine of {} does not start."
     told = (
@@ -21,6 +24,7 @@ def test_a_server_is_named_by_its_pod_or_else_by_its_address(tmp_path: Path) -> 
     assert check_descriptions(told, tmp_path) == ""
 
 
+@pytest.mark.full
 def test_a_certificate_is_named_by_whoever_knows_of_it(tmp_path: Path) -> None:
     ends, said = "CompletionCertificateExpiring", "The certificate {} ends in {}, as {} says."
     told = (

@@ -10,6 +10,8 @@ import pytest
 from tests.deploy.fleets import DEPLOYMENT, ROLLOUT, STEP_MINUTES, Fleet, Server, servers
 from tests.support.rules import History, check_histories
 
+pytestmark = pytest.mark.full
+
 SIZES = (2, 4, 5, 8, 64)
 BOUNDS = (2, 64)
 """Where a further way to see the same takes time but tells little of the sizes between."""
@@ -18,6 +20,7 @@ HOUR = 60.0
 DAY = 24 * HOUR
 
 MISSING, LOST = "CompletionServersMissing", "CompletionEnginesDown"
+ALONE = "CompletionServerAlone"
 OUTLIER, BURN = "CompletionServerOutlier", "CompletionSloBurnFast"
 STOPPED, CLOSED = "CompletionRequestsStopped", "CompletionFrontDoorDown"
 
@@ -93,6 +96,21 @@ def test_servers_that_are_lost_one_by_one_page_while_most_are_still_there(tmp_pa
         firing = {pages_at - 20: {MISSING} if num_until_page > 1 else (), pages_at + 40: {MISSING, LOST}}
         histories.append(history(f"{num_lost} of {num}", fleet, {MISSING, LOST}, firing, 20))
     assert check_histories(histories, tmp_path) == ""
+
+
+def test_the_last_server_is_a_ticket_where_nobody_says_how_many_there_should_be(tmp_path: Path) -> None:
+    """Servers vanish hours apart, of a cluster without kube-state-metrics; each is told of itself alone."""
+    histories = []
+    for num in SIZES[:-1]:
+        last, *lost = servers(num)
+        ends = HOUR + 5 * HOUR * len(lost)
+        others = [replace(each, ends=HOUR + 5 * HOUR * number) for number, each in enumerate(lost, 1)]
+        fleet = Fleet([last, *others], ends + 2 * HOUR, 1)
+        firing = {ends: (), ends + 40: {ALONE}, ends + 2 * HOUR: {ALONE}}
+        histories.append(history(f"one of {num}", fleet, {ALONE}, firing, 20))
+    new = Server("new", begins=HOUR, loads_for=18)
+    rolled = Fleet([replace(servers(1)[0], ends=HOUR + 20), new], 4 * HOUR, 1)
+    assert check_histories([*histories, history("one that is replaced", rolled, every_minutes=5)], tmp_path) == ""
 
 
 @pytest.mark.parametrize(("sizes", "is_scraped"), [(SIZES, True), (BOUNDS, False)], ids=["scraped", "not-scraped"])

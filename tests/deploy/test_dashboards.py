@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,9 @@ from tests.support.kustomize import DEPLOY
 from tests.support.models import DRAFT, TARGET
 from tests.support.prometheus import Prometheus, Target, require_prometheus, running_prometheus
 from tests.support.redis_servers import RedisServer, free_port, running
-from tests.support.replicas import Replica
 from tests.support.rules import write_plain_rules
+from tests.support.server import FREE_PORTS, START_TIMEOUT_S, UNHURRIED
+from tests.support.server_process import COMMAND, flags
 
 register_default_plugins()
 
@@ -218,6 +219,16 @@ def front_door(addresses: list[str], folder: Path) -> Iterator[tuple[Envoy, list
         yield edge, [*targets, Target(listen, "completion-probe")]
 
 
+def start_server(name: str, redis_address: str, settings: Sequence[str]) -> Child:
+    """Start a server in a process, whose own metrics the dashboards show, too."""
+    redis = f'redis.addresses=["{redis_address}"]' if redis_address else "redis.addresses=[]"
+    settings = (
+        *FREE_PORTS, *UNHURRIED, "engine.kind=scripted", f"engine.model={TARGET}", "admission.trust_user_names=true",
+        "admission.user_requests_per_s=0", f"redis.replica_id={name}", redis, *settings,
+    )  # fmt: skip
+    return Child(name, (*COMMAND, "serve", "--json", *flags(*settings)), is_piped=True)
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Yield the Prometheus that scrapes two regions of one server each under load, which share a Redis.
@@ -244,13 +255,14 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
                 "engine.warm_up=false",
                 *SETTINGS,
             )
-            replicas.append(Replica(region, redis.address, settings))
-            stack.callback(replicas[-1].child.stop)
+            replicas.append(start_server(region, redis.address, settings))
+            stack.callback(replicas[-1].stop)
         settings = (f"server.region={REGIONS[1]}", f"auth.keys_file={folder / 'keys.json'}")
-        verifying = Replica("verifying", "", settings)
-        stack.callback(verifying.child.stop)
-        targets = [Target(each.wait().metrics_address) for each in (*replicas, verifying)]
-        addresses = [replica.address for replica in replicas]
+        verifying = start_server("verifying", "", settings)
+        stack.callback(verifying.stop)
+        ready = [each.read_json(START_TIMEOUT_S) for each in (*replicas, verifying)]
+        targets = [Target(each["metrics_address"].removeprefix("http://").removesuffix("/metrics")) for each in ready]
+        addresses = [each["address"] for each in ready[:-1]]
         edge, proxies = stack.enter_context(front_door(addresses, folder))
         rules = write_plain_rules(folder, interval="1s")[:1]  # those that record
         prometheus = stack.enter_context(running_prometheus(*targets, *proxies, rules=rules))
@@ -259,6 +271,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         yield prometheus
 
 
+@pytest.mark.full
 def test_every_query_has_data_with_the_labels_of_its_legend(prometheus: Prometheus) -> None:
     left = list(queries())
     assert len(left) > 100
@@ -279,6 +292,7 @@ def revisions(prometheus: Prometheus) -> tuple[str, str]:
     return old, new
 
 
+@pytest.mark.full
 def test_each_panel_of_servers_shows_the_chosen_revision_alone(prometheus: Prometheus) -> None:
     old, new = revisions(prometheus)
     left = [query for query in queries() if "$model_revision" in query.template]
@@ -291,6 +305,7 @@ def test_each_panel_of_servers_shows_the_chosen_revision_alone(prometheus: Prome
         time.sleep(POLL_S)
 
 
+@pytest.mark.full
 def test_two_revisions_are_side_by_side(prometheus: Prometheus) -> None:
     compared = [query for query in queries() if query.legend == "{{model_revision}}" and "$" not in query.place]
     assert len(compared) == 3
@@ -302,6 +317,7 @@ def test_two_revisions_are_side_by_side(prometheus: Prometheus) -> None:
             time.sleep(POLL_S)
 
 
+@pytest.mark.full
 def test_regions_and_tenants_are_told_apart(prometheus: Prometheus) -> None:
     by_region = prometheus.query("sum by (region) (completion_requests_total)")
     assert {each.labels["region"] for each in by_region} == set(REGIONS)
@@ -311,6 +327,7 @@ def test_regions_and_tenants_are_told_apart(prometheus: Prometheus) -> None:
     assert {each.labels["tenant"] for each in by_tenant} == {*TENANTS, "other"}
 
 
+@pytest.mark.full
 def test_percentiles_of_top_are_those_of_prometheus(prometheus: Prometheus) -> None:
     for stage in ("queue", "tokenise", "prefill", "decode_token"):
         labels = f'{{region="{REGIONS[0]}", stage="{stage}"}}'

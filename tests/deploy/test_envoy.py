@@ -14,9 +14,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.deploy.conftest import SHIPPED, Site, health_over_http, run_site
-from tests.support.envoy import Envoy, adapted, cluster_of, load_shipped
+from tests.support.envoy import Envoy, adapted, load_shipped
 from tests.support.named_users import NamedUsers, OpenStream, busiest_over_mean, names_of
 from tests.support.server import eventually
+
+pytestmark = pytest.mark.full
 
 BOUND = 1.25
 USERS = [f"user-{number}" for number in range(256)]  # BOUND * 256 / 4 is a whole number
@@ -143,7 +145,6 @@ async def reopened(callers: NamedUsers, streams: dict[str, OpenStream], lost: st
     return {user: stream.replica for user, stream in (streams | again).items()}
 
 
-@pytest.mark.full
 async def test_killing_one_of_four_moves_its_users_alone(four: Site) -> None:
     async with NamedUsers(four.envoy.address) as callers:
         keys = await replicas_of(callers)
@@ -169,7 +170,6 @@ async def test_killing_one_of_four_moves_its_users_alone(four: Site) -> None:
     assert len(moved - own) <= 0.03 * len(USERS)  # by Maglev's table, not by the bound
 
 
-@pytest.mark.full
 async def test_a_replica_in_drain_gets_no_new_calls_and_its_sessions_move(four: Site) -> None:
     async with NamedUsers(four.envoy.address) as callers:
         streams = await callers.open_streams(USERS)
@@ -186,7 +186,6 @@ async def test_a_replica_in_drain_gets_no_new_calls_and_its_sessions_move(four: 
         assert all(not stream.call.done() for stream in streams.values() if stream.replica != address)
 
 
-@pytest.mark.full
 async def test_a_call_to_a_replica_that_was_just_killed_is_answered_by_another(four: Site) -> None:
     async with NamedUsers(four.envoy.address) as callers:
         keys = await replicas_of(callers)
@@ -199,7 +198,6 @@ async def test_a_call_to_a_replica_that_was_just_killed_is_answered_by_another(f
     assert four.envoy.stat("cluster.replicas.upstream_rq_retry") > 0
 
 
-@pytest.mark.full
 async def test_two_editors_of_a_user_share_a_replica_unless_it_is_full(four: Site) -> None:
     async with NamedUsers(four.envoy.address) as callers:
         first = await callers.open_streams(USERS)
@@ -208,7 +206,6 @@ async def test_two_editors_of_a_user_share_a_replica_unless_it_is_full(four: Sit
     assert together / len(USERS) > 0.8
 
 
-@pytest.mark.full
 def test_streams_that_servers_end_are_no_failures_of_the_replicas(envoy_binary: str) -> None:
     async def end_all(site: Site) -> None:
         async with NamedUsers(site.envoy.address) as callers:
@@ -224,7 +221,6 @@ def test_streams_that_servers_end_are_no_failures_of_the_replicas(envoy_binary: 
         assert site.envoy.num_healthy() == 2
 
 
-@pytest.mark.full
 def test_an_envoy_that_drains_says_so_and_keeps_its_streams(envoy_binary: str) -> None:
     async def drain(site: Site) -> None:
         async with NamedUsers(site.envoy.address) as callers:
@@ -243,19 +239,3 @@ def test_an_envoy_that_drains_says_so_and_keeps_its_streams(envoy_binary: str) -
 
     with run_site(1, drain_s=2) as site:
         asyncio.run(drain(site))
-
-
-def test_a_configuration_is_adapted_without_changing_the_shipped_one() -> None:
-    shipped = load_shipped(SHIPPED)
-    document = adapted(shipped, ["127.0.0.1:1", "127.0.0.1:2"], {"lb_policy": "ROUND_ROBIN"})
-    assert shipped == load_shipped(SHIPPED)
-    (group,) = cluster_of(document)["load_assignment"]["endpoints"]
-    ports = [each["endpoint"]["address"]["socket_address"]["port_value"] for each in group["lb_endpoints"]]
-    assert ports == [1, 2]
-    assert (cluster_of(shipped)["lb_policy"], cluster_of(document)["lb_policy"]) == ("MAGLEV", "ROUND_ROBIN")
-    assert cluster_of(document)["health_checks"] == cluster_of(shipped)["health_checks"]
-
-
-def test_the_busiest_replica_counts_against_the_mean_of_all() -> None:
-    assert busiest_over_mean({"a": "1", "b": "1", "c": "2"}, 3) == 2.0
-    assert busiest_over_mean({"a": "1", "b": "2"}, 2) == 1.0

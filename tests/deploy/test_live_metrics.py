@@ -35,6 +35,8 @@ from tests.support.rules import load_rules, selectors, write_plain_rules
 from tests.support.runbooks import asked
 from tests.support.server import RunningServer, ask, make_config, request, run_server
 
+pytestmark = pytest.mark.full
+
 _PATIENCE_S = 60.0
 """For a machine with much other work."""
 K = 3

@@ -18,6 +18,8 @@ from tests.support.named_users import NamedUsers, names_of
 from tests.support.rules import load_rules
 from tests.support.server import eventually
 
+pytestmark = pytest.mark.full
+
 ADA = names_of("ada")
 
 

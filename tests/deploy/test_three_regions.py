@@ -18,6 +18,8 @@ from tests.deploy.conftest import Site, health_over_http, run_site
 from tests.support.named_users import NamedUsers, names_of
 from tests.support.server import eventually, request
 
+pytestmark = pytest.mark.full
+
 HOME = "us-east"
 NUM_REPLICAS = {HOME: 2, "us-west": 1, "eu-west": 1}
 USERS = [f"user-{number}" for number in range(40)]

@@ -43,7 +43,7 @@ COLOUR = "getComputedStyle(document.body).backgroundColor"
 NO_ANSWER = "Failed to load resource: "
 """Begins what the browser itself says of a refused token, of a superseded stream and after the end of the server."""
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.full]
 
 
 class Playground(Page):

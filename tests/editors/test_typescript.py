@@ -13,6 +13,8 @@ from tests.support.models import ROOT
 from tests.support.node_modules import EDITORS, MODULES, install_packed_stubs, require_node, run
 from tests.support.server import make_config, run_server
 
+pytestmark = pytest.mark.full
+
 CLIENT = ROOT / "tests" / "editors" / "stubs_client.cjs"
 SESSION_CLIENT = ROOT / "tests" / "editors" / "session_client.cjs"
 

@@ -22,7 +22,7 @@ from tests.support.vocabularies import embedded
 from tests.support.vscode import vscode
 
 SAVED_WITHIN_S = 30.0
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.full]
 
 CONTINUATIONS = {
     "def mean(values):\n    ": "total = sum(values)\n    return total / len(values)\n",

@@ -6,10 +6,9 @@ from contextlib import aclosing
 
 import pytest
 
-from completion_server.engine.interface import EngineDeadError, EngineStats, GenerationRequest, Sampling
+from completion_server.engine.interface import EngineDeadError, EngineStats
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes, Token
 from completion_server.engine.settings import EngineSettings
-from loadtest.simulation.virtual_time import run
 from tests.engine.contract import EngineContract
 from tests.engine.speculation_contract import SpeculationContract
 from tests.support.cancels import cancel_and_wait
@@ -43,13 +42,6 @@ async def test_a_single_generation_takes_its_prefill_and_a_step_for_each_further
     assert times_of(outputs) == [0.020, 0.026, 0.032]
     assert [output.text for _, output in outputs] == ["a", "b", "c"]
     assert [output.finish for _, output in outputs] == [None, None, "length"]
-
-
-@in_virtual_time
-async def test_a_step_is_longer_the_more_generations_decode() -> None:
-    engine = await started()
-    both = await asyncio.gather(*(collect(engine, request(name, max_tokens=2)) for name in "ab"))
-    assert [times_of(outputs) for outputs in both] == [[0.030, 0.037]] * 2
 
 
 @in_virtual_time
@@ -87,20 +79,6 @@ async def test_the_cache_shortens_prefill() -> None:
     assert times_of(first + again + salted) == [0.058, 0.070, 0.130]
     whole = await collect(engine, request("d", num_prompt=48, max_tokens=1))
     assert whole[0][1].cached_prompt_tokens == 32
-
-
-@in_virtual_time
-async def test_the_cache_forgets_the_stalest_prompt() -> None:
-    engine = await started(num_kv_blocks=8)
-    prompts = {name: [at + 1000 * ord(name) for at in range(65)] for name in "ab"}
-    cached = []
-    for at, name in enumerate("aaba"):
-        outputs = await collect(engine, GenerationRequest(f"{name}{at}", prompts[name], 1))
-        cached.append(outputs[0][1].cached_prompt_tokens)
-    assert cached == [0, 64, 0, 64]
-    await collect(engine, GenerationRequest("c", list(range(65)), 1))
-    outputs = await collect(engine, GenerationRequest("b again", prompts["b"], 1))
-    assert outputs[0][1].cached_prompt_tokens == 0
 
 
 @in_virtual_time
@@ -175,16 +153,6 @@ async def test_speculation_writes_the_accepted_tokens_in_one_step(
     assert outputs[-1][1].drafted_tokens == 3 * (len(times) - 1)
 
 
-def test_acceptance_is_drawn_from_the_seed() -> None:
-    async def main() -> list[float]:
-        engine = await started(num_speculative_tokens=4, acceptance_rate=0.5, seed=1)
-        return times_of(await collect(engine, request("a", max_tokens=24)))
-
-    first = run(main())
-    assert first == run(main())
-    assert 5 < len(first) < 24
-
-
 @in_virtual_time
 async def test_a_script_that_runs_out_ends_with_a_token_of_its_own() -> None:
     engine = await started(lambda _request: ["日", "", "👩", "é"])
@@ -214,23 +182,6 @@ async def test_a_slow_consumer_gets_merged_outputs() -> None:
     last = await anext(outputs)
     assert (last.text, last.num_tokens, last.finish) == ("def", 3, "length")
     assert [output async for output in outputs] == []
-
-
-@in_virtual_time
-async def test_the_default_script_depends_on_prompt_and_seed() -> None:
-    engine = ScriptedEngine()
-    await engine.start()
-
-    async def text(name: str, token_ids: list[int], sampling: Sampling) -> str:
-        outputs = [output async for output in engine.generate(GenerationRequest(name, token_ids, 24, sampling))]
-        return "".join(output.text for output in outputs)
-
-    greedy, warm = Sampling(), Sampling(temperature=1.0)
-    assert await text("a", [1], greedy) == await text("b", [1], greedy) != await text("c", [2], greedy)
-    assert await text("a", [1], warm) == await text("a", [1], warm) != await text("b", [1], warm)
-    seeded = Sampling(temperature=1.0, seed=3)
-    assert await text("a", [1], seeded) == await text("b", [1], seeded)
-    assert (await text("a", [1], greedy)).count("\n") == 4
 
 
 @in_virtual_time
@@ -269,16 +220,6 @@ async def test_a_crash_ends_every_generation_and_refuses_the_next() -> None:
 
 
 @in_virtual_time
-async def test_an_output_from_before_the_crash_is_still_read() -> None:
-    engine = await started()
-    outputs = engine.generate(request("a", max_tokens=2))
-    await anext(outputs)
-    await asyncio.sleep(1.0)
-    engine.crash()
-    assert [output.finish async for output in outputs] == ["length"]
-
-
-@in_virtual_time
 async def test_a_hung_engine_is_silent_until_it_resumes() -> None:
     engine = await started()
     task = asyncio.create_task(collect(engine, request("a", max_tokens=2)))
@@ -296,14 +237,6 @@ async def test_a_hung_engine_is_silent_until_it_resumes() -> None:
     await engine.stop()
     with pytest.raises(EngineDeadError, match="stopped"):
         await late
-
-
-@in_virtual_time
-async def test_an_error_in_the_script_is_the_engines_death() -> None:
-    engine = await started(lambda _request: [5])
-    with pytest.raises(EngineDeadError, match="the engine failed"):
-        await collect(engine, request("a"))
-    assert not engine.is_alive
 
 
 @in_virtual_time

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import psutil
+import pytest
 
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.telemetry.logs import CountingHandler
@@ -28,6 +29,7 @@ NUM_FULL, NUM_AFTER = 150, 10
 UNLIMITED = ("admission.user_requests_per_s=0", "admission.user_tokens_per_s=0", "admission.users_per_peer=0")
 
 
+@pytest.mark.full
 async def test_a_server_whose_logs_have_no_room_serves_and_counts_them(tmp_path: Path) -> None:
     full = ("sh", "-c", 'exec "$@" 2>/dev/full', "sh", *COMMAND, "serve")
     async with serving(tmp_path, "--json", *flags(*SETTINGS), command=full) as process:
@@ -47,6 +49,7 @@ async def ask_all(stub: CompletionServiceStub, first: int, num: int) -> None:
         assert answer.code is grpc.StatusCode.OK
 
 
+@pytest.mark.full
 async def test_a_server_whose_records_have_no_room_serves_and_counts_them(tmp_path: Path) -> None:
     paths = {kind: tmp_path / f"{kind}.jsonl" for kind in ("usage", "audit")}
     files = [f"records.{kind}_file={path}" for kind, path in paths.items()]

@@ -66,7 +66,7 @@ def listening_ports(pid: int) -> set[int]:
     return {each.laddr.port for each in found if each.status in {psutil.CONN_LISTEN, psutil.CONN_NONE}}
 
 
-@pytest.mark.parametrize("has_rights", [True, False])
+@pytest.mark.parametrize("has_rights", [True, pytest.param(False, marks=pytest.mark.full)])
 async def test_only_the_named_ports_are_open(tmp_path: Path, has_rights: bool) -> None:
     command: tuple[str, ...] = (*COMMAND, "serve")
     if not has_rights:

@@ -105,7 +105,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("run", [SWALLOW, BLOCK])
+@pytest.mark.parametrize("run", [pytest.param(SWALLOW, marks=pytest.mark.full), BLOCK], ids=["swallows", "blocks"])
 async def test_a_part_that_never_ends_is_named_and_left(run: str, tmp_path: Path) -> None:
     command = sys.executable, "-c", SERVE.format(run=run), "serve"
     async with serving(tmp_path, *flags(*SETTINGS, "server.stop_timeout_s=0.5"), command=command) as server:

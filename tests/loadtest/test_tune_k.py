@@ -29,7 +29,7 @@ from loadtest.tuning.tuner import Tuner, TuningError, TuningSettings
 from tests.support.certificates import MakeIdentity
 from tests.support.server import RunningServer, eventually, make_config, run_server
 
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.serial, pytest.mark.full]
 
 MAX_K = 3
 WAIT_S = 240.0

@@ -8,12 +8,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from completion_server.composition.engine_factory import make_engine_factory
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine
 from tests.support.models import ROOT
 from tests.support.server import RunningServer, eventually, make_config, run_server
 from tests.support.terminal_editors import Neovim, run_helix, run_neovim
+
+pytestmark = pytest.mark.full
 
 PAGE = ROOT / "docs" / "lsp.md"
 ANSWER = ("alpha", "(beta", ")")

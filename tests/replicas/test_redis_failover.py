@@ -14,7 +14,7 @@ FAILOVER_S = 30.0
 
 @pytest.mark.full
 @pytest.mark.timeout(180)
-def test_no_request_fails_while_sentinels_replace_redis(tmp_path: Path) -> None:
+def test_no_request_fails_while_sentinels_replace_redis(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef" * 4)
     with running_sentinels() as sentinels:
@@ -36,5 +36,4 @@ def test_no_request_fails_while_sentinels_replace_redis(tmp_path: Path) -> None:
                 before = asking.num_answered
                 wait_until(lambda: asking.num_answered > before)
             assert sentinels.master.cli("KEYS", "completion:*") != ""
-            for replica in replicas:
-                assert replica.child.log.count("Redis fails") >= 1
+            assert sum("Redis fails" in line for line in caplog.messages) >= NUM_REPLICAS

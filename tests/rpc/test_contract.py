@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -15,12 +14,9 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.feedback import KEPT_S
 from completion_server.core.errors import CompletionError
 from completion_server.core.outcome import ShedReason
 from completion_server.engine.scripted.engine import ScriptedEngine
-from completion_server.rpc import identity, status
-from completion_server.rpc.messages import convert
 from tests.support.kustomize import TOOLS, report
 from tests.support.models import ROOT
 from tests.support.server import make_config, run_server
@@ -41,37 +37,6 @@ def test_the_reasons_are_those_of_the_code() -> None:
     assert named - {"UNSPECIFIED"} == raised | shed
     wire_shed = {name.removeprefix("SHED_REASON_") for name in pb.ShedReason.DESCRIPTOR.values_by_name}
     assert wire_shed - {"UNSPECIFIED"} == shed
-
-
-@pytest.mark.parametrize("error", sorted(classes_of(CompletionError), key=str))
-def test_a_reason_is_said_with_its_code(error: type[CompletionError]) -> None:
-    if error.reason:
-        comment = re.search(rf"((?: *//.*\n)+) *ERROR_REASON_{error.reason} =", CONTRACT)
-        assert comment is not None
-        assert error.code.name in comment[1]
-
-
-def test_each_metadata_key_is_described() -> None:
-    for key in (*identity._KEYS, "grpc-status-details-bin"):
-        assert re.search(rf"^//.*\b{key}\b", CONTRACT, re.MULTILINE), key
-
-
-def test_the_numbers_in_the_comments_are_those_of_the_code() -> None:
-    one_line = re.sub(r"\s*\n\s*//\s*", " ", CONTRACT)
-    *first, last = convert._SURVIVAL_TIMES_S
-    assert f"{', '.join(map(str, first))} and {last} s after an acceptance" in one_line
-    assert f"within the last {KEPT_S / 60:.0f} minutes" in one_line
-    assert f"1 to {convert._MAX_TIMEOUT_MS:,} (a day)" in one_line
-    assert f'domain is "{status._DOMAIN}"' in one_line
-
-
-def test_the_changelog_has_the_contract_s_version() -> None:
-    changelog = (PROTO / "CHANGELOG.md").read_text(encoding="utf-8")
-    newest = re.search(r"^## (\d+\.\d+\.\d+)", changelog, re.MULTILINE)
-    stated = re.search(r"^// .*version (\d+\.\d+\.\d+)\.", CONTRACT, re.MULTILINE)
-    assert newest is not None
-    assert stated is not None
-    assert newest[1] == stated[1]
 
 
 def buf(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -1,14 +1,10 @@
-"""Real server processes with the scripted engine, which share a Redis."""
+"""Servers with the scripted engine in one loop of a thread, which share a Redis."""
 
 import itertools
-import sys
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 
@@ -16,84 +12,66 @@ from completion.v1 import admin_pb2
 from completion.v1 import completion_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from loadtest.processes.child import Child
-from tests.support.models import TARGET
-from tests.support.server import FREE_PORTS, UNHURRIED
+from completion_server.composition.engine_factory import make_engine_factory
+from tests.support.background import Background, background_loop
+from tests.support.server import START_TIMEOUT_S, STOP_TIMEOUT_S, RunningServer, make_config, run_server
 
-START_TIMEOUT_S = 120.0
 _ENDED_WELL = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 _numbers = itertools.count(1)
-_COMMAND = ("-m", "completion_server", "serve", "--json")
 
 
+@dataclass(frozen=True)
 class Replica:
-    """A server process. Its editors' names are trusted, as behind a proxy that authenticates them."""
+    """A running server. Its editors' names are trusted, as behind a proxy that authenticates them."""
 
-    def __init__(self, name: str, redis_address: str, overrides: Sequence[str] = ()) -> None:
-        """Start the process; `wait` until it is ready."""
-        settings = (
-            *FREE_PORTS,
-            *UNHURRIED,
-            "engine.kind=scripted",
-            f"engine.model={TARGET}",
-            "admission.trust_user_names=true",
-            "admission.user_requests_per_s=0",
-            f"redis.replica_id={name}",
-            f'redis.addresses=["{redis_address}"]' if redis_address else "redis.addresses=[]",
-            *overrides,
-        )
-        flags = [flag for setting in settings for flag in ("--set", setting)]
-        self.name = name
-        self.child = Child(name, (sys.executable, *_COMMAND, *flags), is_piped=True)
-        self._ready: dict[str, Any] = {}
-
-    def wait(self) -> "Replica":
-        """Wait until it serves."""
-        self._ready = self.child.read_json(START_TIMEOUT_S)
-        return self
+    name: str
+    server: RunningServer
 
     @property
     def address(self) -> str:
         """Where editors call it."""
-        return str(self._ready["address"])
-
-    @property
-    def admin_address(self) -> str:
-        """Where operators call it."""
-        return str(self._ready["admin_address"])
+        return self.server.ready.address
 
     @property
     def metrics_address(self) -> str:
         """HOST:PORT of its metrics page."""
-        return str(self._ready["metrics_address"]).removeprefix("http://").removesuffix("/metrics")
+        return self.server.ready.metrics_address
 
     def status(self) -> admin_pb2.GetStatusResponse:
         """Return what an operator sees."""
-        with grpc.insecure_channel(self.admin_address) as channel:
+        with grpc.insecure_channel(self.server.ready.admin_address) as channel:
             answer: admin_pb2.GetStatusResponse = AdminServiceStub(channel).GetStatus(
                 admin_pb2.GetStatusRequest(), timeout=10
             )
             return answer
 
-    def metric(self, name: str) -> float:
-        """Return the value of a metric without labels."""
-        with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=10) as page:
-            lines = page.read().decode().splitlines()
-        return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
+
+def start_replica(
+    name: str, redis_address: str, overrides: Sequence[str], background: Background, stack: ExitStack
+) -> Replica:
+    """Start a server that finds Redis at an address, or has none, until `stack` is closed."""
+    config = make_config(
+        "engine.kind=scripted",
+        "admission.trust_user_names=true",
+        "admission.user_requests_per_s=0",
+        f"redis.replica_id={name}",
+        f'redis.addresses=["{redis_address}"]' if redis_address else "redis.addresses=[]",
+        *overrides,
+    )
+    running = run_server(config, make_engine_factory(config))
+    server = background.run(running.__aenter__(), START_TIMEOUT_S)
+    stack.callback(lambda: background.run(running.__aexit__(None, None, None), 2 * STOP_TIMEOUT_S))
+    return Replica(name, server)
 
 
 @contextmanager
 def running_replicas(redis_addresses: Sequence[str], *overrides: str) -> Iterator[list[Replica]]:
-    """Run a server for each address at which it finds Redis; stop them by their process ids."""
-    started: list[Replica] = []
-    try:
-        for number, address in enumerate(redis_addresses):
-            started.append(Replica(f"replica-{number}", address, overrides))
-        with ThreadPoolExecutor(len(started)) as pool:
-            yield list(pool.map(Replica.wait, started))
-    finally:
-        for replica in started:
-            replica.child.stop()
+    """Run a server for each address at which it finds Redis."""
+    with background_loop() as background, ExitStack() as stack:
+        yield [
+            start_replica(f"replica-{number}", address, overrides, background, stack)
+            for number, address in enumerate(redis_addresses)
+        ]
 
 
 @dataclass
@@ -142,4 +120,4 @@ def asking_users(replicas: Sequence[Replica]) -> Iterator[AskingUsers]:
 
 def each_available(replicas: Sequence[Replica], expected: float) -> Callable[[], bool]:
     """Return a condition: every server says whether Redis is available."""
-    return lambda: all(each.metric("completion_redis_available") == expected for each in replicas)
+    return lambda: all(each.server.count("completion_redis_available") == expected for each in replicas)

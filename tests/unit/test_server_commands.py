@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -18,17 +18,17 @@ from urllib.error import HTTPError, URLError
 import pytest
 from click.testing import CliRunner, Result
 
-from completion_server import __main__ as entry_point
 from completion_server.admission.settings import ServerSettings
 from completion_server.cli import LazyCommand, main
 from completion_server.composition.models import check_hub
 from completion_server.config import load_config
+from completion_server.core import core_dumps, safe_logging
 from completion_server.core.errors import ConfigError
 from completion_server.engine.revisions import folder_revision
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.vllm.process import PARENT_ENV
 from completion_server.rpc.listening import check_ports
 from completion_server.server_commands import check_config, client_options, serve
+from completion_server.telemetry import logs
 from tests.support.certificates import MakeIdentity
 from tests.support.models import TARGET
 from tests.support.redis_servers import free_port
@@ -40,10 +40,20 @@ START_TIMEOUT_S, STOP_TIMEOUT_S = 200.0, 60.0
 """For a server that hangs. On a busy machine a start takes half a minute of imports."""
 
 
-def judge(command: str, *overrides: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command in a process of its own, as it configures logs and signals of its process."""
-    arguments = (*COMMAND, command, *BASE, *flags(*overrides))
+def serve_as_process(*overrides: str) -> "subprocess.CompletedProcess[str]":
+    """Run a server that does not start."""
+    arguments = (*COMMAND, "serve", *BASE, *flags(*overrides))
     return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def judges(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Result]]:
+    """Return a function that runs both commands in this process, which keeps its logs and its core dumps."""
+    for module, name in ((logs, "configure"), (safe_logging, "install"), (core_dumps, "switch_off")):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    return lambda *overrides: [
+        CliRunner().invoke(command, [*BASE, *flags(*overrides)]) for command in (serve, check_config)
+    ]
 
 
 def check(*overrides: str) -> Result:
@@ -59,8 +69,8 @@ def check(*overrides: str) -> Result:
         ("server.max_session_age_s=5000", "server.max_session_age_s: must be less than max_connection_age_grace_s"),
     ],
 )
-def test_both_refuse_the_same_settings(override: str, fault: str) -> None:
-    found = [CliRunner().invoke(command, [*BASE, "--set", override]) for command in (serve, check_config)]
+def test_both_refuse_the_same_settings(override: str, fault: str, judges: Callable[..., list[Result]]) -> None:
+    found = judges(override)
     assert [each.exit_code for each in found] == [2, 2]
     assert all(fault in each.stderr for each in found)
     assert found[0].stderr == found[1].stderr
@@ -72,12 +82,11 @@ def test_another_revision_than_that_of_the_files_is_refused() -> None:
     assert f"engine.revision: must be {folder_revision(TARGET)}, the revision of the files" in found.stderr
 
 
-def test_both_refuse_a_certificate_that_is_none(tmp_path: Path) -> None:
+def test_both_refuse_a_certificate_that_is_none(tmp_path: Path, judges: Callable[..., list[Result]]) -> None:
     bad = tmp_path / "bad.pem"
     bad.write_text("no certificate")
-    overrides = f"server.tls.certificate={bad}", f"server.tls.key={bad}", *FREE_PORTS
-    found = [judge(command, *overrides) for command in ("serve", "check-config")]
-    assert [each.returncode for each in found] == [2, 2]
+    found = judges(f"server.tls.certificate={bad}", f"server.tls.key={bad}", *FREE_PORTS)
+    assert [each.exit_code for each in found] == [2, 2]
     assert all("server.tls: its certificate, key or client_ca can't be used" in each.stderr for each in found)
     assert "Traceback" not in found[0].stderr + found[1].stderr
 
@@ -100,9 +109,11 @@ def test_check_config_warns_as_serve_does_and_says_what_it_leaves_out() -> None:
 EXPOSED = "server.listen: other machines can reach 0.0.0.0:0, and it lacks TLS (server.tls) and authentication ([auth])"
 
 
-def test_a_server_that_others_can_reach_starts_only_if_it_is_told_that_this_is_insecure() -> None:
-    refused = [judge(command, *FREE_PORTS, "server.listen=0.0.0.0:0") for command in ("serve", "check-config")]
-    assert [each.returncode for each in refused] == [2, 2]
+def test_a_server_that_others_can_reach_starts_only_if_it_is_told_that_this_is_insecure(
+    judges: Callable[..., list[Result]],
+) -> None:
+    refused = judges(*FREE_PORTS, "server.listen=0.0.0.0:0")
+    assert [each.exit_code for each in refused] == [2, 2]
     assert all(each.stderr.splitlines()[-1].startswith(f"completion-server: {EXPOSED}: set them") for each in refused)
     arguments = (*BASE, *flags("server.listen=0.0.0.0:0"), "--insecure")
     allowed = CliRunner().invoke(check_config, arguments)
@@ -122,10 +133,7 @@ def test_a_missing_model_is_told_before_anything_heavy_is_imported() -> None:
     assert not loaded & heavy
 
 
-@pytest.mark.parametrize("command", ["serve", "check-config"])
-def test_a_hub_that_does_not_answer_is_asked_once(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hub:
         num_asked = 0
 
@@ -145,7 +153,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(
         monkeypatch.setenv("HF_HOME", str(tmp_path))
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
-        done = judge(command, "engine.model=org/name", *FREE_PORTS)
+        done = serve_as_process("engine.model=org/name", *FREE_PORTS)
         hub.shutdown(socket.SHUT_RDWR)
         refusing.join(10)
     assert done.returncode == 2
@@ -161,7 +169,7 @@ def settings_of(*overrides: str) -> ServerSettings:
 def test_a_port_in_use_is_told_with_what_holds_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         address = f"127.0.0.1:{holder.getsockname()[1]}"
-        done = judge("serve", *FREE_PORTS, f"server.listen={address}")
+        done = serve_as_process(*FREE_PORTS, f"server.listen={address}")
         for key in ("listen", "admin_listen", "metrics_listen"):
             with pytest.raises(ConfigError, match=f"server.{key}: can't listen on {address}: it is in use by process"):
                 check_ports(settings_of(f"server.{key}={address}"))
@@ -216,45 +224,34 @@ def test_all_addresses_of_ipv6_include_those_of_ipv4() -> None:
         check_ports(settings_of(f"server.listen=[::]:{holder.getsockname()[1]}"))
 
 
-async def run_until_ready(
-    cache: Path, *overrides: str, try_it: Callable[[str], Awaitable[None]] | None = None
-) -> tuple[str, str]:
-    """Serve until the ready line, `try_it` with that line, stop, and return it and the log."""
-    command = ("env", f"XDG_CACHE_HOME={cache}", *COMMAND, "serve", *BASE, *flags(*FREE_PORTS, *overrides))
-    async with serving(cache, command=command, within_s=START_TIMEOUT_S) as server:
-        ready = server.line.decode()
-        if try_it is not None:
-            await try_it(ready)
+async def test_a_start_says_what_it_loads_and_a_command_that_is_answered_and_the_next_one_how_long_it_took(
+    tmp_path: Path, make_identity: MakeIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command has what TLS and callers with names need, and is run as it is printed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    pair = make_identity("server")
+    settings = (
+        *FREE_PORTS, "server.listen=0.0.0.0:0", "server.insecure=true", "admission.require_user=true",
+        f"server.tls.certificate={pair.certificate}", f"server.tls.key={pair.key}",
+    )  # fmt: skip
+    async with serving(tmp_path, *BASE, *flags(*settings), within_s=START_TIMEOUT_S) as server:
+        command = server.line.decode().partition("; try: ")[2].strip()
+        asking = await asyncio.create_subprocess_shell(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        text, errors = await asyncio.wait_for(asking.communicate(), START_TIMEOUT_S)
         server.process.terminate()
         assert await server.ended(STOP_TIMEOUT_S) == 0, server.log.read_text()
-    return ready, server.log.read_text()
-
-
-async def try_command(ready: str) -> None:
-    """Run the command of a ready line as it is printed."""
-    command = ready.partition("; try: ")[2].strip()
-    process = await asyncio.create_subprocess_shell(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    text, errors = await asyncio.wait_for(process.communicate(), START_TIMEOUT_S)
-    assert process.returncode == 0, f"{command}: {errors.decode()}"
-    assert text.strip(), command
-
-
-async def test_a_start_says_what_it_loads_how_long_that_took_last_time_and_a_command_that_is_answered(
-    tmp_path: Path, make_identity: MakeIdentity
-) -> None:
-    """The second start has the same engine; its command has what TLS and callers with names need."""
-    ready, log = await run_until_ready(tmp_path)
-    assert "starting the scripted engine on target_model/embedded; the first start with these settings" in log
-    assert " slots=8 of 32 (begins low; more are added only while nearly all are in use); try: printf " in ready
-    server = make_identity("server")
-    tls = f"server.tls.certificate={server.certificate}", f"server.tls.key={server.key}"
-    ready, log = await run_until_ready(
-        tmp_path, *tls, "server.listen=0.0.0.0:0", "server.insecure=true", "admission.require_user=true",
-        try_it=try_command,
-    )  # fmt: skip
-    assert re.search(r"the last start took \d+ s", log)
-    assert re.search(r"loading the models; the last time took \d+ s", log)
-    assert f" --tls-ca {server.certificate} --user me -\n" in ready
+    assert asking.returncode == 0, f"{command}: {errors.decode()}"
+    assert text.strip()
+    first = "starting the scripted engine on target_model/embedded; the first start with these settings"
+    assert first in server.log.read_text()
+    assert " slots=8 of 32 (begins low; more are added only while nearly all are in use); try: printf " in str(
+        server.line
+    )
+    assert f" --tls-ca {pair.certificate} --user me -" in command
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        again = await asyncio.to_thread(serve_as_process, *settings, f"server.admin_listen=127.0.0.1:{port}")
+    assert re.search(r"the last start took \d+ s", again.stderr)
 
 
 def test_a_certificate_names_the_host_to_ask(make_identity: MakeIdentity) -> None:
@@ -384,8 +381,3 @@ def test_every_command_of_the_list_exists(name: str) -> None:
     lazy = main.commands[name]
     assert isinstance(lazy, LazyCommand)
     assert lazy.load().name == name
-
-
-def test_one_variable_marks_the_engines_processes() -> None:
-    assert entry_point.__file__ is not None
-    assert f'"{PARENT_ENV}" in os.environ' in Path(entry_point.__file__).read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from completion_server.telemetry.quality import NUM_USER_GROUPS
 from tests.deploy.manifests.targets import rendered
@@ -12,6 +13,8 @@ from tests.deploy.manifests.test_scaling_queries import HASH, analysis, query_of
 from tests.support.kustomize import one
 from tests.support.rollouts import LIMIT, MIN_CASES, MIN_GROUPS, Share, Values, log_likelihood_ratio
 from tests.support.rules import Expression, check_expressions, load_rules
+
+pytestmark = pytest.mark.full
 
 RECORDED = ("recording-rules.yaml",)
 EVENTS = ("answered", "with_text", "shown", "accepted", "survived")

@@ -78,6 +78,7 @@ def kubernetes() -> Iterator[Any]:
         yield kubernetes_validate
 
 
+@pytest.mark.full
 def test_every_object_is_strictly_valid_in_three_versions(kubernetes: Any) -> None:
     known = (each for each in distinct_objects() if not custom_resources.is_known(each))
     objects = [each for each in known if each["kind"] != "DNSEndpoint"] + [loaded("monitoring/kube-prometheus.yaml")]
@@ -112,6 +113,7 @@ INVALID: dict[str, Any] = {
 OF_FOLDERS = {"ApplicationSet": "gitops/argocd", "Kustomization": "gitops/flux", "GitRepository": "gitops/flux"}
 
 
+@pytest.mark.full
 def test_custom_resources_are_valid_by_the_types_of_their_projects_and_invalid_ones_are_found(tmp_path: Path) -> None:
     objects = [each for each in distinct_objects() if custom_resources.is_known(each)] + [loaded(GATEWAY_CLASS)]
     assert {each["kind"] for each in objects} == CUSTOM_KINDS
@@ -150,137 +152,40 @@ def test_servers_know_each_sentinel_by_a_name_of_its_certificate() -> None:
 
 POD = "Deployment/completion-server spec template spec"
 SERVER = f"{POD} containers 0"
-STRATEGY = "Deployment/completion-server spec strategy rollingUpdate"
 PROBE = "Deployment/completion-probe spec template spec containers 0"
-EDGE = "Deployment/completion-edge spec template spec"
 PROXIES = "EnvoyProxy/completion spec provider kubernetes"
 GATEWAY = "ClientTrafficPolicy/completion spec"
-FAULTS: dict[str, tuple[Policy, str, Any]] = {
-    "no liveness": (policies.probes, f"{SERVER} livenessProbe", None),
-    "a service that the server lacks": (policies.probes, f"{SERVER} readinessProbe grpc service", "completion"),
-    "liveness by readiness": (policies.probes, f"{SERVER} livenessProbe grpc service", COMPLETION_SERVICE),
-    "too little time to start": (policies.probes, f"{SERVER} startupProbe periodSeconds", 3),
-    "no limit of memory": (policies.resources, f"{SERVER} resources limits memory", None),
-    "no request of cpu": (policies.resources, f"{EDGE} containers 0 resources requests cpu", None),
-    "half a GPU": (policies.resources, f"{SERVER} resources requests nvidia.com/gpu", None),
-    "a server without a GPU on a node with one": (policies.nodes, f"{SERVER} resources requests nvidia.com/gpu", None),
-    "privileged": (policies.privileges, f"{SERVER} securityContext privileged", True),
-    "root": (policies.privileges, f"{POD} securityContext runAsUser", 0),
-    "a writable root": (policies.privileges, f"{SERVER} securityContext readOnlyRootFilesystem", None),
-    "a capability": (policies.privileges, f"{SERVER} securityContext capabilities add", ["NET_RAW"]),
-    "no seccomp": (policies.privileges, f"{EDGE} securityContext seccompProfile", None),
-    "the node's network": (policies.privileges, f"{POD} hostNetwork", True),
-    "the node's files": (policies.privileges, f"{POD} volumes +", {"name": "host", "hostPath": {"path": "/"}}),
-    "a token": (policies.tokens, f"{POD} automountServiceAccountToken", None),
-    "a tag": (policies.images, f"{SERVER} image", "redis:7.4"),
-    "a short digest": (policies.images, f"{SERVER} image", "redis@sha256:abc"),
-    "another port of the server": (policies.ports, f"{SERVER} ports 0 containerPort", 1),
-    "another port of a service": (policies.ports, "Service/completion-edge spec ports 0 port", 50051),
-    "killed while it drains": (policies.grace, f"{POD} terminationGracePeriodSeconds", 25),
-    "no preStop": (policies.grace, f"{SERVER} lifecycle", None),
-    "an edge killed while it drains": (policies.grace, f"{EDGE} terminationGracePeriodSeconds", 60),
-    "no disruption budget": (policies.disruptions, "PodDisruptionBudget/completion-server", None),
-    "a budget of two": (policies.disruptions, "PodDisruptionBudget/completion-server spec maxUnavailable", 2),
-    "not spread": (policies.disruptions, f"{POD} topologySpreadConstraints", []),
-    "another file of the server": (policies.references, "ConfigMap/completion-server metadata name", "other"),
-    "no certificate for the gateway": (policies.references, "Certificate/completion-edge", None),
-    "a Secret": (policies.secrets, "+", {"kind": "Secret", "metadata": {"name": "x"}}),
-    "a password in a variable": (policies.secrets, f"{SERVER} env +", {"name": "REDIS_PASSWORD", "value": "x"}),
-    "old pods go first": (policies.rollouts, f"{STRATEGY} maxUnavailable", 1),
-    "given up too early": (policies.rollouts, "Deployment/completion-server spec progressDeadlineSeconds", 1200),
-    "no GPU to roll out with": (policies.quota, "ResourceQuota/gpus spec hard requests.nvidia.com/gpu", "8"),
-    "KEDA scales an empty Deployment": (
-        policies.scaling,
-        "ScaledObject/completion-server spec scaleTargetRef kind",
-        "Deployment",
-    ),
-    "an apply sets KEDA's number back": (policies.scaling, "Deployment/completion-server spec replicas", 7),
-    "a Rollout that nobody scales": (policies.scaling, "ScaledObject/completion-server", None),
-    "a Rollout beside its Deployment": (policies.scaling, "Rollout/completion-server spec workloadRef scaleDown", None),
-    "a Deployment that starts pods while the Rollout does": (
-        policies.scaling,
-        "Rollout/completion-server spec workloadRef scaleDown",
-        "progressively",
-    ),
-    "a Rollout of other pods": (
-        policies.scaling,
-        "Rollout/completion-server spec selector matchLabels app.kubernetes.io/name",
-        "other",
-    ),
-    "one proxy": (policies.proxies, f"{PROXIES} envoyDeployment replicas", 1),
-    "proxies without a disruption budget": (policies.proxies, f"{PROXIES} envoyPDB", None),
-    "proxies that the gateway does not name": (policies.proxies, "Gateway/completion spec infrastructure", None),
-    "a gateway that admits anybody": (policies.admission, f"{GATEWAY} tls", None),
-    "a gateway that asks DNS for a certificate": (policies.admission, f"{GATEWAY} targetRefs 0 sectionName", None),
-    "a probe without a certificate": (policies.probe_credentials, f"{PROBE} args 2", "--user=probe"),
-    "a probe whose key is not mounted": (policies.probe_credentials, f"{PROBE} args 3", "--tls-key=/tls.key"),
-    "a gateway with the default limits": (
-        policies.gateway_limits,
-        "BackendTrafficPolicy/completion spec circuitBreaker",
-        None,
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_policy_catches(fault: str) -> None:
-    policy, path, value = FAULTS[fault]
-    assert list(policy(broken("regions/us-east", path, value))) != []
-
-
-def test_every_policy_was_seen_to_catch_a_fault() -> None:
-    assert {policy for policy, _, _ in FAULTS.values()} == set(POLICIES)
-
-
-@pytest.mark.parametrize(
-    ("target", "policy", "path", "value", "violation"),
-    [
-        (
-            "regions/us-east",
-            policies.quota,
-            "ResourceQuota/gpus spec hard requests.nvidia.com/gpu",
-            "8",
-            "ResourceQuota/gpus: 8 GPUs are fewer than the 9 of a rollout",
-        ),
-        (
-            "-canary",
-            policies.scaling,
-            "ScaledObject/completion-server spec scaleTargetRef kind",
-            "Rollout",
-            "ScaledObject/completion-server: scales what owns no pods",
-        ),
-        (
-            "jwt",
-            policies.admission,
-            f"{GATEWAY} headers",
-            None,
-            "ClientTrafficPolicy/completion: passes on names that no token proves",
-        ),
-        (
-            "crl",
-            policies.admission,
-            f"{GATEWAY} tls clientValidation crl refs 0 name",
-            "completion-crl",
-            "ClientTrafficPolicy/completion: nobody makes the Secret completion-crl",
-        ),
-        (
-            "jwt",
-            policies.probe_credentials,
-            f"{PROBE} args",
-            ["probe", "--tls-ca=/etc/ssl/certs/ca-certificates.crt"],
-            "Deployment/completion-probe/probe: no --token-file",
-        ),
-    ],
-    ids=[
-        "a GPU to roll out with at KEDA's most",
-        "no Rollout to scale",
-        "names come from tokens alone with JWT",
-        "a list of revoked certificates that nobody makes",
-        "a probe without a token beside JWT",
-    ],
+SCALED = "ScaledObject/completion-server spec"
+FAULTS: tuple[tuple[Policy, str, str, Any], ...] = (
+    (policies.probes, "regions/us-east", f"{SERVER} livenessProbe grpc service", COMPLETION_SERVICE),
+    (policies.resources, "regions/us-east", f"{SERVER} resources limits memory", None),
+    (policies.nodes, "regions/us-east", f"{SERVER} resources requests nvidia.com/gpu", None),
+    (policies.privileges, "regions/us-east", f"{SERVER} securityContext readOnlyRootFilesystem", None),
+    (policies.privileges, "regions/us-east", f"{POD} volumes +", {"name": "host", "hostPath": {"path": "/"}}),
+    (policies.tokens, "regions/us-east", f"{POD} automountServiceAccountToken", None),
+    (policies.images, "regions/us-east", f"{SERVER} image", "redis:7.4"),
+    (policies.ports, "regions/us-east", f"{SERVER} ports 0 containerPort", 1),
+    (policies.grace, "regions/us-east", f"{POD} terminationGracePeriodSeconds", 25),
+    (policies.disruptions, "regions/us-east", "PodDisruptionBudget/completion-server", None),
+    (policies.references, "regions/us-east", "ConfigMap/completion-server metadata name", "other"),
+    (policies.secrets, "regions/us-east", f"{SERVER} env +", {"name": "REDIS_PASSWORD", "value": "x"}),
+    (policies.rollouts, "regions/us-east", "Deployment/completion-server spec progressDeadlineSeconds", 1200),
+    (policies.quota, "regions/us-east", "ResourceQuota/gpus spec hard requests.nvidia.com/gpu", "8"),
+    (policies.scaling, "regions/us-east", "Rollout/completion-server spec workloadRef scaleDown", "progressively"),
+    (policies.scaling, "-canary", f"{SCALED} scaleTargetRef kind", "Rollout"),
+    (policies.proxies, "regions/us-east", f"{PROXIES} envoyDeployment replicas", 1),
+    (policies.admission, "regions/us-east", f"{GATEWAY} tls", None),
+    (policies.admission, "jwt", f"{GATEWAY} headers", None),
+    (policies.admission, "crl", f"{GATEWAY} tls clientValidation crl refs 0 name", "completion-crl"),
+    (policies.probe_credentials, "regions/us-east", f"{PROBE} args 2", "--user=probe"),
+    (policies.probe_credentials, "jwt", f"{PROBE} args", ["probe", "--tls-ca=/etc/ssl/certs/ca-certificates.crt"]),
+    (policies.gateway_limits, "regions/us-east", "BackendTrafficPolicy/completion spec circuitBreaker", None),
 )
-def test_a_policy_catches_in_a_combination(target: str, policy: Policy, path: str, value: Any, violation: str) -> None:
-    assert list(policy(broken(target, path, value))) == [violation]
+
+
+@pytest.mark.parametrize(("policy", "target", "path", "value"), FAULTS)
+def test_a_policy_catches(policy: Policy, target: str, path: str, value: Any) -> None:
+    assert list(policy(broken(target, path, value))) != []
 
 
 INTENDED = {

@@ -205,6 +205,7 @@ def ask(envoy: Envoy, method: str, path: str) -> tuple[int, str]:
         connection.close()
 
 
+@pytest.mark.full
 def test_the_real_envoy_shows_its_metrics_to_prometheus(envoy: Envoy) -> None:
     status, page = ask(envoy, "GET", endpoint_of("completion-edge")["path"])
     assert status == 200
@@ -221,6 +222,7 @@ def counted(envoy: Envoy, name: str) -> float:
     return float(value)
 
 
+@pytest.mark.full
 def test_the_rules_read_what_the_real_envoy_exports_and_see_that_it_refuses(envoy: Envoy) -> None:
     page = ask(envoy, "GET", endpoint_of("completion-edge")["path"])[1]
     exported = set(re.findall(r"^(envoy_\w+)", page, re.MULTILINE))
@@ -249,6 +251,7 @@ def is_admitted(connection: socket.socket) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_an_envoy_that_has_all_its_connections_still_shows_its_metrics() -> None:
     with running_envoy(max_connections=3) as full, ExitStack() as stack:
         host, _, port = full.address.rpartition(":")
@@ -257,6 +260,7 @@ def test_an_envoy_that_has_all_its_connections_still_shows_its_metrics() -> None
         assert ask(full, "GET", endpoint_of("completion-edge")["path"])[0] == 200
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "path"),
     [

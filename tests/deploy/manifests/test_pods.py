@@ -47,6 +47,7 @@ def check(channel: grpc.Channel, probe: str) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
+@pytest.mark.full
 def test_a_server_answers_its_probes_refuses_strangers_and_ends_in_time(server: ServerProcess) -> None:
     with grpc.insecure_channel(server.ready["address"]) as channel:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):

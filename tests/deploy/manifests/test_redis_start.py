@@ -21,6 +21,8 @@ from tests.support.certificates import Identity, make_identity_in
 from tests.support.kustomize import DEPLOY, one
 from tests.support.redis_servers import require_redis, wait_until
 
+pytestmark = pytest.mark.full
+
 SCRIPT = DEPLOY / "components" / "redis" / "start.sh"
 PASSWORDS = {"password": "of-servers", "admin-password": "of-operators", "sentinel-password": "of-sentinels"}
 FAILOVER_S = 60.0
@@ -156,7 +158,6 @@ def wait_complete(pods: list[Pod]) -> None:
     wait_until(lambda: all(holds(is_complete, pod) for pod in pods), FAILOVER_S)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("has_tls", [False, True], ids=["in clear", "tls"])
 def test_a_lost_master_is_replaced_and_joins_as_a_replica(has_tls: bool, tmp_path: Path) -> None:
     tls = make_tls(tmp_path, make_identity_in(tmp_path, "authority")) if has_tls else None

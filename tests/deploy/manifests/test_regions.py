@@ -208,6 +208,7 @@ def test_the_readme_checks_the_health_of_each_region_by_its_name() -> None:
         assert (options["Type"], int(options["Port"])) == (listener["protocol"], listener["port"])
 
 
+@pytest.mark.full
 def test_the_real_envoy_accepts_the_file_and_the_rendered_options() -> None:
     program, *options = edge_container()["command"]
     assert program == "envoy"
@@ -218,6 +219,7 @@ def test_the_real_envoy_accepts_the_file_and_the_rendered_options() -> None:
     assert "eprecated" not in done.stderr
 
 
+@pytest.mark.full
 def test_the_prestop_hook_drains_the_real_envoy() -> None:
     require_envoy()
     edge = edge_container()

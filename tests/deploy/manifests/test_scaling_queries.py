@@ -122,6 +122,7 @@ def scaling() -> Iterator[Expression]:
         yield Expression("no servers", {}, query, 0, recorded)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("expressions", [burn_rates, burn_rate_alerts, engine_restarts, scaling])
 def test_queries_answer(expressions: Callable[[], Iterator[Expression]], tmp_path: Path) -> None:
     assert check_expressions(list(expressions()), tmp_path) == ""

@@ -56,28 +56,17 @@ def test_the_configuration_is_frozen() -> None:
         ("sheduling.num_slots=1", "sheduling: unknown key; did you mean scheduling?"),
         ("server.tls.zzz=1", "server.tls.zzz: unknown key; known here: certificate, client_ca, key"),
         ("scheduling.max_slots=many", "scheduling.max_slots: input should be a valid integer"),
-        ("scheduling.max_slots=0", "scheduling.max_slots: must be at least 1, got 0"),
-        ("scheduling.min_slots=0", "scheduling.min_slots: must be at least 1, got 0"),
         ("scheduling.max_slots=999", "scheduling.max_slots: must be at most engine.max_num_seqs (64), got 999"),
         ("scheduling.step_tolerance=0.5", "scheduling.step_tolerance: must be 0 or more than 1, got 0.5"),
         ("scheduling.order=whoever", "scheduling.order: input should be 'earliest_deadline', 'first_come' or"),
-        ("shed.when=sometimes", "shed.when: input should be 'never', 'late' or 'predicted', got 'sometimes'"),
-        ("shed.budget_ms=0", "shed.budget_ms: must be at least 1, got 0"),
-        ("admission.user_burst=0", "admission.user_burst: must be at least 1, got 0"),
-        ("admission.user_requests_per_s=-1", "admission.user_requests_per_s: must be at least 0, got -1"),
-        ("scheduling.lane=house", "scheduling.lane: input should be 'user' or 'session', got 'house'"),
         ("limits.default_tokens_multi_line=129", "limits.default_tokens_multi_line: must be at most max_tokens (128)"),
-        ("server.listen=127.0.0.1:99999", "server.listen: the port must be from 0 to 65535, got '127.0.0.1:99999'"),
         ("server.listen=localhost", "server.listen: must be HOST:PORT, got 'localhost' (or unix:PATH)"),
-        ("server.listen=''", "server.listen: must be HOST:PORT, got ''"),
         ("server.region=US East", "server.region: must have lower-case letters, digits and, between them"),
-        ("server.admin_listen=127.0.0.1", "server.admin_listen: must be HOST:PORT, got '127.0.0.1'"),
         ("server.metrics_listen=unix:/run/m", "server.metrics_listen: must be HOST:PORT, got 'unix:/run/m'"),
         ("engine.model=./nowhere", "engine.model: no folder nowhere"),
         ("engine.model=nowhere", "or a hub id such as org/name"),
         ("server.tls.certificate=/nowhere", "server.tls.certificate: needs key beside it"),
         ("speculation.mode=schedule", 'speculation.schedule: must be set where mode is "schedule"'),
-        ("speculation.mode=always", "speculation.mode: input should be 'fixed', 'schedule' or 'auto', got 'always'"),
         (
             "speculation={mode='fixed', schedule=[[1, 4, 2]]}",
             'speculation.mode: must be "schedule" or "auto" where a schedule is set',
@@ -89,11 +78,7 @@ def test_the_configuration_is_frozen() -> None:
             "traces.endpoint=collector:4317",
             "traces.endpoint: must be http://HOST:PORT or https://HOST:PORT, without a password",
         ),
-        ("traces.endpoint=http://", "traces.endpoint: must be http://HOST:PORT"),
         ("traces.endpoint=http://me:pw@a:4317", "traces.endpoint: must be http://HOST:PORT"),
-        ("traces.protocol=udp", "traces.protocol: input should be 'grpc' or 'http', got 'udp'"),
-        ("traces.sample_ratio=1.5", "traces.sample_ratio: must be at most 1, got 1.5"),
-        ("traces.sampel_ratio=1", "traces.sampel_ratio: unknown key; did you mean traces.sample_ratio?"),
         ("server=3", "server: must be a section, got 3"),
         ("listen", "--set listen: must be section.key=value"),
     ],
@@ -159,12 +144,19 @@ def test_a_schedule_is_limited_to_the_engines_maximum(overrides: tuple[str, ...]
         load(None, *overrides, "speculation.mode=schedule", f"speculation.schedule=[[1, 4, {maximum + 1}]]")
 
 
-@pytest.mark.parametrize("key", ["password_file", "sentinel_password_file", "secret_file"])
-def test_files_of_redis_are_beside_the_configuration(tmp_path: Path, key: str) -> None:
-    (tmp_path / "file").write_text("secret")
-    other = "" if key == "secret_file" else 'secret_file = "file"\n'
-    text = f'[redis]\naddresses = ["127.0.0.1:1"]\ntopology = "sentinel"\n{other}{key} = "file"\n'
-    assert getattr(load(write(tmp_path, text)).redis, key) == str(tmp_path / "file")
+@pytest.mark.parametrize(
+    ("section", "key", "others"),
+    [
+        ("redis", "password_file", 'addresses = ["127.0.0.1:1"]\ntopology = "sentinel"\nsecret_file = "file"'),
+        ("redis", "sentinel_password_file", 'addresses = ["127.0.0.1:1"]\ntopology = "sentinel"\nsecret_file = "file"'),
+        ("redis", "secret_file", 'addresses = ["127.0.0.1:1"]'),
+        ("admission", "quotas_file", ""),
+    ],
+)
+def test_files_are_beside_the_configuration(tmp_path: Path, section: str, key: str, others: str) -> None:
+    (tmp_path / "file").write_text("")
+    config = load(write(tmp_path, f'[{section}]\n{others}\n{key} = "file"\n'))
+    assert getattr(getattr(config, section), key) == str(tmp_path / "file")
 
 
 CHECKED_ELSEWHERE = {"speculation.schedule", "scheduling.tenant_weights", "prompt.template_fields"}
@@ -233,12 +225,6 @@ def test_all_faults_of_a_section_are_reported_at_once() -> None:
     }
 
 
-def test_files_are_relative_to_the_configuration(tmp_path: Path) -> None:
-    (tmp_path / "quotas").write_text("")
-    (tmp_path / "server.toml").write_text('[admission]\nquotas_file = "quotas"\n')
-    assert load_config(tmp_path / "server.toml", (), {}).admission.quotas_file == str(tmp_path / "quotas")
-
-
 def test_vllms_own_key_is_refused_beside_the_section() -> None:
     overrides = ["traces.endpoint=http://a:4317", "engine.vllm.otlp_traces_endpoint=http://b:4317"]
     with pytest.raises(ConfigError, match=r"engine\.vllm\.otlp_traces_endpoint: must not be set beside"):
@@ -246,51 +232,42 @@ def test_vllms_own_key_is_refused_beside_the_section() -> None:
     assert load_config(None, overrides[1:], {}).engine.vllm
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "127.0.0.1:50051", "127.9.8.7:1", "[::1]:50051", "[::ffff:127.0.0.1]:50051", "localhost:50051",
-        "unix:/run/completion.sock", "unix-abstract:completion",
-    ],
+LOCAL = (
+    "127.0.0.1:50051", "127.9.8.7:1", "[::1]:50051", "[::ffff:127.0.0.1]:50051", "localhost:50051",
+    "unix:/run/completion.sock", "unix-abstract:completion",
 )  # fmt: skip
-def test_loopback_addresses_and_unix_sockets_are_local(address: str) -> None:
-    assert is_loopback(address)
+REACHABLE = (
+    "127.evil.com:50051", "127.0.0.1.evil.com:50051", "localhost.evil.com:50051", "unixbox:50051",
+    "unix.evil.com:50051", "0.0.0.0:50051", "[::]:50051", "[::ffff:10.0.0.1]:50051", "10.0.0.1:50051",
+    "[fe80::1%eth0]:50051", "server.example:50051", "127.1:50051", "",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "127.evil.com:50051", "127.0.0.1.evil.com:50051", "localhost.evil.com:50051", "unixbox:50051",
-        "unix.evil.com:50051", "0.0.0.0:50051", "[::]:50051", "[::ffff:10.0.0.1]:50051", "10.0.0.1:50051",
-        "[fe80::1%eth0]:50051", "server.example:50051", "127.1:50051", "",
-    ],
-)  # fmt: skip
-def test_every_other_address_counts_as_reachable(address: str) -> None:
-    assert not is_loopback(address)
+@pytest.mark.parametrize("address", [*LOCAL, *REACHABLE])
+def test_only_loopback_addresses_and_unix_sockets_are_local(address: str) -> None:
+    assert is_loopback(address) == (address in LOCAL)
 
 
 @pytest.mark.parametrize(
     ("address", "expected"),
-    [("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:65535", ("::1", 65535)), ("server.example:7", ("server.example", 7))],
+    [
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("server.example:7", ("server.example", 7)),
+        *(
+            (each, "must be HOST:PORT, got")
+            for each in ("", "127.0.0.1", ":50051", "127.0.0.1:", "a:x", "a:\u0663", "a:-1")
+        ),
+        ("127.0.0.1:99999", "the port must be from 0 to 65535, got '127.0.0.1:99999'"),
+        ("::1:50051", "needs brackets"),
+    ],
 )
-def test_an_address_is_a_host_and_a_port(address: str, expected: tuple[str, int]) -> None:
-    assert split_address(address) == expected
-
-
-@pytest.mark.parametrize("address", ["", "127.0.0.1", ":50051", "127.0.0.1:", "a:x", "a:\u0663", "a:-1"])
-def test_any_other_text_is_no_address(address: str) -> None:
-    with pytest.raises(ValueError, match="must be HOST:PORT, got"):
-        split_address(address)
-
-
-def test_a_port_has_sixteen_bits() -> None:
-    with pytest.raises(ValueError, match=r"the port must be from 0 to 65535, got '127\.0\.0\.1:99999'"):
-        split_address("127.0.0.1:99999")
-
-
-def test_an_ipv6_address_needs_brackets() -> None:
-    with pytest.raises(ValueError, match="needs brackets"):
-        split_address("::1:50051")
+def test_an_address_is_a_host_and_a_port(address: str, expected: tuple[str, int] | str) -> None:
+    if isinstance(expected, tuple):
+        assert split_address(address) == expected
+    else:
+        with pytest.raises(ValueError, match=expected):
+            split_address(address)
 
 
 @pytest.mark.parametrize(

@@ -27,26 +27,6 @@ def test_only_whole_blocks_at_the_start_are_cached_and_the_last_token_is_always_
     assert cache.prefill([9, 2, 3, 4, 5, 6, 7, 8, 9]) == 9, "the same block behind another one is another block"
 
 
-def test_each_state_is_a_key_away_from_the_last() -> None:
-    states = typed(CODE, 400, seed=2)
-    assert len(states) == 400
-    enters = closed = away = deleted = 0
-    for one, other in pairwise(states):
-        grown = len(other.prefix + other.suffix) - len(one.prefix + one.suffix)
-        is_near = other.prefix.startswith(one.prefix[:-1])
-        away += not is_near
-        if is_near:
-            enters += "\n" in other.prefix[len(one.prefix) :]
-            closed += grown == 2 and other.suffix != one.suffix
-            deleted += grown == -1
-            assert grown <= 2 or other.prefix[len(one.prefix) :].isspace()
-    assert enters > 5
-    assert closed > 1
-    assert deleted > 1
-    assert 2 <= away < 30
-    assert typed(CODE, 400, seed=2) == states
-
-
 def test_a_key_prefills_at_most_half_of_what_the_plain_layout_does(model: Path) -> None:
     figures = measure_layouts(ReplayOptions(model=str(model), files=2, keys=60, tokens=512, sizes=(16, 128)))
     assert figures["num_keys"] == 120

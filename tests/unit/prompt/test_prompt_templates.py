@@ -14,8 +14,8 @@ from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.loading import choose_template, detect_template, load_prompt_builder
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.templates import ALL_LINES, PREFIX_ONLY, FimOrder, PathAt
-from completion_server.prompt.tokens.plaintext import MAX_NEWLINE_TOKENS, newline_token_ids
-from tests.support.vocabularies import ANGLE, FAMILIES, PIPED, VOCABULARY_SIZE, split_by, train
+from completion_server.prompt.tokens.plaintext import MAX_NEWLINE_TOKENS
+from tests.support.vocabularies import ANGLE, FAMILIES, PIPED, split_by, train
 from tests.unit.prompt.prompts import CURSOR, UNHEALED, builder_of, request_at, text_of
 
 PIPES = {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}
@@ -53,16 +53,6 @@ def test_a_model_without_markers_completes_from_the_prefix_and_says_so(caplog: p
     with caplog.at_level(logging.WARNING):
         assert detect_template({"<s>", "</s>", "<|im_start|>"}, "chat-model") is PREFIX_ONLY
     assert "chat-model has no fill-in-the-middle tokens" in caplog.text
-
-
-def test_half_a_set_of_markers_is_none(caplog: pytest.LogCaptureFixture) -> None:
-    assert detect_template({"<|fim_prefix|>", "<|fim_suffix|>"}) is PREFIX_ONLY
-    assert caplog.records
-
-
-def test_a_template_may_be_named() -> None:
-    assert choose_template(VOCABULARIES["qwen"], "", "qwen").name == "qwen"
-    assert choose_template(VOCABULARIES["qwen"], "", "prefix-only") is PREFIX_ONLY
 
 
 def test_fields_may_be_replaced() -> None:
@@ -176,11 +166,6 @@ def test_mellum_is_suffix_first_with_paths_before_all_markers() -> None:
     )
 
 
-def test_without_snippets_no_file_is_named() -> None:
-    prompt = builder_of("qwen").build(request_at(f"a\nb{CURSOR}"))
-    assert text_of(FAMILIES["qwen"](), prompt.token_ids) == "<|fim_prefix|><|fim_suffix|><|fim_middle|>a\nb"
-
-
 def test_comments_are_in_the_language_of_the_document() -> None:
     def lead(language_id: str) -> str:
         request = request_at(f"x\n{CURSOR}", snippets=SNIPPETS[:1], language_id=language_id)
@@ -226,18 +211,6 @@ def test_on_a_single_line_the_engine_stops_at_newlines() -> None:
     assert all("\n" in tokenizer.decode([index]) for index in newlines)
     everything = [index for index in range(tokenizer.get_vocab_size()) if "\n" in tokenizer.decode([index])]
     assert newlines == set(everything[:MAX_NEWLINE_TOKENS])
-
-
-def test_newlines_of_sentencepiece_are_bytes() -> None:
-    stops = builder_of("llama2").build(request_at(f"a{CURSOR}")).stop_token_ids
-    tokenizer = FAMILIES["llama2"]()
-    assert {tokenizer.token_to_id(token) for token in ("<0x0A>", "▁<EOT>", "▁<PRE>", "▁<SUF>", "▁<MID>")} == set(stops)
-
-
-def test_at_most_256_newline_tokens() -> None:
-    vocabulary = {f"{'Ċ' * (1 + number % 3)}{number}": number for number in range(VOCABULARY_SIZE)}
-    ids = newline_token_ids(FAMILIES["embedded"](), vocabulary)
-    assert ids == tuple(range(MAX_NEWLINE_TOKENS))
 
 
 def test_a_folder_is_loaded_and_its_family_found(model: Path) -> None:

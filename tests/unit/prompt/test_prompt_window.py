@@ -10,14 +10,10 @@ from completion_server.prompt.window import (
     HEAD_CHARACTERS,
     SentText,
     choose_start,
-    cut_to_lines,
-    find_end,
     find_window,
-    first_lines,
     first_sent,
-    last_lines,
 )
-from tests.support.vocabularies import embedded, unknown
+from tests.support.vocabularies import embedded
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at
 
 
@@ -50,13 +46,6 @@ def test_a_window_starts_at_the_left_margin_where_it_can() -> None:
     assert text[start:].startswith("def f():")
 
 
-def test_the_start_does_not_depend_on_how_much_is_sent_above() -> None:
-    text = "".join(LINES[:200])
-    whole = choose_start(encoded(text), 400, 0.2)
-    cut = text[len(text) // 3 :]
-    assert len(text) - whole == len(cut) - choose_start(encoded(cut), 400, 0.2)
-
-
 def test_without_a_line_in_reach_the_window_starts_at_the_next_one() -> None:
     text = "x = '" + "abcdefg " * 400 + "'\ny = 1\n"
     assert text[choose_start(encoded(text), 200, 0.2) :] == "y = 1\n"
@@ -66,89 +55,12 @@ def test_without_a_line_in_reach_the_window_starts_at_the_next_one() -> None:
     assert choose_start(encoded(""), 100, 0.2) == 0
 
 
-def test_the_window_is_found_again() -> None:
-    start = len("".join(LINES[:50]))
-    text = "".join(LINES[:120])
-    head, left = text[start : start + HEAD_CHARACTERS], len(text) - start
-    assert find_window(text, start, head, left, 10_000) == start
-    assert find_window("import sys\n" + text, start, head, left, 10_000) == start + 11
-    assert find_window(text[700:], start, head, left, 10_000) == start - 700
-    assert find_window(text[start:], start, head, left, 10_000) == 0
-    assert find_window(text[700:-300], start, head, left, 10_000) == start - 700, "the cursor went up"
-    assert find_window(text.replace(head, "#" * 128), start, head, left, 10_000) is None
-    assert find_window(text, start + 5, "x = 1\n", left, 10_000) is None
-    assert find_window(text, start, head, left, 500) == start, "its old place is looked at however far up"
-    assert find_window("import sys\n" + text, start, head, left, 500) is None, "the search is bounded"
-
-
-def test_the_window_is_not_found_inside_a_line() -> None:
-    head = "value = compute_something()\n" * 2
-    assert find_window("x" * 30 + head, 5, head, len(head), 1000) is None
-    assert find_window("other_" + head + head, 5, head, len(head) + 28, 1000) == 6 + 28
-
-
-def test_of_two_places_the_window_is_at_the_old_distance_from_the_cursor() -> None:
-    head = "# A licence that stands in each of these files, in many lines.\n" * 3
-    text = head + "import one\n" * 40 + head + "import two\n" * 40
-    start = text.rfind("\n", 0, -len(head + "import two\n" * 40)) + 1
-    assert find_window("more\n" + text, start, head[:HEAD_CHARACTERS], len(text) - start, 10_000) == start + 5
-
-
 def test_a_window_that_is_about_to_be_clipped_is_given_up() -> None:
     text = "x = 1\n" * 200
     head = text[:HEAD_CHARACTERS]
     assert find_window(text, 6, head, len(text) - 18, 10_000, is_moved=True) == 18
     assert find_window(text, 6, head, len(text) - 12, 10_000, is_moved=True) is None
     assert find_window(text, 6, head, len(text) - 12, 10_000) == 6, "its start is still sent"
-
-
-def test_the_end_of_the_suffix_is_found_again() -> None:
-    text = "".join(LINES[:50])
-    shown = "".join(LINES[:20])
-    end, hidden = len(shown), len(text) - len(shown)
-    assert find_end(text, shown, hidden, 10_000) == end
-    assert find_end(")" + text, shown, hidden, 10_000) == end + 1
-    assert find_end(")" + text[:-1], shown, hidden, 10_000) == end + 1, "the client sends as many characters as before"
-    assert find_end(text[len(LINES[0]) :], shown, hidden + 4, 10_000) == end - len(LINES[0])
-    assert find_end(text[end - 50 :], shown, hidden - 5, 10_000) is None
-    assert find_end(")" + text[:-1], shown, hidden, end - 200) is None, "the search is bounded"
-    assert find_end("a\nb\n", "", 2, 100) == 2, "nothing was shown: a line's end at the distance"
-    assert find_end("a\nb\n", "", 1, 100) is None
-
-
-def test_whole_lines_from_both_ends() -> None:
-    text = "one\ntwo\nthree\nfour"
-    assert [last_lines(text, 14, reach) for reach in (99, 14, 13, 10, 6, 5)] == [0, 0, 4, 4, 8, 14]
-    assert [first_lines(text, reach) for reach in (99, 14, 13, 4, 3)] == [
-        text,
-        "one\ntwo\nthree\n",
-        "one\ntwo\n",
-        "one\n",
-        "one",
-    ]
-    assert first_lines("", 0) == ""
-
-
-def test_a_text_is_cut_behind_a_line_or_inside_the_first() -> None:
-    text = "".join(LINES[:40])
-    shown = encoded(text)
-    end = cut_to_lines(shown, 100)
-    assert text[end - 1] == "\n"
-    assert len(encoded(text[:end]).ids) <= 100
-    following = text.find("\n", end) + 1
-    assert len(encoded(text[:following]).ids) > 100
-    assert cut_to_lines(shown, 10_000) == len(text)
-    assert cut_to_lines(shown, 0) == 0
-    one_line = encoded("value, " * 100)
-    assert 0 < cut_to_lines(one_line, 50) < 700
-
-
-def test_without_a_rule_the_cut_is_estimated() -> None:
-    shown, _ = Encoder(make_plain(unknown())).encode("".join(LINES[:40]))
-    assert not shown.starts
-    end = cut_to_lines(shown, len(shown.ids) // 2)
-    assert shown.text[end - 1] == "\n"
-    assert 0.3 * len(shown.text) < end <= 0.5 * len(shown.text)
 
 
 WINDOW = 1500

@@ -21,8 +21,6 @@ from completion_server.scheduling.actions import (
     Text,
 )
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.generations import Generations
-from completion_server.scheduling.queue import RequestQueue, first_come
 from tests.unit.scheduling.live_requests import STOPPED, busy_book, generate, live, stop
 
 EXPLICIT, PREFETCH = Trigger.EXPLICIT, Trigger.PREFETCH
@@ -214,19 +212,6 @@ def test_only_the_request_with_the_slot_is_a_sample_of_first_tokens() -> None:
     assert book.latency.first_token.mean == 2.0
     stop(book, "a", STOPPED, 4.0)
     assert book.latency.held.mean == 3.0
-
-
-def test_generations_keep_nothing_of_ended_requests() -> None:
-    generations = Generations(RequestQueue(first_come), 10)
-    requests = [live(f"r{number}", answer_key=number % 2) for number in range(6)]
-    for request in requests:
-        generations.take_in(request, generations.find(request.answer_key))
-    assert (generations.num_open, generations.num_joined) == (2, 4)
-    for request in requests[1:]:
-        generations.leave(request)
-    assert (generations.num_open, generations.num_joined) == (1, 0)
-    generations.leave(requests[0])
-    assert (generations.num_open, generations.find(0), generations.find(1)) == (0, None, None)
 
 
 def test_a_request_that_was_overtaken_in_the_queue_is_not_shed_for_lack_of_time() -> None:

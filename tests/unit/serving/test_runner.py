@@ -17,36 +17,6 @@ from loadtest.simulation.virtual_time import LoopClock
 from tests.unit.serving.readers import ask, key, run, saying, slow_to_abort, typed
 
 
-def test_a_request_waits_for_a_slot_and_ends_once() -> None:
-    async def scenario(runner: Runner) -> None:
-        requests = [ask(f"r{i}") for i in range(5)]
-        for each in requests:
-            runner.submit_nowait(each)
-        await runner.wait_idle()
-        assert [each.reasons for each in requests] == [["stop"]] * 5
-        assert [each.text for each in requests] == ["abcd"] * 5
-        assert LoopClock().now() == 3.0  # five seconds of work on two slots
-
-    run(scenario)
-
-
-def test_a_newer_request_ends_the_older_at_once_and_runs_after_its_abort() -> None:
-    async def scenario(runner: Runner) -> None:
-        older, newer = key(1, script=slow_to_abort(5)), key(2)
-        runner.submit_nowait(older)
-        await asyncio.sleep(0.1)
-        runner.submit_nowait(newer)
-        assert older.reasons == ["superseded"]
-        await asyncio.sleep(1)
-        assert newer.reasons == []
-        assert runner.book.num_queued == 1
-        await runner.wait_idle()
-        assert (older.reasons, newer.reasons) == (["superseded"], ["stop"])
-        assert LoopClock().now() == pytest.approx(6.1)
-
-    run(scenario, num_slots=1)
-
-
 def test_the_duration_of_an_abort_is_reported() -> None:
     emitted: list[Event] = []
 
@@ -94,18 +64,6 @@ def test_a_deadline_ends_running_and_waiting_requests() -> None:
         assert runs.was_aborted
 
     run(scenario, num_slots=1)
-
-
-def test_a_request_that_is_cancelled_before_its_first_step_frees_its_slot() -> None:
-    async def scenario(runner: Runner) -> None:
-        first = ask("first")
-        runner.submit_nowait(first)
-        runner.cancel_nowait("first")
-        runner.cancel_nowait("first")
-        await runner.wait_idle()
-        assert first.reasons == ["cancelled"]
-
-    run(scenario)
 
 
 def test_a_failure_ends_only_its_own_request() -> None:

@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from completion_server.core.clock import Deadline
 from completion_server.core.errors import UnavailableError
-from completion_server.core.events import (
-    Event,
-    GenerationAborted,
-    GenerationDiverged,
-    GenerationJoined,
-    GenerationReattached,
-)
 from completion_server.core.outcome import FinishReason, Outcome, Usage
 from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
@@ -25,27 +17,6 @@ from completion_server.serving.runner import Runner
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.examples import examples
 from tests.unit.serving.readers import ScriptedReader, ask, run, saying, typed
-
-
-def test_a_generation_goes_on_for_the_request_that_reattaches() -> None:
-    emitted: list[Event] = []
-
-    async def scenario(runner: Runner) -> None:
-        older, newer = typed(1, "x"), typed(2, "xab")
-        runner.submit_nowait(older)
-        await asyncio.sleep(0.3)  # "a" was generated
-        runner.submit_nowait(newer)
-        assert (older.reasons, older.usages, runner.book.num_occupied) == (["superseded"], [Usage()], 1)
-        await runner.wait_idle()
-        assert (newer.reasons, newer.text, newer.num_generations, older.num_generations) == (["stop"], "cd", 0, 1)
-        assert newer.usages == [Usage(prompt_tokens=3, completion_tokens=4)]
-        assert (newer.marks.started, newer.marks.first_output, newer.marks.last_output) == (0.3, 0.75, 1.0)
-        assert newer.marks.tokens_at_first_output == 3
-        assert not older.was_aborted
-        assert LoopClock().now() == 1.0
-
-    run(scenario, emit=emitted.append)
-    assert emitted == [GenerationReattached(1)]
 
 
 def test_cancelling_a_reattached_request_aborts_the_generation_and_cancelling_the_older_one_nothing() -> None:
@@ -63,28 +34,6 @@ def test_cancelling_a_reattached_request_aborts_the_generation_and_cancelling_th
         assert LoopClock().now() == 0.5
 
     run(scenario)
-
-
-def test_a_request_whose_generation_diverges_begins_another() -> None:
-    emitted: list[Event] = []
-
-    async def scenario(runner: Runner) -> None:
-        older, newer = typed(1, "x"), typed(2, "xaq", script=saying("n", "e", "w"))
-        runner.submit_nowait(older)
-        runner.submit_nowait(newer)
-        await asyncio.sleep(0.6)  # "ab" was generated, not "aq"
-        assert (newer.num_generations, newer.reasons, runner.book.num_occupied) == (1, [], 1)
-        await runner.wait_idle()
-        assert (older.reasons, newer.reasons, newer.text) == (["superseded"], ["stop"], "new")
-        assert newer.marks.started == 0.5
-        assert LoopClock().now() == pytest.approx(1.5)
-
-    run(scenario, emit=emitted.append)
-    assert emitted == [GenerationReattached(0), GenerationDiverged(2)]
-
-
-WHOLE = Usage(prompt_tokens=3, completion_tokens=4)
-SHARED = Usage(prompt_tokens=3, completion_tokens=4, is_shared=True)
 
 
 def test_a_request_that_ended_while_its_diverged_generation_stopped_does_not_begin_another() -> None:
@@ -117,70 +66,6 @@ def same(request_id: str, **fields: Any) -> ScriptedReader:
 def submit(runner: Runner, *requests: ScriptedReader) -> None:
     for each in requests:
         runner.submit_nowait(each)
-
-
-def test_requests_for_the_same_answer_cost_one_generation() -> None:
-    emitted: list[Event] = []
-
-    async def scenario(runner: Runner) -> None:
-        requests = [same(f"r{i}") for i in range(5)]
-        submit(runner, *requests)
-        assert (runner.book.num_occupied, runner.book.num_joined) == (1, 4)
-        await runner.wait_idle()
-        assert [each.text for each in requests] == ["abcd"] * 5
-        assert [each.reasons for each in requests] == [["stop"]] * 5
-        assert [each.num_generations for each in requests] == [1, 0, 0, 0, 0]
-        assert [each.usages for each in requests] == [[WHOLE]] + [[SHARED]] * 4
-        assert LoopClock().now() == 1.0
-
-    run(scenario, emit=emitted.append)
-    assert emitted == [GenerationJoined(0)] * 4
-
-
-def test_a_late_request_has_the_text_so_far_at_once() -> None:
-    emitted: list[Event] = []
-
-    async def scenario(runner: Runner) -> None:
-        first, early, late = same("first"), same("early"), same("late")
-        submit(runner, first, early)
-        await asyncio.sleep(0.6)
-        submit(runner, late)
-        assert late.text == "ab"
-        await runner.wait_idle()
-        assert (first.text, early.text, late.text) == ("abcd", "abcd", "abcd")
-        marks = early.marks
-        assert (marks.started, marks.prompted, marks.first_output, marks.last_output) == (0.0, 0.0, 0.25, 1.0)
-        assert marks.tokens_at_first_output == 1
-        marks = late.marks
-        assert (marks.started, marks.prompted, marks.first_output, marks.last_output) == (0.6, 0.6, 0.6, 1.0)
-        assert marks.tokens_at_first_output == 2
-
-    run(scenario, emit=emitted.append)
-    assert emitted == [GenerationJoined(0), GenerationJoined(2)]
-
-
-@pytest.mark.parametrize("how", ["cancelled", "superseded", "deadline"])
-def test_a_generation_goes_on_for_those_that_still_need_it(how: str) -> None:
-    emitted: list[Event] = []
-
-    async def scenario(runner: Runner) -> None:
-        deadline = {"deadline": Deadline(0.6)} if how == "deadline" else {}
-        first, second, third = same("first", lane="user", **deadline), same("second"), same("third")
-        submit(runner, first, second, third)
-        await asyncio.sleep(0.6)
-        if how == "cancelled":
-            runner.cancel_nowait("first")
-        elif how == "superseded":
-            submit(runner, ask("newer", lane="user", sequence=1))
-        assert (first.text, first.reasons, first.was_aborted) == ("ab", [how], False)
-        assert first.usages == [Usage(prompt_tokens=3, completion_tokens=2, is_shared=True)]
-        await runner.wait_idle()
-        assert (second.text, third.text) == ("abcd", "abcd")
-        assert (second.usages, third.usages) == ([WHOLE], [SHARED])
-        assert (second.num_generations, third.num_generations, first.was_aborted) == (0, 0, False)
-
-    run(scenario, emit=emitted.append)
-    assert not any(isinstance(event, GenerationAborted) for event in emitted)
 
 
 def test_a_failure_of_the_engine_ends_all_readers_alike() -> None:
@@ -216,26 +101,6 @@ def test_a_reader_that_fails_does_not_disturb_the_others(fault: str, number: int
         assert [each.reasons for each in requests] == [["stop"]] * 2
         assert [each.text for each in requests] == ["abcd"] * 2
         assert sum(each.num_generations for each in [failed, *requests]) == 1
-
-    run(scenario)
-
-
-def test_a_reader_whose_answer_is_complete_ends_and_the_others_read_on() -> None:
-    class Brief(ScriptedReader):
-        def finish(self, reason: FinishReason | None) -> Outcome | None:
-            return Outcome(FinishReason.STOP) if len(self.text) >= 2 else super().finish(reason)
-
-    async def scenario(runner: Runner) -> None:
-        requests = [same(f"r{i}") for i in range(4)]
-        for number in (0, 2):
-            requests[number] = Brief(requests[number].live, requests[number].script)
-        submit(runner, *requests)
-        await asyncio.sleep(0.6)
-        assert [each.reasons for each in requests] == [["stop"], [], ["stop"], []]
-        await runner.wait_idle()
-        assert [each.text for each in requests] == ["ab", "abcd", "ab", "abcd"]
-        assert [each.usages[0].is_shared for each in requests] == [True, False, True, True]
-        assert not requests[0].was_aborted
 
     run(scenario)
 

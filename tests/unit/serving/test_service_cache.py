@@ -214,18 +214,6 @@ def test_a_late_reply_changes_nothing(delay_s: float, lookup_ms: float, reason: 
     assert cached.generated == ["first", "again"]
 
 
-def test_a_reply_after_the_end_of_a_request_is_ignored() -> None:
-    async def scenario(running: RunningService, cached: Cached) -> None:
-        await text_of(running, "first", "x = ")
-        await asyncio.sleep(LOCAL_TTL_S)
-        running.open("gone", "x = ", caller=NAMED).cancel()
-        await asyncio.sleep(0.1)
-        assert cached.misses(CacheLevel.SHARED) == [MissReason.ABSENT, MissReason.UNUSED]
-        assert cached.recorder.ends["gone"].outcome.reason is FinishReason.CANCELLED
-
-    run(scenario, delay_s=0.004)
-
-
 def test_redis_answers_requests_that_share_a_generation() -> None:
     async def scenario(running: RunningService, cached: Cached) -> None:
         await text_of(running, "first", "x = ")

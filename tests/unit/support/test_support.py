@@ -1,4 +1,4 @@
-"""Helpers whose silence would hide a fault: the proxy injects, limits end a test that hangs, repeats are counted."""
+"""Helpers whose silence would hide a fault: the proxy injects, limits end a test that hangs."""
 
 import asyncio
 import os
@@ -13,7 +13,6 @@ import pytest_asyncio
 from tests.support.fault_proxy import FaultProxy
 from tests.support.models import ROOT
 from tests.support.redis_servers import RedisServer, wait_until
-from tests.support.repeat import Run
 from tests.support.server import eventually
 from tests.support.waits import GaveUpError
 
@@ -158,28 +157,3 @@ def test_a_test_that_hangs_fails_with_the_awaits_of_all_tasks_and_the_next_one_r
     told = done.stdout.partition("no end within 0.2 s; the tasks wait here:")[2]
     assert "await asyncio.sleep(60)" in told
     assert "in part\n    await asyncio.Event().wait()  # what never comes" in told.partition("a part:")[2]
-
-
-OUTPUT = """
-FAILED tests/a.py::test_one[a b] - AssertionError: assert 1 - 1
-ERROR tests/b.py::test_two
-1 failed, 40 passed, 2 skipped, 1 error in 352.12s (0:05:52)
-ERROR    asyncio:base_events.py:1758 a line of a log
-5 passed, 40 deselected in 1.00s
-"""
-
-
-def test_the_counts_of_all_parts_of_a_run_are_added() -> None:
-    assert Run.of_output(OUTPUT, 2, 3.0) == Run(45, 2, 3.0, ("tests/a.py::test_one[a b]", "tests/b.py::test_two"))
-    assert Run.of_output("", 2, 3.0) == Run(0, 1, 3.0, ("the command ended with status 2",))
-    assert Run.of_output("5 passed in 1.0s", 0, 3.0) == Run(5, 0, 3.0, ())
-
-
-def test_repeated_runs_list_the_failures_of_any_and_fail_as_a_whole(tmp_path: Path) -> None:
-    said = "FAILED tests/a.py::test_one - why\n1 failed, 4 passed in 1.00s"
-    command = (sys.executable, "-m", "tests.support.repeat", "2", "sh", "-c", f"echo '{said}'; exit 1")
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    rows = [line.split() for line in done.stdout.splitlines()[1:3]]
-    assert [row[1:3] + row[4:] for row in rows] == [["4", "1", "tests/a.py::test_one"]] * 2
