@@ -17,7 +17,7 @@ from draft_model.data.fim import Split, encode_split, split_at_random
 from draft_model.data.samples import CorpusText
 from draft_model.data.tokenizer import TemplateEncoder
 from draft_model.models import write_tokens
-from draft_model.training.optim import token_losses
+from draft_model.training.losses import next_token_logits, token_losses
 
 NUM_SPLITS = 400
 SPLIT_CHARS = 1600
@@ -75,7 +75,7 @@ def evaluate(
     rows, num_bytes = text_rows(texts, encoder, min(ROW_TOKENS, model.config.max_position_embeddings))
     total = 0.0
     for number, row in enumerate(rows, 1):
-        total += float(token_losses(model, row).sum())
+        total += float(token_losses(next_token_logits(model, row), row).sum())
         on_done(number, len(rows) + num_splits)
     num_tokens = sum(row.shape[1] - 1 for row in rows)
     middle_total, num_middle, num_first = 0.0, 0, 0
