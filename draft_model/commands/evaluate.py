@@ -21,6 +21,7 @@ from draft_model.evaluation.report import REPORT, Report, offline_figures
 from draft_model.models import check_goes_with, load_model, read_config, refuse_options
 
 TEMPERATURES = (0.2, 0.8)
+PROMPT_TOKENS = 32
 ALL_LENGTHS = tuple(range(1, MAX_DRAFT + 1))
 NOT_TO_CHOOSE = ("model", "speculative_config", "max_num_seqs")
 """vLLM's own settings that are fixed here; they are refused before hours of measuring."""
@@ -47,13 +48,13 @@ NOT_TO_CHOOSE = ("model", "speculative_config", "max_num_seqs")
     "--prompts", type=FILE,
     help="JSON lines with prompts, such as HumanEval: is greedy text the same with a draft of 4?",
 )  # fmt: skip
-@click.option("--prompt-tokens", type=COUNT, default=32, help="Of a prompt's completion.")
+@click.option("--prompt-tokens", type=COUNT, help="Of a prompt's completion.  [default: 32]")
 @engine_option
 @json_option
 def evaluate(
     *, target: Path, draft: Path, corpus_folder: Path, out: Path | None, cursors: int, offline_cursors: int | None,
     max_tokens: int, lengths: tuple[int, ...], greedy_only: bool, with_engine: bool, prompts: Path | None,
-    prompt_tokens: int, engine_options: dict[str, Any], as_json: bool,
+    prompt_tokens: int | None, engine_options: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     """Measure how much of a draft its target accepts: by length, position and kind of code; offline and in vLLM.
 
@@ -64,6 +65,9 @@ def evaluate(
       draft-model evaluate --target T --draft D --corpus draft_model/held_out --no-engine --greedy-only
     """
     refuse_options(engine_options, *NOT_TO_CHOOSE)
+    if prompt_tokens is not None and prompts is None:
+        raise click.UsageError("--prompt-tokens has no effect without --prompts")
+    prompt_tokens = prompt_tokens or PROMPT_TOKENS
     if out is not None:
         check_replaceable(out, REPORT)
     check_same_vocabulary(draft, target)

@@ -37,12 +37,12 @@ KNOWN = ", ".join(sorted(PRESETS))
     help="Start with layers of this model, which has more of them and the same widths: the embedded draft's target.",
 )  # fmt: skip
 @click.option("--teacher", type=FOLDER, help="Learn this target's distribution too.")
-@click.option("--mix", type=SHARE, default=MIX, help="Share of the teacher in the loss.")
+@click.option("--mix", type=SHARE, help=f"Share of the teacher in the loss.  [default: {MIX}]")
 @click.option("--checkpoint-steps", type=COUNT, default=CHECKPOINT_STEPS, help="From a checkpoint to the next one.")
 @click.option("--compile", "is_compiled", is_flag=True, help="Use torch.compile, which needs a C++ compiler.")
 def train(
     *, preset: str, data_folder: Path, out: Path, tokens: int | None, batch_tokens: int | None,
-    start_from: Path | None, teacher: Path | None, mix: float, checkpoint_steps: int, is_compiled: bool,
+    start_from: Path | None, teacher: Path | None, mix: float | None, checkpoint_steps: int, is_compiled: bool,
 ) -> None:  # fmt: skip
     """Train a preset. After an interruption the same command continues from its last checkpoint.
 
@@ -59,7 +59,7 @@ def train(
     }
     chosen = replace(find_preset(preset), **given)
     run_training(
-        chosen, data_folder, out, Lineage(start_from, teacher, mix), is_compiled=is_compiled,
+        chosen, data_folder, out, Lineage(start_from, teacher, MIX if mix is None else mix), is_compiled=is_compiled,
         checkpoint_steps=checkpoint_steps,
     )  # fmt: skip
     if os.environ.get("RANK", "0") == "0":

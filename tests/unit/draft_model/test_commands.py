@@ -65,6 +65,8 @@ def test_the_steps_one_by_one(
         ("data --tokens 1 --row-tokens 0", "must divide the block"),
         ("train --preset enormous --out o", "no preset 'enormous'; there are: draft-1b, embedded-draft"),
         (f"{TRAIN} --data missing", "draft-model data"),
+        (f"{TRAIN} --mix 0.5", "--mix has no effect without --teacher"),
+        ("evaluate --target t --draft d --prompt-tokens 5", "--prompt-tokens has no effect without --prompts"),
         (f"{TRAIN} --tokens -5", "'-5' is less than 1"),
         (f"{TRAIN} --batch-tokens 0", "'0' is less than 1"),
         ("plan --gpus 8 --gpu a100 --tokens 50e9 --teacher-parameters 0", "less than 1"),
