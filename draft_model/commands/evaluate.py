@@ -74,10 +74,8 @@ def evaluate(
     if with_engine or prompts:
         check_goes_with(draft, target)
     encoder = load_encoder(target)
-    asked = [encoder.encode_prompt(prompt, "", "") for prompt in read_prompts(prompts)] if prompts else []
-    limits = [*(read_config(model).get("max_position_embeddings") for model in (target, draft))]
-    limits.append(engine_options.get("max_model_len"))
-    context = min(most if isinstance(most, int) and most > 0 else sys.maxsize for most in limits)
+    asked = [encoder.encode_prompt(prompt, "", "") for prompt in (read_prompts(prompts) if prompts else ())]
+    context = _context_tokens(target, draft, engine_options)
     _check_fit(asked, context - prompt_tokens, f"{prompts}, prompt")
     texts = [text for text in Corpus(corpus_folder).texts(Side.HELD_OUT) if not encoder.holds_marker(text)]
     splits = held_out_splits(texts, cursors, lines_behind=encoder.template.lines_behind)
@@ -86,10 +84,9 @@ def evaluate(
     pair = Pair(load_model(target), load_model(draft), encoder)
     temperatures = () if greedy_only else TEMPERATURES
     few = min(offline_cursors or len(splits), len(splits))
-    some, tallies = [splits[index * len(splits) // few] for index in range(few)], {}
-    for degree in (0.0, *temperatures):
-        with counting(f"offline, temperature {degree:g}") as on_done:
-            tallies[degree] = measure(pair, some, max_tokens, degree, on_done)
+    some = [splits[index * len(splits) // few] for index in range(few)]
+    with counting("offline") as on_done:
+        tallies = {degree: measure(pair, some, max_tokens, degree, on_done) for degree in (0.0, *temperatures)}
     report = Report(offline_figures(few, tallies))
     if out is not None:
         report.write(out)  # Before the engine, which may fail.
@@ -108,6 +105,13 @@ def evaluate(
     if out is not None:
         report.write(out)
     click.echo(report.to_json() if as_json else report.render())
+
+
+def _context_tokens(target: Path, draft: Path, options: dict[str, Any]) -> int:
+    """The context that both models and the engine's settings allow."""
+    limits = [read_config(model).get("max_position_embeddings") for model in (target, draft)]
+    limits.append(options.get("max_model_len"))
+    return min(most if isinstance(most, int) and most > 0 else sys.maxsize for most in limits)
 
 
 def _check_fit(prompts: list[list[int]], most: int, name: str) -> None:

@@ -54,6 +54,8 @@ def train(
       torchrun --nproc-per-node 8 -m draft_model train --preset draft-1b --data data --out run --tokens 50e9
       tensorboard --logdir run
     """
+    if mix is not None and teacher is None:
+        raise click.UsageError("--mix has no effect without --teacher")
     given: dict[str, Any] = {
         name: value for name, value in (("num_tokens", tokens), ("batch_tokens", batch_tokens)) if value
     }
