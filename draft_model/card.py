@@ -7,7 +7,7 @@ from pathlib import Path
 from draft_model.core import Preset, render, write_atomically
 from draft_model.corpus.store import SourceSummary, source_table
 from draft_model.data.samples import FIM_SHARE, GENERATED_SHARE
-from draft_model.evaluation.held_out import Evaluation, ProbeResult, probe_table
+from draft_model.evaluation.held_out import Evaluation
 from draft_model.evaluation.report import OfflineFigures
 
 
@@ -18,17 +18,11 @@ class ModelFigures:
     preset: Preset
     num_parameters: int
     evaluation: Evaluation
-    probes: list[ProbeResult]
 
     @property
     def num_tokens(self) -> int:
         """Tokens that it was trained on: whole steps."""
         return self.preset.num_steps * self.preset.batch_tokens
-
-    @property
-    def num_right(self) -> int:
-        """Probes with the expected completion."""
-        return sum(result.is_right for result in self.probes)
 
 
 @dataclass(frozen=True)
@@ -57,6 +51,6 @@ def render_card(figures: BuildFigures, role: str) -> str:
     """The card of the `target` or the `draft` as Markdown, with the metadata block that model hubs read."""
     model = figures.target if role == "target" else figures.draft
     return render(
-        "card.md.jinja", figures=figures, model=model, is_draft=role == "draft", probes=probe_table(model.probes),
+        "card.md.jinja", figures=figures, model=model, is_draft=role == "draft",
         sources=source_table(figures.sources), fim_share=FIM_SHARE, generated_share=GENERATED_SHARE,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from draft_model.data.samples import GENERATED_SHARE
 from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import load_encoder, write_tokenizer
 from draft_model.distil import GenerationSettings, draw_cursors, generate
-from draft_model.evaluation.held_out import evaluate, held_out_splits, run_probes
+from draft_model.evaluation.held_out import evaluate, held_out_splits
 from draft_model.evaluation.offline import Pair, measure
 from draft_model.evaluation.report import offline_figures
 from draft_model.models import load_model, rewrite_card
@@ -88,9 +88,7 @@ def _measure(target: Path, draft: Path, corpus: Corpus, settings: BuildSettings)
     """Evaluate the weights as exported: rounded to bfloat16, computed in float32."""
     texts, pair = corpus.texts(Side.HELD_OUT), Pair(load_model(target), load_model(draft), load_encoder(target))
     first, second = (
-        ModelFigures(
-            preset, model.num_parameters(), evaluate(model, pair.encoder, texts), run_probes(model, pair.encoder)
-        )
+        ModelFigures(preset, model.num_parameters(), evaluate(model, pair.encoder, texts))
         for preset, model in ((settings.target, pair.target), (settings.draft, pair.draft))
     )
     splits = held_out_splits(texts, settings.num_cursors, lines_behind=pair.encoder.template.lines_behind)

@@ -1,6 +1,5 @@
-"""`draft-model evaluate`, `held-out` and `probes`."""
+"""`draft-model evaluate` and `held-out`."""
 
-import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from draft_model.core import PipelineError, check_replaceable
 from draft_model.corpus.store import Corpus, Side
 from draft_model.data.tokenizer import check_same_vocabulary, load_encoder
 from draft_model.evaluation.held_out import evaluate as evaluate_held_out
-from draft_model.evaluation.held_out import held_out_splits, probe_table, run_probes
+from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.offline import MAX_DRAFT, Pair, measure
 from draft_model.evaluation.online import check_identity, measure_engine, read_prompts
 from draft_model.evaluation.report import REPORT, Report, offline_figures
@@ -138,21 +137,3 @@ def held_out(*, model: Path, corpus_folder: Path, as_json: bool) -> None:
     with counting("rows and cursors") as on_done:
         found = evaluate_held_out(load_model(model), load_encoder(model), texts, on_done=on_done)
     show_figures(asdict(found), as_json=as_json)
-
-
-@click.command()
-@model_option
-@json_option
-def probes(model: Path, as_json: bool) -> None:
-    """Complete twenty predictable places greedily, with the server's prompts.
-
-    \b
-    Example:
-      draft-model probes --model target_model/embedded
-    """
-    results = run_probes(load_model(model), load_encoder(model))
-    if as_json:
-        click.echo(json.dumps([asdict(result) for result in results]))
-        return
-    click.echo(probe_table(results))
-    click.echo(f"{sum(result.is_right for result in results)} of {len(results)} as expected")

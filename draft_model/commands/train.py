@@ -15,7 +15,6 @@ from draft_model.corpus.filters import DEFAULT_SUFFIXES, Rules
 from draft_model.corpus.readers import read_repositories
 from draft_model.corpus.store import MANIFEST
 from draft_model.data.shards import DataSettings
-from draft_model.evaluation.held_out import probe_table
 from draft_model.models import CONFIG
 from draft_model.pair import BuildSettings, build_pair
 from draft_model.training.gpus import GPUS
@@ -141,10 +140,7 @@ def build_embedded(
     )
     data = DataSettings(max(target.num_tokens, draft.num_tokens))
     figures = build_pair(work, BuildSettings(target, draft, data, mix, generated), target_out, draft_out, CONSOLE)
-    click.echo(probe_table(figures.target.probes))
     for model in (figures.target, figures.draft):
-        click.echo(
-            f"{model.preset.name}: {model.num_parameters:,} parameters, {model.evaluation.bits_per_byte:.3f} bits per "
-            f"byte, {model.num_right} of {len(model.probes)} probes"
-        )
+        size, bits = f"{model.num_parameters:,} parameters", f"{model.evaluation.bits_per_byte:.3f} bits per byte"
+        click.echo(f"{model.preset.name}: {size}, {bits}")
     click.echo(f"accepted at K = 4, greedy, offline: {figures.pair.greedy.acceptance_by_length[4]:.1%}")

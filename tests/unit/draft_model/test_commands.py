@@ -17,7 +17,7 @@ from tests.support.models import DRAFT, TARGET
 
 TRAIN = "train --preset embedded-draft --out run"
 COMMANDS = (
-    "corpus", "tokenizer", "data", "train", "plan", "generate", "evaluate", "held-out", "probes", "build-embedded",
+    "corpus", "tokenizer", "data", "train", "plan", "generate", "evaluate", "held-out", "build-embedded",
 )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_the_steps_one_by_one(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("probes --model missing", "not a model folder"),
+        ("held-out --model missing --corpus draft_model", "no corpus in"),
         ("corpus --out c --folder missing", "not a folder"),
         ("tokenizer --corpus missing", "draft-model corpus"),
         ("data --tokens 1 --tokenizer missing", "no tokenizer.json"),
