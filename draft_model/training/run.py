@@ -102,6 +102,7 @@ def _trained(
     trainer.train(resume_from_checkpoint=last_checkpoint(Path(arguments.output_dir)))
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if model is not None:
+        weights = {name.removeprefix("_orig_mod."): value for name, value in weights.items()}  # of torch.compile
         card = f"# {preset.name}\n\n{preset.num_tokens:,} tokens in {preset.num_steps:,} steps.\n"
         export_model(weights, preset.shape, tokenizer, card, model)
 

@@ -184,7 +184,7 @@ def test_a_terminated_run_leaves_whole_checkpoints(data: Path, tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_two_processes_train_the_same_as_one_and_go_on_from_its_checkpoint(data: Path, tmp_path: Path) -> None:
+def test_two_processes_and_compiled_code_train_the_same_and_go_on(data: Path, tmp_path: Path) -> None:
     def losses(name: str, steps: int, processes: int, *more: str) -> list[float]:
         arguments = command(data, tmp_path / name, "--tokens", str(steps * 256), *more, processes=processes)
         done = subprocess.run(arguments, cwd=ROOT, check=False, capture_output=True, timeout=WAIT_S)
@@ -193,6 +193,7 @@ def test_two_processes_train_the_same_as_one_and_go_on_from_its_checkpoint(data:
 
     one = losses("a", 10, 1)
     assert losses("b", 10, 2) == pytest.approx(one, abs=0.005)
+    assert losses("compiled", 10, 1, "--compile") == pytest.approx(one, abs=0.05)
     shutil.copytree(tmp_path / "a", tmp_path / "c")
     assert losses("c", 20, 2) == pytest.approx(losses("a", 20, 1), abs=0.005)
     teacher = ("--teacher", str(tmp_path / "a" / "model"))
