@@ -4,15 +4,12 @@ Files and folders appear whole or not at all; a disk that refuses is a PipelineE
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
-import os
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import click
 from safetensors import SafetensorError
@@ -23,11 +20,6 @@ VOCAB_SIZE = 4096
 CONTEXT_TOKENS = 1024
 HEAD_DIM = 64
 """Size of the heads of both embedded models: vLLM keeps both in one paged KV cache, which takes heads of one size."""
-REFUSALS = {
-    errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT,
-    errno.ENOSPC, errno.ENOTDIR, errno.ENOTEMPTY, errno.EPERM, errno.EROFS,
-}  # fmt: skip
-"""Error numbers of a disk that can't be written to; others, such as a network's, have other causes."""
 
 
 class PipelineError(click.ClickException):
@@ -36,18 +28,8 @@ class PipelineError(click.ClickException):
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old or the new content; PipelineError when the disk refuses."""
-    with replacing_file(path) as file:
-        file.write(data)
-
-
-@contextlib.contextmanager
-def replacing_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file to write; on success it takes the place of `path`, on failure it is removed.
-
-    Raises PipelineError when the disk refuses (full, read-only); `path` is then unchanged.
-    """
-    with _plain_refusals(path), files.replacing_file(path) as file:
-        yield file
+    with _plain_refusals(path):
+        files.write_atomically(path, data)
 
 
 def check_replaceable(path: Path, mark: str) -> None:
@@ -55,10 +37,7 @@ def check_replaceable(path: Path, mark: str) -> None:
 
     An empty `mark` allows no folder that holds anything.
     """
-    try:
-        is_taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
-    except OSError as error:
-        raise PipelineError(f"cannot read {path}: {error.strerror}") from error
+    is_taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     if is_taken and not (mark and (path / mark).is_file()):
         why = f"holds something else: it has no {mark}" if mark else "exists already"
         raise PipelineError(f"{path} {why}; choose another folder or remove it")
@@ -72,11 +51,7 @@ def replacing_folder(path: Path, mark: str) -> Iterator[Path]:
     """
     path = path.resolve()
     check_replaceable(path, mark)
-    with _plain_refusals(path), contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(files.replacing_folder(path))
-        except OSError as error:
-            raise PipelineError(f"cannot write beside {path}: {error.strerror}; nothing was changed") from error
+    with _plain_refusals(path), files.replacing_folder(path) as folder:
         yield folder
 
 
@@ -87,38 +62,26 @@ def locked(path: Path, what: str) -> Iterator[None]:
     Raises PipelineError, which names `what`, if another process holds the lock or the disk refuses.
     """
     with contextlib.ExitStack() as stack:
-        try:
+        with _plain_refusals(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context(path.open("wb"))
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise PipelineError(f"another process is writing {what}") from error
-        except OSError as error:
-            raise PipelineError(f"cannot write beside {what}: {error.strerror or error}") from error
         yield
 
 
 @contextlib.contextmanager
 def _plain_refusals(path: Path) -> Iterator[None]:
-    """Turn the disk's refusal to write `path` into a PipelineError; other errors pass."""
+    """Turn the disk's refusal to write `path` into a PipelineError; tokenizers raises a bare Exception for it."""
     try:
         yield
     except Exception as error:
-        reason = _refusal(error)
-        if reason is None:
+        if not (isinstance(error, OSError | SafetensorError) or "(os error" in str(error)):
             raise
+        reason = getattr(error, "strerror", None) or error
         raise PipelineError(f"cannot write {path}: {reason}; nothing was changed") from error
-
-
-def _refusal(error: BaseException) -> str | None:
-    """Return the disk's reason in an OSError, an error of safetensors or tokenizers, or the context of torch's."""
-    if isinstance(error, OSError):
-        return os.strerror(error.errno) if error.errno in REFUSALS else None
-    if type(error) in {Exception, SafetensorError}:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        return os.strerror(int(number[1])) if number and int(number[1]) in REFUSALS else None
-    context = error.__context__ if type(error) is RuntimeError else None
-    return _refusal(context) if context else None
 
 
 def file_digest(path: Path) -> str:
@@ -136,6 +99,16 @@ def weights_digest(folder: Path) -> str:
     if not weights:
         raise PipelineError(f"{folder} is not a model folder: it has no *.safetensors")
     return hashlib.sha256("".join(map(file_digest, weights)).encode()).hexdigest()[:16]
+
+
+def render(template: str, **values: Any) -> str:  # noqa: ANN401
+    """Fill one of the Markdown templates of this package."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("draft_model"), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    return environment.get_template(template).render(percent="{:.1%}".format, **values)
 
 
 @dataclass(frozen=True)
@@ -175,46 +148,42 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
-class TrainSettings:
-    """Budget and learning rates. A step has `batch_tokens` over all processes; `minutes` is the default budget."""
+class Preset:
+    """A named shape, its training budget and its rates. A step has `batch_tokens` over all processes."""
 
-    minutes: float
+    name: str
+    shape: ModelShape
+    num_tokens: int
     batch_tokens: int = 8_192
     muon_lr: float = 0.02
     adam_lr: float = 0.004
     weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
     warmup_steps: int = 40
     decay_from: float = 0.45
+    """The share of the steps after which both rates fall, linearly to zero."""
     seed: int = 20
 
-
-@dataclass(frozen=True)
-class Preset:
-    """A named shape with its training settings."""
-
-    name: str
-    shape: ModelShape
-    train: TrainSettings = field(default_factory=lambda: TrainSettings(minutes=10.0))
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole budget."""
+        return -(-self.num_tokens // self.batch_tokens)
 
 
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset("embedded-target", ModelShape(8, 256, 704, 4, 4), TrainSettings(minutes=300.0)),
+        Preset("embedded-target", ModelShape(8, 256, 704, 4, 4), num_tokens=42_000_000),
         # As wide as its target, so that it can start with two of the target's layers; its step takes as long as one of
         # a narrower draft would, nearly all of it being spent around the matrices.
-        Preset("embedded-draft", ModelShape(2, 256, 704, 4, 4), TrainSettings(minutes=60.0)),
+        Preset("embedded-draft", ModelShape(2, 256, 704, 4, 4), num_tokens=30_000_000),
         # The mission's draft: 12 layers, 16 heads of 128, for a 13B target with a vocabulary of 32,016. Few layers make
         # a fast step, so the parameters are in the width of the feed-forward. Four KV heads instead of sixteen: a token
         # then takes 24 KB of cache instead of 98, of which 12,000 sessions need many, at a small cost in loss.
         Preset(
             "draft-1b",
             ModelShape(12, 2048, 11_008, 16, 4, head_dim=128, vocab_size=32_016, context_tokens=4096),
-            TrainSettings(
-                minutes=3 * 24 * 60.0, batch_tokens=1 << 20, muon_lr=0.01, adam_lr=0.001, warmup_steps=500,
-                decay_from=0.6,
-            ),
+            num_tokens=50_000_000_000, batch_tokens=1 << 20, muon_lr=0.01, adam_lr=0.001, warmup_steps=500,
+            decay_from=0.6,
         ),
     )
 }  # fmt: skip

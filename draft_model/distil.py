@@ -5,21 +5,23 @@ server's.
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from draft_model.core import PipelineError, file_digest, weights_digest
 from draft_model.corpus.store import Corpus, Side
-from draft_model.data.fim import Split, keeping_chunks, load_splits, split_at_random
+from draft_model.data.fim import Split, is_made_of, load_splits, resumed_lines, split_at_random
 from draft_model.data.samples import CorpusText
-from draft_model.data.tokenizer import TemplateEncoder, template_fingerprint
-from draft_model.models import OfflineEngine, open_engine
+from draft_model.data.tokenizer import TemplateEncoder
+from draft_model.models import GeneratedTokens, OfflineEngine, open_engine
 
 CHUNK = 1_000
-"""Cursors in a chunk: a chunk is stored once all of it is completed."""
+"""Cursors that are completed together and then stored."""
 MAX_SEQS = 32
 """Sequences that are completed together, unless the options say otherwise."""
 WINDOW_CHARS = (300, 2400)
@@ -70,18 +72,18 @@ def generate(
     `open_engine`.
     """
     settings = {"max_num_seqs": MAX_SEQS, **(options or {})}
-    chunks = [cursors[start : start + CHUNK] for start in range(0, len(cursors), CHUNK)]
-    with keeping_chunks(out, _made_of(target, encoder, cursors, generation, settings)) as kept:
-        missing = [] if kept.is_joined else kept.missing(len(chunks))
-        on_done(len(chunks) - len(missing), len(chunks))
-        if missing:
-            with open_engine(target, options=settings) as engine:
-                for number in missing:
-                    seeded = replace(generation, seed=generation.seed + number * CHUNK)
-                    kept.write(number, _complete(engine, encoder, chunks[number], seeded))
-                    on_done(number + 1, len(chunks))
-        if not kept.is_joined:
-            kept.join(len(chunks))
+    made_of = _made_of(target, encoder, cursors, generation, settings)
+    if not is_made_of(out, made_of):
+        with resumed_lines(out, made_of) as (file, done), ExitStack() as stack:
+            on_done(done, len(cursors))
+            engine = stack.enter_context(open_engine(target, options=settings)) if done < len(cursors) else None
+            while engine is not None and done < len(cursors):
+                seeded = replace(generation, seed=generation.seed + done)
+                splits = _complete(engine, encoder, cursors[done : done + CHUNK], seeded)
+                file.writelines(json.dumps(asdict(split)).encode() + b"\n" for split in splits)
+                file.flush()
+                done += len(splits)
+                on_done(done, len(cursors))
     try:
         return len(load_splits(out))
     except PipelineError as error:
@@ -94,34 +96,28 @@ def generate(
 def _complete(
     engine: OfflineEngine, encoder: TemplateEncoder, cursors: Sequence[Split], generation: GenerationSettings
 ) -> list[Split]:
+    """The cursors with their completions, "" where the prompt leaves no room."""
     prompts = [encoder.encode_prompt(cursor.before, cursor.typed, cursor.after) for cursor in cursors]
     most = engine.context_tokens - generation.max_tokens
-    fitting = [(cursor, prompt) for cursor, prompt in zip(cursors, prompts, strict=True) if len(prompt) <= most]
-    outputs = engine.complete(
-        [prompt for _, prompt in fitting],
-        max_tokens=generation.max_tokens, temperature=generation.temperature, seed=generation.seed,
-        stops=encoder.stops,
+    outputs = iter(
+        engine.complete(
+            [prompt for prompt in prompts if len(prompt) <= most],
+            max_tokens=generation.max_tokens, temperature=generation.temperature, seed=generation.seed,
+            stops=encoder.stops,
+        )
     )  # fmt: skip
-    written = ((encoder.decode(output.ids), output.stop is not None) for output in outputs)
+    written = [next(outputs) if len(prompt) <= most else GeneratedTokens([]) for prompt in prompts]
     return [
-        replace(cursor, completion=text, is_whole=is_whole)
-        for (cursor, _), (text, is_whole) in zip(fitting, written, strict=True)
-        if text
+        replace(cursor, completion=encoder.decode(output.ids), is_whole=output.stop is not None)
+        for cursor, output in zip(cursors, written, strict=True)
     ]
 
 
 def _made_of(
-    target: Path,
-    encoder: TemplateEncoder,
-    cursors: Sequence[Split],
-    generation: GenerationSettings,
+    target: Path, encoder: TemplateEncoder, cursors: Sequence[Split], generation: GenerationSettings,
     settings: Mapping[str, Any],
-) -> str:
-    """A digest of all that the completions depend on. Its input is fixed: files made earlier carry it."""
-    how = f"max_tokens={generation.max_tokens!r}, temperature={generation.temperature!r}, seed={generation.seed!r}"
-    sources = (weights_digest(target), file_digest(target / "tokenizer.json"))
-    parts = [
-        *map(repr, sources), template_fingerprint(encoder.template), f"Generation({how})",
-        repr(sorted(settings.items())), *map(repr, cursors),
-    ]  # fmt: skip
+) -> str:  # fmt: skip
+    """A digest of all that the completions depend on."""
+    sources = (weights_digest(target), file_digest(target / "tokenizer.json"), encoder.template, generation)
+    parts = map(repr, (*sources, sorted(settings.items()), *cursors))
     return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]

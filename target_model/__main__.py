@@ -23,6 +23,7 @@ from target_model.tasks import read_tasks, read_texts
 MIB = 1 << 20
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path)
+COUNT = click.IntRange(min=1)
 T = TypeVar("T")
 
 
@@ -30,54 +31,28 @@ T = TypeVar("T")
 @click.option("--model", type=FOLDER, required=True, help="Model folder in the Hugging Face layout.")
 @click.option("--out", type=FOLDER, required=True, help="New folder for the INT8 copy.")
 @click.option(
-    "--scheme",
-    type=click.Choice(["w8a8"]),
-    default="w8a8",
-    help="w8a8: weights int8 per output channel, activations int8 per token.",
-)
-@click.option(
-    "--calibration",
-    type=FILE,
-    metavar="DATA",
+    "--calibration", type=FILE, metavar="DATA",
     help="Code to calibrate on: Parquet or JSON lines with a column text. Needs `make calibration`.",
-)
+)  # fmt: skip
+@click.option("--samples", type=COUNT, default=Calibration.num_samples, help="Texts of DATA to use, spread evenly.")
 @click.option(
-    "--samples",
-    type=click.IntRange(min=1),
-    default=Calibration.num_samples,
-    help="Texts of DATA that are used, spread evenly.",
-)
-@click.option(
-    "--smoothing",
-    type=click.FloatRange(0, 1),
-    default=Calibration.smoothing,
+    "--smoothing", type=click.FloatRange(0, 1), default=Calibration.smoothing,
     help="SmoothQuant's strength; 0: GPTQ alone.",
-)
+)  # fmt: skip
 @click.option(
-    "--calibration-python",
-    type=FILE,
-    default=ENVIRONMENT,
-    metavar="PYTHON",
-    show_default=False,
+    "--calibration-python", type=FILE, default=ENVIRONMENT, metavar="PYTHON", show_default=False,
     help="Interpreter of another environment with llmcompressor, such as one for CUDA.",
-)
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def quantize(
-    *,
-    model: Path,
-    out: Path,
-    scheme: str,
-    calibration: Path | None,
-    samples: int,
-    smoothing: float,
-    calibration_python: Path,
+    *, model: Path, out: Path, calibration: Path | None, samples: int, smoothing: float, calibration_python: Path,
     as_json: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Write an INT8 copy that vLLM loads on CPU and GPU.
 
-    Needs no data. With --calibration, SmoothQuant and GPTQ choose the rounding that changes the model's outputs on the
-    data least. Embeddings and the output head are kept, tokenizer and card are copied, and the folder appears whole or
-    not at all.
+    Weights are int8 per output channel, activations int8 per token. Needs no data. With --calibration, SmoothQuant and
+    GPTQ choose the rounding that changes the model's outputs on the data least. Embeddings and the output head are
+    kept, tokenizer and card are copied, and the folder appears whole or not at all.
 
     \b
     Example:
@@ -86,13 +61,13 @@ def quantize(
       target-model quantize --model target_model/embedded-bf16 --out work/embedded-calibrated \\
           --calibration work/embedded/corpus/train-00000.parquet
     """
-    context = click.get_current_context()
+    source_of = click.get_current_context().get_parameter_source
     for name in () if calibration else ("samples", "smoothing", "calibration_python"):
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if source_of(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} has no effect without --calibration")
     warnings: list[str] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(scheme, total=None)
+        task = progress.add_task("w8a8", total=None)
 
         def update(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
@@ -135,8 +110,8 @@ def _object(_context: click.Context, _parameter: click.Parameter, value: str) ->
 @click.option("--humaneval", type=FILE, help="HumanEval.jsonl.gz, for pass@1.")
 @click.option("--single-line", type=FILE, help="HumanEval-SingleLineInfilling.jsonl.gz.")
 @click.option("--held-out", type=FILE, help="Held-out code, Parquet or JSON lines with a column text.")
-@click.option("--max-tasks", type=click.IntRange(min=1), help="Of each set, spread evenly.  [default: all]")
-@click.option("--max-texts", type=click.IntRange(min=1), default=100, help="For the loss.")
+@click.option("--max-tasks", type=COUNT, help="Of each set, spread evenly.  [default: all]")
+@click.option("--max-texts", type=COUNT, default=100, help="For the loss.")
 @click.option("--out", type=FILE, help="Also write the figures there as JSON, after each model.")
 @click.option(
     "--engine-options", default="{}", callback=_object, metavar="JSON", show_default=False,
@@ -144,7 +119,7 @@ def _object(_context: click.Context, _parameter: click.Parameter, value: str) ->
 )  # fmt: skip
 @click.option(
     "--allow-weak-sandbox", is_flag=True,
-    help="Run programs on a kernel without namespaces or Landlock too: only on a machine that holds nothing else.",
+    help="Run programs without bubblewrap too: only on a machine that holds nothing else.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(

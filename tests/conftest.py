@@ -71,8 +71,7 @@ LONGEST = frozenset(
     f"tests/unit/{name}.py"
     for name in (
         "draft_model/test_pair",
-        "draft_model/test_trainer",
-        "draft_model/test_training_run",
+        "draft_model/test_training",
         "engine/on_vllm/test_vllm_environment",
         "loadtest/simulation/test_simulation_world",
         "speculation/test_speculation_trial",

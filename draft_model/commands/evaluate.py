@@ -1,50 +1,27 @@
-"""`draft-model evaluate`, `held-out` and `probes`."""
+"""`draft-model evaluate` and `held-out`."""
 
-import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import Progress
 
-from draft_model.commands import (
-    CONSOLE,
-    FILE,
-    FOLDER,
-    corpus_option,
-    counting,
-    engine_option,
-    json_option,
-    model_option,
-    refuse_without,
-    show,
-    stepping,
-)
+from draft_model.commands import COUNT, FILE, FOLDER, corpus_option, counting, engine_option, json_option, model_option
+from draft_model.commands import show as show_figures
 from draft_model.core import PipelineError, check_replaceable
 from draft_model.corpus.store import Corpus, Side
-from draft_model.data.fim import Split
 from draft_model.data.tokenizer import check_same_vocabulary, load_encoder
 from draft_model.evaluation.held_out import evaluate as evaluate_held_out
-from draft_model.evaluation.held_out import held_out_splits, probe_table, run_probes
+from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.offline import MAX_DRAFT, Pair, measure
-from draft_model.evaluation.online import NUM_OTHER_RUNS, IdentityReport, compare, measure_engine, read_prompts, serve
-from draft_model.evaluation.report import (
-    REPORT,
-    OfflineFigures,
-    as_record,
-    offline_figures,
-    render_report,
-    write_report,
-)
+from draft_model.evaluation.online import check_identity, measure_engine, read_prompts
+from draft_model.evaluation.report import REPORT, Report, offline_figures
 from draft_model.models import check_goes_with, load_model, read_config, refuse_options
 
 TEMPERATURES = (0.2, 0.8)
+PROMPT_TOKENS = 32
 ALL_LENGTHS = tuple(range(1, MAX_DRAFT + 1))
-IDENTITY_LENGTH = 4
 NOT_TO_CHOOSE = ("model", "speculative_config", "max_num_seqs")
 """vLLM's own settings that are fixed here; they are refused before hours of measuring."""
 
@@ -53,36 +30,30 @@ NOT_TO_CHOOSE = ("model", "speculative_config", "max_num_seqs")
 @click.option("--target", type=FOLDER, required=True)
 @click.option("--draft", type=FOLDER, required=True)
 @corpus_option
-@click.option("--out", type=FOLDER, help="Folder for report.md, report.json and acceptance.png.")
-@click.option("--cursors", type=click.IntRange(min=1), default=200, help="In held-out files.")
+@click.option("--out", type=FOLDER, help="Folder for report.md and report.json.")
+@click.option("--cursors", type=COUNT, default=200, help="In held-out files.")
 @click.option(
-    "--offline-cursors", type=click.IntRange(min=1),
+    "--offline-cursors", type=COUNT,
     help="At most so many of these offline too, in float32 on the CPU: few for a large target.  [default: all]",
 )  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(min=2), default=32, help="Of a completion.")
 @click.option(
-    "--speculate",
-    "lengths",
-    type=click.IntRange(1, MAX_DRAFT),
-    multiple=True,
-    default=ALL_LENGTHS,
-    show_default=False,
+    "--speculate", "lengths", type=click.IntRange(1, MAX_DRAFT), multiple=True, default=ALL_LENGTHS, show_default=False,
     help="K in the engine; may be given more than once.  [default: 1 to 8]",
-)
+)  # fmt: skip
 @click.option("--greedy-only", is_flag=True, help="Leave the temperatures out: a third of the time.")
 @click.option("--engine/--no-engine", "with_engine", default=True, help="Measure in vLLM too.")
 @click.option(
-    "--prompts",
-    type=FILE,
-    help=f"JSON lines with prompts, such as HumanEval: is greedy text the same with a draft of {IDENTITY_LENGTH}?",
-)
-@click.option("--prompt-tokens", type=click.IntRange(min=1), default=32, help="Of a prompt's completion.")
+    "--prompts", type=FILE,
+    help="JSON lines with prompts, such as HumanEval: is greedy text the same with a draft of 4?",
+)  # fmt: skip
+@click.option("--prompt-tokens", type=COUNT, help="Of a prompt's completion.  [default: 32]")
 @engine_option
 @json_option
 def evaluate(
     *, target: Path, draft: Path, corpus_folder: Path, out: Path | None, cursors: int, offline_cursors: int | None,
     max_tokens: int, lengths: tuple[int, ...], greedy_only: bool, with_engine: bool, prompts: Path | None,
-    prompt_tokens: int, engine_options: dict[str, Any], as_json: bool,
+    prompt_tokens: int | None, engine_options: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     """Measure how much of a draft its target accepts: by length, position and kind of code; offline and in vLLM.
 
@@ -93,14 +64,16 @@ def evaluate(
       draft-model evaluate --target T --draft D --corpus draft_model/held_out --no-engine --greedy-only
     """
     refuse_options(engine_options, *NOT_TO_CHOOSE)
-    refuse_without("prompts", "prompt_tokens")
+    if prompt_tokens is not None and prompts is None:
+        raise click.UsageError("--prompt-tokens has no effect without --prompts")
+    prompt_tokens = prompt_tokens or PROMPT_TOKENS
     if out is not None:
         check_replaceable(out, REPORT)
     check_same_vocabulary(draft, target)
     if with_engine or prompts:
         check_goes_with(draft, target)
     encoder = load_encoder(target)
-    asked = [encoder.encode_prompt(prompt, "", "") for prompt in read_prompts(prompts)] if prompts else []
+    asked = [encoder.encode_prompt(prompt, "", "") for prompt in (read_prompts(prompts) if prompts else ())]
     context = _context_tokens(target, draft, engine_options)
     _check_fit(asked, context - prompt_tokens, f"{prompts}, prompt")
     texts = [text for text in Corpus(corpus_folder).texts(Side.HELD_OUT) if not encoder.holds_marker(text)]
@@ -109,35 +82,28 @@ def evaluate(
     _check_fit(cursors_ids, context - max_tokens, f"{corpus_folder}, cursor")
     pair = Pair(load_model(target), load_model(draft), encoder)
     temperatures = () if greedy_only else TEMPERATURES
-    with Progress(console=CONSOLE, transient=True) as progress:
-        offline, online = _measure_offline(pair, splits, offline_cursors, max_tokens, temperatures, progress), None
-        if out is not None:
-            write_report(out, offline, None)  # Before the engine, which may fail.
-        if with_engine:
-            step = stepping(progress, "vLLM", len(set(lengths)) + NUM_OTHER_RUNS)
-            online = measure_engine(
-                target, draft, cursors_ids, sorted(set(lengths)), max_tokens, encoder.stops, temperatures,
-                engine_options, step,
-            )  # fmt: skip
-        identity = _identity(pair, target, draft, asked, prompt_tokens, engine_options) if asked else None
+    few = min(offline_cursors or len(splits), len(splits))
+    some = [splits[index * len(splits) // few] for index in range(few)]
+    with counting("offline") as on_done:
+        tallies = {degree: measure(pair, some, max_tokens, degree, on_done) for degree in (0.0, *temperatures)}
+    report = Report(offline_figures(few, tallies))
     if out is not None:
-        write_report(out, offline, online, identity)
-    record = json.dumps(as_record(offline, online, identity))
-    click.echo(record if as_json else render_report(offline, online, identity))
-
-
-def _measure_offline(
-    pair: Pair, splits: Sequence[Split], num_cursors: int | None, max_tokens: int, temperatures: Sequence[float],
-    progress: Progress,
-) -> OfflineFigures:  # fmt: skip
-    """Measure at `num_cursors` of the splits, spread evenly, or at all; greedily and at each temperature."""
-    number = min(num_cursors or len(splits), len(splits))
-    some = [splits[index * len(splits) // number] for index in range(number)]
-    tallies = {
-        degree: measure(pair, some, max_tokens, degree, counting(progress, f"offline, temperature {degree:g}"))
-        for degree in (0.0, *temperatures)
-    }
-    return offline_figures(len(some), tallies)
+        report.write(out)  # Before the engine, which may fail.
+    if with_engine:
+        with counting("vLLM") as on_run:
+            figures = measure_engine(
+                target, draft, cursors_ids, sorted(set(lengths)), max_tokens, encoder.stops, temperatures,
+                engine_options, on_run,
+            )  # fmt: skip
+        report = replace(report, engine=figures)
+    if asked:
+        identity = check_identity(
+            pair.target, target, draft, asked, max_tokens=prompt_tokens, stops=encoder.stops, options=engine_options
+        )
+        report = replace(report, identity=identity)
+    if out is not None:
+        report.write(out)
+    click.echo(report.to_json() if as_json else report.render())
 
 
 def _context_tokens(target: Path, draft: Path, options: dict[str, Any]) -> int:
@@ -149,20 +115,11 @@ def _context_tokens(target: Path, draft: Path, options: dict[str, Any]) -> int:
 
 def _check_fit(prompts: list[list[int]], most: int, name: str) -> None:
     """Raise PipelineError, before hours of measuring, when a prompt leaves no room for a completion."""
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts, 1):
         if len(prompt) > most:
             raise PipelineError(
-                f"{name} {number + 1}: {len(prompt):,} tokens, more than the {most:,} that the context has for it"
+                f"{name} {number}: {len(prompt):,} tokens, more than the {most:,} that the context has for it"
             )
-
-
-def _identity(
-    pair: Pair, target: Path, draft: Path, prompts: list[list[int]], max_tokens: int, options: dict[str, Any]
-) -> IdentityReport:  # fmt: skip
-    serve_to = partial(serve, target, max_tokens=max_tokens, stops=pair.encoder.stops, options=options)
-    (alone,) = serve_to(None, prompts, num_speculative_tokens=0)
-    (drafted,) = serve_to(draft, prompts, num_speculative_tokens=IDENTITY_LENGTH)
-    return compare(pair.target, prompts, alone.texts, drafted.texts)
 
 
 @click.command("held-out")
@@ -177,25 +134,6 @@ def held_out(*, model: Path, corpus_folder: Path, as_json: bool) -> None:
       draft-model held-out --model target_model/embedded --corpus draft_model/held_out
     """
     texts = Corpus(corpus_folder).texts(Side.HELD_OUT)
-    with Progress(console=CONSOLE, transient=True) as progress:
-        on_done = counting(progress, "rows and cursors")
+    with counting("rows and cursors") as on_done:
         found = evaluate_held_out(load_model(model), load_encoder(model), texts, on_done=on_done)
-    show(asdict(found), as_json=as_json)
-
-
-@click.command()
-@model_option
-@json_option
-def probes(model: Path, as_json: bool) -> None:
-    """Complete twenty predictable places greedily, with the server's prompts.
-
-    \b
-    Example:
-      draft-model probes --model target_model/embedded
-    """
-    results = run_probes(load_model(model), load_encoder(model))
-    if as_json:
-        click.echo(json.dumps([asdict(result) for result in results]))
-        return
-    click.echo(probe_table(results))
-    click.echo(f"{sum(result.is_right for result in results)} of {len(results)} as expected")
+    show_figures(asdict(found), as_json=as_json)

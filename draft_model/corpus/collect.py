@@ -1,14 +1,14 @@
-"""Collects a corpus from a stream of documents: filters, removes near copies, splits, writes; and renders its card.
+"""Collects a corpus from a stream of documents: filters, removes near copies, splits, writes.
 
-Exact copies are found by hash, near ones by MinHash and locality-sensitive hashing. The index is in memory, about 3.2
-KB a document; `deduplicate.py` handles corpora that do not fit. A hash of the name chooses the held-out repositories
-besides the named ones: the same choice on every machine, also when other repositories are added.
+Near copies are found by MinHash and locality-sensitive hashing; the index is in memory, about 3.2 KB a document. A hash
+of the name chooses the held-out repositories besides the named ones: the same choice on every machine, also when other
+repositories are added.
 """
 
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from zlib import crc32
@@ -17,7 +17,7 @@ from datasketch import MinHash, MinHashLSH  # type: ignore[import-untyped]
 
 from draft_model.core import PipelineError, replacing_folder
 from draft_model.corpus.filters import Refusal, Rules, judge
-from draft_model.corpus.store import MANIFEST, CorpusWriter, Document, Manifest, Side, write_manifest
+from draft_model.corpus.store import MANIFEST, CorpusWriter, Document, Manifest, Side
 
 NUM_PARTS = 4
 SIMILARITY = 0.7
@@ -60,81 +60,43 @@ def collect_corpus(documents: Iterable[Document], out: Path, settings: CorpusSet
                 writer.add(judged, side_of(judged.repository, settings.held_out_percent, settings.held_out))
         manifest = writer.finish(dict(sorted(refused.items())))
         _check(manifest, settings.held_out)
-        write_manifest(folder, manifest, render_card(manifest))
     return manifest
 
 
 def _check(manifest: Manifest, held_out: Collection[str]) -> None:
-    read = {source.name.lower() for source in manifest.sources}
-    unknown = [name for name in held_out if name.lower() not in read]
+    unknown = {name.lower() for name in held_out} - {source.name.lower() for source in manifest.sources}
     if unknown:
         raise PipelineError(f"to hold out, but nothing usable of it was read: {', '.join(sorted(unknown))}")
     for side in Side:
         if not manifest.num_files(side):
             total = sum(source.num_files for source in manifest.sources)
             left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.num_refused.items())
-            hint = "; --hold-out NAME holds a repository out" if side is Side.HELD_OUT and total else ""
             raise PipelineError(
-                f"the {side.value.replace('_', '-')} side of the corpus would be empty: {total} usable files, "
-                f"left out: {left_out or 'none'}{hint}"
+                f"the {side} side of the corpus would be empty: {total} usable files, left out: {left_out or 'none'}; "
+                "--hold-out NAME holds a repository out"
             )
-
-
-def render_card(manifest: Manifest) -> str:
-    """The card as Markdown: the sources with their licences, and the number of refused files by reason."""
-    lines = [
-        "# Corpus",
-        "",
-        *(
-            f"{side.value.replace('_', '-')}: {manifest.num_files(side):,} files, "
-            f"{manifest.num_bytes(side) / 1e6:.1f} MB  "
-            for side in Side
-        ),
-        f"digest: {manifest.digest}",
-        "",
-        "| left out because of | files |",
-        "| --- | --- |",
-        *(f"| {reason} | {count:,} |" for reason, count in manifest.num_refused.items()),
-        "",
-        "| source | version | licence | side | files | MB |",
-        "| --- | --- | --- | --- | --- | --- |",
-        *(
-            f"| {source.name} | {source.version} | {source.licence} | {source.side.replace('_', '-')} | "
-            f"{source.num_files:,} | {source.num_bytes / 1e6:.2f} |"
-            for source in manifest.sources
-        ),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 class NearDuplicates:
     """An index of the texts seen so far."""
 
     def __init__(self, similarity: float = SIMILARITY) -> None:
-        self._exact: set[bytes] = set()
         self._index = MinHashLSH(threshold=similarity, num_perm=NUM_PERMUTATIONS)
         self._num_seen = 0
 
     def is_new(self, text: str) -> bool:
         """Whether no similar text was seen before; a new text is added to the index."""
         words = _WORD.findall(text)
-        digest = hashlib.blake2b(" ".join(words).encode("utf-8", "replace"), digest_size=16).digest()
-        if len(words) < MIN_WORDS or digest in self._exact:
+        if len(words) < MIN_WORDS:
             return False
+        runs = {" ".join(words[at : at + SHINGLE_WORDS]) for at in range(len(words) - SHINGLE_WORDS + 1)}
         sketch = MinHash(num_perm=NUM_PERMUTATIONS, hashfunc=crc32)
-        sketch.update_batch(shingles(words))
+        sketch.update_batch([run.encode("utf-8", "replace") for run in runs])
         if self._index.query(sketch):
             return False
-        self._exact.add(digest)
         self._index.insert(str(self._num_seen), sketch, check_duplication=False)
         self._num_seen += 1
         return True
-
-
-def shingles(words: Sequence[str]) -> list[bytes]:
-    """Every run of `SHINGLE_WORDS` words, once."""
-    last = max(1, len(words) - SHINGLE_WORDS + 1)
-    return list({" ".join(words[at : at + SHINGLE_WORDS]).encode("utf-8", "replace") for at in range(last)})
 
 
 def side_of(repository: str, percent: float = HELD_OUT_PERCENT, named: Collection[str] = ()) -> Side:

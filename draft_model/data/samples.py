@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from math import exp, log
 from pathlib import PurePosixPath
 from random import Random
+from urllib.parse import quote
 
 import numpy as np
 
+from completion_server.core.request import Snippet
 from draft_model.core import PipelineError
 from draft_model.data.fim import Split, encode_split, narrow, ragged_pieces, split_at_random
-from draft_model.data.tokenizer import NO_CONTEXT, PromptContext, Snippet, TemplateEncoder
+from draft_model.data.tokenizer import NO_CONTEXT, PromptContext, TemplateEncoder
 
 FIM_SHARE = 0.7
 SNIPPET_SHARE = 0.2
@@ -80,8 +82,12 @@ class CorpusText:
         others = [other for other in self._folders[_folder(self._paths[index])] if other != index]
         chosen = rng.sample(others, min(len(others), rng.randint(1, MAX_SNIPPETS)))
         size = num_chars // max(1, len(chosen))
-        pieces = [Snippet(self._paths[other], self._piece(other, size, rng)) for other in chosen]
-        snippets = tuple(piece for piece in pieces if piece.text.rstrip().count("\n") + 1 >= MIN_SNIPPET_LINES)
+        pieces = (self._piece(other, size, rng) for other in chosen)
+        snippets = tuple(
+            Snippet(quote(self._paths[other], errors="replace"), text, score)
+            for score, (other, text) in enumerate(zip(chosen, pieces, strict=True))
+            if text.rstrip().count("\n") + 1 >= MIN_SNIPPET_LINES
+        )
         return PromptContext(self._paths[index], snippets) if snippets else NO_CONTEXT
 
     def _piece(self, index: int, num_chars: int, rng: Random) -> str:

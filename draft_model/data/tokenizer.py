@@ -7,8 +7,9 @@ behind file markers, under text headers in the prefix, or as comments there, as 
 """
 
 import json
+from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,23 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from completion_server.core.errors import ConfigError
+from completion_server.core.languages import language_of
+from completion_server.core.request import Snippet
+from completion_server.prompt.builder import begin_ids
 from completion_server.prompt.loading import load_prompt_builder
 from completion_server.prompt.settings import PromptSettings
-from completion_server.prompt.snippets import short_path
-from completion_server.prompt.templates import EMBEDDED, FimOrder, PathAt, Template
+from completion_server.prompt.snippets import NOTHING, Rendered, SnippetRenderer
+from completion_server.prompt.templates import EMBEDDED, FimOrder, Template
 from completion_server.prompt.tokens.boundaries import flat
 from completion_server.prompt.tokens.plaintext import end_token_ids, make_plain
+from completion_server.prompt.tokens.reuse import EMPTY, Encoded
 from draft_model.core import CONTEXT_TOKENS, VOCAB_SIZE, PipelineError, replacing_folder
 
 COMPLETION_ENDS = {"codellama": "▁<EOT>"}
 """The token that ends a completion, in families that end a file with another one ("Code Llama", section 2.3)."""
-
-_NAMED_IN_FINGERPRINTS = ("name", "order", "prefix", "suffix", "middle", "file", "lines_behind")
-_RECORDED = (*_NAMED_IN_FINGERPRINTS, "ends", "path_at", "text_header")
+UNCUT = 1 << 24
+"""Tokens: a budget for snippets that cuts none, because samples have cut them already."""
+SHOWN_TOKENS = 8
 END = "<|endoftext|>"
 SPECIAL_TOKENS = (END, *EMBEDDED.markers)
 PATTERN = (
@@ -41,75 +46,17 @@ PATTERN = (
     r"|\s+(?!\S)"  # indentation, less the space that the word takes
     r"|\s+"
 )
-HASH_ENDINGS = (
-    "dockerfile", "makefile", ".cmake", ".coffee", ".ex", ".exs", ".jl", ".mk", ".nim", ".pl", ".ps1", ".py", ".pyi",
-    ".r", ".rb", ".sh", ".toml", ".yaml", ".yml",
-)  # fmt: skip
-DASH_ENDINGS = (".adb", ".ads", ".elm", ".hs", ".lua", ".sql", ".vhd", ".vhdl")
-
-
-@dataclass(frozen=True)
-class Snippet:
-    """A piece of another file, in whole lines."""
-
-    path: str
-    text: str
 
 
 @dataclass(frozen=True)
 class PromptContext:
-    """The path of the edited file, and the snippets that its prompt shows; the best snippet is the last."""
+    """The path of the edited file, and the snippets that its prompt shows; the best has the highest score."""
 
     path: str = ""
     snippets: tuple[Snippet, ...] = ()
 
 
 NO_CONTEXT = PromptContext()
-
-
-def file_texts(template: Template, context: PromptContext) -> list[str]:
-    """The texts behind file markers, which stand before the first marker of the prompt itself."""
-    if not (template.file and context.snippets):
-        return []
-    if template.path_at is PathAt.NOWHERE:
-        return [_whole(snippet) for snippet in context.snippets]
-    texts = [f"{shown_path(snippet.path)}\n{_whole(snippet)}" for snippet in context.snippets]
-    return [*texts, f"{shown_path(context.path)}\n" if template.path_at is PathAt.OUTSIDE else ""]
-
-
-def lead_of(template: Template, context: PromptContext) -> str:
-    """The text at the start of the prefix: headers, comments or the path, as the template says."""
-    if not context.snippets:
-        return ""
-    own = shown_path(context.path)
-    if template.file:
-        return f"{own}\n" if template.path_at is PathAt.INSIDE else ""
-    if template.text_header:
-        texts = [_headed(template, shown_path(snippet.path)) + _whole(snippet) for snippet in context.snippets]
-        return "".join([*texts, _headed(template, own)])
-    leader = comment_leader(context.path)
-    lines = [line for each in context.snippets for line in (f"{shown_path(each.path)}:", *_whole(each).splitlines())]
-    return "".join(f"{leader} {line}".rstrip() + "\n" for line in lines)
-
-
-def shown_path(path: str) -> str:
-    """The last parts of a path, on one line, as the server shows those of a URI."""
-    return short_path(quote(path, errors="replace"))
-
-
-def comment_leader(path: str) -> str:
-    """The characters that open a line comment in a file of this name."""
-    if path.lower().endswith(HASH_ENDINGS):
-        return "#"
-    return "--" if path.lower().endswith(DASH_ENDINGS) else "//"
-
-
-def _whole(snippet: Snippet) -> str:
-    return snippet.text.rstrip("\r\n") + "\n"
-
-
-def _headed(template: Template, path: str) -> str:
-    return template.text_header.replace("{path}", path)
 
 
 class TemplateEncoder:
@@ -126,7 +73,7 @@ class TemplateEncoder:
             raise PipelineError(f"the tokenizer lacks {', '.join(missing)} of the template {template.name}")
         self.template = template
         self.end = vocabulary[end]
-        self.begin = _begin_ids(backend)
+        self.begin = list(begin_ids(backend))
         plain = _without_blank(backend)
         self._opening = " " if plain else ""
         self._backend = plain or backend
@@ -134,6 +81,7 @@ class TemplateEncoder:
         """Tokens that end a completion in the server."""
         self._ids = {marker: vocabulary[marker] for marker in template.markers}
         self._reserved = (*template.markers, end)
+        self._renderer = SnippetRenderer(template, self._ids.get(template.file))
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
@@ -153,9 +101,8 @@ class TemplateEncoder:
     def encode_prompt(self, before: str, typed: str, after: str, context: PromptContext = NO_CONTEXT) -> list[int]:
         """Token ids of the prompt for the text between `typed` and `after`, with other files in front."""
         template = self.template
-        before = self._opening + lead_of(template, context) + before
-        texts = file_texts(template, context)
-        files = [token for text in texts for token in (self._ids[template.file], *self.encode(text))]
+        shown = self._render(context) if context.snippets else NOTHING
+        before, files = self._opening + shown.lead + before, list(shown.ids)
         if template.is_all_typed:
             before, typed = "", before + typed
         elif not template.has_typed:
@@ -168,6 +115,13 @@ class TemplateEncoder:
         if not template.middle:
             return [*self.begin, *files, *both]
         return [*self.begin, *files, *both, self._ids[template.middle], *self.encode(typed)]
+
+    def _render(self, context: PromptContext) -> Rendered:
+        path, language = quote(context.path, errors="replace"), language_of("", context.path, "").name.lower()
+        return self._renderer.render(context.snippets, path, language, UNCUT, self._encoded)
+
+    def _encoded(self, text: str) -> Encoded:
+        return replace(EMPTY, text=text, ids=array("I", self.encode(text)))
 
     def encode_file(self, pieces: Sequence[str]) -> list[int]:
         """Token ids of a file as plain text, each piece tokenised on its own."""
@@ -191,13 +145,6 @@ def _without_blank(backend: Tokenizer) -> Tokenizer | None:
     return Tokenizer.from_str(json.dumps(spec))
 
 
-def _begin_ids(backend: Tokenizer) -> list[int]:
-    """The tokens that the tokenizer puts before a text: its bos token, if it adds one."""
-    with_begin: list[int] = backend.encode("a", add_special_tokens=True).ids
-    text: list[int] = backend.encode("a", add_special_tokens=False).ids
-    return with_begin[: next(at for at in range(len(with_begin)) if with_begin[at : at + len(text)] == text)]
-
-
 def server_template(folder: Path, settings: PromptSettings | None = None) -> Template:
     """The template that the server uses for a model or tokenizer folder; PipelineError when it can't serve it."""
     settings = settings or PromptSettings()
@@ -206,32 +153,6 @@ def server_template(folder: Path, settings: PromptSettings | None = None) -> Tem
     except ConfigError as error:
         raise PipelineError(f"the server builds no prompts for {folder}: {error}") from error
     return builder.template
-
-
-def template_record(template: Template) -> dict[str, Any]:
-    """The fields of a template that shape a prompt, for JSON."""
-    fields = asdict(template)
-    record = {name: fields[name] for name in _RECORDED}
-    return record | {"order": template.order.value, "path_at": template.path_at.value}
-
-
-def read_template(record: dict[str, Any]) -> Template:
-    """The template of a record, which may be of an earlier version and lack the last fields."""
-    fields = {name: value for name, value in record.items() if name in _RECORDED}
-    return Template(
-        **fields
-        | {
-            "order": FimOrder(record["order"]),
-            "path_at": PathAt(record.get("path_at", PathAt.NOWHERE.value)),
-            "ends": tuple(record.get("ends", ())),
-        }
-    )
-
-
-def template_fingerprint(template: Template) -> str:
-    """The text that names a template in fingerprints. Its form is fixed: checkpoints are compared by its hash."""
-    record = template_record(template)
-    return f"Layout({', '.join(f'{name}={record[name]!r}' for name in _NAMED_IN_FINGERPRINTS)})"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
@@ -302,11 +223,10 @@ def load_encoder(folder: Path) -> TemplateEncoder:
 def check_same_vocabulary(draft: Path, target: Path) -> None:
     """Raise PipelineError, which names the tokens, when the vocabularies of a draft and its target differ."""
     ours, theirs = load_tokenizer(draft).get_vocab(), load_tokenizer(target).get_vocab()
-    differing = [token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)]
+    differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
     if differing:
-        differing.sort(key=lambda token: (min(ours.get(token, 1 << 60), theirs.get(token, 1 << 60)), token))
-        shown = ", ".join(repr(token) for token in differing[:8])
+        shown = ", ".join(map(repr, differing[:SHOWN_TOKENS]))
         raise PipelineError(
-            f"{draft} and {target} have other vocabularies: {len(differing):,} tokens differ: {shown}"
-            f"{' ...' if len(differing) > 8 else ''}; a draft takes its target's tokenizer"  # noqa: PLR2004
+            f"{draft} and {target} have other vocabularies: {len(differing):,} tokens differ: {shown} ...; a draft "
+            "takes its target's tokenizer"
         )

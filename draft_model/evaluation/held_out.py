@@ -1,8 +1,4 @@
-"""Measures one model: on held-out files (loss, bits per byte, completions), and on twenty probes.
-
-A probe is a predictable place in code that a model completes greedily, with the server's prompts. It passes when the
-completion begins with one of the texts that any Python programmer would expect.
-"""
+"""Measures one model on held-out files: loss, bits per byte, completions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,18 +12,13 @@ from transformers import PreTrainedModel
 from draft_model.data.fim import Split, encode_split, split_at_random
 from draft_model.data.samples import CorpusText
 from draft_model.data.tokenizer import TemplateEncoder
-from draft_model.models import write_tokens
-from draft_model.training.optim import token_losses
+from draft_model.training.losses import next_token_logits, token_losses
 
 NUM_SPLITS = 400
 SPLIT_CHARS = 1600
 SEED = 11
 ROW_TOKENS = 1024
 """Longest row, also of a longer context: the logits of a row are in memory at once."""
-MAX_NEW_TOKENS = 24
-_INIT = "class Point:\n    def __init__(self, x, y):\n"
-_READ = "import json\n\n\ndef read_config(path):\n"
-_TOTAL = "def total(items):\n    result = 0\n"
 
 
 @dataclass(frozen=True)
@@ -75,7 +66,7 @@ def evaluate(
     rows, num_bytes = text_rows(texts, encoder, min(ROW_TOKENS, model.config.max_position_embeddings))
     total = 0.0
     for number, row in enumerate(rows, 1):
-        total += float(token_losses(model, row).sum())
+        total += float(token_losses(next_token_logits(model, row), row).sum())
         on_done(number, len(rows) + num_splits)
     num_tokens = sum(row.shape[1] - 1 for row in rows)
     middle_total, num_middle, num_first = 0.0, 0, 0
@@ -93,75 +84,3 @@ def evaluate(
         total / num_tokens, total / math.log(2) / num_bytes, num_tokens,
         middle_total / num_middle, num_first / len(splits), len(splits),
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class CursorProbe:
-    """The text around a cursor and the accepted beginnings; `typed` is the cursor's line left of the cursor."""
-
-    before: str
-    typed: str
-    after: str
-    expected: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ProbeResult:
-    """A probe, its completion, and whether that begins as expected."""
-
-    probe: CursorProbe
-    completion: str
-    is_right: bool
-
-
-PROBES: tuple[CursorProbe, ...] = (
-    CursorProbe("", "for i in ra", "", ("nge(",)),
-    CursorProbe(_TOTAL, "    for item in it", "\n", ("ems:",)),
-    CursorProbe(_INIT, "        self.x = ", "\n", ("x",)),
-    CursorProbe(_INIT + "        self.x = x\n", "        self.y", "\n", (" = y",)),
-    CursorProbe("class Node:\n", "    def __init__(se", "", ("lf",)),
-    CursorProbe("class Node:\n", "    def __in", "", ("it__(self",)),
-    CursorProbe("def main():\n", '    print("hello"', "\n", (")",)),
-    CursorProbe("def first(items):\n", "    return items[0", "\n", ("]",)),
-    CursorProbe(_TOTAL + "    for item in items:\n        result += item\n", "    ret", "\n", ("urn result",)),
-    CursorProbe("import os\n", "import s", "\nimport time\n", ("ys",)),
-    CursorProbe("try:\n    import numpy as np\n", "except Imp", ":\n    np = None\n", ("ortError",)),
-    CursorProbe("def check(value):\n    if value < 0:\n", "        raise Val", "\n", ("ueError(",)),
-    CursorProbe("def run():\n    pass\n\n\n", 'if __name__ == "__ma', "\n    run()\n", ('in__":',)),
-    CursorProbe(_READ, "    with open(path) a", "\n        return json.load(file)\n", ("s file:",)),
-    CursorProbe(_READ + "    with open(path) as file:\n", "        return json.lo", "\n", ("ad(file)",)),
-    CursorProbe("def square(x):\n", "    return x *", "\n", (" x", "* 2")),
-    CursorProbe("def is_empty(items):\n", "    return len(items) =", "\n", ("= 0",)),
-    CursorProbe(
-        "def find(items, key):\n    if key not in items:\n", "        return No", "\n    return items[key]\n", ("ne",)
-    ),
-    CursorProbe("import os\n\n\ndef join(folder, name):\n", "    return os.path.jo", "\n", ("in(folder, name)",)),
-    CursorProbe("settings = {}\n", "for key, value in settings.ite", "\n    print(key, value)\n", ("ms():",)),
-)
-
-
-def run_probes(model: PreTrainedModel, encoder: TemplateEncoder) -> list[ProbeResult]:
-    """Complete every probe greedily, with at most `MAX_NEW_TOKENS` tokens."""
-    results = []
-    for probe in PROBES:
-        prompt = encoder.encode_prompt(probe.before, probe.typed, probe.after)
-        completion = encoder.decode(write_tokens(model, prompt, MAX_NEW_TOKENS, stops=encoder.stops))
-        results.append(ProbeResult(probe, completion, completion.startswith(probe.expected)))
-    return results
-
-
-def probe_table(results: list[ProbeResult]) -> str:
-    """The probes as a Markdown table: the line with the cursor as `│`, the completion, and whether it is right."""
-    rows = ["| the line, │ is the cursor | came out | as expected |", "| --- | --- | --- |"]
-    for result in results:
-        line = f"{result.probe.typed.strip()}│{result.probe.after.partition(chr(10))[0]}"
-        rows.append(f"| {_code(line)} | {_code(result.completion)} | {'yes' if result.is_right else 'no'} |")
-    return "\n".join(rows)
-
-
-def _code(text: str) -> str:
-    shown = text.replace("\n", "⏎").replace("|", "\\|")
-    if not shown:
-        return "(nothing)"
-    fence = "``" if "`" in shown else "`"
-    return f"{fence}{shown}{fence}"

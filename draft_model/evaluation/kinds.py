@@ -1,32 +1,15 @@
-"""Classifies characters of code by kind, with Python's own tokenizer: the kinds of the acceptance table.
+"""Classifies characters of Python by kind, with Pygments: the kinds of the acceptance table.
 
-Each token gets the first kind that fits:
-
-    comments    comments, and strings that are statements of their own (docstrings)
-    syntax      brackets, commas, colons, dots, semicolons, line ends and indentation
-    idioms      keywords, builtins, self and cls, names with two underscores around them, and the names after `import`
-    logic       operators, numbers, and other strings
-    identifiers all other names
-
-At an error (a piece of a file may begin with an indentation that no later line fits) the tokenizer restarts. A
-character at which it can't start counts as logic.
+A blank counts with the token behind it, so that a token of the model with a blank in front has the kind of its word.
 """
 
-import builtins
-import io
-import keyword
-import tokenize
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from enum import Enum
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import Any
 
-_SYNTAX = frozenset("()[]{},:.;") | {"->"}
-_KNOWN = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | {"self", "cls"}
-_LAYOUT = frozenset({tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER})
-_NO_PART = frozenset({tokenize.NL, tokenize.COMMENT})
-"""Tokens outside logical lines: they may stand anywhere, inside brackets too."""
-_BEFORE_STATEMENT = _LAYOUT - _NO_PART
+from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
+from pygments.token import Comment, Keyword, Name, Operator, Punctuation, String, Text  # type: ignore[import-untyped]
 
 
 class Kind(Enum):
@@ -39,75 +22,30 @@ class Kind(Enum):
     LOGIC = "logic"
 
 
-@dataclass
-class _Line:
-    """The state of a logical line: its previous token, and whether it is an import."""
-
-    previous: int = tokenize.NEWLINE
-    is_import: bool = field(default=False)
-
-    def kind_of(self, token: tokenize.TokenInfo) -> Kind:
-        """The kind of the next token."""
-        kind = self._decide(token)
-        if token.type == tokenize.NEWLINE:
-            self.is_import = False
-        elif token.string in {"import", "from"} and self.previous in _BEFORE_STATEMENT:
-            self.is_import = True
-        if token.type not in _NO_PART:
-            self.previous = token.type
-        return kind
-
-    def _decide(self, token: tokenize.TokenInfo) -> Kind:
-        if token.type == tokenize.COMMENT:
-            return Kind.COMMENTS
-        if token.type in _LAYOUT or token.string in _SYNTAX:
-            return Kind.SYNTAX
-        if token.type == tokenize.NAME:
-            return Kind.IDIOMS if self.is_import or _is_known(token.string) else Kind.IDENTIFIERS
-        if token.type == tokenize.STRING and self.previous in _BEFORE_STATEMENT:
-            return Kind.COMMENTS
-        return Kind.LOGIC
-
-
-def _is_known(name: str) -> bool:
-    return name in _KNOWN or (name.startswith("__") and name.endswith("__"))
+_KINDS: tuple[tuple[Kind, tuple[Any, ...]], ...] = (
+    (Kind.COMMENTS, (Comment, String.Doc)),
+    (Kind.SYNTAX, (Punctuation, Text)),
+    (Kind.IDIOMS, (Keyword, Operator.Word, Name.Builtin, Name.Exception, Name.Function.Magic, Name.Namespace)),
+    (Kind.IDENTIFIERS, (Name,)),
+)
+"""The first kind that fits a token; others (operators, numbers, other strings, errors) are logic."""
+_SYNTAX = frozenset({".", "->"})
+_LEXER = PythonLexer(stripnl=False, ensurenl=False)
 
 
 def kinds_of(text: str) -> list[Kind]:
-    """The kind of every character of `text`; blanks between tokens count with the token behind them."""
+    """The kind of every character of `text`."""
     kinds: list[Kind] = []
-    while len(kinds) < len(text):
-        rest = text[len(kinds) :]
-        found = _kinds_up_to_a_fault(rest) or _kinds_up_to_a_fault(rest[: rest.find("\n") + 1] or rest)
-        kinds += found or [Kind.LOGIC]
+    for _, token, value in _LEXER.get_tokens_unprocessed(text):
+        if value in _SYNTAX:
+            kind = Kind.SYNTAX
+        else:
+            kind = next((kind for kind, types in _KINDS if any(token in one for one in types)), Kind.LOGIC)
+        kinds += [kind] * len(value)
+    for at in range(len(text) - 2, -1, -1):
+        if text[at].isspace() and text[at] != "\n":
+            kinds[at] = kinds[at + 1]
     return kinds
-
-
-def _kinds_up_to_a_fault(text: str) -> list[Kind]:
-    """The kinds of the characters up to the first error of Python's tokenizer."""
-    starts = _line_starts(text)
-    kinds: list[Kind] = []
-    line = _Line()
-    for token in _tokens(text):
-        if token.end[0] > len(starts):
-            break
-        end = starts[token.end[0] - 1] + token.end[1]
-        kinds += [line.kind_of(token)] * (min(end, len(text)) - len(kinds))
-    return kinds
-
-
-def _line_starts(text: str) -> list[int]:
-    starts = [0]
-    for line in text.split("\n"):  # As the tokenizer does: a form feed ends no line.
-        starts.append(starts[-1] + len(line) + 1)
-    return starts
-
-
-def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
-    try:
-        yield from tokenize.generate_tokens(io.StringIO(text).readline)
-    except (tokenize.TokenError, SyntaxError):
-        return
 
 
 def kinds_of_pieces(text: str, start: int, pieces: Sequence[str]) -> list[Kind]:
@@ -116,8 +54,6 @@ def kinds_of_pieces(text: str, start: int, pieces: Sequence[str]) -> list[Kind]:
     A piece of nothing but blanks has the kind of its first character.
     """
     kinds = kinds_of(text)
-    ends = [start]
-    for piece in pieces:
-        ends.append(ends[-1] + len(piece))
+    ends = accumulate(map(len, pieces), initial=start)
     shown = (next((at for at in range(begin, end) if not text[at].isspace()), begin) for begin, end in pairwise(ends))
     return [kinds[at] if at < len(kinds) else Kind.SYNTAX for at in shown]

@@ -28,7 +28,8 @@ TIMED_TOKENS = 64
 TIMED_ROUNDS = 5
 TIMED_TURNS = 2
 """Engines on which each model is timed, alternating with the other model's because a machine's speed drifts."""
-NUM_OTHER_RUNS = 2 + 2 * TIMED_TURNS
+IDENTITY_LENGTH = 4
+"""K of the comparison of greedy text."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,19 @@ class IdentityReport:
         """The share of completions that are the same."""
         return 1.0 - len(self.differences) / self.num_prompts
 
+    def __str__(self) -> str:
+        """The comparison in a sentence."""
+        same = self.num_prompts - len(self.differences)
+        summary = f"{same} of {self.num_prompts} greedy completions are the same with the draft"
+        if not self.differences:
+            return f"{summary}."
+        widest = max(difference.gap_nats for difference in self.differences)
+        verdict = "which" if widest <= MAX_ROUNDING_NATS else "more than"
+        return (
+            f"{summary}; where they differ the target sets the two tokens {widest:.3f} nats apart at most, {verdict} "
+            "rounding to bfloat16 explains."
+        )
+
 
 def read_prompts(path: Path) -> list[str]:
     """The `prompt` of every record of a file of JSON lines, packed with gzip or not; PipelineError when it has none."""
@@ -139,18 +153,13 @@ def compare(
     return IdentityReport(len(prompts), tuple(found))
 
 
-def describe(identity: IdentityReport) -> str:
-    """The comparison in a sentence."""
-    same = identity.num_prompts - len(identity.differences)
-    summary = f"{same} of {identity.num_prompts} greedy completions are the same with the draft"
-    if not identity.differences:
-        return f"{summary}."
-    widest = max(difference.gap_nats for difference in identity.differences)
-    verdict = "which" if widest <= MAX_ROUNDING_NATS else "more than"
-    return (
-        f"{summary}; where they differ the target sets the two tokens {widest:.3f} nats apart at most, {verdict} "
-        "rounding to bfloat16 explains."
-    )
+def check_identity(
+    model: PreTrainedModel, target: Path, draft: Path, prompts: Sequence[Sequence[int]], **how: Any  # noqa: ANN401
+) -> IdentityReport:  # fmt: skip
+    """Compare greedy text of the target in vLLM with and without a draft of `IDENTITY_LENGTH`; `how` as for `serve`."""
+    (alone,) = serve(target, None, prompts, num_speculative_tokens=0, **how)
+    (drafted,) = serve(target, draft, prompts, num_speculative_tokens=IDENTITY_LENGTH, **how)
+    return compare(model, prompts, alone.texts, drafted.texts)
 
 
 @dataclass(frozen=True)
@@ -209,40 +218,33 @@ def _time_a_step(engine: OfflineEngine, prompt: Sequence[int]) -> float:
 def measure_engine(
     target: Path, draft: Path, prompts: Sequence[Sequence[int]], lengths: Sequence[int], max_tokens: int,
     stops: Sequence[int], temperatures: Sequence[float] = (), options: Mapping[str, Any] | None = None,
-    on_run: Callable[[], None] = lambda: None,
+    on_run: Callable[[int, int], None] = lambda done, total: None,
 ) -> EngineFigures:  # fmt: skip
     """Serve the prompts without the draft and with each K of `lengths`, one at a time, and time both models' steps.
 
     Greedily, then at each temperature; the tokens `stops` end a completion. A machine's speed drifts, so the runs
-    without the draft come before and after all others, and the two models' steps are timed alternately. `on_run` is
-    called after every engine's run, `len(lengths) + NUM_OTHER_RUNS` times.
+    without the draft come before and after all others, and the two models' steps are timed alternately.
+    `on_run(done, total)` is called after every engine's run.
     """
     degrees = (0.0, *temperatures)
-    serve_alone = partial(
-        serve, target, None, prompts, num_speculative_tokens=0, max_tokens=max_tokens, stops=stops, options=options
-    )
-    (before,) = serve_alone()
-    on_run()
     # A draft's own context may be shorter than the target's.
     own = {name: value for name, value in (options or {}).items() if name != "max_model_len"}
+    total = len(lengths) + 2 + TIMED_TURNS
+    run = partial(serve, target, prompts=prompts, max_tokens=max_tokens, stops=stops, options=options)
+    (before,) = run(None, num_speculative_tokens=0)
     steps: list[DecodeTimes] = []
-    for _ in range(TIMED_TURNS):
+    for done in range(1, TIMED_TURNS + 1):
         target_s = step_time_s(target, prompts[0], "full", options)
-        on_run()
         steps.append(DecodeTimes(target_s * 1e3, step_time_s(draft, prompts[0], "piecewise", own) * 1e3))
-        on_run()
+        on_run(done + 1, total)
     found = []
-    for length in lengths:
-        served = serve(
-            target, draft, prompts, num_speculative_tokens=length, max_tokens=max_tokens, stops=stops,
-            temperatures=degrees, options=options,
-        )  # fmt: skip
+    for done, length in enumerate(lengths, 2 + TIMED_TURNS):
+        served = run(draft, num_speculative_tokens=length, temperatures=degrees)
         counted = {degree: one.acceptance for degree, one in zip(degrees, served, strict=True) if one.acceptance}
         same = sum(left == right for left, right in zip(served[0].texts, before.texts, strict=True))
         found.append((counted, same / len(prompts), served[0].tokens_per_s))
-        on_run()
-    (after,) = serve_alone()
-    on_run()
+        on_run(done, total)
+    (after,) = run(None, num_speculative_tokens=0)
     alone = (before.tokens_per_s, after.tokens_per_s)
     runs = (engine_run(counted, same, speed, mean(alone), tuple(steps)) for counted, same, speed in found)
     return EngineFigures(tuple(runs), alone, tuple(steps))

@@ -1,4 +1,1 @@
-"""Trains a model on blocks of tokens: loop, optimiser, loss, checkpoints, processes, and the records of a run.
-
-Must not know corpora or command lines.
-"""
+"""Trains a model on blocks of tokens with transformers' Trainer. Must not know corpora or command lines."""

@@ -1,15 +1,12 @@
 """Estimates days, GPU hours, cost and memory of a training run from a utilisation."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
 
 from draft_model.core import PipelineError, Preset
-from draft_model.training.run import METRICS, read_metrics
-from draft_model.training.world import GPUS
+from draft_model.training.gpus import GPUS
 
 DEFAULT_UTILISATION = 0.35
-"""A cautious guess for FSDP2 in bfloat16 without tuning; `train` prints the measured one."""
+"""A cautious guess for FSDP2 in bfloat16 without tuning; `train` logs the measured one."""
 BYTES_PER_MATRIX_PARAMETER = 4 + 4 + 4 + 2
 """Weight, gradient and Muon's momentum in float32, and the bfloat16 copy for computing."""
 BYTES_PER_OTHER_PARAMETER = 4 + 4 + 8 + 2
@@ -18,23 +15,6 @@ BYTES_PER_TEACHER_PARAMETER = 2
 """Bfloat16, sharded over the GPUs like the draft."""
 TEACHER_FLOPS_PER_PARAMETER = 2
 """Operations per parameter and token of a forward pass, a third of training's six; attention is not counted."""
-SECONDS_PER_DAY = 86_400.0
-
-
-@dataclass(frozen=True)
-class Utilisation:
-    """The share of the GPUs' peak that goes into the models, 0 to 1, and the source of that figure.
-
-    `has_teacher` means that the measured run distilled. `train` counts the draft's operations only, so the teacher's
-    time lowers that share.
-    """
-
-    share: float
-    source: str
-    has_teacher: bool = False
-
-
-ASSUMED = Utilisation(DEFAULT_UTILISATION, "assumed")
 
 
 @dataclass(frozen=True)
@@ -47,9 +27,7 @@ class TrainingPlan:
     num_parameters: int
     num_teacher_parameters: int
     flops: float
-    teacher_flops: float
     utilisation: float
-    utilisation_source: str
     tokens_per_s: float
     days: float
     gpu_hours: float
@@ -57,67 +35,36 @@ class TrainingPlan:
     state_gib_per_gpu: float
     gib_per_gpu: int
 
-
-def measured_utilisation(run: Path) -> Utilisation:
-    """The median over a run's steps with a utilisation; PipelineError when there are none or the median is above 1."""
-    if not run.is_dir():
-        raise PipelineError(f"there is no run in {run}: it is no folder")
-    steps = read_metrics(run)
-    shares = [share for step in steps if (share := step.get("utilisation", 0.0)) > 0.0]
-    if not shares:
-        raise PipelineError(f"{run / METRICS}: no step with a utilisation above 0 among {len(steps)}")
-    share = median(shares)
-    if share > 1.0:
-        raise PipelineError(f"{run / METRICS}: the median utilisation must be at most 1, it is {share:.3g}")
-    # Without a teacher the divergence is 0 exactly.
-    has_teacher = any(step.get("divergence", 0.0) != 0.0 for step in steps)
-    source = f"measured in {run}" + (", its teacher's time included" if has_teacher else "")
-    return Utilisation(share, source, has_teacher)
+    def __str__(self) -> str:
+        """The plan in a few lines."""
+        teacher = f" and {self.num_teacher_parameters / 1e9:.2f}B of a teacher" if self.num_teacher_parameters else ""
+        return (
+            f"{self.num_parameters / 1e9:.2f}B parameters{teacher}, {self.flops:.2e} operations\n"
+            f"{self.tokens_per_s:,.0f} tokens/s at {self.utilisation:.1%} of the peak\n"
+            f"{self.days:.1f} days, {self.gpu_hours:,.0f} GPU hours, about ${self.dollars:,.0f}\n"
+            f"{self.state_gib_per_gpu:.1f} of {self.gib_per_gpu} GiB a GPU for all weights and the optimiser, "
+            "the rest for activations"
+        )
 
 
 def make_plan(
-    preset: Preset, num_tokens: float, gpu: str, num_gpus: int, utilisation: Utilisation = ASSUMED,
-    dollars_per_hour: float | None = None, num_teacher_parameters: int = 0,
+    preset: Preset, num_tokens: float, gpu: str, num_gpus: int, utilisation: float = DEFAULT_UTILISATION,
+    num_teacher_parameters: int = 0,
 ) -> TrainingPlan:  # fmt: skip
-    """The plan for training `preset` on `num_tokens`; with a teacher if `num_teacher_parameters` is above 0.
+    """The plan for training `preset` on `num_tokens`, with a teacher if `num_teacher_parameters` is above 0.
 
-    PipelineError for a GPU that is not in the table, no tokens, or a teacher that would count twice.
+    `utilisation` is the share of the GPUs' peak that goes into both models. PipelineError for an unknown GPU.
     """
     if gpu not in GPUS:
         raise PipelineError(f"no figures for the GPU {gpu!r}; there are: {', '.join(sorted(GPUS))}")
-    if num_tokens <= 0:
-        raise PipelineError(f"tokens: must be above 0, not {num_tokens:g}")
-    if num_teacher_parameters < 0:
-        raise PipelineError(f"teacher parameters: must be 0 or more, not {num_teacher_parameters:,}")
-    if num_teacher_parameters and utilisation.has_teacher:
-        raise PipelineError(
-            f"teacher parameters: must be 0 with a utilisation {utilisation.source}, not {num_teacher_parameters:,}: "
-            "the teacher would count twice"
-        )
-    shape = preset.shape
-    teacher_flops = num_tokens * float(TEACHER_FLOPS_PER_PARAMETER * num_teacher_parameters)
-    flops = num_tokens * shape.flops_per_token(shape.context_tokens) + teacher_flops
-    seconds = flops / (num_gpus * GPUS[gpu].peak_flops * utilisation.share)
-    hours = seconds / 3600 * num_gpus
-    price = GPUS[gpu].dollars if dollars_per_hour is None else dollars_per_hour
+    shape, kind = preset.shape, GPUS[gpu]
+    per_token = shape.flops_per_token(shape.context_tokens) + TEACHER_FLOPS_PER_PARAMETER * num_teacher_parameters
+    tokens_per_s = num_gpus * kind.peak_flops * utilisation / per_token
+    hours = num_tokens / tokens_per_s / 3600
     others = shape.num_parameters - shape.num_matrix_parameters
     state = shape.num_matrix_parameters * BYTES_PER_MATRIX_PARAMETER + others * BYTES_PER_OTHER_PARAMETER
     state += num_teacher_parameters * BYTES_PER_TEACHER_PARAMETER
     return TrainingPlan(
-        shape.num_parameters, num_teacher_parameters, flops, teacher_flops, utilisation.share, utilisation.source,
-        num_tokens / seconds, seconds / SECONDS_PER_DAY, hours, hours * price, state / num_gpus / 2**30, GPUS[gpu].gib,
+        shape.num_parameters, num_teacher_parameters, num_tokens * per_token, utilisation, tokens_per_s, hours / 24,
+        hours * num_gpus, hours * num_gpus * kind.dollars, state / num_gpus / 2**30, kind.gib,
     )  # fmt: skip
-
-
-def describe_plan(plan: TrainingPlan) -> str:
-    """The plan in a few lines."""
-    teacher = f"a teacher of {plan.num_teacher_parameters / 1e9:.2f}B parameters"
-    of_teacher = f", {plan.teacher_flops:.2e} of them in {teacher}" if plan.num_teacher_parameters else ""
-    held = "weights, optimiser and teacher" if plan.num_teacher_parameters else "weights and optimiser"
-    return (
-        f"{plan.num_parameters / 1e9:.2f}B parameters, {plan.flops:.2e} operations{of_teacher}\n"
-        f"{plan.tokens_per_s:,.0f} tokens/s at {plan.utilisation:.1%} of the peak ({plan.utilisation_source})\n"
-        f"{plan.days:.1f} days, {plan.gpu_hours:,.0f} GPU hours, about ${plan.dollars:,.0f}\n"
-        f"{plan.state_gib_per_gpu:.1f} of {plan.gib_per_gpu} GiB a GPU for {held}, "
-        "the rest for activations"
-    )

@@ -12,7 +12,7 @@ from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.offline import Pair, draft_matches, measure, replay
 from draft_model.evaluation.online import serve
 from draft_model.models import AcceptanceCounts, load_model, write_tokens
-from draft_model.training.optim import token_losses
+from draft_model.training.losses import next_token_logits, token_losses
 from target_model.measure import serving
 from target_model.tasks import EvaluationPrompts
 from tests.support.models import DRAFT, ROOT, TARGET
@@ -88,7 +88,8 @@ def test_a_served_target_has_the_loss_of_its_weights_and_ends_at_stops() -> None
     gc.collect()
     model = load_model(TARGET)
     for row, loss in zip(rows, losses, strict=True):
-        assert loss == pytest.approx(float(token_losses(model, torch.tensor([row])).sum()), rel=0.01)
+        ids = torch.tensor([row])
+        assert loss == pytest.approx(float(token_losses(next_token_logits(model, ids), ids).sum()), rel=0.01)
     assert any(whole), "something is written"
     assert not any(at_once), "every token ends the completion"
     assert min(speed.ttft_ms, speed.tokens_per_s, speed.tokens_per_s_together) > 0

@@ -1,9 +1,6 @@
-"""A corpus, a tokenizer and a preset small enough to train for a few steps in a test, and a trainer of that preset."""
+"""A corpus, a tokenizer and a preset small enough to train for a few steps in a test."""
 
-from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,10 +11,8 @@ from draft_model.core import Preset
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.readers import read_repositories
 from draft_model.corpus.store import Corpus
-from draft_model.data.shards import BlockSource, DataSettings, build_data
+from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import TemplateEncoder, make_encoder, train_tokenizer
-from draft_model.training.trainer import Budget, SavePoint, Trainer
-from draft_model.training.world import World
 from tests.unit.draft_model.tiny import PRESET, VOCAB_SIZE, different_source
 
 MIT = "Permission is hereby granted, free of charge, to any person obtaining a copy of this software"
@@ -108,13 +103,3 @@ def data(
     out = tmp_path_factory.mktemp("made") / "data"
     build_data(corpus, tokenizer_folder, EMBEDDED, out, data_settings)
     return out
-
-
-@pytest.fixture
-def trainer(data: Path, preset: Preset) -> Callable[..., Trainer]:
-    def make(path: Path, budget: Budget, step_s: float = 0.0, **more: Any) -> Trainer:
-        ticks: Iterator[float] = (number * step_s for number in count())
-        saved = SavePoint(path, "same")
-        return Trainer(preset, BlockSource(data, 3), budget, saved, World(), clock=lambda: next(ticks), **more)
-
-    return make

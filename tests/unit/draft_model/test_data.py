@@ -1,31 +1,22 @@
 """Rows of samples, shards and the order of blocks, and completions stored in chunks."""
 
-import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from completion_server.prompt.templates import EMBEDDED
 from draft_model.core import PipelineError
 from draft_model.corpus.store import Corpus
-from draft_model.data.fim import Split, keeping_chunks, load_splits
+from draft_model.data.fim import Split, load_splits, resumed_lines
 from draft_model.data.samples import CorpusText, SampleMaker, window_chars
-from draft_model.data.shards import (
-    MANIFEST,
-    BlockSource,
-    DataManifest,
-    DataSettings,
-    build_data,
-    load_manifest,
-    shard_paths,
-)
+from draft_model.data.shards import DataSettings, build_data, load_data
 from draft_model.data.tokenizer import TemplateEncoder
+from draft_model.training.trainer import collate
 
 positions = st.floats(0, 1, exclude_max=True)
 
@@ -103,15 +94,17 @@ def test_shards_depend_neither_on_the_process_nor_on_an_interruption(
         return reported
 
     assert build(2) == [(0, 2), (1, 2), (2, 2)]
-    made_at = shard_paths(tmp_path, 0)[0].stat().st_mtime_ns
-    shard_paths(tmp_path, 1)[1].unlink()
+    made_at = (tmp_path / "shard-00000").stat().st_mtime_ns
+    shutil.rmtree(tmp_path / "shard-00001")
     with pytest.raises(PipelineError, match="lacks 1 of 2 shards"):
-        BlockSource(tmp_path, 1)
+        load_data(tmp_path)
     assert build(1) == [(1, 2), (2, 2)]
-    assert shard_paths(tmp_path, 0)[0].stat().st_mtime_ns == made_at
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["data.json", "ids-00000.npy", "ids-00001.npy", "middle-00000.npy", "middle-00001.npy", "tokenizer"]
-    assert all((tmp_path / name).read_bytes() == (data / name).read_bytes() for name in names if name != "tokenizer")
+    assert (tmp_path / "shard-00000").stat().st_mtime_ns == made_at
+    ours, theirs = (
+        [block[name].tolist() for block in load_data(folder) for name in ("ids", "is_middle")]
+        for folder in (tmp_path, data)
+    )
+    assert ours == theirs
 
 
 def test_data_of_other_settings_is_not_mixed_in_and_bad_input_writes_nothing(
@@ -130,91 +123,22 @@ def test_data_of_other_settings_is_not_mixed_in_and_bad_input_writes_nothing(
         CorpusText(["", "  \n"])
 
 
-def test_data_with_generated_text_of_another_drawing_is_not_mixed_in(tmp_path: Path, data: Path) -> None:
-    """Data made before a drawing had a number: without generated text it equals data made now."""
-    record = json.loads((data / MANIFEST).read_text())
-    del record["settings"]["drawing"]
-    (tmp_path / MANIFEST).write_text(json.dumps(record))
-    assert load_manifest(tmp_path) == load_manifest(data)
-    record["settings"]["generated_share"] = 0.5
-    (tmp_path / MANIFEST).write_text(json.dumps(record))
-    before = load_manifest(tmp_path)
-    now = replace(before, settings=replace(before.settings, drawing=2))
-    assert before.fingerprint != now.fingerprint
-    assert "drawing" not in before.fingerprint, "runs on it go on"
-    assert "drawing" not in load_manifest(data).fingerprint
-
-
-def test_the_fingerprint_of_data_has_the_form_that_checkpoints_carry() -> None:
-    manifest = DataManifest(DataSettings(4096), EMBEDDED, "c", "t", "", 320)
-    assert manifest.fingerprint == (
-        "DataManifest(settings=DataSettings(num_tokens=4096, block_tokens=2048, row_tokens=(1024, 256, 512, 256), "
-        "blocks_a_shard=1024, fim_share=0.7, generated_share=0.0, seed=20), layout=Layout(name='embedded', "
-        "order='prefix_first', prefix='<|fim_prefix|>', suffix='<|fim_suffix|>', middle='<|fim_middle|>', "
-        "file='<|file_sep|>', lines_behind=1), corpus='c', tokenizer='t', generated='', vocab_size=320)"
-    )
-
-
 def test_blocks_have_rows_of_one_length_each_and_the_marks_of_their_completions(
     data: Path, encoder: TemplateEncoder
 ) -> None:
-    source = BlockSource(data, 1)
-    blocks = [source.block(place) for place in range(source.num_blocks)]
-    assert {tuple(block.ids.shape) for block in blocks} == {(1, 64), (2, 32)}
-    for block in blocks:
-        assert block.ids.shape == block.is_middle.shape
-        assert bool(block.is_middle[block.ids == encoder.end].all())
-    assert np.load(shard_paths(data, 0)[0]).dtype == np.uint16
-    assert blocks[0].ids.dtype == torch.int64
-
-
-def test_every_block_comes_once_an_epoch_in_an_order_that_the_seed_decides(data: Path) -> None:
-    source = BlockSource(data, 1)
-
-    def visited(blocks: BlockSource, epoch: int) -> list[bytes]:
-        places = range(epoch * blocks.num_blocks, (epoch + 1) * blocks.num_blocks)
-        return [blocks.block(place).ids.numpy().tobytes() for place in places]
-
-    assert sorted(visited(source, 0)) == sorted(visited(source, 1))
-    assert visited(source, 0) != visited(source, 1)
-    assert visited(source, 1) == visited(BlockSource(data, 1), 1)
-    assert visited(source, 0) != visited(BlockSource(data, 2), 0)
-
-
-def test_few_shards_are_open_at_a_time(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draft_model.data.shards.OPEN_SHARDS", 1)
-    descriptors = Path("/proc/self/fd")
-    before = len(list(descriptors.iterdir()))
-    source = BlockSource(data, 1)
-    for place in range(source.num_blocks):
-        source.block(place)
-    assert len(list(descriptors.iterdir())) - before == 2
+    blocks = [collate([block]) for block in load_data(data)]
+    assert {tuple(block["ids"].shape) for block in blocks} == {(1, 64), (2, 32)}
+    assert all(bool(block["is_middle"][block["ids"] == encoder.end].all()) for block in blocks)
 
 
 def test_generated_text_is_read_back_and_other_files_are_refused(tmp_path: Path) -> None:
-    splits = [Split("a\n", "b", "c\nd", ""), Split("", "", "é", "\n")]
     path = tmp_path / "g.jsonl"
-    with keeping_chunks(path, "one") as begun:
-        begun.write(1, splits[1:])
-        assert begun.missing(3) == [0, 2]
-        with pytest.raises(PipelineError, match="another process is writing"), keeping_chunks(path, "one"):
+    with resumed_lines(path, "one") as (file, done):
+        file.write(b'{"before": "", "typed": "", "completion": "x", "after": ""}\n')
+        assert done == 0
+        with pytest.raises(PipelineError, match="another process is writing"), resumed_lines(path, "one"):
             pass
-    with keeping_chunks(path, "two") as other:
-        assert other.missing(3) == [0, 1, 2]
-        other.write(0, [])
-        other.join(1)
-    with pytest.raises(PipelineError, match="is empty"):
-        load_splits(path)
-    with keeping_chunks(path, "one") as again:
-        again.write(0, splits[:1])
-        again.write(2, [])
-        assert not again.is_joined
-        again.join(3)
-        assert again.is_joined
-    assert load_splits(path) == splits
-    assert [file.name for file in tmp_path.iterdir()] == ["g.jsonl"]
-    with pytest.raises(PipelineError, match="cannot write beside"), keeping_chunks(path / "below", "one"):
-        pass
+    assert load_splits(path) == [Split("", "", "x", "")]
     (tmp_path / "empty").write_text("")
     (tmp_path / "other").write_text('{"a": 1}\n')
     for name, message in (("missing", "draft-model generate"), ("empty", "is empty"), ("other", "holds no splits")):

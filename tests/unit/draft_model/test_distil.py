@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from draft_model.corpus.store import Corpus, Document
 from draft_model.data.fim import Split, load_splits
 from draft_model.data.tokenizer import TemplateEncoder
 from draft_model.distil import GenerationSettings, draw_cursors, generate
-from draft_model.models import GeneratedTokens, open_engine
+from draft_model.models import GeneratedTokens
 from tests.unit.draft_model.tiny import different_source
 
 Answer = Callable[[int], GeneratedTokens]
@@ -104,21 +103,23 @@ def test_a_killed_generation_goes_on_behind_the_last_chunk(
     with pytest.raises(KeyboardInterrupt):
         generate(target, encoder, cursors, generation, out)
     assert not out.exists()
-    other = Answering(lambda _: GeneratedTokens(encoder.encode("other"), encoder.end))
-    open_with(other)
-    generate(target, encoder, cursors, replace(generation, temperature=0.0), out)
-    assert len(other.asked) == 5, "chunks of other settings are not continued"
+    with (tmp_path / ".g.jsonl.partial").open("a") as partial:
+        partial.write('{"before": "", "ty')  # A killed process broke off here.
     engine = Answering(lambda _: GeneratedTokens(encoder.encode("abc"), encoder.end))
     open_with(engine)
     done: list[tuple[int, int]] = []
     assert generate(target, encoder, cursors, generation, out, on_done=lambda *at: done.append(at)) == 5
     assert len(engine.asked) == 3, "the first chunk was kept"
     assert engine.seeds == [12, 14], "every cursor has the seed that it would have had"
-    assert done == [(1, 3), (2, 3), (3, 3)]
+    assert done == [(2, 5), (4, 5), (5, 5)]
     assert [split.typed for split in load_splits(out)] == [cursor.typed for cursor in cursors]
     assert generate(target, encoder, cursors, generation, out) == 5
     assert len(engine.asked) == 3, "finished chunks are not made again"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.jsonl", "target"]
+    other = Answering(lambda _: GeneratedTokens(encoder.encode("other"), encoder.end))
+    open_with(other)
+    generate(target, encoder, cursors, replace(generation, temperature=0.5), out)
+    assert len(other.asked) == 5, "chunks of other settings are not continued"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".g.jsonl.lock", "g.jsonl", "target"]
 
 
 def test_prompts_that_leave_no_room_for_a_completion_are_left_out(
@@ -133,34 +134,3 @@ def test_prompts_that_leave_no_room_for_a_completion_are_left_out(
     assert len(engine.asked) == 1
     with pytest.raises(PipelineError, match="wrote nothing at 1 cursors: either it ends at once, or none leaves room"):
         generate(target, encoder, [long], GenerationSettings(8, 0.0, 1), tmp_path / "other.jsonl")
-
-
-def test_settings_that_the_figures_depend_on_can_not_be_chosen() -> None:
-    for options, given in (({"model": "other"}, None), ({"max_num_seqs": 2, "speculative_config": {}}, 1)):
-        refused = pytest.raises(PipelineError, match=f"{', '.join(options)}: no setting to choose here")
-        with refused, open_engine(Path("target"), max_num_seqs=given, options=options):
-            pass
-
-
-class Dying:
-    """A vLLM with a dead engine core."""
-
-    llm_engine = SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=64), engine_core=SimpleNamespace(shutdown=lambda: None)
-    )
-
-    def __init__(self, **_: object) -> None:
-        pass
-
-    def generate(self, *_: object, **__: object) -> None:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        raise EngineDeadError
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Importing vLLM uses deprecated parts of torch.
-def test_an_engine_that_dies_is_a_clear_error(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm.LLM", Dying)
-    refused = pytest.raises(PipelineError, match=f"vLLM died while it served {target}; its own words are above")
-    with refused, open_engine(target) as engine:
-        engine.complete([[5]], max_tokens=4)

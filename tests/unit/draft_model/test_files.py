@@ -52,23 +52,17 @@ def test_a_file_is_replaced_and_a_full_disk_leaves_the_old_one(tmp_path: Path, m
     assert [(path.name, path.read_bytes()) for path in (tmp_path / "sub").iterdir()] == [("file", b"old")]
 
 
-def save_with_torch(path: Path) -> None:
-    with path.open("wb") as file:
-        torch.save(torch.zeros(LIMIT), file)
-
-
 @pytest.mark.parametrize(
     "write",
     [
         lambda folder: (folder / "card").write_bytes(bytes(LIMIT + 1)),
         lambda folder: save_file({"weights": torch.zeros(LIMIT)}, folder / "model.safetensors"),
         lambda folder: Tokenizer(WordLevel({str(word): word for word in range(LIMIT)})).save(str(folder / "t.json")),
-        lambda folder: save_with_torch(folder / "checkpoint"),
     ],
-    ids=["python", "safetensors", "tokenizers", "torch"],
+    ids=["python", "safetensors", "tokenizers"],
 )
 def test_a_full_disk_leaves_the_old_folder_for_every_writer(write: Callable[[Path], object], model: Path) -> None:
-    refused = pytest.raises(PipelineError, match="File too large; nothing was changed")
+    refused = pytest.raises(PipelineError, match=r"File too large.*; nothing was changed")
     with files_up_to(LIMIT), refused, replacing_folder(model, MARK) as folder:
         write(folder)
     assert is_old(model)

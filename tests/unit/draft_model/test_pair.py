@@ -19,10 +19,9 @@ from draft_model.core import find_preset
 from draft_model.corpus.store import Corpus
 from draft_model.data.shards import DataSettings
 from draft_model.data.tokenizer import load_encoder
-from draft_model.evaluation.held_out import PROBES, evaluate
+from draft_model.evaluation.held_out import evaluate
 from draft_model.models import load_model
-from draft_model.pair import BuildSettings, Role, build_pair
-from draft_model.training.trainer import Budget
+from draft_model.pair import BuildSettings, build_pair
 from target_model.quantise import quantise_folder
 from tests.support.models import ROOT
 from tests.unit.draft_model.tiny import PRESET
@@ -42,15 +41,13 @@ def work(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(work: Path) -> Iterator[BuildFigures]:
-    # The probes are longer than a context of 64 tokens.
     preset = replace(PRESET, shape=replace(PRESET.shape, context_tokens=512))
-    settings = BuildSettings(DataSettings(2048, 64, (64, 32), 32), num_cursors=6)
-    target = Role(preset, Budget(steps=3), work / "out" / "target")
-    draft = Role(replace(preset, name="tiny-draft"), Budget(steps=2), work / "out" / "draft")
+    target, draft = replace(preset, num_tokens=3 * 256), replace(preset, name="tiny-draft", num_tokens=2 * 256)
+    settings = BuildSettings(target, draft, DataSettings(2048, 64, (64, 32), 32), num_cursors=6)
     patch = pytest.MonkeyPatch()
     patch.setattr("draft_model.pair.PAIR_TOKENS", 6)
     patch.setattr("draft_model.pair.evaluate", partial(evaluate, num_splits=6))
-    yield build_pair(work, target, draft, settings, Console(file=StringIO()))
+    yield build_pair(work, settings, work / "out" / "target", work / "out" / "draft", Console(file=StringIO()))
     patch.undo()
 
 
@@ -61,7 +58,7 @@ def test_a_build_leaves_two_folders_that_transformers_loads(built: BuildFigures,
         assert model.dtype == torch.bfloat16
         assert model.config.eos_token_id == tokenizer.eos_token_id == 0
         assert len(tokenizer) == model.config.vocab_size
-    assert (built.target.num_steps, built.draft.num_steps) == (3, 2)
+    assert (built.target.num_tokens, built.draft.num_tokens) == (3 * 256, 2 * 256)
     assert built.target.evaluation.bits_per_byte > 0
 
 
@@ -69,10 +66,7 @@ def test_the_card_has_the_measurements(built: BuildFigures, work: Path) -> None:
     card = (work / "out" / "target" / "README.md").read_text(encoding="utf-8")
     assert f"{built.target.evaluation.bits_per_byte:.3f}" in card
     assert f"| parameters | {built.target.num_parameters:,} |" in card
-    assert "standard library" not in card
-    assert "budget was 3 steps." in " ".join(card.split())
-    in_minutes = " ".join(render_card(replace(built, target=replace(built.target, minutes=90.0)), "target").split())
-    assert "budget was 90 minutes, which end where the machine's speed puts it" in in_minutes
+    assert "768 tokens in 3 steps" in card
     taught_by_text = render_card(replace(built, num_generated=6000), "draft")
     assert "50% of its samples have text that the target generated at 6,000 cursors" in " ".join(taught_by_text.split())
     assert "It began with" not in card
@@ -81,16 +75,13 @@ def test_the_card_has_the_measurements(built: BuildFigures, work: Path) -> None:
     assert f"It began with the target's embedding and {layers} 70% of its loss is" in taught
     assert "the target generated" not in taught
     assert "| three | - | MIT | held-out | 8 |" in card
-    assert card.count("| no |") + card.count("| yes |") == len(PROBES)
     figures = json.loads((work / "figures.json").read_text())
-    assert figures["target"]["num_tokens"] == built.target.num_tokens
+    assert figures["target"]["num_parameters"] == built.target.num_parameters
 
 
 def test_the_commands_measure_the_built_models(built: BuildFigures, work: Path, tmp_path: Path) -> None:
     run = CliRunner().invoke
     model, corpus = str(work / "out" / "target"), str(work / "corpus")
-    probes = run(main, [*ONE_THREAD, "probes", "--model", model, "--json"])
-    assert [result["probe"]["typed"] for result in json.loads(probes.stdout)] == [probe.typed for probe in PROBES]
     figures = run(main, [*ONE_THREAD, "held-out", "--model", model, "--corpus", corpus, "--json"])
     assert json.loads(figures.stdout)["loss"] == pytest.approx(built.target.evaluation.loss, abs=1e-4)
     pair = ["--target", model, "--draft", str(work / "out" / "draft"), "--corpus", corpus, "--no-engine"]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from completion_server.core import request as core
-from completion_server.core.request import Caller
+from completion_server.core.request import Caller, Snippet
 from completion_server.prompt.loading import load_prompt_builder
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.templates import EMBEDDED, FimOrder, Template
@@ -21,7 +20,6 @@ from draft_model.data.fim import Split, encode_split, split_at_random
 from draft_model.data.tokenizer import (
     SPECIAL_TOKENS,
     PromptContext,
-    Snippet,
     TemplateEncoder,
     check_same_vocabulary,
     load_encoder,
@@ -112,8 +110,8 @@ LANGUAGES = {"a/b/c/d/own.py": "python", "own.rs": "rust", "own.lua": "lua", "a/
 
 
 OTHERS = (
-    Snippet("one/deep/in/folders/first.py", "import os\n\n\ndef first():\n    return 1\n\n"),
-    Snippet("a  b/second.py", "class Second:\n    x = 2"),
+    Snippet("one/deep/in/folders/first.py", "import os\n\n\ndef first():\n    return 1\n\n", 0.0),
+    Snippet("a%20%20b/second.py", "class Second:\n    x = 2", 1.0),
 )
 
 
@@ -152,7 +150,7 @@ def test_other_files_stand_where_the_server_puts_them(
 ) -> None:
     encoder = make_encoder(load_tokenizer(tokenizer_folder), template_of(tokenizer_folder, settings))
     split = split_at_random(source, Random(3))
-    snippets = tuple(core.Snippet(f"file:///{each.path}", each.text, at) for at, each in enumerate(OTHERS))
+    snippets = tuple(replace(each, uri=f"file:///{each.uri}") for each in OTHERS)
     requests = [
         {
             "prefix": split.before + split.typed, "suffix": split.after, "snippets": snippets,

@@ -155,8 +155,6 @@ def test_the_command_reports_and_explains(model: Path, tmp_path: Path) -> None:
     again = run("out")
     assert (again.exit_code, "exists already" in again.output) == (1, True)
     assert "2 matrices in int8" in run("out2").stdout
-    without_data = run("out3", "--smoothing", "0.5")
-    assert without_data.exit_code == 2
-    assert "--smoothing has no effect without --calibration" in without_data.output
+    assert "--smoothing has no effect without --calibration" in run("out3", "--smoothing", "0.5").output
     assert "target-model quantize" in run("out3", "--help").output
     assert not (tmp_path / "out3").exists()

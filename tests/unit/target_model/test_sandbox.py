@@ -1,7 +1,6 @@
 """Programs that a model wrote: what they may do, what ends them, and that none passes its own check."""
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,9 @@ from target_model.sandbox import (
     run_programs,
 )
 from tests.support import sandbox
-from tests.support.models import ROOT
 
-LIMITS = replace(sandbox.LIMITS, cpu_s=1)
+LIMITS = replace(sandbox.LIMITS, cpu_s=1, wall_s=10.0)
+needs_strong = pytest.mark.skipif(not sandbox.IS_STRONG, reason="there is no bubblewrap that works")
 NAMES = "def f(x):\n    return abs(x)\n\ndef double(x):\n    return 2 * x\n"
 CHECK = "for x in -1, 2.5, 10**30:\n    assert f(x) == abs(x)\nassert f(double(-2)) == 4\n"
 
@@ -113,7 +112,8 @@ class Code:
     def __repr__(self): return "__import__('os')._exit(20)"
 def f(x): return Code()
 """,
-    "the checker's memory": """
+}
+TRACE = """
 import ctypes, os, time
 def f(x):
     libc = ctypes.CDLL(None)
@@ -125,19 +125,19 @@ def f(x):
         except OSError:
             pass
     return 0
-""",
-}
+"""
 
 
 @pytest.mark.parametrize("program", FORGERIES.values(), ids=FORGERIES.keys())
-def test_no_program_passes_itself(program: str) -> None:
-    assert run_checked(program) is ProgramResult.FAILED
+@pytest.mark.parametrize("allow_weak", [pytest.param(False, marks=needs_strong), True], ids=["strong", "weak"])
+def test_no_program_passes_itself(program: str, allow_weak: bool) -> None:
+    checked = CheckedProgram(program, CHECK, reference=NAMES, entry_point="f")
+    assert run_program(checked, replace(LIMITS, allow_weak=allow_weak)) is ProgramResult.FAILED
 
 
-@pytest.mark.skipif(not sandbox.IS_STRONG, reason="elsewhere it could stop a process that is not the checker")
-def test_a_program_that_stops_its_checker_has_failed() -> None:
-    stop = "import os, signal\ndef f(x):\n    os.kill(os.getpid() + 1, signal.SIGTERM)\n    return abs(x)"
-    assert run_checked(stop) is ProgramResult.FAILED
+@needs_strong
+def test_a_program_that_traces_its_sandbox_does_not_pass() -> None:
+    assert run_checked(TRACE) is not ProgramResult.PASSED
 
 
 READ_THE_CHECK = """
@@ -187,13 +187,13 @@ def test_processor_time_of_a_call_and_waiting_end() -> None:
         "files = [open(str(n), 'w') for n in range(100)]",
         "import socket; socket.create_connection(('127.0.0.1', 9))",
         "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('192.0.2.1', 9))",
-        "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
     ],
 )
 def test_programs_over_their_limits_fail(program: str) -> None:
     assert run(program) is ProgramResult.FAILED
 
 
+@needs_strong
 def test_files_elsewhere_stay_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("x")
     for attempt in (
@@ -218,7 +218,8 @@ tempfile.TemporaryFile().write(b'x'); open(os.devnull, 'w').write('x')
     assert run(program) is ProgramResult.PASSED
 
 
-@pytest.mark.parametrize("leaves", ["", "os.setsid()\n    ", "os.setsid()\n    os.fork()\n    "])
+@needs_strong
+@pytest.mark.parametrize("leaves", ["", "os.setsid()\n    os.fork()\n    "])
 def test_nothing_that_it_started_outlives_it(leaves: str) -> None:
     mark = f"mark-{os.urandom(8).hex()}"
     sleep = f"os.execv({sys.executable!r}, ['{mark}', '-I', '-c', 'import time; time.sleep(600)'])"
@@ -227,7 +228,7 @@ def test_nothing_that_it_started_outlives_it(leaves: str) -> None:
     assert not [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or [])]
 
 
-@pytest.mark.skipif(not sandbox.IS_STRONG, reason="this kernel allows no namespaces")
+@needs_strong
 def test_it_does_not_see_other_processes() -> None:
     program = f"import os\ntry:\n    os.kill({os.getpid()}, 0)\nexcept ProcessLookupError:\n    pass"
     assert run(program) is ProgramResult.PASSED
@@ -243,66 +244,19 @@ def test_a_sandbox_that_fails_itself_gives_no_result(monkeypatch: pytest.MonkeyP
     broken.write_text("raise OSError('no processes left')")
     monkeypatch.setattr(confined, "__file__", str(broken))
     with pytest.raises(RuntimeError, match="no processes left"):
-        run_program(CheckedProgram("pass"))
+        run("pass")
 
 
-@pytest.fixture
-def without_namespaces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The sandbox on a kernel that refuses namespaces."""
-    script = tmp_path / "confined.py"
-    refused = "_libc.unshare(NAMESPACES) == 0"
-    text = Path(confined.__file__).read_text()
-    assert refused in text
-    script.write_text(text.replace(refused, "(ctypes.set_errno(1), False)[1]"))
-    monkeypatch.setattr(confined, "__file__", str(script))
-
-
-@pytest.mark.usefixtures("without_namespaces")
-def test_a_kernel_without_namespaces_is_refused_unless_weak_sandboxes_are_allowed() -> None:
-    with pytest.raises(WeakSandboxError, match=r"no user, PID and network namespaces \(.*--allow-weak-sandbox"):
+@pytest.mark.parametrize(
+    ("script", "reason"), [("", "there is no bwrap"), ("echo 'bwrap: No permissions' >&2; exit 1", "No permissions")]
+)
+def test_without_a_working_bubblewrap_no_program_runs_unless_weak_sandboxes_are_allowed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, reason: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if script:
+        (tmp_path / "bwrap").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bwrap").chmod(0o755)
+    with pytest.raises(WeakSandboxError, match=f"{reason}.*--allow-weak-sandbox"):
         run_program(CheckedProgram("pass"))
     assert run_program(CheckedProgram("pass"), Limits(allow_weak=True)) is ProgramResult.PASSED
-
-
-@pytest.mark.usefixtures("without_namespaces")
-@pytest.mark.parametrize("program", FORGERIES.values(), ids=FORGERIES.keys())
-def test_no_program_passes_itself_in_a_weak_sandbox(program: str) -> None:
-    checked = CheckedProgram(program, CHECK, reference=NAMES, entry_point="f")
-    assert run_program(checked, Limits(cpu_s=1, allow_weak=True)) is ProgramResult.FAILED
-
-
-LANDLOCK_FAILS = """
-import ctypes, os, sys, tempfile
-from target_model import confined
-from target_model.sandbox import CheckedProgram, Limits, WeakSandboxError, run_program
-tempfile.tempdir = os.getcwd()  # the only place that the layers leave writable
-{prepare}
-try:
-    print(run_program(CheckedProgram("pass"), Limits(allow_weak={allow_weak})).name)
-except WeakSandboxError as error:
-    print(error)
-"""
-STACK_ALL_LAYERS = "for _ in range(16):\n    confined.forbid_writing_elsewhere()"
-"""A kernel stacks at most 16 rulesets of Landlock; then it refuses another one."""
-
-
-@pytest.mark.skipif(not sandbox.IS_STRONG, reason="this machine has no Landlock, or no namespaces")
-@pytest.mark.parametrize(
-    ("prepare", "allow_weak", "expected"),
-    [
-        ("", False, "PASSED"),
-        (STACK_ALL_LAYERS, False, "no Landlock (Argument list too long)"),
-        (STACK_ALL_LAYERS, True, "PASSED"),
-    ],
-)
-def test_a_kernel_that_refuses_to_apply_landlock_runs_no_program(
-    tmp_path: Path, prepare: str, allow_weak: bool, expected: str
-) -> None:
-    code = LANDLOCK_FAILS.format(prepare=prepare, allow_weak=allow_weak)
-    environment = {"PATH": os.defpath, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert expected in done.stdout

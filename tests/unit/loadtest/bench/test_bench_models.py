@@ -8,7 +8,7 @@ import pytest
 from draft_model.evaluation.kinds import Kind
 from draft_model.evaluation.offline import AcceptanceTally
 from draft_model.evaluation.online import DecodeTimes, EngineFigures, IdentityReport, TextDifference, engine_run
-from draft_model.evaluation.report import as_record, offline_figures
+from draft_model.evaluation.report import Report, offline_figures
 from draft_model.models import AcceptanceCounts
 from loadtest.bench.models import figures
 from target_model.measure import Speed, TargetFigures, to_json
@@ -31,9 +31,9 @@ def found() -> dict[str, Any]:
         {0.0: AcceptanceCounts(10, (8, 4, 2, 1)), 0.8: AcceptanceCounts(10, (2, 0, 0, 0))}, 0.9, 90.0, 100.0, steps
     )
     engine = EngineFigures((run,), (99.0, 101.0), steps)
-    pair = as_record(offline_figures(2, {0.0: tally}), engine, IdentityReport(164, (TextDifference(3, 5, 0.1),) * 41))
+    pair = Report(offline_figures(2, {0.0: tally}), engine, IdentityReport(164, (TextDifference(3, 5, 0.1),) * 41))
     targets = to_json([target(1.2, 12, None), target(1.25, 10, 0.1)])
-    return figures(json.loads(targets), json.loads(json.dumps(pair)))
+    return figures(json.loads(targets), json.loads(pair.to_json()))
 
 
 def test_the_second_target_is_the_one_that_is_served(found: dict[str, Any]) -> None:

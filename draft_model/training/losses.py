@@ -1,0 +1,78 @@
+"""The loss of a block, and the optimiser.
+
+The loss is the cross-entropy against the text, mixed with the divergence from a teacher's distribution: the forward
+Kullback-Leibler divergence KL(teacher || draft) at every token, as in "DistillSpec" (Zhou et al., 2023), because
+acceptance grows with the overlap of the draft's distribution and the target's.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from draft_model.core import Preset
+
+MATRIX_DIMS = 2
+
+
+def next_token_logits(model: nn.Module, ids: Tensor) -> Tensor:
+    """Logits of every next token: ids (rows, tokens) -> (rows * (tokens - 1), vocabulary)."""
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
+    return logits
+
+
+def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
+    """Cross-entropy in nats of every next token, from the logits above -> (rows * (tokens - 1),)."""
+    return functional.cross_entropy(logits.float(), ids[:, 1:].flatten(), reduction="none")
+
+
+def divergences(logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """KL(teacher || draft) in nats at every position; vocabularies of one size, the teacher's padding cut off."""
+    ours, theirs = (functional.log_softmax(one.float(), -1) for one in (logits, teacher_logits[:, : logits.shape[1]]))
+    return functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
+
+
+class Losses(NamedTuple):
+    """Losses of a block in nats per token: the minimised mix, and its parts; `middle` is `text` inside completions."""
+
+    mixed: Tensor
+    text: Tensor
+    middle: Tensor
+    divergence: Tensor
+
+
+def block_losses(logits: Tensor, ids: Tensor, is_middle: Tensor, teacher_logits: Tensor | None, mix: float) -> Losses:
+    """The losses of a block: logits as above, `ids` and `is_middle` (rows, tokens), `mix` the teacher's share."""
+    plain = token_losses(logits, ids)
+    text, inside = plain.mean(), is_middle[:, 1:].flatten()
+    middle = (plain.detach() * inside).sum() / inside.sum().clamp(min=1)
+    if teacher_logits is None:
+        return Losses(text, text.detach(), middle, torch.zeros_like(middle))
+    divergence = divergences(logits, teacher_logits).mean()
+    return Losses((1.0 - mix) * text + mix * divergence, text.detach(), middle, divergence.detach())
+
+
+def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether Muon trains this parameter: a matrix inside a layer, not the embedding, which is also the output head."""
+    return parameter.ndim == MATRIX_DIMS and "embed" not in name and "lm_head" not in name
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for the matrices inside the layers and AdamW for embedding and norms, as one optimiser."""
+
+    def __init__(self, model: nn.Module, preset: Preset) -> None:
+        chosen: dict[bool, list[Tensor]] = {True: [], False: []}
+        for name, parameter in model.named_parameters():
+            chosen[is_hidden_matrix(name, parameter)].append(parameter)
+        self._parts: tuple[Any, ...] = (
+            torch.optim.Muon(chosen[True], lr=preset.muon_lr, weight_decay=preset.weight_decay),
+            torch.optim.AdamW(chosen[False], lr=preset.adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
+        )
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+
+    def step(self, closure: Any = None) -> Any:  # noqa: ANN401 - as in torch
+        """Apply the gradients; each part works on its own group of the shared state."""
+        for part, group in zip(self._parts, self.param_groups, strict=True):
+            part.param_groups, part.state = [group], self.state
+            part.step()
