@@ -6,12 +6,9 @@ its users. These are limits of one replica.
 
 An address may have one user or a whole office, and nothing tells them apart. So its limits are a committed rate: what
 exceeds them is accepted while the engine has capacity to spare, and is then not charged to the address.
-
-The bytes of refused messages have a budget for each connection.
 """
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,10 +20,6 @@ from completion_server.core.request import Caller
 
 MAX_WAIT_S = 10.0
 """The longest wait. Tokens are computed before they can be charged, so the debt has no other bound."""
-
-LEAST_CHARGE_BYTES = 16 * 1024
-"""Minimum charge of a refusal, for its costs besides the bytes."""
-_MAX_REFUSAL_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +39,7 @@ class Excess:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class RateLimits:
     """The limits of users, tenants or addresses that have the same ones."""
 
     requests: RateLimiter
@@ -56,7 +49,7 @@ class Scope:
     day: DayTokens | None = None
     """None for as many tokens a day as there are."""
     day_limit: Limit | None = None
-    base: "Scope | None" = None
+    base: "RateLimits | None" = None
     """The limits that it has where no file gives others."""
 
     def excess(self, key: str, now: float, peer: str = "") -> Excess | None:
@@ -80,11 +73,11 @@ class Scope:
 class NamedQuotas(Protocol):
     """Limits that differ between tenants and users."""
 
-    def of_user(self, owner: str, otherwise: Scope, /) -> Scope:
+    def of_user(self, owner: str, otherwise: RateLimits, /) -> RateLimits:
         """Return the limits of a user; those of `otherwise` where it has no others."""
         ...
 
-    def of_tenant(self, tenant_key: str, otherwise: Scope, /) -> Scope:
+    def of_tenant(self, tenant_key: str, otherwise: RateLimits, /) -> RateLimits:
         """Return the limits of a tenant; those of `otherwise` where it has no others."""
         ...
 
@@ -95,24 +88,24 @@ class Quotas:
     def __init__(self, settings: AdmissionSettings, named: NamedQuotas | None = None) -> None:
         """Start with full buckets. `named` has the limits of users and tenants that differ from the settings."""
         num_users = settings.num_users_per_peer
-        self._users = Scope(
+        self._users = RateLimits(
             RateLimiter(settings.user_requests_per_s, settings.user_burst),
             RateLimiter(settings.user_tokens_per_s, settings.user_token_burst, MAX_WAIT_S),
             Limit("admission.user_requests_per_s", settings.user_requests_per_s),
             Limit("admission.user_tokens_per_s", settings.user_tokens_per_s),
         )
         peer_tokens = num_users * settings.user_tokens_per_s
-        self._peers = Scope(
+        self._peers = RateLimits(
             RateLimiter(num_users * settings.user_requests_per_s, num_users * settings.user_burst),
             # One burst for all users: otherwise an attacker with many names could occupy the engine for seconds.
             RateLimiter(peer_tokens, max(settings.user_token_burst, peer_tokens), MAX_WAIT_S),
             Limit("admission.users_per_peer", num_users),
             Limit("admission.users_per_peer", num_users),
         )
-        self._tenants: Scope | None = None
+        self._tenants: RateLimits | None = None
         self._named = named
         if settings.tenant_requests_per_s or settings.tenant_tokens_per_s or named is not None:
-            self._tenants = Scope(
+            self._tenants = RateLimits(
                 RateLimiter(settings.tenant_requests_per_s, settings.tenant_burst),
                 RateLimiter(settings.tenant_tokens_per_s, settings.tenant_token_burst, MAX_WAIT_S),
                 Limit("admission.tenant_requests_per_s", settings.tenant_requests_per_s),
@@ -149,10 +142,10 @@ class Quotas:
         if charges_peer and (peer := caller.limited_peer):
             self._peers.tokens.charge(peer, now, num_tokens)
 
-    def _users_of(self, owner: str) -> Scope:
+    def _users_of(self, owner: str) -> RateLimits:
         return self._users if self._named is None else self._named.of_user(owner, self._users)
 
-    def _tenants_of(self, tenant_key: str) -> Scope | None:
+    def _tenants_of(self, tenant_key: str) -> RateLimits | None:
         if self._named is None or self._tenants is None:
             return self._tenants
         return self._named.of_tenant(tenant_key, self._tenants)
@@ -176,24 +169,3 @@ class Reservation:
         num_tokens = num_computed - self._num_tokens
         self._quotas.charge_tokens(self._caller, num_tokens, now, charges_peer=self._charges_peer)
         self._num_tokens = 0
-
-
-class RefusalBudget:
-    """Charges refused bytes to the connection that sent them: a refused message costs the server and not its sender."""
-
-    def __init__(self, bytes_per_s: float, burst_bytes: int) -> None:
-        """Allow each connection `burst_bytes` at once and `bytes_per_s` in the long run; a rate of 0 sets no limit."""
-        self._limiter = RateLimiter(bytes_per_s, burst_bytes + 1, _MAX_REFUSAL_WAIT_S)
-
-    @property
-    def num_known(self) -> int:
-        """Number of connections whose bucket is remembered."""
-        return self._limiter.num_known
-
-    def charge(self, connection: Hashable, num_bytes: int, now: float) -> None:
-        """Charge a refused message."""
-        self._limiter.charge(connection, now, max(num_bytes, LEAST_CHARGE_BYTES))
-
-    def wait_s(self, connection: Hashable, now: float) -> float:
-        """Return the seconds after which a connection may send again, 0 for now."""
-        return self._limiter.delay_s(connection, now)

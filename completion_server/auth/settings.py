@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from completion_server.auth.principal import Scope
 from completion_server.auth.urls import require_safe
 from completion_server.core.checks import Between, require_bounds
+from completion_server.core.credential import Scope
 
 SIGNATURES = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",

@@ -15,13 +15,11 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from completion_server import __version__
 from completion_server.admission.callers import Callers
-from completion_server.admission.entrance import Entrance
 from completion_server.admission.file_quotas import FileQuotas
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quota_file import QuotaFile
-from completion_server.admission.refusals import Refusals, refusal_budgets
-from completion_server.auth.principal import Authenticator
+from completion_server.auth.authenticator import Authenticator
 from completion_server.composition.authentication import make_authenticator
 from completion_server.composition.checks import warn_of_exposure
 from completion_server.composition.http_listener import build_http
@@ -119,7 +117,7 @@ class App:
         self._authenticator = make_authenticator(config, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
-        self._entrance = Entrance(config.admission, config.limits, authenticator or self._authenticator, self._emit)
+        self._callers = Callers(config.admission, config.limits, authenticator or self._authenticator, self._emit)
         self._certificates: dict[str, CertificateFiles] = {}
         quotas_file = config.admission.quotas_file
         self._quota_file = QuotaFile(Path(quotas_file)) if quotas_file else None
@@ -160,7 +158,7 @@ class App:
             self._shared.serve(service)
             servicer = CompletionServicer(
                 service,
-                self._entrance,
+                self._callers,
                 config.server,
                 config.limits,
                 config.admission,
@@ -195,8 +193,8 @@ class App:
         public = build_public_server(config.server, config.limits, servicer, self._health, certificate)
         await public.server.start()
         stack.push_async_callback(public.server.stop, _CLOSE_S)
-        page = self._playground.routes(service, self._entrance, public.address)
-        self._http = build_http(config, service, self._entrance, self._engine, self._begin_trace, certificate, page)
+        page = self._playground.routes(service, self._callers, public.address)
+        self._http = build_http(config, service, self._callers, self._engine, self._begin_trace, certificate, page)
         if self._http is not None:
             stack.push_async_callback(self._playground.aclose)
             self._http.start()
@@ -319,7 +317,7 @@ class App:
             self._config.server,
             AdminServicer(service, self._engine, self._speculation, controls),
             self._health,
-            Callers(self._entrance, Refusals(*refusal_budgets(self._config.admission), self._clock.now)),
+            self._callers,
             self._certificates.get("admin"),
         )
 

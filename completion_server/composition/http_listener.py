@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from completion_server import __version__
-from completion_server.admission.entrance import Entrance
+from completion_server.admission.callers import Callers
 from completion_server.config import Config
 from completion_server.core.certificates import CertificateFiles
 from completion_server.core.trace_context import BeginTrace
@@ -17,7 +17,7 @@ from completion_server.serving.service import Service
 def build_http(
     config: Config,
     service: Service,
-    entrance: Entrance,
+    callers: Callers,
     engine: SupervisedEngine,
     begin_trace: BeginTrace,
     certificate: CertificateFiles | None,
@@ -40,7 +40,7 @@ def build_http(
 
     endpoints = Endpoints(
         service,
-        entrance,
+        callers,
         config.server,
         config.limits,
         config.admission,

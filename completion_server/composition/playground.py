@@ -2,8 +2,6 @@
 
 from completion_server import __version__
 from completion_server.admission.callers import Callers
-from completion_server.admission.entrance import Entrance
-from completion_server.admission.refusals import Refusals, refusal_budgets
 from completion_server.composition.simulated_editors import SimulatedEditorsProcess
 from completion_server.config import Config
 from completion_server.core.clock import Clock
@@ -39,11 +37,10 @@ class Playground:
 
         return emit_both
 
-    def routes(self, service: Service, entrance: Entrance, address: str) -> Routes:
+    def routes(self, service: Service, callers: Callers, address: str) -> Routes:
         """Return the page's paths. `address` is that of the public listener, where simulated editors type."""
-        self._editors.connect(address, is_open=entrance.is_open)
+        self._editors.connect(address, is_open=callers.is_open)
         config = self._config
-        callers = Callers(entrance, Refusals(*refusal_budgets(config.admission), service.now))
         parts = PlaygroundParts(
             service, callers, self._speculation, self._figures, self._editors, config.limits, self._about
         )

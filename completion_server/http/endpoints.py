@@ -8,30 +8,23 @@ from typing import Any
 from starlette.datastructures import QueryParams
 
 from completion_server.admission.callers import Callers
-from completion_server.admission.entrance import Entrance
-from completion_server.admission.identity import Identity
-from completion_server.admission.refusals import Refusals, refusal_budgets
 from completion_server.admission.settings import AdmissionSettings, LimitSettings, ServerSettings
-from completion_server.admission.turns import ReceiveTurns
-from completion_server.auth.principal import Scope
+from completion_server.core.credential import Scope
 from completion_server.core.errors import (
     CompletionError,
-    DeadlineError,
     InvalidRequestError,
     PermissionDeniedError,
-    ShedError,
     UnauthenticatedError,
 )
 from completion_server.core.events import FeedbackRefused, RequestRefused
 from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.core.request import Caller
-from completion_server.core.trace_context import BeginTrace, no_trace
+from completion_server.core.trace_context import TRACEPARENT, TRACESTATE, BeginTrace, no_trace
 from completion_server.http import tabby
 from completion_server.http.dialect import Answer, Asked, Dialect, parse
-from completion_server.http.identity import arrival_of, caller_of, headers_of, with_document
+from completion_server.http.identity import caller_of, headers_of, identify, with_document
 from completion_server.http.line_ends import with_unix_lines
 from completion_server.http.receiving import (
-    BodyTooLargeError,
     ClientGoneError,
     Receive,
     discard_body,
@@ -55,7 +48,7 @@ class Endpoints:
     def __init__(
         self,
         service: Service,
-        entrance: Entrance,
+        callers: Callers,
         server: ServerSettings,
         limits: LimitSettings,
         admission: AdmissionSettings,
@@ -64,7 +57,7 @@ class Endpoints:
         sheds_as_status: bool = False,
         begin_trace: BeginTrace = no_trace,
     ) -> None:
-        """Answer the callers that `entrance` identifies through `service`. `model` returns the name that answers give.
+        """Answer the callers that `callers` identifies through `service`. `model` returns the name that answers give.
         With `sheds_as_status` shed requests fail instead of being answered with empty text.
         """
         self._service = service
@@ -72,8 +65,7 @@ class Endpoints:
         self._receive_timeout_s = server.receive_timeout_s
         self._max_body_bytes = server.max_message_bytes or limits.max_message_bytes
         self._caller_of = partial(caller_of, limits=limits, trusts_names=admission.trust_user_names)
-        self._callers = Callers(entrance, Refusals(*refusal_budgets(admission), service.now))
-        self._turns = ReceiveTurns()
+        self._callers = callers
         self._recent = RecentRequests()
         self._model = model
         self._sheds_as_status = sheds_as_status
@@ -87,21 +79,19 @@ class Endpoints:
             try:
                 headers = headers_of(scope)
                 began_at = self._service.now()
-                identity = await self._identify(scope, headers, receive)
+                caller = await self._identify(scope, headers, receive)
                 self._service.gate.check()
-                data = await self._body(receive, headers, identity)
-                with self._callers.refusals.charging(identity, len(data)):
-                    body = parse(data)
-                    dialect = choose(body)
-                    asked, reply = with_unix_lines(*dialect.translate(body))
-                    completion, recent = self._open(asked, identity, headers, began_at, len(data))
+                body = parse(await self._body(receive, headers))
+                dialect = choose(body)
+                asked, reply = with_unix_lines(*dialect.translate(body))
+                completion, recent = self._open(asked, caller, headers, began_at)
                 is_accepted = True
                 answer = Answer(recent.number, int(time.time()), self._model())
                 writer = AnswerWriter(send, dialect, reply, answer, sheds_as_status=self._sheds_as_status)
                 if completion is None:
                     await writer.write_end(_NOTHING)
                 else:
-                    with self._callers.watching(identity, completion.cancel):
+                    with self._callers.watching(caller, completion.cancel):
                         await self._write(completion, recent, writer, receive)
             except ClientGoneError:
                 return
@@ -116,13 +106,11 @@ class Endpoints:
         """Take an event of Tabby's clients as feedback."""
         try:
             headers = headers_of(scope)
-            identity = await self._identify(scope, headers, receive, Scope.FEEDBACK)
-            data = await self._body(receive, headers, identity)
-            with self._callers.refusals.charging(identity, len(data)):
-                select_kind = QueryParams(scope["query_string"]).get("select_kind", "")
-                event = tabby.event_of(parse(data), select_kind)
-                if event is not None:
-                    self._report(event, identity, headers, len(data))
+            caller = await self._identify(scope, headers, receive, Scope.FEEDBACK)
+            select_kind = QueryParams(scope["query_string"]).get("select_kind", "")
+            event = tabby.event_of(parse(await self._body(receive, headers)), select_kind)
+            if event is not None:
+                self._report(event, caller, headers)
             await write_json(send, 200, {})
         except ClientGoneError:
             return
@@ -138,69 +126,52 @@ class Endpoints:
 
         """
         if not self._callers.is_open:
-            await self._callers.identify(arrival_of(headers_of(scope), scope))
+            await identify(self._callers, headers_of(scope), scope)
 
     async def discard_body(self, receive: Receive) -> None:
         """Receive the body of a request that is refused; see `receiving.discard_body`."""
         await discard_body(receive, self._max_body_bytes, self._receive_timeout_s)
 
-    def _report(self, event: tabby.Event, identity: Identity, headers: Mapping[str, str], num_bytes: int) -> None:
+    def _report(self, event: tabby.Event, caller: Caller, headers: Mapping[str, str]) -> None:
         recent = self._recent.find(event.number)
-        caller, _has_name = self._caller_of(identity, headers, recent.user if recent else "")  # events have no `user`
+        caller, _has_name = self._caller_of(caller, headers, recent.user if recent else "")  # events have no `user`
         if recent is None or recent.owner != caller.owner:
             raise InvalidRequestError("completion_id", "must be that of one of the last completions of its user")
         caller = with_document(caller, recent.document)
-        self._charge(caller, identity, num_bytes)
+        self._service.charge(caller)
         self._service.report_feedback(caller, event.number, event.feedback(recent.text))
 
     async def _identify(
         self, scope: AsgiScope, headers: Mapping[str, str], receive: Receive, needed: Scope = Scope.COMPLETE
-    ) -> Identity:
+    ) -> Caller:
         """Return the caller of a request, who may do what `needed` names. Raises CompletionError."""
         try:
-            return await self._callers.identify(arrival_of(headers, scope), needed)
+            return await identify(self._callers, headers, scope, needed)
         except (UnauthenticatedError, PermissionDeniedError):
             await self.discard_body(receive)
             raise
 
-    async def _body(self, receive: Receive, headers: Mapping[str, str], identity: Identity) -> bytes:
-        try:
-            body = partial(receive_body, receive, headers, self._max_body_bytes, self._receive_timeout_s)
-            return await self._turns.take(identity, body)
-        except BodyTooLargeError as error:
-            self._callers.refusals.charge(identity, error.num_received)
-            raise
-        except DeadlineError:
-            self._callers.refusals.charge(identity, self._max_body_bytes)  # as much memory may have been held
-            raise
+    async def _body(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
+        return await receive_body(receive, headers, self._max_body_bytes, self._receive_timeout_s)
 
     def _open(
-        self, asked: Asked, identity: Identity, headers: Mapping[str, str], began_at: float, num_bytes: int
+        self, asked: Asked, caller: Caller, headers: Mapping[str, str], began_at: float
     ) -> tuple[Completion | None, Recent]:
         """Open a request; None for one that wants no text, which is checked and charged."""
-        caller, has_name = self._caller_of(identity, headers, asked.user)
+        caller, has_name = self._caller_of(caller, headers, asked.user)
         now = self._service.now()
         recent = self._recent.place(caller.owner, asked, next_number(), now, has_name=has_name)
-        trace = self._begin_trace(identity.traceparent, identity.tracestate)
+        trace = self._begin_trace(headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, ""))
         request = request_of(asked, caller, recent, self._limits, began_at=began_at, now=now, trace=trace)
         if asked.is_warm_up:
-            self._charge(caller, identity, num_bytes)  # not of a document: it may be a new one each time
+            self._service.charge(caller)  # not of a document: it may be a new one each time
             return None, recent
         completion = self._service.open(request)
         if completion.is_rate_limited:
-            self._callers.refusals.charge(identity, num_bytes)
             return completion, recent
         for other in self._recent.add(recent, completion, now):
             other.cancel(SUPERSEDED)
         return completion, recent
-
-    def _charge(self, caller: Caller, identity: Identity, num_bytes: int) -> None:
-        """Charge a message that costs no engine time. Raises ShedError."""
-        try:
-            self._service.charge(caller)
-        except ShedError:
-            self._callers.refusals.charge(identity, num_bytes)
-            raise
 
     async def _write(self, completion: Completion, recent: Recent, writer: AnswerWriter, receive: Receive) -> None:
         reader = PartReader(completion, receive)

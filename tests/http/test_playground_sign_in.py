@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from completion_server.auth.principal import Scope
+from completion_server.core.credential import Scope
 from completion_server.engine.scripted.engine import ScriptedEngine
-from tests.support.authentication import LONG_PAST_S, KnownCallers, principal
+from tests.support.authentication import LONG_PAST_S, KnownCallers, verified
 from tests.support.http_clients import HTTP, PAGE_ADMIN
 from tests.support.page_sockets import Page, opened
 from tests.support.server import RunningServer, eventually, make_config, run_server
@@ -23,12 +23,12 @@ def make_engine() -> ScriptedEngine:
 def known() -> KnownCallers:
     return KnownCallers(
         {
-            "ann": principal("ann"),
-            "brief": principal("ann", expires_at=LONG_PAST_S),
-            "bob": principal("bob"),
-            "complete": principal("carl", Scope.COMPLETE),
-            "feedback": principal("dora", Scope.FEEDBACK),
-            "admin": principal("emma", Scope.COMPLETE, Scope.ADMIN),
+            "ann": verified("ann"),
+            "brief": verified("ann", expires_at=LONG_PAST_S),
+            "bob": verified("bob"),
+            "complete": verified("carl", Scope.COMPLETE),
+            "feedback": verified("dora", Scope.FEEDBACK),
+            "admin": verified("emma", Scope.COMPLETE, Scope.ADMIN),
         }
     )
 

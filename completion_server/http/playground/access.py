@@ -9,8 +9,8 @@ of those below, so the setting is off unless an operator knows that there is non
 from collections.abc import Mapping
 
 from completion_server.admission.settings import ServerSettings
-from completion_server.auth.principal import Principal, Scope
 from completion_server.core.addresses import is_loopback, is_unix_socket
+from completion_server.core.credential import Credential, Scope
 
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
@@ -37,9 +37,9 @@ def refusal_reason(client: str, headers: Mapping[str, str]) -> str:
     return ""
 
 
-def scope_reason(principal: Principal) -> str:
+def scope_reason(credential: Credential) -> str:
     """Return why a verified caller is no operator, if callers can be; "" if it is one."""
-    return "" if Scope.ADMIN in principal.scopes else f"only with a token that has the scope {Scope.ADMIN.value}"
+    return "" if Scope.ADMIN in credential.scopes else f"only with a token that has the scope {Scope.ADMIN.value}"
 
 
 def _bracketed(host: str) -> str:

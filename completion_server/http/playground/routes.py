@@ -10,12 +10,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from completion_server.admission.entrance import Arrival
-from completion_server.admission.identity import Identity
+from completion_server.admission.callers import token_in
 from completion_server.admission.settings import ServerSettings
 from completion_server.core.errors import CompletionError
 from completion_server.core.events import RequestRefused
-from completion_server.http.identity import arrival_of, headers_of
+from completion_server.core.request import Caller
+from completion_server.http.identity import CERTIFICATE, headers_of, identify
 from completion_server.http.playground import files
 from completion_server.http.playground.access import closed_reason, refusal_reason, scope_reason
 from completion_server.http.playground.connection import PageConnection
@@ -64,7 +64,7 @@ class _Sockets:
             return
         await socket.accept()
         try:
-            arrival, identity, permit = await self._admit(socket, arrival_of(headers, socket.scope))
+            shown, identified, permit = await self._admit(socket, headers)
         except WebSocketDisconnect:
             return
         except CompletionError as error:
@@ -73,26 +73,30 @@ class _Sockets:
             return
         host = (socket.scope["client"] or ("",))[0]
         with permit:
-            caller = identity.stream(f"{_SESSION} {secrets.token_hex(8)}")  # each page has its own numbers
-            user = PageUser(callers, arrival, identity, lambda each: self._locked(each, host, headers), service.now)
+            caller = identified.on_stream(f"{_SESSION} {secrets.token_hex(8)}")  # each page has its own numbers
+            user = PageUser(
+                callers, socket.scope, shown, identified, lambda each: self._locked(each, host, headers), service.now
+            )
             await PageConnection(self._parts, socket, caller, user).run()
 
-    async def _admit(self, socket: WebSocket, arrival: Arrival) -> tuple[Arrival, Identity, ExitStack]:
-        """Return what the page brings, with its token, who it is, and its place among the sessions.
+    async def _admit(
+        self, socket: WebSocket, headers: Mapping[str, str]
+    ) -> tuple[Mapping[str, str], Caller, ExitStack]:
+        """Return the page's headers, with its token, who it is, and its place among the sessions.
 
         Raises:
             CompletionError: it is refused.
             WebSocketDisconnect: it has left.
 
         """
-        callers, shown = self._parts.callers, arrival.credentials
-        if not (callers.is_open or shown.token or shown.certificate):
-            arrival = with_token(arrival, await asked_token(socket, self._receive_timeout_s))
-        identity = await callers.identify(arrival)
-        return arrival, identity, self._parts.service.gate.enter_session(*identity.session_keys)
+        callers = self._parts.callers
+        if not (callers.is_open or token_in(headers) or socket.scope["state"].get(CERTIFICATE)):
+            headers = with_token(headers, await asked_token(socket, self._receive_timeout_s))
+        caller = await identify(callers, headers, socket.scope)
+        return headers, caller, self._parts.service.gate.enter_session(caller)
 
-    def _locked(self, identity: Identity, host: str, headers: Mapping[str, str]) -> str:
+    def _locked(self, caller: Caller, host: str, headers: Mapping[str, str]) -> str:
         """Return why a caller may not change the server; "" for an operator."""
         if self._closed_reason:
             return self._closed_reason
-        return refusal_reason(host, headers) if identity.principal is None else scope_reason(identity.principal)
+        return refusal_reason(host, headers) if caller.credential is None else scope_reason(caller.credential)

@@ -2,16 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from completion_server.admission.callers import Callers, VerifiedCaller
-from completion_server.admission.entrance import Arrival
-from completion_server.admission.identity import Identity
-from completion_server.auth.principal import Scope
+from completion_server.admission.callers import AUTHORIZATION, Callers, CredentialWatch
+from completion_server.core.credential import Scope
 from completion_server.core.errors import Code, CompletionError, UnauthenticatedError
+from completion_server.core.request import Caller
+from completion_server.http.identity import identify
 from completion_server.http.playground.messages import Token, message_of, sign_in_of
 from completion_server.http.writing import dumped
 
@@ -31,34 +31,37 @@ class PageUser:
     def __init__(
         self,
         callers: Callers,
-        arrival: Arrival,
-        identity: Identity,
-        locked: Callable[[Identity], str],
+        scope: Mapping[str, Any],
+        headers: Mapping[str, str],
+        caller: Caller,
+        locked: Callable[[Caller], str],
         now: Callable[[], float],
         unix_now: Callable[[], float] = time.time,
     ) -> None:
-        """`identity` came of `arrival`. `locked` returns why a caller may not change the server, "" for an operator.
+        """`caller` came with `headers` in an ASGI `scope`. `locked` returns why a caller may not change the server, ""
+        for an operator.
 
         Both clocks are in seconds.
         """
         self._callers = callers
-        self._arrival = arrival
-        self._verified = VerifiedCaller(callers, identity, unix_now)
+        self._scope = scope
+        self._headers = headers
+        self._watch = CredentialWatch(callers, caller, unix_now)
         self._locked = locked
-        self._locked_reason = locked(identity)
+        self._locked_reason = locked(caller)
         self._now = now
         self._is_expired = False
 
     @property
     def locked_reason(self) -> str:
         """Why the user may not change the server now; "" for an operator."""
-        return self._locked_reason if self._callers.is_current(self._verified.identity) else _EXPIRED
+        return self._locked_reason if self._callers.is_current(self._watch.caller) else _EXPIRED
 
     @property
     def may_report(self) -> bool:
         """Whether the user may send feedback."""
-        principal = self._verified.identity.principal
-        return principal is None or Scope.FEEDBACK in principal.scopes
+        credential = self._watch.caller.credential
+        return credential is None or Scope.FEEDBACK in credential.scopes
 
     async def renew(self, token: str) -> None:
         """Go on with a newer token of the same user.
@@ -68,8 +71,9 @@ class PageUser:
             CompletionError: as `Callers.identify`.
 
         """
-        self._verified.renew(await self._callers.identify(with_token(self._arrival, token)))
-        self._locked_reason, self._is_expired = self._locked(self._verified.identity), False
+        headers = with_token(self._headers, token)
+        self._watch.renew(await identify(self._callers, headers, self._scope))
+        self._locked_reason, self._is_expired = self._locked(self._watch.caller), False
 
     def check(self) -> str:
         """Return why the page must ask for another token; "" if it need not, or was told before.
@@ -78,13 +82,13 @@ class PageUser:
             UnauthenticatedError: the token was revoked, or has expired and no other came in time.
 
         """
-        was_expired, self._is_expired = self._is_expired, self._verified.check(self._now())
+        was_expired, self._is_expired = self._is_expired, self._watch.check(self._now())
         return _EXPIRED if self._is_expired and not was_expired else ""
 
 
-def with_token(arrival: Arrival, token: str) -> Arrival:
-    """Return what a page brings with this token."""
-    return replace(arrival, credentials=replace(arrival.credentials, token=token))
+def with_token(headers: Mapping[str, str], token: str) -> Mapping[str, str]:
+    """Return a page's headers with this token."""
+    return {**headers, AUTHORIZATION: f"Bearer {token}"}
 
 
 async def asked_token(socket: WebSocket, timeout_s: float) -> str:

@@ -206,24 +206,24 @@ def test_sessions_are_limited_by_the_file_and_stay_counted_when_it_changes() -> 
     text = "[user.'acme/ada']\nsessions = {}\n"
     file = FileQuotas(parse_quotas(text.format(3)))
     gate, ada, bob = open_gate(file), verified("ada"), verified("bob")
-    permits = [gate.enter_session(ada.owner, "", ada.tenant_key) for _ in range(3)]
+    permits = [gate.enter_session(ada) for _ in range(3)]
     with pytest.raises(OverloadedError, match=r"3 sessions of this user are open.*quotas.user.acme/ada.sessions"):
-        gate.enter_session(ada.owner, "", ada.tenant_key)
-    permits += [gate.enter_session(bob.owner, "", bob.tenant_key) for _ in range(2)]
+        gate.enter_session(ada)
+    permits += [gate.enter_session(bob) for _ in range(2)]
     with pytest.raises(OverloadedError, match="max_sessions_per_user"):
-        gate.enter_session(bob.owner, "", bob.tenant_key)
+        gate.enter_session(bob)
     file.replace(parse_quotas(text.format(4)))
-    permits.append(gate.enter_session(ada.owner, "", ada.tenant_key))
+    permits.append(gate.enter_session(ada))
     with pytest.raises(OverloadedError) as caught:
-        gate.enter_session(ada.owner, "", ada.tenant_key)
+        gate.enter_session(ada)
     assert caught.value.limit == Limit("quotas.user.acme/ada.sessions", 4)
     file.replace(parse_quotas(""))
     with pytest.raises(OverloadedError, match="max_sessions_per_user"):
-        gate.enter_session(ada.owner, "", ada.tenant_key)
+        gate.enter_session(ada)
     for permit in permits:
         permit.close()
     assert gate.num_sessions == 0
-    with gate.enter_session(ada.owner, "", ada.tenant_key), gate.enter_session(ada.owner, "", ada.tenant_key):
+    with gate.enter_session(ada), gate.enter_session(ada):
         assert gate.num_sessions == 2
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from completion_server.auth.authenticator import CredentialVerifier
 from completion_server.auth.key_file import ApiKey, editing, new_key, parse_keys, read_keys, rotated
-from completion_server.auth.principal import Scope
 from completion_server.auth.refusal import Result
 from completion_server.auth.settings import AuthSettings
+from completion_server.core.credential import Scope
 from completion_server.core.errors import ConfigError
-from tests.unit.auth.issuers import Recorder, Wall, accepted, refusal
+from tests.unit.auth.issuers import Recorder, Wall, accepted, refusal, scopes, told
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ async def test_a_key_names_its_holder(path: Path, wall: Wall) -> None:
     key, token = give(path, wall)
     callers = make(path, wall)
     found = await accepted(callers, token)
-    assert (found.user, found.tenant, found.kind, found.credential) == ("ada", "acme", "key", key.id)
-    assert found.scopes == {Scope.COMPLETE}
+    assert told(found) == ("ada", "acme", "key", key.id)
+    assert scopes(found) == {Scope.COMPLETE}
     assert callers.is_current(found)
 
 
@@ -113,7 +113,7 @@ async def test_a_rotated_key_ends_its_old_secret_after_the_overlap(path: Path, w
     put(path, key)
     await callers.poll()
     new_holder = await accepted(callers, second)
-    assert new_holder.credential == old_holder.credential
+    assert told(new_holder) == told(old_holder)
     assert await accepted(callers, first)
     assert callers.is_current(old_holder)
     wall.now += 60
@@ -134,7 +134,7 @@ async def test_a_key_whose_scopes_changed_is_another_one(path: Path, wall: Wall)
     put(path, replace(key, scopes=(Scope.FEEDBACK,)))
     await callers.poll()
     assert not callers.is_current(holder)
-    assert (await accepted(callers, token)).scopes == {Scope.FEEDBACK}
+    assert scopes(await accepted(callers, token)) == {Scope.FEEDBACK}
 
 
 async def test_a_broken_file_leaves_the_last_good_keys(

@@ -16,14 +16,25 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from completion_server.auth import tokens
-from completion_server.auth.issuer import MIN_PAUSE_S, REFRESH_S
-from completion_server.auth.key_set import parse_key_set
+from completion_server.auth.issuer import MIN_PAUSE_S, REFRESH_S, parse_key_set
 from completion_server.auth.lru import LruCache
-from completion_server.auth.principal import Scope
 from completion_server.auth.refusal import Result
+from completion_server.core.credential import Scope
 from completion_server.core.errors import ConfigError, IssuerUnavailableError
 from tests.support.server import eventually
-from tests.unit.auth.issuers import Issuer, Recorder, Wall, accepted, by_hand, jwk, make_callers, refusal
+from tests.unit.auth.issuers import (
+    Issuer,
+    Recorder,
+    Wall,
+    accepted,
+    by_hand,
+    ends_at,
+    jwk,
+    make_callers,
+    refusal,
+    scopes,
+    told,
+)
 
 Signers = list[EllipticCurvePrivateKey]
 DAY_S = 86_400
@@ -32,11 +43,11 @@ DAY_S = 86_400
 async def test_a_token_names_its_holder(issuer: Issuer) -> None:
     callers = make_callers(issuer)
     found = await accepted(callers, issuer.token(jti="t1", scope="openid complete admin"))
-    assert (found.user, found.tenant, found.kind, found.credential) == ("ada", "acme", "token", "t1")
-    assert found.scopes == {Scope.COMPLETE, Scope.ADMIN}
-    assert found.expires_at == issuer.wall.now + 600 + 30
+    assert told(found) == ("ada", "acme", "token", "t1")
+    assert scopes(found) == {Scope.COMPLETE, Scope.ADMIN}
+    assert ends_at(found) == issuer.wall.now + 600 + 30
     assert callers.is_current(found)
-    issuer.wall.now = found.expires_at
+    issuer.wall.now = ends_at(found)
     assert not callers.is_current(found)
 
 
@@ -45,12 +56,12 @@ async def test_the_claims_are_those_that_the_settings_name(issuer: Issuer) -> No
     callers = make_callers(issuer, **named)
     team = {"https://acme.example/team": "compilers"}
     found = await accepted(callers, issuer.token(email="ada@acme.example", roles=["feedback", "other"], **team))
-    assert (found.user, found.tenant, found.scopes) == ("ada@acme.example", "compilers", {Scope.FEEDBACK})
+    assert (found.user, found.tenant, scopes(found)) == ("ada@acme.example", "compilers", {Scope.FEEDBACK})
     bare = await accepted(callers, issuer.token(email="ada", sub=None))
-    assert (bare.tenant, bare.scopes) == ("", {Scope.COMPLETE, Scope.FEEDBACK})
+    assert (bare.tenant, scopes(bare)) == ("", {Scope.COMPLETE, Scope.FEEDBACK})
     unset = make_callers(issuer, tenant_claim="", scopes_claim="", default_scopes=(Scope.ADMIN,))
     found = await accepted(unset, issuer.token(scope="complete"))
-    assert (found.tenant, found.scopes) == ("", {Scope.ADMIN})
+    assert (found.tenant, scopes(found)) == ("", {Scope.ADMIN})
 
 
 BAD_CLAIMS: list[tuple[dict[str, Any], Result]] = [
@@ -159,9 +170,6 @@ async def test_unknown_key_ids_cause_one_fetch_in_30_seconds(issuer: Issuer, sig
     found = await asyncio.gather(*(refusal(callers, token) for token in many))
     assert set(found) == {Result.UNKNOWN}
     assert issuer.num_key_fetches == 2
-    wall.now += MIN_PAUSE_S
-    assert await refusal(callers, many[0]) is Result.UNKNOWN
-    assert issuer.num_key_fetches == 2, "the ids that were just asked for are remembered"
     assert issuer.fetched.count(issuer.fetched[0]) == 1, "the discovery document is fetched once"
 
 
@@ -172,7 +180,7 @@ async def test_an_issuer_that_does_not_answer_holds_one_thread(
     answers = threading.Event()
     fetch, begun = issuer.fetch, list[str]()
 
-    def trickle(url: str) -> bytes:
+    def trickle(url: str) -> Any:
         begun.append(url)
         assert answers.wait(30)
         return fetch(url)
@@ -208,17 +216,6 @@ async def test_a_new_key_of_the_issuer_counts_soon(issuer: Issuer, signers: Sign
     assert await accepted(callers, new)
     assert await accepted(callers, old)
     assert issuer.num_key_fetches == 2
-
-
-async def test_an_id_that_the_issuer_shows_late_counts_after_a_minute(issuer: Issuer, signers: Signers) -> None:
-    callers = make_callers(issuer)
-    early = issuer.token("second", key=signers[1])
-    assert await refusal(callers, early) is Result.UNKNOWN
-    issuer.keys["second"] = signers[1]
-    issuer.wall.now += 59
-    assert await refusal(callers, early) is Result.UNKNOWN
-    issuer.wall.now += 1
-    assert await accepted(callers, early)
 
 
 async def test_a_key_that_the_issuer_removes_ends_its_tokens(issuer: Issuer, signers: Signers, wall: Wall) -> None:
@@ -260,9 +257,7 @@ async def test_while_the_issuer_is_away_its_known_keys_serve(
         assert await accepted(callers, token)
     assert recorder.failures == ["auth.issuer"] * 5
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert said == [
-        "auth.issuer: its keys can't be fetched ([Errno 111] Connection refused); those that are known stay"
-    ]
+    assert said == ["auth.issuer: its keys can't be fetched (Connection refused); those that are known stay"]
 
 
 @pytest.mark.parametrize(
@@ -290,35 +285,26 @@ async def test_the_discovery_document_must_be_the_issuers_and_name_a_safe_place(
     fetch = issuer.fetch
     for document in ({"issuer": "https://other.example", "jwks_uri": "https://other.example/keys"},
                      {"issuer": "https://issuer.example", "jwks_uri": "http://issuer.example/keys"}):  # fmt: skip
-        issuer.fetch = lambda url, found=document: fetch(url) and json.dumps(found).encode()  # type: ignore[method-assign, misc]
+        issuer.fetch = lambda url, found=document: fetch(url) and found  # type: ignore[method-assign, misc]
         with pytest.raises(IssuerUnavailableError):
             await accepted(make_callers(issuer), issuer.token())
     assert issuer.num_key_fetches == 0
 
 
-async def test_a_token_is_verified_once_and_a_refused_one_for_some_seconds(
-    issuer: Issuer, signers: Signers, wall: Wall, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_verified = 0
-    decode = jwt.decode
+async def test_a_token_is_verified_once(issuer: Issuer, wall: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, verified = jwt.decode, list[str]()
 
-    def counting(*arguments: Any, **named: Any) -> Any:
-        nonlocal num_verified
-        num_verified += 1
-        return decode(*arguments, **named)
+    def noting(token: str, *arguments: Any, **named: Any) -> Any:
+        verified.append(token)
+        return decode(token, *arguments, **named)
 
-    monkeypatch.setattr(tokens.jwt, "decode", counting)
-    callers = make_callers(issuer)
-    good, forged = issuer.token(), issuer.token(key=signers[1])
+    monkeypatch.setattr(tokens.jwt, "decode", noting)
+    callers, token = make_callers(issuer), issuer.token()
     for _ in range(20):
-        assert await accepted(callers, good)
-        assert await refusal(callers, forged) is Result.FORGED
-    assert num_verified == 2
-    wall.now += 5
-    assert await refusal(callers, forged) is Result.FORGED
-    assert num_verified == 3
+        assert await accepted(callers, token)
+    assert verified == [token]
     wall.now += 600 + 30
-    assert await refusal(callers, good) is Result.EXPIRED
+    assert await refusal(callers, token) is Result.EXPIRED
 
 
 def test_a_cache_keeps_what_was_used_last() -> None:

@@ -3,14 +3,14 @@
 import pytest
 
 from completion_server.admission.callers import GRACE_S
-from completion_server.admission.entrance import Arrival
-from completion_server.admission.identity import Identity
-from completion_server.auth.principal import Credentials, Principal, Scope
+from completion_server.core.credential import Scope
 from completion_server.core.errors import CompletionError, PermissionDeniedError, UnauthenticatedError
+from completion_server.core.request import Caller
+from completion_server.http.identity import identify
 from completion_server.http.playground.access import scope_reason
 from completion_server.http.playground.messages import Token, message_of
 from completion_server.http.playground.sign_in import PageUser
-from tests.support.authentication import LONG_PAST_S, KnownCallers, callers, principal
+from tests.support.authentication import LONG_PAST_S, KnownCallers, callers, verified
 
 
 class Page:
@@ -21,19 +21,19 @@ class Page:
         self.now = 0.0
 
     async def user(self, token: str) -> PageUser:
-        identifying = callers(lambda: self.now, authenticator=self.known)
-        arrival = Arrival("", "", "10.0.0.7:1", "10.0.0.7", Credentials(token))
-        identity = await identifying.identify(arrival)
-        return PageUser(identifying, arrival, identity, locked, lambda: self.now, lambda: self.known.now)
+        identifying, scope = callers(self.known), {"client": ("10.0.0.7", 1), "state": {}}
+        headers = {"x-api-key": token}
+        caller = await identify(identifying, headers, scope)
+        return PageUser(identifying, scope, headers, caller, locked, lambda: self.now, lambda: self.known.now)
 
 
-def locked(identity: Identity) -> str:
-    assert identity.principal is not None
-    return scope_reason(identity.principal)
+def locked(caller: Caller) -> str:
+    assert caller.credential is not None
+    return scope_reason(caller.credential)
 
 
-def admin(user: str = "ann", expires_at: float = LONG_PAST_S) -> Principal:
-    return principal(user, *Scope, expires_at=expires_at)
+def admin(user: str = "ann", expires_at: float = LONG_PAST_S) -> Caller:
+    return verified(user, *Scope, expires_at=expires_at)
 
 
 async def test_an_expired_token_is_asked_for_once_and_may_be_replaced_in_time() -> None:
@@ -64,7 +64,7 @@ async def test_a_revoked_token_ends_the_page_at_once() -> None:
 
 
 async def test_a_newer_token_is_that_of_the_same_user_and_has_its_own_scopes() -> None:
-    page = Page(KnownCallers({"old": admin(), "bob": admin("bob"), "less": principal("ann", Scope.COMPLETE)}))
+    page = Page(KnownCallers({"old": admin(), "bob": admin("bob"), "less": verified("ann", Scope.COMPLETE)}))
     user = await page.user("old")
     assert user.may_report
     refusals: tuple[tuple[str, type[CompletionError]], ...] = (
