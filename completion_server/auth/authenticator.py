@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from completion_server.auth import certificates, keys, tokens
 from completion_server.auth.certificates import Certificates
@@ -24,29 +23,8 @@ _WANTED = {keys.KIND: "an API key", tokens.KIND: "a token", certificates.KIND: "
 _REFUSED = {keys.KIND: "API keys", tokens.KIND: "tokens of an issuer"}
 
 
-class Authenticator(Protocol):
-    """Verifies callers. Verified once for a token; asking again for the same one is a lookup."""
-
-    async def authenticate(self, token: str, certificate: bytes) -> Caller:
-        """Return the verified caller, whose connection is not known here.
-
-        `token` is a bearer token or an API key, "" for none; `certificate` is in PEM, b"" for none, and the TLS library
-        has verified it.
-
-        Raises:
-            UnauthenticatedError: nothing was presented, or it is unknown, forged, expired or revoked.
-            UnavailableError: the issuer's keys were never fetched; retry later.
-
-        """
-
-    def is_current(self, caller: Caller) -> bool:
-        """Return whether a caller verified earlier still would be: its key, token or certificate is not revoked or
-        expired. Cheap enough for each request.
-        """
-
-
-class CredentialVerifier:
-    """Verifies callers, as `Authenticator` asks for."""
+class Authenticator:
+    """Verifies callers. A token is verified once; asking again for the same one is a lookup."""
 
     def __init__(
         self,
@@ -88,7 +66,16 @@ class CredentialVerifier:
             await verifier.poll()
 
     async def authenticate(self, token: str, certificate: bytes) -> Caller:
-        """Return the verified caller. Raises as `Authenticator.authenticate`."""
+        """Return the verified caller, whose connection is not known here.
+
+        `token` is a bearer token or an API key, "" for none; `certificate` is in PEM, b"" for none, and the TLS library
+        has verified it.
+
+        Raises:
+            UnauthenticatedError: nothing was presented, or it is unknown, forged, expired or revoked.
+            UnavailableError: the issuer's keys were never fetched; retry later.
+
+        """
         kind = self._kind_of(token, certificate)
         result = Result.ACCEPTED
         try:
@@ -103,7 +90,7 @@ class CredentialVerifier:
             self._emit(CredentialsChecked(kind, result.value))
 
     def is_current(self, caller: Caller) -> bool:
-        """Return whether a caller verified earlier still would be."""
+        """Return whether a caller verified earlier still would be. Cheap enough for each request."""
         if caller.credential is None:
             return False
         verifier = self._verifiers.get(caller.credential.kind)

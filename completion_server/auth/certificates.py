@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
 from completion_server.auth.claims import is_name
-from completion_server.auth.lru import LruCache
 from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.credential import Credential, Scope
@@ -58,7 +58,7 @@ class Certificates:
         self._pattern = re.compile(settings.certificate_pattern or "(?P<user>.+)", re.DOTALL)
         self._wall = wall
         self._report = report
-        self._seen: LruCache[bytes, tuple[Caller, Credential]] = LruCache(_MAX_CERTIFICATES)
+        self._read = lru_cache(_MAX_CERTIFICATES)(self._read_unseen)
         self._is_out_of_date = False
         """Whether the lists in use are out of date, which is logged once."""
         self._crl: WatchedFile[Revocations] | None = None
@@ -91,12 +91,7 @@ class Certificates:
             RefusedCredentialError: it names nobody, or has expired or was revoked since the handshake.
 
         """
-        digest = hashlib.sha256(pem).digest()
-        seen = self._seen.get(digest)
-        if seen is None:
-            seen = self._read(pem)
-            self._seen.put(digest, seen)
-        caller, credential = seen
+        caller, credential = self._read(pem)
         if self._is_revoked(credential):
             raise RefusedCredentialError(Result.REVOKED, "the client's certificate was revoked")
         if self._wall() >= credential.expires_at:
@@ -117,7 +112,7 @@ class Certificates:
             logger.error("%s: a list is out of date; it stays in use until there is a newer one", _CRL_KEY)
             self._report(_CRL_KEY, True)
 
-    def _read(self, pem: bytes) -> tuple[Caller, Credential]:
+    def _read_unseen(self, pem: bytes) -> tuple[Caller, Credential]:
         try:
             certificate = x509.load_pem_x509_certificate(pem)
             parts = _parts(certificate, self._settings.certificate_user)

@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, KeysView
-from typing import Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -15,8 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt import PyJWK, PyJWKClient, PyJWKSet, PyJWTError
 
-from completion_server.auth.settings import AuthSettings
-from completion_server.auth.urls import require_safe
+from completion_server.auth.settings import AuthSettings, require_safe
 from completion_server.core.watched_file import Report, WatchedFile
 
 logger = logging.getLogger(__name__)
@@ -50,20 +48,6 @@ class KeySet:
     def find(self, key_id: str) -> list[tuple[str, PyJWK]]:
         """Return the keys with an id and their fingerprints; all keys for the id ""."""
         return [(name, each) for name, each in self._keys.items() if not key_id or each.key_id == key_id]
-
-
-class IssuerKeys(Protocol):
-    """The keys of an issuer."""
-
-    @property
-    def current(self) -> KeySet:
-        """The keys that are known now; none before they were ever read."""
-
-    async def renewed(self) -> KeySet:
-        """Return the keys after an attempt to renew them, if it is time for an attempt."""
-
-    async def poll(self) -> None:
-        """Do what is due. Called about once a second."""
 
 
 class FileKeys:

@@ -8,8 +8,7 @@ import jwt
 from jwt.types import Options
 
 from completion_server.auth.claims import is_name, name_in, scopes_in
-from completion_server.auth.issuer import IssuerKeys
-from completion_server.auth.lru import LruCache
+from completion_server.auth.issuer import FetchedKeys, FileKeys
 from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.credential import Credential
@@ -37,13 +36,13 @@ _BROKEN = (jwt.PyJWTError, ValueError, TypeError, RecursionError)
 class Tokens:
     """Verifies tokens. The same token is verified once; afterwards it is looked up by its hash."""
 
-    def __init__(self, settings: AuthSettings, keys: IssuerKeys, wall: Callable[[], float]) -> None:
+    def __init__(self, settings: AuthSettings, keys: FetchedKeys | FileKeys, wall: Callable[[], float]) -> None:
         """Verify by the issuer's `keys`; `wall` returns Unix seconds."""
         self._settings = settings
         self._algorithms = frozenset(settings.algorithms)
         self._keys = keys
         self._wall = wall
-        self._verified: LruCache[bytes, tuple[Caller, Credential]] = LruCache(_MAX_VERIFIED)
+        self._verified: dict[bytes, tuple[Caller, Credential]] = {}
 
     async def poll(self) -> None:
         """Keep the issuer's keys up to date."""
@@ -63,8 +62,9 @@ class Tokens:
         digest = hashlib.sha256(token.encode()).digest()
         known = self._verified.get(digest)
         if known is None or not self.is_current(*known):
-            known = await self._check(token, digest)
-            self._verified.put(digest, known)
+            known = self._verified[digest] = await self._check(token, digest)
+            if len(self._verified) > _MAX_VERIFIED:
+                del self._verified[next(iter(self._verified))]
         return known[0]
 
     def is_current(self, _caller: Caller, credential: Credential) -> bool:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
-from completion_server.auth.authenticator import CredentialVerifier
+from completion_server.auth.authenticator import Authenticator
 from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.credential import Scope
@@ -113,13 +113,13 @@ def by_hand(header: Mapping[str, Any], claims: Mapping[str, Any], secret: bytes 
     return b".".join([*parts, base64url_encode(signature)]).decode()
 
 
-def make_callers(issuer: Issuer, emit: Recorder | None = None, **settings: Any) -> CredentialVerifier:
+def make_callers(issuer: Issuer, emit: Recorder | None = None, **settings: Any) -> Authenticator:
     """Return callers that are verified by the issuer's tokens."""
     auth = AuthSettings(**{"issuer": URL, "audience": AUDIENCE} | settings)
-    return CredentialVerifier(auth, issuer.wall, emit=emit or Recorder())
+    return Authenticator(auth, issuer.wall, emit=emit or Recorder())
 
 
-async def accepted(callers: CredentialVerifier, token: str = "", certificate: bytes = b"") -> Caller:
+async def accepted(callers: Authenticator, token: str = "", certificate: bytes = b"") -> Caller:
     return await callers.authenticate(token, certificate)
 
 
@@ -140,7 +140,7 @@ def ends_at(caller: Caller) -> float:
     return caller.credential.expires_at
 
 
-async def refusal(callers: CredentialVerifier, token: str = "", certificate: bytes = b"") -> Result:
+async def refusal(callers: Authenticator, token: str = "", certificate: bytes = b"") -> Result:
     with pytest.raises(RefusedCredentialError) as caught:
         await callers.authenticate(token, certificate)
     return caught.value.result

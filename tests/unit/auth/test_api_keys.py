@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from completion_server.auth.authenticator import CredentialVerifier
+from completion_server.auth.authenticator import Authenticator
 from completion_server.auth.key_file import ApiKey, editing, new_key, parse_keys, read_keys, rotated
 from completion_server.auth.refusal import Result
 from completion_server.auth.settings import AuthSettings
@@ -35,8 +35,8 @@ def put(path: Path, key: ApiKey) -> None:
         keys[key.id] = key
 
 
-def make(path: Path, wall: Wall, recorder: Recorder | None = None) -> CredentialVerifier:
-    return CredentialVerifier(AuthSettings(keys_file=str(path)), wall, emit=recorder or Recorder())
+def make(path: Path, wall: Wall, recorder: Recorder | None = None) -> Authenticator:
+    return Authenticator(AuthSettings(keys_file=str(path)), wall, emit=recorder or Recorder())
 
 
 def replace_with(path: Path, content: bytes | None) -> None:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.name import _ASN1Type
 
-from completion_server.auth.authenticator import CredentialVerifier
+from completion_server.auth.authenticator import Authenticator
 from completion_server.auth.key_file import editing, new_key
 from completion_server.auth.refusal import Result
 from completion_server.auth.settings import AuthSettings
@@ -93,11 +93,11 @@ def authority(signers: list[EllipticCurvePrivateKey], wall: Wall, tmp_path: Path
     return Authority(signers[0], wall, tmp_path / "ca.pem")
 
 
-def make(wall: Wall, recorder: Recorder | None = None, **settings: Any) -> CredentialVerifier:
+def make(wall: Wall, recorder: Recorder | None = None, **settings: Any) -> Authenticator:
     """Return a verifier; its authorities are those beside `crl_file`."""
     auth = AuthSettings(**{"certificate_user": "san_uri"} | settings)
     authorities = [str(Path(auth.crl_file).parent / "ca.pem")]
-    return CredentialVerifier(auth, wall, emit=recorder or Recorder(), client_cas=authorities)
+    return Authenticator(auth, wall, emit=recorder or Recorder(), client_cas=authorities)
 
 
 @pytest.mark.parametrize(

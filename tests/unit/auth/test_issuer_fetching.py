@@ -6,9 +6,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from completion_server.auth import issuer, urls
+from completion_server.auth import issuer
 from completion_server.auth.issuer import FetchedKeys
-from completion_server.auth.settings import AuthSettings
+from completion_server.auth.settings import AuthSettings, require_safe
 from tests.unit.auth.issuers import Issuer, SigningKey, Wall
 
 
@@ -74,4 +74,4 @@ async def test_no_proxy_stands_before_loopback(
 )
 def test_only_safe_urls_are_fetched(url: str) -> None:
     with pytest.raises(ValueError, match="must be an https URL, or an http URL on loopback"):
-        urls.require_safe("auth.jwks_url", url)
+        require_safe("auth.jwks_url", url)

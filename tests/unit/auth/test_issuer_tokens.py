@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from completion_server.auth import tokens
 from completion_server.auth.issuer import MIN_PAUSE_S, REFRESH_S, parse_key_set
-from completion_server.auth.lru import LruCache
 from completion_server.auth.refusal import Result
 from completion_server.core.credential import Scope
 from completion_server.core.errors import ConfigError, IssuerUnavailableError
@@ -305,15 +304,6 @@ async def test_a_token_is_verified_once(issuer: Issuer, wall: Wall, monkeypatch:
     assert verified == [token]
     wall.now += 600 + 30
     assert await refusal(callers, token) is Result.EXPIRED
-
-
-def test_a_cache_keeps_what_was_used_last() -> None:
-    cache: LruCache[int, str] = LruCache(2)
-    cache.put(1, "one")
-    cache.put(2, "two")
-    assert cache.get(1) == "one"
-    cache.put(3, "three")
-    assert (cache.get(1), cache.get(2), cache.get(3), len(cache)) == ("one", None, "three", 2)
 
 
 async def test_a_token_without_a_key_id_needs_an_issuer_with_one_key(issuer: Issuer, signers: Signers) -> None:
