@@ -1,5 +1,6 @@
 """Applies the quotas of a file. A limit of the file replaces that of `[admission]` for its tenant or user."""
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -7,14 +8,36 @@ from dataclasses import replace
 from typing import Any
 
 from completion_server.admission.day_tokens import DayTokens
-from completion_server.admission.quota_table import Quota, QuotaTable, Rate
+from completion_server.admission.quota_table import Quota, QuotaTable, Rate, parse_quotas
 from completion_server.admission.quotas import MAX_WAIT_S, RateLimits
 from completion_server.admission.rate_limiter import RateLimiter
-from completion_server.core.errors import Limit
+from completion_server.core.errors import ConfigError, Limit
 from completion_server.core.request import key_of
+from completion_server.core.watched_file import WatchedFile
 
 _Key = tuple[str, float, float]
 """Name, limit and burst of a limiter."""
+POLL_S = 1.0
+
+
+def open_quotas(path: str) -> WatchedFile[QuotaTable]:
+    """Read `admission.quotas_file`. A later version with a fault is logged once, and the last good one stays.
+
+    Raises:
+        ConfigError: it can't be read, or has a fault; the message names the key.
+
+    """
+    key = "admission.quotas_file"
+    file = WatchedFile(key, path, _parse, lambda _key, _has_failed: None, parse_quotas(""))
+    file.load()
+    return file
+
+
+def _parse(data: bytes) -> QuotaTable:
+    try:
+        return parse_quotas(data.decode())
+    except ConfigError as error:
+        raise ValueError("; ".join(str(error).splitlines())) from error
 
 
 class FileQuotas:
@@ -36,6 +59,13 @@ class FileQuotas:
         self._limits.clear()
         used = {key for kind, quota in table.quotas() for key in _rate_keys(kind, quota)}
         self._rates = {key: limiter for key, limiter in self._rates.items() if key in used}
+
+    async def follow(self, file: WatchedFile[QuotaTable], poll_s: float = POLL_S) -> None:
+        """Apply each new version of a file, until cancelled."""
+        while True:
+            await asyncio.sleep(poll_s)
+            if await file.poll():
+                self.replace(file.content)
 
     def weight_of(self, tenant: str) -> float:
         """Return the weight of a tenant whose name is verified."""

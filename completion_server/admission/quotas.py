@@ -9,6 +9,7 @@ exceeds them is accepted while the engine has capacity to spare, and is then not
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -114,20 +115,13 @@ class Quotas:
 
     def excess(self, caller: Caller, now: float) -> Excess | None:
         """Return the limit that a request of this caller exceeds, None if there is none."""
-        excess = self._users_of(caller.owner).excess(caller.owner, now)
-        if excess is None and (tenants := self._tenants_of(caller.tenant_key)) is not None:
-            excess = tenants.excess(caller.tenant_key, now)
-        if excess is None and (peer := caller.limited_peer):
-            excess = self._peers.excess(peer, now, peer)
-        return excess
+        found = (limits.excess(key, now, peer) for limits, key, peer in self._limits_of(caller))
+        return next(filter(None, found), None)
 
     def charge_request(self, caller: Caller, now: float, *, charges_peer: bool = True) -> None:
         """Charge an accepted request; not to its address if it exceeds the limits of that."""
-        self._users_of(caller.owner).requests.charge(caller.owner, now)
-        if (tenants := self._tenants_of(caller.tenant_key)) is not None:
-            tenants.requests.charge(caller.tenant_key, now)
-        if charges_peer and (peer := caller.limited_peer):
-            self._peers.requests.charge(peer, now)
+        for limits, key, _peer in self._limits_of(caller, charges_peer=charges_peer):
+            limits.requests.charge(key, now)
 
     def reserve(self, caller: Caller, num_tokens: int, now: float, *, charges_peer: bool = True) -> "Reservation":
         """Charge the expected tokens of a request; not to its address if it exceeds the limits of that."""
@@ -136,19 +130,17 @@ class Quotas:
 
     def charge_tokens(self, caller: Caller, num_tokens: int, now: float, *, charges_peer: bool = True) -> None:
         """Charge tokens that the engine computes for a caller; a negative number refunds them."""
-        self._users_of(caller.owner).charge_tokens(caller.owner, now, num_tokens)
-        if (tenants := self._tenants_of(caller.tenant_key)) is not None:
-            tenants.charge_tokens(caller.tenant_key, now, num_tokens)
+        for limits, key, _peer in self._limits_of(caller, charges_peer=charges_peer):
+            limits.charge_tokens(key, now, num_tokens)
+
+    def _limits_of(self, caller: Caller, *, charges_peer: bool = True) -> Iterator[tuple[RateLimits, str, str]]:
+        """Yield the limits of a caller, its key in them, and its address if they are those of the address."""
+        owner, tenant_key, named = caller.owner, caller.tenant_key, self._named
+        yield self._users if named is None else named.of_user(owner, self._users), owner, ""
+        if self._tenants is not None:
+            yield self._tenants if named is None else named.of_tenant(tenant_key, self._tenants), tenant_key, ""
         if charges_peer and (peer := caller.limited_peer):
-            self._peers.tokens.charge(peer, now, num_tokens)
-
-    def _users_of(self, owner: str) -> RateLimits:
-        return self._users if self._named is None else self._named.of_user(owner, self._users)
-
-    def _tenants_of(self, tenant_key: str) -> RateLimits | None:
-        if self._named is None or self._tenants is None:
-            return self._tenants
-        return self._named.of_tenant(tenant_key, self._tenants)
+            yield self._peers, peer, peer
 
 
 class Reservation:
