@@ -48,13 +48,17 @@ def replace_with(path: Path, content: bytes | None) -> None:
         path.write_bytes(content)
 
 
-async def test_a_key_names_its_holder_and_its_file_holds_no_secret(path: Path, wall: Wall) -> None:
+async def test_a_key_names_its_holder(path: Path, wall: Wall) -> None:
     key, token = give(path, wall)
     callers = make(path, wall)
     found = await accepted(callers, token)
     assert told(found) == ("ada", "acme", "key", key.id)
     assert scopes(found) == {Scope.COMPLETE}
     assert callers.is_current(found)
+
+
+def test_the_file_holds_no_secret_and_is_its_owners(path: Path, wall: Wall) -> None:
+    key, token = give(path, wall)
     assert len(secret := token.rpartition("_")[2]) == 64
     assert secret not in path.read_text() + repr(key)
     assert path.stat().st_mode & 0o777 == 0o600
