@@ -19,7 +19,7 @@ from completion_server.admission.feedback import KEPT_S
 from completion_server.core.errors import CompletionError
 from completion_server.core.outcome import ShedReason
 from completion_server.engine.scripted.engine import ScriptedEngine
-from completion_server.rpc import identity, status
+from completion_server.rpc import metadata, status
 from completion_server.rpc.messages import convert
 from tests.support.kustomize import TOOLS, report
 from tests.support.models import ROOT
@@ -28,6 +28,8 @@ from tests.support.server import make_config, run_server
 PROTO = ROOT / "proto"
 CONTRACT = (PROTO / "completion" / "v1" / "completion.proto").read_text(encoding="utf-8")
 TIMEOUT_S = 120
+RETIRED = ("TOO_MANY_REFUSALS",)
+"""Reasons of older servers."""
 
 
 def classes_of(error: type[CompletionError]) -> set[type[CompletionError]]:
@@ -38,7 +40,7 @@ def test_the_reasons_are_those_of_the_code() -> None:
     raised = {each.reason for each in classes_of(CompletionError)} - {""}
     shed = {each.value.upper() for each in ShedReason}
     named = {name.removeprefix("ERROR_REASON_") for name in pb.ErrorReason.DESCRIPTOR.values_by_name}
-    assert named - {"UNSPECIFIED"} == raised | shed
+    assert named - {"UNSPECIFIED", *RETIRED} == raised | shed
     wire_shed = {name.removeprefix("SHED_REASON_") for name in pb.ShedReason.DESCRIPTOR.values_by_name}
     assert wire_shed - {"UNSPECIFIED"} == shed
 
@@ -52,7 +54,7 @@ def test_a_reason_is_said_with_its_code(error: type[CompletionError]) -> None:
 
 
 def test_each_metadata_key_is_described() -> None:
-    for key in (*identity._KEYS, "grpc-status-details-bin"):
+    for key in (*metadata._KEYS, "grpc-status-details-bin"):
         assert re.search(rf"^//.*\b{key}\b", CONTRACT, re.MULTILINE), key
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from completion_server.state import lanes as module
+from completion_server.state import shared_lanes as module
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret
 from completion_server.state.shared_lanes import KEPT_S, SharedLanes
