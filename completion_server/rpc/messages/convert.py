@@ -71,23 +71,22 @@ def request_of(
         InvalidRequestError: a field is invalid; the error names the field, the limit and the value.
 
     """
-    for field, text, max_bytes in (
-        ("document_uri", message.document_uri, limits.max_uri_bytes),
-        ("language_id", message.language_id, limits.max_session_id_bytes),
-        ("prefix", message.prefix, limits.max_prefix_bytes),
-        ("suffix", message.suffix, limits.max_suffix_bytes),
-    ):
-        check_text(field, text, max_bytes)
+    # Each access to a text makes another copy of it.
+    uri, language, prefix, suffix = message.document_uri, message.language_id, message.prefix, message.suffix
+    check_text("document_uri", uri, limits.max_uri_bytes)
+    check_text("language_id", language, limits.max_session_id_bytes)
+    check_text("prefix", prefix, limits.max_prefix_bytes)
+    check_text("suffix", suffix, limits.max_suffix_bytes)
     mode = _known("mode", message.mode, _MODES, pb.Mode.Name)
     check_next_edit(mode, has_next_edit=message.HasField("next_edit"), num_stops=len(message.stop))
     return Request(
         id=next_request_id(),
         caller=caller,
         sequence=message.sequence,
-        document_uri=message.document_uri,
-        language_id=message.language_id,
-        prefix=message.prefix,
-        suffix=message.suffix,
+        document_uri=uri,
+        language_id=language,
+        prefix=prefix,
+        suffix=suffix,
         max_tokens=_max_tokens(message.max_tokens, mode, limits),
         received_at=now,
         snippets=tuple(_snippets(message, limits)),
@@ -174,11 +173,12 @@ def _sampling(message: pb.CompleteRequest) -> Sampling:
 def _snippets(message: pb.CompleteRequest, limits: LimitSettings) -> Iterator[Snippet]:
     check_entries("snippets", len(message.snippets), limits.max_snippets)
     for i, snippet in enumerate(message.snippets):
-        check_text(f"snippets[{i}].uri", snippet.uri, limits.max_uri_bytes)
-        check_text(f"snippets[{i}].text", snippet.text, limits.max_snippet_bytes)
-        if not math.isfinite(snippet.score):
-            raise InvalidRequestError(f"snippets[{i}].score", f"must be a finite number, got {snippet.score:g}")
-        yield Snippet(snippet.uri, snippet.text, snippet.score)
+        uri, text, score = snippet.uri, snippet.text, snippet.score
+        check_text(f"snippets[{i}].uri", uri, limits.max_uri_bytes)
+        check_text(f"snippets[{i}].text", text, limits.max_snippet_bytes)
+        if not math.isfinite(score):
+            raise InvalidRequestError(f"snippets[{i}].score", f"must be a finite number, got {score:g}")
+        yield Snippet(uri, text, score)
 
 
 def _stops(message: pb.CompleteRequest, limits: LimitSettings) -> Iterator[str]:
@@ -205,9 +205,10 @@ def _recent_edits(message: pb.NextEdit, limits: LimitSettings) -> Iterator[Recen
     check_entries("next_edit.recent_edits", len(message.recent_edits), limits.max_recent_edits)
     for i, edit in enumerate(message.recent_edits):
         field = f"next_edit.recent_edits[{i}]"
-        check_text(f"{field}.document_uri", edit.document_uri, limits.max_uri_bytes)
-        check_text(f"{field}.diff", edit.diff, limits.max_recent_edit_bytes)
-        yield recent_edit_of(field, edit.document_uri, edit.diff)
+        uri, diff = edit.document_uri, edit.diff
+        check_text(f"{field}.document_uri", uri, limits.max_uri_bytes)
+        check_text(f"{field}.diff", diff, limits.max_recent_edit_bytes)
+        yield recent_edit_of(field, uri, diff)
 
 
 def end_message(end: End) -> pb.End:

@@ -23,7 +23,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.admission.settings import LimitSettings
 from completion_server.core.errors import InvalidRequestError
 
-_OTHER_FIELDS = 1000
+_OTHER_FIELDS = 500
 """Fields that are not repeated or not in the contract, and entries beyond the limits that `convert` still counts."""
 _FIELDS_PER_ENTRY = 4
 _COMPLETE = 1
@@ -135,6 +135,10 @@ class _FieldCount:
                 raise IndexError
 
     def _varint(self) -> int:
+        value = self._data[self._position]
+        if value < _MORE:
+            self._position += 1
+            return value
         value = 0
         for shift in range(0, _MAX_VARINT_BITS, 7):
             byte = self._data[self._position]
