@@ -12,7 +12,7 @@ from completion_server.core.events import RequestRefused, SessionClosed, Session
 from completion_server.core.outcome import AnswerPart, End, FinishReason, Outcome
 from completion_server.core.request import Caller
 from completion_server.core.trace_context import BeginTrace, no_trace
-from completion_server.rpc.intake import Intake, parsed
+from completion_server.rpc.intake import Intake
 from completion_server.rpc.messages import convert
 from completion_server.rpc.outbox import Outbox
 from completion_server.rpc.session import CLIENT_GONE, SessionCall, reset
@@ -71,7 +71,7 @@ class CompletionServicer:
         began_at = self._service.now()
         caller = await self._intake.enter(context)
         self._service.gate.check()
-        message = parsed(self._intake.decode_complete(await self._intake.receive(context)))
+        message = self._intake.decode_complete(await self._intake.receive(context))
         caller = caller.in_session(convert.session_id_of(message, self._intake.limits))
         return self._service.open(self._intake.request_of(message, caller, began_at, context=context)), caller
 
@@ -132,7 +132,7 @@ class CompletionServicer:
         """Take an editor's feedback on a completion."""
         try:
             caller = await self._intake.enter(context, Scope.FEEDBACK)
-            message = parsed(self._intake.decode_feedback(await self._intake.receive(context)))
+            message = self._intake.decode_feedback(await self._intake.receive(context))
             caller = caller.in_session(convert.session_id_of(message, self._intake.limits))
             self._service.report_feedback(caller, message.sequence, convert.feedback_of(message))
         except CompletionError as error:

@@ -6,10 +6,9 @@ that a handler runs when the headers of its call arrive, and decides whether to 
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.callers import AUTHORIZATION, Callers
@@ -19,10 +18,8 @@ from completion_server.core.errors import DeadlineError, InvalidRequestError
 from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import TRACEPARENT, TRACESTATE, BeginTrace, no_trace
 from completion_server.rpc.messages import convert
-from completion_server.rpc.messages.decoder import Decoder, Malformed
+from completion_server.rpc.messages.decoder import Decoder
 from completion_server.rpc.metadata import identify, metadata_of
-
-M = TypeVar("M", bound=Message)
 
 _MAX_RECEIVING = 1024
 """Calls whose messages are received at the same time. Each may hold nearly a whole message, for
@@ -128,15 +125,3 @@ class Intake:
         return convert.request_of(
             message, caller, self.limits, left_s, self._now(), receive_began_at=began_at, trace=trace
         )
-
-
-def parsed(message: M | Malformed) -> M:
-    """Return the message.
-
-    Raises:
-        InvalidRequestError: it is malformed.
-
-    """
-    if isinstance(message, Malformed):
-        raise message.error
-    return message

@@ -23,7 +23,7 @@ from completion_server.core.outcome import End, FinishReason, Outcome, ShedReaso
 from completion_server.core.request import Caller
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.messages import convert
-from completion_server.rpc.messages.decoder import Malformed
+from completion_server.rpc.messages.decoder import MalformedError
 from completion_server.rpc.outbox import Outbox
 from completion_server.rpc.stream_ends import StreamTimes
 from completion_server.serving.completion import Completion
@@ -153,9 +153,10 @@ class SessionCall:
 
     async def _take(self, data: bytes) -> None:
         began_at = self._service.now()
-        message = self._intake.decode_session(data)
-        if isinstance(message, Malformed):
-            await self._refuse_malformed(message)
+        try:
+            message = self._intake.decode_session(data)
+        except MalformedError as error:
+            await self._refuse_malformed(error)
             return
         if not await self._may_go_on(message.authorization):
             return
@@ -235,12 +236,12 @@ class SessionCall:
             refused = _around(error, "feedback") if isinstance(error, InvalidRequestError) else error
             self._outbox.write_nowait(convert.refusal_of(message.sequence, refused))
 
-    async def _refuse_malformed(self, message: Malformed) -> None:
+    async def _refuse_malformed(self, error: MalformedError) -> None:
         await self._outbox.reserve()
-        if self._is_new(message.sequence):
-            self._end_refused(message.sequence, _inside_complete(message.error))
+        if self._is_new(error.sequence):
+            self._end_refused(error.sequence, _inside_complete(error))
         else:
-            self._refuse(message.sequence, message.error)
+            self._refuse(error.sequence, error)
 
     def _refuse(self, sequence: int, error: InvalidRequestError) -> None:
         """Refuse a message that begins no request. Needs a reserved place."""

@@ -1,10 +1,12 @@
 """Messages that do harm when they are received or parsed, from a client without the checks of a gRPC library."""
 
 import asyncio
+import gc
 import gzip
 import random
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -106,12 +108,20 @@ async def test_the_standard_services_hold_no_message_that_does_not_end_or_is_lar
         assert (await answer(connection, method, framed(b"\xff")))[0] == INVALID
 
 
-async def test_a_call_without_a_message_is_refused(server: RunningServer) -> None:
+@pytest.mark.parametrize("text", [b"x", b"\xff"], ids=["too long", "not UTF-8"])
+async def test_what_is_refused_is_freed_without_the_garbage_collector(server: RunningServer, text: bytes) -> None:
+    message, process = b"\x0a\x01s\x2a" + b"\xe0\xfb\x73" + text * 1_900_000, psutil.Process()
     async with await connect(server) as connection:
-        assert await answer(connection, "Complete", b"") == (
-            INVALID,
-            "message: must be sent, but the call ended without one",
-        )
+        await answer(connection, "Complete", framed(message))  # allocates the memory that is allocated once
+        gc.collect()
+        gc.disable()
+        try:
+            before = process.memory_info().rss
+            for _ in range(40):
+                assert (await answer(connection, "Complete", framed(message)))[0] == INVALID
+            assert process.memory_info().rss - before < 40 * MIB
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("key", ["admission.first_request_s", "admission.session_idle_s"])

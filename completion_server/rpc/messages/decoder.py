@@ -1,8 +1,8 @@
 """Parses messages, and describes the fault of a malformed one.
 
-gRPC answers a message that can't be parsed with INTERNAL and, on a stream, ends the stream. Here such a message becomes
-a `Malformed`, which the services answer like any other invalid request: they name the field that is not UTF-8, and on a
-session stream end only that request. `convert` checks the sizes of the fields after the parse.
+gRPC answers a message that can't be parsed with INTERNAL and, on a stream, ends the stream. Here such a message is
+a `MalformedError`, which the services answer like any other invalid request: they name the field that is not UTF-8, and
+on a session stream end only that request. `convert` checks the sizes of the fields after the parse.
 
 Fields are counted before it: parsing makes an object for each snippet, so that 2 MiB of empty ones, which are 2 KiB on
 the wire when compressed, take 40 ms and 64 MB. Reading the tags up to the first excess takes less than a millisecond.
@@ -11,6 +11,7 @@ The encoding: https://protobuf.dev/programming-guides/encoding/
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -38,14 +39,16 @@ _MAX_VARINT_BITS = 70
 M = TypeVar("M", bound=Message)
 
 
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """A message that could not be parsed, or has too many fields."""
+class MalformedError(InvalidRequestError):
+    """A message can't be parsed, or has too many fields.
 
-    error: InvalidRequestError
-    """Its field is that of the message, such as "complete.prefix" of a SessionRequest."""
-    sequence: int
-    """The sequence number of the request in the message, 0 if there is none or it can't be read."""
+    The field is that of the message, such as "complete.prefix" of a SessionRequest.
+    """
+
+    def __init__(self, field: str, description: str, sequence: int = 0) -> None:
+        """`sequence` is the number of the request in the message, 0 if there is none or it can't be read."""
+        super().__init__(field, description)
+        self.sequence = sequence
 
 
 class Decoder(Generic[M]):
@@ -59,27 +62,26 @@ class Decoder(Generic[M]):
         self._parse: Callable[[bytes], M] = message_class.FromString
         self._lenient = GetMessageClass(_lenient_types().FindMessageTypeByName(message_class.DESCRIPTOR.full_name))
 
-    def __call__(self, data: bytes) -> M | Malformed:
-        """Return the message, or a description of its fault."""
-        count = _FieldCount(data, self._max_fields, self._shape.inner.get(_COMPLETE))
-        try:
-            count.walk(self._shape, len(data))
-            return self._parse(data)
-        except InvalidRequestError as excess:
-            return Malformed(excess, count.sequence)
-        except (DecodeError, IndexError):
-            return self._diagnose(data)
+    def __call__(self, data: bytes) -> M:
+        """Return the message.
 
-    def _diagnose(self, data: bytes) -> Malformed:
+        Raises:
+            MalformedError: it is none, or has too many fields.
+
+        """
         try:
+            _FieldCount(data, self._max_fields, self._shape.inner.get(_COMPLETE)).walk(self._shape, len(data))
+            return self._parse(data)
+        except (DecodeError, IndexError):
+            raise self._fault(data) from None
+
+    def _fault(self, data: bytes) -> MalformedError:
+        with suppress(DecodeError):
             found = self._lenient.FromString(data)
-        except DecodeError:
-            found = None
-        field, at, byte = next(_not_utf8(found, ""), ("", 0, 0)) if found is not None else ("", 0, 0)
-        if not field:
-            return Malformed(InvalidRequestError("message", f"{len(data)} bytes that are no protobuf message"), 0)
-        error = InvalidRequestError(field, f"must be UTF-8, but byte {at} is 0x{byte:02x}")
-        return Malformed(error, getattr(getattr(found, "complete", found), "sequence", 0))
+            for field, at, byte in _not_utf8(found, ""):
+                sequence = getattr(getattr(found, "complete", found), "sequence", 0)
+                return MalformedError(field, f"must be UTF-8, but byte {at} is 0x{byte:02x}", sequence)
+        return MalformedError("message", f"{len(data)} bytes that are no protobuf message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +105,22 @@ class _FieldCount:
         self._request = request
         self._num_fields = 0
         self._position = 0
-        self.sequence = 0
+        self._sequence = 0
         """That of the fields so far."""
 
     def walk(self, shape: _Shape, end: int) -> None:
         """Count the fields up to `end`.
 
         Raises:
-            InvalidRequestError: they are too many.
+            MalformedError: they are too many.
             IndexError: they are no fields.
 
         """
         while self._position < end:
             self._num_fields += 1
             if self._num_fields > self._max_fields:
-                raise InvalidRequestError("message", f"must have at most {self._max_fields} fields, got more")
+                limit = f"must have at most {self._max_fields} fields, got more"
+                raise MalformedError("message", limit, self._sequence)
             tag = self._varint()
             if tag & 7 == _LENGTH:
                 after = self._varint() + self._position
@@ -128,7 +131,7 @@ class _FieldCount:
             elif tag & 7 == _VARINT:
                 value = self._varint()
                 if tag == _SEQUENCE_TAG and shape is self._request:
-                    self.sequence = value & (2**64 - 1)
+                    self._sequence = value & (2**64 - 1)
             elif tag & 7 in _FIXED_BYTES:
                 self._position += _FIXED_BYTES[tag & 7]
             else:  # a group: the contract has none, and they nest without end
