@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from completion_server.auth.key_file import ApiKey, editing, new_key, read_keys, rotated
-from completion_server.auth.principal import Scope
+from completion_server.core.credential import Scope
 from completion_server.core.errors import ConfigError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}

@@ -10,6 +10,7 @@ from completion_server.core.request import Mode, Sampling
 
 _MAX_TEMPERATURE = 2.0
 _MAX_SEED = 2**63 - 1
+_BYTES_PER_CHARACTER = 4
 
 _request_numbers = itertools.count(1)
 
@@ -17,6 +18,21 @@ _request_numbers = itertools.count(1)
 def next_request_id() -> str:
     """Return the id of a new request, unique in this process."""
     return f"r{next(_request_numbers)}"
+
+
+def check_text(field: str, text: str, max_bytes: int) -> None:
+    """Check the size of a text in UTF-8. Raises InvalidRequestError, which names the field, the limit and the size."""
+    if len(text) * _BYTES_PER_CHARACTER <= max_bytes:
+        return
+    num_bytes = len(text) if text.isascii() else len(text.encode())
+    if num_bytes > max_bytes:
+        raise InvalidRequestError(field, f"must be at most {max_bytes} bytes, got {num_bytes}")
+
+
+def check_entries(field: str, num_entries: int, max_entries: int) -> None:
+    """Check the number of a field's entries. Raises InvalidRequestError."""
+    if num_entries > max_entries:
+        raise InvalidRequestError(field, f"must have at most {max_entries} entries, got {num_entries}")
 
 
 def default_max_tokens(mode: Mode, limits: LimitSettings) -> int:

@@ -1,5 +1,6 @@
 """Applies the quotas of a file. A limit of the file replaces that of `[admission]` for its tenant or user."""
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -7,14 +8,36 @@ from dataclasses import replace
 from typing import Any
 
 from completion_server.admission.day_tokens import DayTokens
-from completion_server.admission.quota_table import Quota, QuotaTable, Rate
-from completion_server.admission.quotas import MAX_WAIT_S, Scope
+from completion_server.admission.quota_table import Quota, QuotaTable, Rate, parse_quotas
+from completion_server.admission.quotas import MAX_WAIT_S, RateLimits
 from completion_server.admission.rate_limiter import RateLimiter
-from completion_server.core.errors import Limit
+from completion_server.core.errors import ConfigError, Limit
 from completion_server.core.request import key_of
+from completion_server.core.watched_file import WatchedFile
 
 _Key = tuple[str, float, float]
 """Name, limit and burst of a limiter."""
+POLL_S = 1.0
+
+
+def open_quotas(path: str) -> WatchedFile[QuotaTable]:
+    """Read `admission.quotas_file`. A later version with a fault is logged once, and the last good one stays.
+
+    Raises:
+        ConfigError: it can't be read, or has a fault; the message names the key.
+
+    """
+    key = "admission.quotas_file"
+    file = WatchedFile(key, path, _parse, lambda _key, _has_failed: None, parse_quotas(""))
+    file.load()
+    return file
+
+
+def _parse(data: bytes) -> QuotaTable:
+    try:
+        return parse_quotas(data.decode())
+    except ConfigError as error:
+        raise ValueError("; ".join(str(error).splitlines())) from error
 
 
 class FileQuotas:
@@ -28,26 +51,33 @@ class FileQuotas:
         self._user_days = DayTokens(unix_s)
         self.tenant_days = DayTokens(unix_s)
         """Replicas add these up; a user's requests reach one replica."""
-        self._scopes: dict[Quota, Scope] = {}
+        self._limits: dict[Quota, RateLimits] = {}
 
     def replace(self, table: QuotaTable) -> None:
         """Apply other quotas from now on."""
         self._table = table
-        self._scopes.clear()
+        self._limits.clear()
         used = {key for kind, quota in table.quotas() for key in _rate_keys(kind, quota)}
         self._rates = {key: limiter for key, limiter in self._rates.items() if key in used}
+
+    async def follow(self, file: WatchedFile[QuotaTable], poll_s: float = POLL_S) -> None:
+        """Apply each new version of a file, until cancelled."""
+        while True:
+            await asyncio.sleep(poll_s)
+            if await file.poll():
+                self.replace(file.content)
 
     def weight_of(self, tenant: str) -> float:
         """Return the weight of a tenant whose name is verified."""
         return self._table.weight_of(key_of(tenant))
 
-    def of_user(self, owner: str, otherwise: Scope) -> Scope:
+    def of_user(self, owner: str, otherwise: RateLimits) -> RateLimits:
         """Return the limits of a user by its `Caller.owner`; those of `otherwise` where the file has none."""
-        return self._scope("user", self._table.of_user(owner), otherwise, self._user_days)
+        return self._limits_of("user", self._table.of_user(owner), otherwise, self._user_days)
 
-    def of_tenant(self, tenant_key: str, otherwise: Scope) -> Scope:
+    def of_tenant(self, tenant_key: str, otherwise: RateLimits) -> RateLimits:
         """Return the limits of a tenant by its `Caller.tenant_key`; those of `otherwise` where the file has none."""
-        return self._scope("tenant", self._table.of_tenant(tenant_key), otherwise, self.tenant_days)
+        return self._limits_of("tenant", self._table.of_tenant(tenant_key), otherwise, self.tenant_days)
 
     def user_sessions(self, owner: str) -> Limit | None:
         """Return the limit of a user's sessions; None if the file has none."""
@@ -57,13 +87,13 @@ class FileQuotas:
         """Return the limit of a tenant's sessions; None if the file has none."""
         return self._table.of_tenant(tenant_key).sessions
 
-    def _scope(self, kind: str, quota: Quota, otherwise: Scope, days: DayTokens) -> Scope:
-        found = self._scopes.get(quota)
+    def _limits_of(self, kind: str, quota: Quota, otherwise: RateLimits, days: DayTokens) -> RateLimits:
+        found = self._limits.get(quota)
         if found is None or found.base is not otherwise:
-            found = self._scopes[quota] = self._make_scope(kind, quota, otherwise, days)
+            found = self._limits[quota] = self._make_limits(kind, quota, otherwise, days)
         return found
 
-    def _make_scope(self, kind: str, quota: Quota, otherwise: Scope, days: DayTokens) -> Scope:
+    def _make_limits(self, kind: str, quota: Quota, otherwise: RateLimits, days: DayTokens) -> RateLimits:
         changes: dict[str, Any] = {"base": otherwise, "day_limit": quota.tokens_per_day}
         if quota.requests is not None:
             limiter = self._rate(_rate_key(f"{kind}_requests", quota.requests))

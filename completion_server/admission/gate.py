@@ -16,6 +16,7 @@ from completion_server.core.errors import (
     ServerFullError,
     UnavailableError,
 )
+from completion_server.core.request import Caller
 
 _SESSIONS = 16_000
 _MAX_RETRY_AFTER_MS = 60_000
@@ -114,10 +115,8 @@ class Gate:
             raise DrainingError(text, retry_after_ms=self._settings.retry_after_ms)
         raise UnavailableError(text, retry_after_ms=retry_after_ms(self._settings, self._remaining_start_s()))
 
-    def enter_session(self, user: str | None = None, peer: str = "", tenant: str | None = None) -> ExitStack:
+    def enter_session(self, caller: Caller) -> ExitStack:
         """Admit a session stream, which is counted until what this returns is closed.
-
-        The arguments are the keys of a named user, of the address and of the tenant.
 
         Raises:
             UnavailableError: the server can't serve now.
@@ -129,7 +128,7 @@ class Gate:
         if self.num_sessions >= self._max_sessions:
             full = Limit("admission.max_sessions", self._max_sessions)
             raise self._overloaded(f"{self.num_sessions} sessions are open", full, ServerFullError)
-        holders = tuple(self._holders(user, peer, tenant))
+        holders = tuple(self._holders(caller))
         self.num_sessions += 1
         for sessions, key in holders:
             sessions.enter(key)
@@ -142,12 +141,12 @@ class Gate:
         for sessions, key in holders:
             sessions.leave(key)
 
-    def _holders(self, user: str | None, peer: str, tenant: str | None) -> Iterator[Holder]:
+    def _holders(self, caller: Caller) -> Iterator[Holder]:
         """Yield each limit that the session counts for, with its key. Raises OverloadedError if one is reached."""
         for sessions, key, scope in (
-            (self._users, user, "of this user"),
-            (self._tenants, tenant, "of this tenant"),
-            (self._peers, peer or None, "from this address"),
+            (self._users, caller.owner if caller.user else None, "of this user"),
+            (self._tenants, caller.tenant_key, "of this tenant"),
+            (self._peers, caller.limited_peer or None, "from this address"),
         ):
             if key is not None:
                 if sessions.is_full(key):

@@ -6,12 +6,10 @@ its users. These are limits of one replica.
 
 An address may have one user or a whole office, and nothing tells them apart. So its limits are a committed rate: what
 exceeds them is accepted while the engine has capacity to spare, and is then not charged to the address.
-
-The bytes of refused messages have a budget for each connection.
 """
 
 import math
-from collections.abc import Hashable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,10 +21,6 @@ from completion_server.core.request import Caller
 
 MAX_WAIT_S = 10.0
 """The longest wait. Tokens are computed before they can be charged, so the debt has no other bound."""
-
-LEAST_CHARGE_BYTES = 16 * 1024
-"""Minimum charge of a refusal, for its costs besides the bytes."""
-_MAX_REFUSAL_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +40,7 @@ class Excess:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class RateLimits:
     """The limits of users, tenants or addresses that have the same ones."""
 
     requests: RateLimiter
@@ -56,7 +50,7 @@ class Scope:
     day: DayTokens | None = None
     """None for as many tokens a day as there are."""
     day_limit: Limit | None = None
-    base: "Scope | None" = None
+    base: "RateLimits | None" = None
     """The limits that it has where no file gives others."""
 
     def excess(self, key: str, now: float, peer: str = "") -> Excess | None:
@@ -80,11 +74,11 @@ class Scope:
 class NamedQuotas(Protocol):
     """Limits that differ between tenants and users."""
 
-    def of_user(self, owner: str, otherwise: Scope, /) -> Scope:
+    def of_user(self, owner: str, otherwise: RateLimits, /) -> RateLimits:
         """Return the limits of a user; those of `otherwise` where it has no others."""
         ...
 
-    def of_tenant(self, tenant_key: str, otherwise: Scope, /) -> Scope:
+    def of_tenant(self, tenant_key: str, otherwise: RateLimits, /) -> RateLimits:
         """Return the limits of a tenant; those of `otherwise` where it has no others."""
         ...
 
@@ -95,24 +89,24 @@ class Quotas:
     def __init__(self, settings: AdmissionSettings, named: NamedQuotas | None = None) -> None:
         """Start with full buckets. `named` has the limits of users and tenants that differ from the settings."""
         num_users = settings.num_users_per_peer
-        self._users = Scope(
+        self._users = RateLimits(
             RateLimiter(settings.user_requests_per_s, settings.user_burst),
             RateLimiter(settings.user_tokens_per_s, settings.user_token_burst, MAX_WAIT_S),
             Limit("admission.user_requests_per_s", settings.user_requests_per_s),
             Limit("admission.user_tokens_per_s", settings.user_tokens_per_s),
         )
         peer_tokens = num_users * settings.user_tokens_per_s
-        self._peers = Scope(
+        self._peers = RateLimits(
             RateLimiter(num_users * settings.user_requests_per_s, num_users * settings.user_burst),
             # One burst for all users: otherwise an attacker with many names could occupy the engine for seconds.
             RateLimiter(peer_tokens, max(settings.user_token_burst, peer_tokens), MAX_WAIT_S),
             Limit("admission.users_per_peer", num_users),
             Limit("admission.users_per_peer", num_users),
         )
-        self._tenants: Scope | None = None
+        self._tenants: RateLimits | None = None
         self._named = named
         if settings.tenant_requests_per_s or settings.tenant_tokens_per_s or named is not None:
-            self._tenants = Scope(
+            self._tenants = RateLimits(
                 RateLimiter(settings.tenant_requests_per_s, settings.tenant_burst),
                 RateLimiter(settings.tenant_tokens_per_s, settings.tenant_token_burst, MAX_WAIT_S),
                 Limit("admission.tenant_requests_per_s", settings.tenant_requests_per_s),
@@ -121,20 +115,13 @@ class Quotas:
 
     def excess(self, caller: Caller, now: float) -> Excess | None:
         """Return the limit that a request of this caller exceeds, None if there is none."""
-        excess = self._users_of(caller.owner).excess(caller.owner, now)
-        if excess is None and (tenants := self._tenants_of(caller.tenant_key)) is not None:
-            excess = tenants.excess(caller.tenant_key, now)
-        if excess is None and (peer := caller.limited_peer):
-            excess = self._peers.excess(peer, now, peer)
-        return excess
+        found = (limits.excess(key, now, peer) for limits, key, peer in self._limits_of(caller))
+        return next(filter(None, found), None)
 
     def charge_request(self, caller: Caller, now: float, *, charges_peer: bool = True) -> None:
         """Charge an accepted request; not to its address if it exceeds the limits of that."""
-        self._users_of(caller.owner).requests.charge(caller.owner, now)
-        if (tenants := self._tenants_of(caller.tenant_key)) is not None:
-            tenants.requests.charge(caller.tenant_key, now)
-        if charges_peer and (peer := caller.limited_peer):
-            self._peers.requests.charge(peer, now)
+        for limits, key, _peer in self._limits_of(caller, charges_peer=charges_peer):
+            limits.requests.charge(key, now)
 
     def reserve(self, caller: Caller, num_tokens: int, now: float, *, charges_peer: bool = True) -> "Reservation":
         """Charge the expected tokens of a request; not to its address if it exceeds the limits of that."""
@@ -143,19 +130,17 @@ class Quotas:
 
     def charge_tokens(self, caller: Caller, num_tokens: int, now: float, *, charges_peer: bool = True) -> None:
         """Charge tokens that the engine computes for a caller; a negative number refunds them."""
-        self._users_of(caller.owner).charge_tokens(caller.owner, now, num_tokens)
-        if (tenants := self._tenants_of(caller.tenant_key)) is not None:
-            tenants.charge_tokens(caller.tenant_key, now, num_tokens)
+        for limits, key, _peer in self._limits_of(caller, charges_peer=charges_peer):
+            limits.charge_tokens(key, now, num_tokens)
+
+    def _limits_of(self, caller: Caller, *, charges_peer: bool = True) -> Iterator[tuple[RateLimits, str, str]]:
+        """Yield the limits of a caller, its key in them, and its address if they are those of the address."""
+        owner, tenant_key, named = caller.owner, caller.tenant_key, self._named
+        yield self._users if named is None else named.of_user(owner, self._users), owner, ""
+        if self._tenants is not None:
+            yield self._tenants if named is None else named.of_tenant(tenant_key, self._tenants), tenant_key, ""
         if charges_peer and (peer := caller.limited_peer):
-            self._peers.tokens.charge(peer, now, num_tokens)
-
-    def _users_of(self, owner: str) -> Scope:
-        return self._users if self._named is None else self._named.of_user(owner, self._users)
-
-    def _tenants_of(self, tenant_key: str) -> Scope | None:
-        if self._named is None or self._tenants is None:
-            return self._tenants
-        return self._named.of_tenant(tenant_key, self._tenants)
+            yield self._peers, peer, peer
 
 
 class Reservation:
@@ -176,24 +161,3 @@ class Reservation:
         num_tokens = num_computed - self._num_tokens
         self._quotas.charge_tokens(self._caller, num_tokens, now, charges_peer=self._charges_peer)
         self._num_tokens = 0
-
-
-class RefusalBudget:
-    """Charges refused bytes to the connection that sent them: a refused message costs the server and not its sender."""
-
-    def __init__(self, bytes_per_s: float, burst_bytes: int) -> None:
-        """Allow each connection `burst_bytes` at once and `bytes_per_s` in the long run; a rate of 0 sets no limit."""
-        self._limiter = RateLimiter(bytes_per_s, burst_bytes + 1, _MAX_REFUSAL_WAIT_S)
-
-    @property
-    def num_known(self) -> int:
-        """Number of connections whose bucket is remembered."""
-        return self._limiter.num_known
-
-    def charge(self, connection: Hashable, num_bytes: int, now: float) -> None:
-        """Charge a refused message."""
-        self._limiter.charge(connection, now, max(num_bytes, LEAST_CHARGE_BYTES))
-
-    def wait_s(self, connection: Hashable, now: float) -> float:
-        """Return the seconds after which a connection may send again, 0 for now."""
-        return self._limiter.delay_s(connection, now)

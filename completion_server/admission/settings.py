@@ -224,11 +224,6 @@ class AdmissionSettings:
     session_idle_s: Annotated[float, Above(0, DAY_S)] = 300.0
     """A Session stream that sends nothing for this time is ended; editors open another with their next request. Also
     limits how long the server holds a partly received message."""
-    refused_bytes_per_s: Annotated[float, Between(0, 1e12)] = 1024 * 1024
-    """Bytes of refused requests that one connection may send in the long run; beyond that all its calls are refused
-    unread. A refusal counts as at least 16 KiB. 0 sets no limit. Does not apply to a Unix socket."""
-    refused_burst_bytes: Annotated[int, Between(1, 1_000_000_000)] = 8 * 1024 * 1024
-    """Bytes of refused requests that one connection may send at once."""
     retry_after_ms: Annotated[int, Between(0, 3_600_000)] = 1000
     """Time after which a refused caller should retry. While the engine starts it is the time that is left if the start
     takes as long as the last one, but at least this value and at most a minute."""

@@ -6,24 +6,25 @@ from collections.abc import Callable, Sequence
 
 from completion_server.auth import certificates, keys, tokens
 from completion_server.auth.certificates import Certificates
-from completion_server.auth.fetching import fetch as fetch_url
-from completion_server.auth.issuer import Fetch, FetchedKeys, FileKeys
+from completion_server.auth.issuer import FetchedKeys, FileKeys
 from completion_server.auth.key_file import PREFIX
 from completion_server.auth.keys import ApiKeys
-from completion_server.auth.principal import Credentials, Principal
 from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
 from completion_server.auth.tokens import Tokens
 from completion_server.core.errors import IssuerUnavailableError
 from completion_server.core.events import CredentialsChecked, CredentialSourceRead, Emit
+from completion_server.core.request import Caller
 
 POLL_S = 0.5
 """From one look at the files to the next. A key that was revoked ends its streams after about as long."""
 NO_KIND = "none"
+_WANTED = {keys.KIND: "an API key", tokens.KIND: "a token", certificates.KIND: "a client certificate"}
+_REFUSED = {keys.KIND: "API keys", tokens.KIND: "tokens of an issuer"}
 
 
-class CredentialVerifier:
-    """Verifies callers, as `Authenticator` asks for."""
+class Authenticator:
+    """Verifies callers. A token is verified once; asking again for the same one is a lookup."""
 
     def __init__(
         self,
@@ -31,10 +32,9 @@ class CredentialVerifier:
         wall: Callable[[], float] = time.time,
         *,
         emit: Emit,
-        fetch: Fetch = fetch_url,
         client_cas: Sequence[str] = (),
     ) -> None:
-        """Read the files. `wall` returns Unix seconds; `fetch` returns the document at a URL, and runs in a thread.
+        """Read the files. `wall` returns Unix seconds.
 
         `client_cas` are the files of the authorities that sign clients' certificates and lists of revoked ones.
 
@@ -44,15 +44,15 @@ class CredentialVerifier:
         """
         self._emit = emit
         self._certificate_wins = settings.certificate_wins
-        self._api_keys = ApiKeys(settings.keys_file, wall, self._report) if settings.keys_file else None
-        self._tokens: Tokens | None = None
+        self._verifiers: dict[str, ApiKeys | Tokens | Certificates] = {}
+        if settings.keys_file:
+            self._verifiers[keys.KIND] = ApiKeys(settings.keys_file, wall, self._report)
         if settings.jwks_file:
-            self._tokens = Tokens(settings, FileKeys(settings.jwks_file, self._report), wall)
+            self._verifiers[tokens.KIND] = Tokens(settings, FileKeys(settings.jwks_file, self._report), wall)
         elif settings.issuer:
-            self._tokens = Tokens(settings, FetchedKeys(settings, fetch, wall, self._report), wall)
-        self._certificates: Certificates | None = None
+            self._verifiers[tokens.KIND] = Tokens(settings, FetchedKeys(settings, wall, self._report), wall)
         if settings.takes_certificates:
-            self._certificates = Certificates(settings, client_cas, wall, self._report)
+            self._verifiers[certificates.KIND] = Certificates(settings, client_cas, wall, self._report)
 
     async def run(self) -> None:
         """Read changed files again, and fetch the issuer's keys, until cancelled."""
@@ -62,22 +62,24 @@ class CredentialVerifier:
 
     async def poll(self) -> None:
         """Look at each file once, and begin a fetch of the issuer's keys if one is due."""
-        for part in (self._api_keys, self._tokens, self._certificates):
-            if part is not None:
-                await part.poll()
+        for verifier in self._verifiers.values():
+            await verifier.poll()
 
-    async def authenticate(self, credentials: Credentials) -> Principal:
-        """Return the verified caller.
+    async def authenticate(self, token: str, certificate: bytes) -> Caller:
+        """Return the verified caller, whose connection is not known here.
+
+        `token` is a bearer token or an API key, "" for none; `certificate` is in PEM, b"" for none, and the TLS library
+        has verified it.
 
         Raises:
             UnauthenticatedError: nothing was presented, or it is unknown, forged, expired or revoked.
             UnavailableError: the issuer's keys were never fetched; retry later.
 
         """
-        kind = self._kind_of(credentials)
+        kind = self._kind_of(token, certificate)
         result = Result.ACCEPTED
         try:
-            return await self._verify(kind, credentials)
+            return await self._verify(kind, token, certificate)
         except RefusedCredentialError as error:
             result = error.result
             raise
@@ -87,47 +89,35 @@ class CredentialVerifier:
         finally:
             self._emit(CredentialsChecked(kind, result.value))
 
-    def is_current(self, principal: Principal) -> bool:
-        """Return whether a caller verified earlier still would be."""
-        part: ApiKeys | Tokens | Certificates | None = None
-        match principal.kind:
-            case keys.KIND:
-                part = self._api_keys
-            case tokens.KIND:
-                part = self._tokens
-            case certificates.KIND:
-                part = self._certificates
-        return part is not None and part.is_current(principal)
+    def is_current(self, caller: Caller) -> bool:
+        """Return whether a caller verified earlier still would be. Cheap enough for each request."""
+        if caller.credential is None:
+            return False
+        verifier = self._verifiers.get(caller.credential.kind)
+        return verifier is not None and verifier.is_current(caller, caller.credential)
 
-    def _kind_of(self, credentials: Credentials) -> str:
+    def _kind_of(self, token: str, certificate: bytes) -> str:
         """Return the kind of credential that counts. One that is refused is not made up for by another one."""
-        takes_token = bool(credentials.token) and (self._api_keys is not None or self._tokens is not None)
-        takes_certificate = bool(credentials.certificate) and self._certificates is not None
+        takes_token = bool(token) and not self._verifiers.keys().isdisjoint((keys.KIND, tokens.KIND))
+        takes_certificate = bool(certificate) and certificates.KIND in self._verifiers
         if takes_certificate and (self._certificate_wins or not takes_token):
             return certificates.KIND
         if takes_token:
-            return keys.KIND if credentials.token.startswith(PREFIX) else tokens.KIND
+            return keys.KIND if token.startswith(PREFIX) else tokens.KIND
         return NO_KIND
 
-    async def _verify(self, kind: str, credentials: Credentials) -> Principal:
-        if kind == certificates.KIND and self._certificates is not None:
-            return self._certificates.verify(credentials.certificate)
-        if kind == keys.KIND and self._api_keys is not None:
-            return self._api_keys.verify(credentials.token)
-        if kind == tokens.KIND and self._tokens is not None:
-            return await self._tokens.verify(credentials.token)
+    async def _verify(self, kind: str, token: str, certificate: bytes) -> Caller:
+        match self._verifiers.get(kind):
+            case Certificates() as verifier:
+                return verifier.verify(certificate)
+            case ApiKeys() as verifier:
+                return verifier.verify(token)
+            case Tokens() as verifier:
+                return await verifier.verify(token)
         if kind != NO_KIND:
-            what = "API keys" if kind == keys.KIND else "tokens of an issuer"
-            raise RefusedCredentialError(Result.UNKNOWN, f"this server takes no {what}")
-        raise RefusedCredentialError(Result.MISSING, f"this server asks for {self._wanted()}; nothing was presented")
-
-    def _wanted(self) -> str:
-        parts = (
-            ("an API key", self._api_keys),
-            ("a token", self._tokens),
-            ("a client certificate", self._certificates),
-        )
-        return " or ".join(name for name, part in parts if part is not None)
+            raise RefusedCredentialError(Result.UNKNOWN, f"this server takes no {_REFUSED[kind]}")
+        wanted = " or ".join(_WANTED[each] for each in self._verifiers)
+        raise RefusedCredentialError(Result.MISSING, f"this server asks for {wanted}; nothing was presented")
 
     def _report(self, source: str, has_failed: bool) -> None:
         self._emit(CredentialSourceRead(source, has_failed))

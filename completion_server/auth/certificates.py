@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
 from completion_server.auth.claims import is_name
-from completion_server.auth.lru import LruCache
-from completion_server.auth.principal import Principal, Scope
 from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
+from completion_server.core.credential import Credential, Scope
+from completion_server.core.request import Caller
 from completion_server.core.watched_file import Report, WatchedFile
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Certificates:
         self._pattern = re.compile(settings.certificate_pattern or "(?P<user>.+)", re.DOTALL)
         self._wall = wall
         self._report = report
-        self._seen: LruCache[bytes, Principal] = LruCache(_MAX_CERTIFICATES)
+        self._read = lru_cache(_MAX_CERTIFICATES)(self._read_unseen)
         self._is_out_of_date = False
         """Whether the lists in use are out of date, which is logged once."""
         self._crl: WatchedFile[Revocations] | None = None
@@ -83,30 +84,26 @@ class Certificates:
             self._report(_CRL_KEY, True)
         self._check_date(self._crl.content)
 
-    def verify(self, pem: bytes) -> Principal:
+    def verify(self, pem: bytes) -> Caller:
         """Return the holder of a certificate, which the TLS library has verified.
 
         Raises:
             RefusedCredentialError: it names nobody, or has expired or was revoked since the handshake.
 
         """
-        digest = hashlib.sha256(pem).digest()
-        principal = self._seen.get(digest)
-        if principal is None:
-            principal = self._read(pem)
-            self._seen.put(digest, principal)
-        if self._is_revoked(principal):
+        caller, credential = self._read(pem)
+        if self._is_revoked(credential):
             raise RefusedCredentialError(Result.REVOKED, "the client's certificate was revoked")
-        if self._wall() >= principal.expires_at:
+        if self._wall() >= credential.expires_at:
             raise RefusedCredentialError(Result.EXPIRED, "the client's certificate has expired")
-        return principal
+        return caller
 
-    def is_current(self, principal: Principal) -> bool:
-        """Return whether the certificate of a principal has not expired and is not revoked."""
-        return self._wall() < principal.expires_at and not self._is_revoked(principal)
+    def is_current(self, _caller: Caller, credential: Credential) -> bool:
+        """Return whether the certificate of a caller has not expired and is not revoked."""
+        return self._wall() < credential.expires_at and not self._is_revoked(credential)
 
-    def _is_revoked(self, principal: Principal) -> bool:
-        name = (principal.fingerprint, principal.credential)
+    def _is_revoked(self, credential: Credential) -> bool:
+        name = (credential.fingerprint, credential.name)
         return self._crl is not None and name in self._crl.content.revoked
 
     def _check_date(self, lists: Revocations) -> None:
@@ -115,7 +112,7 @@ class Certificates:
             logger.error("%s: a list is out of date; it stays in use until there is a newer one", _CRL_KEY)
             self._report(_CRL_KEY, True)
 
-    def _read(self, pem: bytes) -> Principal:
+    def _read_unseen(self, pem: bytes) -> tuple[Caller, Credential]:
         try:
             certificate = x509.load_pem_x509_certificate(pem)
             parts = _parts(certificate, self._settings.certificate_user)
@@ -138,7 +135,8 @@ class Certificates:
             scopes.add(Scope.ADMIN)
         expires_at = certificate.not_valid_after_utc.timestamp()
         serial = f"{certificate.serial_number:x}"
-        return Principal(user, tenant, frozenset(scopes), KIND, serial, expires_at, fingerprint)
+        credential = Credential(KIND, serial, frozenset(scopes), expires_at, fingerprint)
+        return Caller(user, tenant=tenant, is_verified=True, credential=credential), credential
 
 
 def _parts(certificate: x509.Certificate, kind: str) -> list[str]:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from completion_server.auth.principal import Scope
 from completion_server.auth.refusal import RefusedCredentialError, Result
+from completion_server.core.credential import Scope
 
 MAX_NAME_BYTES = 256
 _SCOPES = {scope.value: scope for scope in Scope}

@@ -1,14 +1,20 @@
-"""The keys of an issuer: fetched beside the event loop, or from a file."""
+"""The keys of an issuer (JWKS, RFC 7517): fetched beside the event loop, or from a file."""
 
 import asyncio
+import hashlib
+import json
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, KeysView
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from completion_server.auth.key_set import NO_KEYS, KeySet, parse_key_set, parse_object
-from completion_server.auth.lru import LruCache
-from completion_server.auth.settings import AuthSettings
-from completion_server.auth.urls import require_safe
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from jwt import PyJWK, PyJWKClient, PyJWKSet, PyJWTError
+
+from completion_server.auth.settings import AuthSettings, require_safe
 from completion_server.core.watched_file import Report, WatchedFile
 
 logger = logging.getLogger(__name__)
@@ -17,29 +23,31 @@ MIN_PAUSE_S = 30.0
 """From the begin of a fetch to that of the next one, whatever callers present."""
 REFRESH_S = 300.0
 """How long a removed key may still be taken."""
-_UNKNOWN_S = 60.0
-"""How long an unknown key id is not asked for again: an issuer may sign with a key shortly before it shows it."""
-_MAX_UNKNOWN = 1024
 _FETCH_S = 10.0
+_STALL_S = 3.0
+"""How long the issuer may send nothing."""
 _CALLER_WAITS_S = 5.0
 _DISCOVERY = "/.well-known/openid-configuration"
+_MIN_RSA_BITS = 2048
+_FINGERPRINT_DIGITS = 16
+_HEADERS = {"Accept": "application/json", "User-Agent": "completion-server"}
 
-Fetch = Callable[[str], bytes]
-"""Returns the document at a URL. Blocks; raises OSError or ValueError."""
 
+class KeySet:
+    """The keys of an issuer at a time."""
 
-class IssuerKeys(Protocol):
-    """The keys of an issuer."""
+    def __init__(self, keys: Iterable[PyJWK] = ()) -> None:
+        """Hold the keys for signatures; keys that are weak, secret or for something else are left out."""
+        self._keys = {_fingerprint(each.key): each for each in keys if _is_usable(each)}
 
     @property
-    def current(self) -> KeySet:
-        """The keys that are known now; none before they were ever read."""
+    def fingerprints(self) -> KeysView[str]:
+        """Identify the keys by their material."""
+        return self._keys.keys()
 
-    async def renewed_for(self, key_id: str) -> KeySet:
-        """Return the keys after an attempt to find one that is not known, if it is time for an attempt."""
-
-    async def poll(self) -> None:
-        """Do what is due. Called about once a second."""
+    def find(self, key_id: str) -> list[tuple[str, PyJWK]]:
+        """Return the keys with an id and their fingerprints; all keys for the id ""."""
+        return [(name, each) for name, each in self._keys.items() if not key_id or each.key_id == key_id]
 
 
 class FileKeys:
@@ -52,7 +60,7 @@ class FileKeys:
             ConfigError: it can't be used.
 
         """
-        self._file = WatchedFile("auth.jwks_file", path, parse_key_set, report, NO_KEYS)
+        self._file = WatchedFile("auth.jwks_file", path, parse_key_set, report, KeySet())
         self._file.load()
 
     @property
@@ -60,7 +68,7 @@ class FileKeys:
         """The keys in the file."""
         return self._file.content
 
-    async def renewed_for(self, _key_id: str) -> KeySet:
+    async def renewed(self) -> KeySet:
         """Return the keys; the file is looked at by `poll` only."""
         return self.current
 
@@ -70,20 +78,18 @@ class FileKeys:
 
 
 class FetchedKeys:
-    """The keys at the issuer. They stay in use while it is away.
+    """The keys at the issuer. They stay in use while it is away, unlike those in PyJWKClient's own cache.
 
     They are fetched again after some minutes, and when a token names a key that is not known; one fetch at a time.
     """
 
-    def __init__(self, settings: AuthSettings, fetch: Fetch, wall: Callable[[], float], report: Report) -> None:
+    def __init__(self, settings: AuthSettings, wall: Callable[[], float], report: Report) -> None:
         """Fetch nothing yet. `wall` returns Unix seconds; `report` hears of each fetch."""
         self._settings = settings
-        self._fetch = fetch
         self._wall = wall
         self._report = report
-        self._discovered = ""
-        self._unknown: LruCache[str, float] = LruCache(_MAX_UNKNOWN)
-        """When each unknown key id was last looked for."""
+        self._client: PyJWKClient | None = None
+        """None before the place of the keys is known."""
         self._begun_at: float | None = None
         self._fetched_at: float | None = None
         """When the last fetch that succeeded began."""
@@ -92,32 +98,25 @@ class FetchedKeys:
         self._task: asyncio.Task[None] | None = None
         self._loading: asyncio.Future[KeySet] | None = None
         """The thread that fetches. An issuer that trickles its answer can hold it for longer than a fetch may take."""
-        self.current = NO_KEYS
+        self.current = KeySet()
 
-    async def renewed_for(self, key_id: str) -> KeySet:
-        """Return the keys, fetched again if `key_id` was not asked for lately and the last fetch is long enough ago."""
-        now = self._wall()
-        if self._fetched_at is not None and _is_within(_UNKNOWN_S, self._unknown.get(key_id), now):
-            return self.current
-        self._begin_if_allowed(now)
-        task = self._task
-        if task is not None:
-            await asyncio.wait({task}, timeout=_CALLER_WAITS_S)  # a caller that leaves stops nobody's fetch
-            if task.done() and self._fetched_at == self._begun_at and not self.current.find(key_id):
-                self._unknown.put(key_id, now)
+    async def renewed(self) -> KeySet:
+        """Return the keys, fetched again if the last fetch is long enough ago."""
+        self._begin_if_allowed()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=_CALLER_WAITS_S)  # a caller that leaves stops nobody's fetch
         return self.current
 
     async def poll(self) -> None:
         """Begin a fetch if one is due; it goes on beside the caller."""
-        now = self._wall()
-        if not _is_within(REFRESH_S, self._fetched_at, now):
-            self._begin_if_allowed(now)
+        if not self._is_within(REFRESH_S, self._fetched_at):
+            self._begin_if_allowed()
 
-    def _begin_if_allowed(self, now: float) -> None:
+    def _begin_if_allowed(self) -> None:
         is_held = self._loading is not None and not self._loading.done()
-        if self._task is None and not is_held and not _is_within(MIN_PAUSE_S, self._begun_at, now):
-            self._begun_at = now
-            self._task = asyncio.get_running_loop().create_task(self._renew(now), name="keys of the issuer")
+        if self._task is None and not is_held and not self._is_within(MIN_PAUSE_S, self._begun_at):
+            self._begun_at = self._wall()
+            self._task = asyncio.get_running_loop().create_task(self._renew(self._begun_at), name="keys of the issuer")
             self._task.add_done_callback(self._ended)
 
     def _ended(self, _task: "asyncio.Task[None]") -> None:
@@ -129,10 +128,11 @@ class FetchedKeys:
                 self._loading = asyncio.get_running_loop().run_in_executor(None, self._load)
                 self._loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # may come late
                 keys = await asyncio.shield(self._loading)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, PyJWTError, RecursionError) as error:
             if not self._is_away:
                 known = "none are known yet" if self._fetched_at is None else "those that are known stay"
-                logger.warning("auth.issuer: its keys can't be fetched (%s); %s", _reason(error), known)
+                reason = str(error) or type(error).__name__
+                logger.warning("auth.issuer: its keys can't be fetched (%s); %s", reason, known)
             self._is_away = True
             self._report("auth.issuer", True)
             return
@@ -140,34 +140,68 @@ class FetchedKeys:
         self._report("auth.issuer", False)
         if keys.fingerprints != self.current.fingerprints:
             logger.info("auth.issuer: %d keys fetched", len(keys.fingerprints))
-            self._unknown.clear()
         self.current, self._fetched_at = keys, now
 
     def _load(self) -> KeySet:
-        """Fetch the keys. Runs in a thread; raises OSError or ValueError."""
-        url = self._settings.jwks_url or self._discovered or self._discover()
-        try:
-            return parse_key_set(self._fetch(url))
-        except (OSError, ValueError):
-            self._discovered = ""
-            raise
+        """Fetch the keys. Runs in a thread; raises OSError, ValueError, PyJWTError or RecursionError."""
+        client = self._client or _client(self._settings.jwks_url or self._discovered())
+        self._client = None  # looked for again after a failure
+        keys = _with_keys(KeySet(client.get_jwk_set()))
+        self._client = client
+        return keys
 
-    def _discover(self) -> str:
+    def _discovered(self) -> str:
         issuer = self._settings.issuer
-        document = parse_object(self._fetch(issuer.removesuffix("/") + _DISCOVERY))
+        document = _client(issuer.removesuffix("/") + _DISCOVERY).fetch_data()
         if document.get("issuer") != issuer:
             raise ValueError("the discovery document is that of another issuer")
         url = str(document.get("jwks_uri"))
         require_safe("jwks_uri", url)
-        self._discovered = url
         return url
 
+    def _is_within(self, seconds: float, since: float | None) -> bool:
+        """Return whether something happened less than `seconds` ago. If the wall clock was set back, it did not."""
+        return since is not None and 0 <= self._wall() - since < seconds
 
-def _is_within(seconds: float, since: float | None, now: float) -> bool:
-    """Return whether something happened less than `seconds` ago. If the wall clock was set back, it did not."""
-    return since is not None and 0 <= now - since < seconds
+
+def parse_key_set(data: bytes) -> KeySet:
+    """Return the keys for signatures in a key set.
+
+    Raises:
+        ValueError: it is no key set, or has no key that can be used.
+
+    """
+    try:
+        document = json.loads(data)
+        keys = KeySet(PyJWKSet.from_dict(document)) if isinstance(document, dict) else KeySet()
+    except (PyJWTError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    return _with_keys(keys)
 
 
-def _reason(error: OSError | ValueError) -> str:
-    """Return the fault of a fetch: the message of an error that the issuer's text is not in."""
-    return str(getattr(error, "reason", "") or error) or type(error).__name__
+def _with_keys(keys: KeySet) -> KeySet:
+    if not keys.fingerprints:
+        raise ValueError("a key set without a key for signatures that is known here")
+    return keys
+
+
+def _client(url: str) -> PyJWKClient:
+    """Return what fetches a JSON document. Raises ValueError if a proxy could replace that of an http URL."""
+    parts = urlsplit(url)
+    if parts.scheme == "http" and "http" in getproxies() and not proxy_bypass(parts.hostname or ""):
+        msg = f"the environment names a proxy (http_proxy) for {url}: add its host to no_proxy"
+        raise ValueError(msg)
+    return PyJWKClient(url, cache_jwk_set=False, headers=_HEADERS, timeout=_STALL_S)
+
+
+def _is_usable(key: PyJWK) -> bool:
+    if key.public_key_use not in (None, "sig"):
+        return False
+    if isinstance(key.key, RSAPublicKey):
+        return key.key.key_size >= _MIN_RSA_BITS
+    return isinstance(key.key, EllipticCurvePublicKey | Ed25519PublicKey)
+
+
+def _fingerprint(key: RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey) -> str:
+    material = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(material).hexdigest()[:_FINGERPRINT_DIGITS]

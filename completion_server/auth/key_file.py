@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from completion_server.auth.claims import MAX_NAME_BYTES, is_name
-from completion_server.auth.principal import Scope
+from completion_server.core.credential import Scope
 from completion_server.core.files import replacing_file
 
 PREFIX = "cs_"

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from completion_server.auth.key_file import ApiKey, parse_keys, split_token
-from completion_server.auth.principal import Principal
 from completion_server.auth.refusal import RefusedCredentialError, Result
+from completion_server.core.credential import Credential
+from completion_server.core.request import Caller
 from completion_server.core.watched_file import Report, WatchedFile
 
 KIND = "key"
@@ -19,7 +20,8 @@ class _Secret:
     """A secret of a key: its own one, or the one before its last rotation."""
 
     digest: str
-    principal: Principal
+    caller: Caller
+    credential: Credential
     is_revoked: bool
 
 
@@ -45,7 +47,7 @@ class ApiKeys:
         """Read the file again if it changed."""
         await self._file.poll()
 
-    def verify(self, token: str) -> Principal:
+    def verify(self, token: str) -> Caller:
         """Return the holder of a key.
 
         Raises:
@@ -60,17 +62,18 @@ class ApiKeys:
             if hmac.compare_digest(secret.digest, digest):
                 if secret.is_revoked:
                     raise RefusedCredentialError(Result.REVOKED, f"API key {key_id} was revoked: ask for another one")
-                if self._wall() >= secret.principal.expires_at:
+                if self._wall() >= secret.credential.expires_at:
                     raise RefusedCredentialError(Result.EXPIRED, f"API key {key_id} has expired: ask for another one")
-                return secret.principal
+                return secret.caller
         raise RefusedCredentialError(Result.UNKNOWN, "the API key is not known here")
 
-    def is_current(self, principal: Principal) -> bool:
-        """Return whether the key of a principal is not changed, expired or revoked since."""
-        for secret in self._file.content.get(principal.credential, ()):
-            now = secret.principal
-            if now.fingerprint == principal.fingerprint:
-                is_same = (now.user, now.tenant, now.scopes) == (principal.user, principal.tenant, principal.scopes)
+    def is_current(self, caller: Caller, credential: Credential) -> bool:
+        """Return whether the key of a caller is not changed, expired or revoked since."""
+        for secret in self._file.content.get(credential.name, ()):
+            now = secret.credential
+            if now.fingerprint == credential.fingerprint:
+                names = (secret.caller.user, secret.caller.tenant, now.scopes)
+                is_same = names == (caller.user, caller.tenant, credential.scopes)
                 return is_same and not secret.is_revoked and self._wall() < now.expires_at
         return False
 
@@ -88,7 +91,6 @@ def _secrets(key: ApiKey) -> Iterator[_Secret]:
 
 
 def _secret(key: ApiKey, digest: str, expires_at: float) -> _Secret:
-    principal = Principal(
-        key.user, key.tenant, frozenset(key.scopes), KIND, key.id, expires_at, digest[:_FINGERPRINT_DIGITS]
-    )
-    return _Secret(digest, principal, is_revoked=key.revoked is not None)
+    credential = Credential(KIND, key.id, frozenset(key.scopes), expires_at, digest[:_FINGERPRINT_DIGITS])
+    caller = Caller(key.user, tenant=key.tenant, is_verified=True, credential=credential)
+    return _Secret(digest, caller, credential, is_revoked=key.revoked is not None)

@@ -3,10 +3,11 @@
 import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from completion_server.auth.principal import Scope
-from completion_server.auth.urls import require_safe
+from completion_server.core.addresses import is_loopback
 from completion_server.core.checks import Between, require_bounds
+from completion_server.core.credential import Scope
 
 SIGNATURES = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
@@ -123,3 +124,20 @@ class AuthSettings:
             raise ValueError(msg)
         if "tenant" in groups and self.certificate_tenant:
             raise ValueError("certificate_tenant: must not be set if certificate_pattern has a group tenant")
+
+
+def require_safe(key: str, url: str) -> None:
+    """Check that nobody on the way can replace what a URL answers.
+
+    Raises:
+        ValueError: it is neither an https URL nor an http URL on loopback; the message begins with `key`.
+
+    """
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        host = ""
+    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(f"{host}:0"))):
+        msg = f"{key}: must be an https URL, or an http URL on loopback, got {url!r}"
+        raise ValueError(msg)

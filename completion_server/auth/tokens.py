@@ -8,22 +8,18 @@ import jwt
 from jwt.types import Options
 
 from completion_server.auth.claims import is_name, name_in, scopes_in
-from completion_server.auth.issuer import IssuerKeys
-from completion_server.auth.key_set import IssuerKey
-from completion_server.auth.lru import LruCache
-from completion_server.auth.principal import Principal
+from completion_server.auth.issuer import FetchedKeys, FileKeys
 from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
+from completion_server.core.credential import Credential
 from completion_server.core.errors import IssuerUnavailableError
+from completion_server.core.request import Caller
 
 KIND = "token"
 MAX_TOKEN_CHARACTERS = 8192
 _MAX_KEY_ID = 256
 _MAX_TOKEN_ID = 64
 _MAX_VERIFIED = 4096
-_MAX_REFUSED = 4096
-_REFUSED_S = 5.0
-"""How long a refused token is refused without a look at it."""
 _RETRY_AFTER_MS = 10_000
 _LATEST = 1e12
 """Seconds; what lies behind is no time."""
@@ -40,20 +36,19 @@ _BROKEN = (jwt.PyJWTError, ValueError, TypeError, RecursionError)
 class Tokens:
     """Verifies tokens. The same token is verified once; afterwards it is looked up by its hash."""
 
-    def __init__(self, settings: AuthSettings, keys: IssuerKeys, wall: Callable[[], float]) -> None:
+    def __init__(self, settings: AuthSettings, keys: FetchedKeys | FileKeys, wall: Callable[[], float]) -> None:
         """Verify by the issuer's `keys`; `wall` returns Unix seconds."""
         self._settings = settings
         self._algorithms = frozenset(settings.algorithms)
         self._keys = keys
         self._wall = wall
-        self._verified: LruCache[bytes, Principal] = LruCache(_MAX_VERIFIED)
-        self._refused: LruCache[bytes, tuple[float, Result, str]] = LruCache(_MAX_REFUSED)
+        self._verified: dict[bytes, tuple[Caller, Credential]] = {}
 
     async def poll(self) -> None:
         """Keep the issuer's keys up to date."""
         await self._keys.poll()
 
-    async def verify(self, token: str) -> Principal:
+    async def verify(self, token: str) -> Caller:
         """Return the holder of a token.
 
         Raises:
@@ -66,25 +61,17 @@ class Tokens:
             raise RefusedCredentialError(Result.MALFORMED, msg)
         digest = hashlib.sha256(token.encode()).digest()
         known = self._verified.get(digest)
-        if known is not None and self.is_current(known):
-            return known
-        refused = self._refused.get(digest)
-        if refused is not None and 0 <= self._wall() - refused[0] < _REFUSED_S:
-            raise RefusedCredentialError(refused[1], refused[2])
-        try:
-            principal = await self._check(token, digest)
-        except RefusedCredentialError as error:
-            if error.result is not Result.UNKNOWN:  # its key may come at any time
-                self._refused.put(digest, (self._wall(), error.result, error.message))
-            raise
-        self._verified.put(digest, principal)
-        return principal
+        if known is None or not self.is_current(*known):
+            known = self._verified[digest] = await self._check(token, digest)
+            if len(self._verified) > _MAX_VERIFIED:
+                del self._verified[next(iter(self._verified))]
+        return known[0]
 
-    def is_current(self, principal: Principal) -> bool:
+    def is_current(self, _caller: Caller, credential: Credential) -> bool:
         """Return whether a token has not expired, and the issuer still shows the key that signed it."""
-        return self._wall() < principal.expires_at and principal.fingerprint in self._keys.current.fingerprints
+        return self._wall() < credential.expires_at and credential.fingerprint in self._keys.current.fingerprints
 
-    async def _check(self, token: str, digest: bytes) -> Principal:
+    async def _check(self, token: str, digest: bytes) -> tuple[Caller, Credential]:
         try:
             header = jwt.get_unverified_header(token)
         except _BROKEN:
@@ -94,48 +81,45 @@ class Tokens:
             raise RefusedCredentialError(Result.ALGORITHM, "the token's algorithm is not allowed here")
         if len(key_id) > _MAX_KEY_ID:
             raise RefusedCredentialError(Result.MALFORMED, "the token's key id is too long")
-        key = await self._key(key_id, algorithm)
-        claims = self._claims(token, key, algorithm)
+        fingerprint, key = await self._key(key_id, algorithm)
+        claims = self._claims(token, key)
         expires_at = self._expiry(claims)
         token_id = claims.get("jti")
         has_id = is_name(token_id) and len(str(token_id)) <= _MAX_TOKEN_ID
         settings = self._settings
-        return Principal(
-            name_in(claims, settings.user_claim),
-            name_in(claims, settings.tenant_claim, default="") if settings.tenant_claim else "",
-            scopes_in(claims, settings.scopes_claim, settings.default_scopes),
-            KIND,
-            str(token_id) if has_id else digest.hex()[:16],
-            expires_at,
-            key.fingerprint,
-        )
+        scopes = scopes_in(claims, settings.scopes_claim, settings.default_scopes)
+        name = str(token_id) if has_id else digest.hex()[:16]
+        credential = Credential(KIND, name, scopes, expires_at, fingerprint)
+        user = name_in(claims, settings.user_claim)
+        tenant = name_in(claims, settings.tenant_claim, default="") if settings.tenant_claim else ""
+        return Caller(user, tenant=tenant, is_verified=True, credential=credential), credential
 
-    async def _key(self, key_id: str, algorithm: str) -> IssuerKey:
-        """Return the one key that a token may be signed with."""
+    async def _key(self, key_id: str, algorithm: str) -> tuple[str, jwt.PyJWK]:
+        """Return the one key that a token may be signed with, and its fingerprint."""
         found = self._keys.current.find(key_id)
         if not found:
-            keys = await self._keys.renewed_for(key_id)
+            keys = await self._keys.renewed()
             found = keys.find(key_id)
             if not keys.fingerprints:
                 msg = "the keys of the issuer can't be fetched yet, so no token can be verified: try again"
                 raise IssuerUnavailableError(msg, retry_after_ms=_RETRY_AFTER_MS)
             if not found:
                 raise RefusedCredentialError(Result.UNKNOWN, "the issuer has no key with the token's key id")
-        fitting = [key for key in found if algorithm in key.algorithms]
+        fitting = [each for each in found if each[1].algorithm_name == algorithm]
         if not fitting:
             raise RefusedCredentialError(Result.ALGORITHM, "the token's key is not for its algorithm")
         if len(fitting) > 1:
             raise RefusedCredentialError(Result.UNKNOWN, "the token does not say which of the issuer's keys signed it")
         return fitting[0]
 
-    def _claims(self, token: str, key: IssuerKey, algorithm: str) -> Mapping[str, Any]:
+    def _claims(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
         """Return the claims of a token whose signature, issuer and audience are right."""
         settings = self._settings
         try:
             return jwt.decode(
                 token,
-                key.key,
-                algorithms=[algorithm],
+                key,
+                algorithms=[key.algorithm_name],
                 audience=settings.audience,
                 issuer=settings.issuer,
                 options=_OPTIONS,

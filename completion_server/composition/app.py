@@ -9,19 +9,15 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from completion_server import __version__
 from completion_server.admission.callers import Callers
-from completion_server.admission.entrance import Entrance
-from completion_server.admission.file_quotas import FileQuotas
+from completion_server.admission.file_quotas import FileQuotas, open_quotas
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.admission.quota_file import QuotaFile
-from completion_server.admission.refusals import Refusals, refusal_budgets
-from completion_server.auth.principal import Authenticator
+from completion_server.auth.authenticator import Authenticator
 from completion_server.composition.authentication import make_authenticator
 from completion_server.composition.checks import warn_of_exposure
 from completion_server.composition.http_listener import build_http
@@ -119,11 +115,11 @@ class App:
         self._authenticator = make_authenticator(config, self._emit)
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
-        self._entrance = Entrance(config.admission, config.limits, authenticator or self._authenticator, self._emit)
+        self._callers = Callers(config.admission, config.limits, authenticator or self._authenticator, self._emit)
         self._certificates: dict[str, CertificateFiles] = {}
         quotas_file = config.admission.quotas_file
-        self._quota_file = QuotaFile(Path(quotas_file)) if quotas_file else None
-        self._file_quotas = FileQuotas(self._quota_file.table) if self._quota_file else None
+        self._quota_file = open_quotas(quotas_file) if quotas_file else None
+        self._file_quotas = FileQuotas(self._quota_file.content) if self._quota_file else None
         if self._file_quotas is not None:
             self._shared.add_up(self._file_quotas.tenant_days)
         self._http: HttpListener | None = None
@@ -160,7 +156,7 @@ class App:
             self._shared.serve(service)
             servicer = CompletionServicer(
                 service,
-                self._entrance,
+                self._callers,
                 config.server,
                 config.limits,
                 config.admission,
@@ -198,7 +194,7 @@ class App:
         self._http = build_http(
             config,
             service,
-            self._entrance,
+            self._callers,
             self._engine,
             self._speculation,
             self._figures,
@@ -252,7 +248,7 @@ class App:
                 certificates = tuple(self._certificates.values())
                 tasks.append(group.create_task(watch(certificates), name="certificates"))
                 if self._quota_file is not None and self._file_quotas is not None:
-                    tasks.append(group.create_task(self._quota_file.run(self._file_quotas.replace), name="quotas"))
+                    tasks.append(group.create_task(self._file_quotas.follow(self._quota_file), name="quotas"))
                 if self._authenticator is not None:
                     tasks.append(group.create_task(self._authenticator.run(), name="authentication"))
                 await asyncio.sleep(0)
@@ -330,7 +326,7 @@ class App:
             self._config.server,
             AdminServicer(service, self._engine, self._speculation, controls),
             self._health,
-            Callers(self._entrance, Refusals(*refusal_budgets(self._config.admission), self._clock.now)),
+            self._callers,
             self._certificates.get("admin"),
         )
 

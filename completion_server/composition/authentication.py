@@ -1,6 +1,6 @@
 """Makes the authenticator that the configuration asks for."""
 
-from completion_server.auth.authenticator import CredentialVerifier
+from completion_server.auth.authenticator import Authenticator
 from completion_server.config import Config
 from completion_server.core.events import Emit, Event
 
@@ -9,7 +9,7 @@ def _ignore(_event: Event) -> None:
     pass
 
 
-def make_authenticator(config: Config, emit: Emit = _ignore) -> CredentialVerifier | None:
+def make_authenticator(config: Config, emit: Emit = _ignore) -> Authenticator | None:
     """Return what verifies callers, None if authentication is off.
 
     Raises:
@@ -19,6 +19,4 @@ def make_authenticator(config: Config, emit: Emit = _ignore) -> CredentialVerifi
     if not config.auth.is_on:
         return None
     tls, admin_tls = config.server.tls, config.server.admin_tls
-    return CredentialVerifier(
-        config.auth, emit=emit, client_cas=tuple(filter(None, (tls.client_ca, admin_tls.client_ca)))
-    )
+    return Authenticator(config.auth, emit=emit, client_cas=tuple(filter(None, (tls.client_ca, admin_tls.client_ca))))

@@ -8,10 +8,9 @@ of.
 import logging
 from collections.abc import Iterator, MutableMapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from completion_server.admission.quota_file import QuotaFile
+from completion_server.admission.file_quotas import open_quotas
 from completion_server.composition.authentication import make_authenticator
 from completion_server.composition.models import check_hub, prompt_budget, require_model
 from completion_server.config import Config
@@ -54,7 +53,7 @@ def check(config: Config, environ: MutableMapping[str, str]) -> dict[str, Any]:
     if auth.takes_certificates and not has_tokens and server.admin_listen and not server.admin_tls.client_ca:
         logger.warning("server.admin_tls.client_ca: %s", _NOBODY)
     if config.admission.quotas_file:
-        QuotaFile(Path(config.admission.quotas_file))
+        open_quotas(config.admission.quotas_file)
     if config.traces.endpoint:
         _require_opentelemetry()
     check_hub(config.engine, environ)

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from completion_server import __version__
-from completion_server.admission.entrance import Entrance
+from completion_server.admission.callers import Callers
 from completion_server.config import Config
 from completion_server.core.certificates import CertificateFiles
 from completion_server.core.trace_context import BeginTrace
@@ -22,7 +22,7 @@ from completion_server.speculation.live import LiveSpeculation
 def build_http(
     config: Config,
     service: Service,
-    entrance: Entrance,
+    callers: Callers,
     engine: SupervisedEngine,
     speculation: LiveSpeculation,
     figures: LiveFigures,
@@ -51,7 +51,7 @@ def build_http(
 
     endpoints = Endpoints(
         service,
-        entrance,
+        callers,
         config.server,
         config.limits,
         config.admission,

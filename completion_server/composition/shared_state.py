@@ -26,10 +26,10 @@ from completion_server.scheduling.requests import LiveRequest
 from completion_server.serving.isolation import Isolation
 from completion_server.serving.service import Service
 from completion_server.state.cache.cache import make_cache
-from completion_server.state.cache.keys import CompletionKeys, Scopes
-from completion_server.state.lanes import SharedLanes
+from completion_server.state.cache.keys import CacheScopes, CompletionKeys
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret, load_secret
+from completion_server.state.shared_lanes import SharedLanes
 from completion_server.state.status import CacheStatus, ReplicationStatus
 from completion_server.state.subscription import ChannelSubscription
 
@@ -228,7 +228,7 @@ def _completion_keys(config: Config, prompts: PromptBuilder, secret: Secret, iso
         repr(config.prompt),
         str(prompt_budget(config)),
     )
-    scopes = Scopes(isolation.salt, engine.cache_scope == "tenant")
+    scopes = CacheScopes(isolation.salt, engine.cache_scope == "tenant")
     keys = CompletionKeys(secret.derive("cache names"), identity, scopes)
     logger.info("completions are kept under identity %s; replicas share those of the same identity", keys.identity_hash)
     return keys

@@ -3,6 +3,17 @@
 import ipaddress
 
 MAX_PORT = 65_535
+_IPV6_NETWORK_BITS = 64
+
+
+def peer_key(host: str) -> str:
+    """Return the key of an IP address: the IPv4 address, or the /64 network of an IPv6 address: a host has many."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if not isinstance(address, ipaddress.IPv6Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, _IPV6_NETWORK_BITS), strict=False))
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -183,14 +183,6 @@ class ServerFullError(OverloadedError):
     fault = Fault.SERVER
 
 
-class TooManyRefusalsError(CompletionError):
-    """A connection sent too many bytes that were refused; its requests are refused unread for a time."""
-
-    code = Code.RESOURCE_EXHAUSTED
-    reason = "TOO_MANY_REFUSALS"
-    fault = Fault.CALLER
-
-
 class SessionEndedError(UnavailableError):
     """The server ends a session stream normally; the client opens another one with its next request."""
 

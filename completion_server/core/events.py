@@ -61,19 +61,6 @@ class Feedback:
 
 
 @immutable
-class Actor:
-    """The caller of a call, as the audit log names it."""
-
-    user: str = ""
-    tenant: str = ""
-    credential: str = ""
-    """As `Principal.credential`; "" if authentication is off or refused the caller."""
-    peer: str = ""
-    """Key of its network address; "" on a Unix socket."""
-    is_verified: bool = False
-
-
-@immutable
 class RequestEnded:
     """An admitted request has ended."""
 
@@ -169,7 +156,7 @@ class FeedbackRefused:
 class AuthenticationRefused:
     """A call presented no valid credential, or one without the scope that the call needs."""
 
-    actor: Actor
+    caller: Caller
     error: CompletionError
 
 
@@ -177,14 +164,14 @@ class AuthenticationRefused:
 class SessionOpened:
     """A session stream was admitted."""
 
-    actor: Actor
+    caller: Caller
 
 
 @immutable
 class SessionClosed:
     """A session stream has ended, `seconds` after it was admitted."""
 
-    actor: Actor
+    caller: Caller
     seconds: float
 
 
@@ -192,7 +179,7 @@ class SessionClosed:
 class AdminChanged:
     """An operator changed the running server."""
 
-    actor: Actor
+    caller: Caller
     setting: str
     old: str
     new: str

@@ -1,14 +1,18 @@
 """A validated completion request, the type that every package below rpc works on."""
 
-from dataclasses import field
+import itertools
+from dataclasses import field, replace
 from enum import Enum, IntEnum
 from functools import lru_cache
 from urllib.parse import quote
 
 from completion_server.core.clock import NEVER, Deadline
+from completion_server.core.credential import Credential, Scope
 from completion_server.core.immutable import immutable
 from completion_server.core.next_edit import NextEdit
 from completion_server.core.trace_context import TraceContext
+
+_stream_numbers = itertools.count(1)
 
 
 class Trigger(IntEnum):
@@ -54,23 +58,24 @@ def _is_within_host(peer: str) -> bool:
 
 @immutable
 class Caller:
-    """Identifies the caller of a request. Only the session id comes from the message; the rest from its connection."""
+    """Who calls: known from the connection, the metadata and the credential. The session id comes from the message."""
 
-    user: str
+    user: str = ""
     """Name of the user; "" if the call gives none. The session on its connection then takes the user's place."""
-    session: str
+    session: str = ""
+    """"" before the first message."""
     tenant: str = ""
     """Tenants never share prefix-cache entries; "" is one common tenant."""
     connection: str = ""
     """Key of the connection: its address and port, or a name for the stream on a Unix socket."""
     peer: str = ""
-    """Key of the network address, without its port; "" on a Unix socket."""
+    """Key of the network address, see `core.addresses.peer_key`; "" on a Unix socket."""
     is_verified: bool = False
-    """Whether a trusted source, such as an authenticating proxy, gave the user's name."""
+    """Whether a verified credential or an authenticating proxy gave the user's name."""
     stream: int = 0
     """Number of the session stream, unique in this process; 0 for a call with a single request."""
-    credential: str = field(default="", compare=False)
-    """Names the verified credential in the audit log, as `Principal.credential`; "" if authentication is off."""
+    credential: Credential | None = field(default=None, compare=False)
+    """The verified credential; None while authentication is off."""
 
     owner: str = field(init=False)
     """Key of limits, lanes and the cache salt; the tenant is its first part.
@@ -94,6 +99,25 @@ class Caller:
             owner = key_of(self.tenant, "session", self.session, self.connection)
         object.__setattr__(self, "owner", owner)
         object.__setattr__(self, "tenant_key", tenant_key)
+
+    def in_session(self, session: str) -> "Caller":
+        """Return the caller of a single request that gives this session id."""
+        return replace(self, session=session)
+
+    def on_stream(self, session: str) -> "Caller":
+        """Return the caller of a session stream that gives this session id."""
+        number = next_stream_number()
+        return replace(self, session=session, connection=self.connection or f"stream {number}", stream=number)
+
+    def require(self, scope: Scope) -> None:
+        """Check that it may do what a scope names; while authentication is off it may.
+
+        Raises:
+            PermissionDeniedError: it may not.
+
+        """
+        if self.credential is not None:
+            self.credential.require(scope)
 
     @property
     def limited_peer(self) -> str:
@@ -121,6 +145,11 @@ class Caller:
         if self.stream:
             return self.tenant, self.user, self.session, f"stream {self.stream}"
         return (self.tenant, self.user, self.session, self.connection) if self.user else None
+
+
+def next_stream_number() -> int:
+    """Return a new `Caller.stream`, unique in this process."""
+    return next(_stream_numbers)
 
 
 @immutable

@@ -7,29 +7,22 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from completion_server.admission.callers import Callers
-from completion_server.admission.entrance import Entrance
-from completion_server.admission.identity import Identity
-from completion_server.admission.refusals import Refusals, refusal_budgets
 from completion_server.admission.settings import AdmissionSettings, LimitSettings, ServerSettings
-from completion_server.admission.turns import ReceiveTurns
-from completion_server.auth.principal import Scope
+from completion_server.core.credential import Scope
 from completion_server.core.errors import (
     CompletionError,
-    DeadlineError,
     InvalidRequestError,
     PermissionDeniedError,
-    ShedError,
     UnauthenticatedError,
 )
 from completion_server.core.events import Event, FeedbackRefused, RequestRefused
 from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.core.request import Caller
-from completion_server.core.trace_context import BeginTrace, no_trace
+from completion_server.core.trace_context import TRACEPARENT, TRACESTATE, BeginTrace, no_trace
 from completion_server.http import llama_cpp, tabby
 from completion_server.http.dialect import Answer, Asked, Dialect, Json, parse
-from completion_server.http.identity import arrival_of, caller_of, headers_of, with_document
+from completion_server.http.identity import caller_of, headers_of, identify, with_document
 from completion_server.http.receiving import (
-    BodyTooLargeError,
     ClientGoneError,
     Receive,
     discard_body,
@@ -53,7 +46,7 @@ class Endpoints:
     def __init__(
         self,
         service: Service,
-        entrance: Entrance,
+        callers: Callers,
         server: ServerSettings,
         limits: LimitSettings,
         admission: AdmissionSettings,
@@ -62,7 +55,7 @@ class Endpoints:
         sheds_as_status: bool = False,
         begin_trace: BeginTrace = no_trace,
     ) -> None:
-        """Answer the callers that `entrance` identifies through `service`. `model` returns the name that answers give.
+        """Answer `callers` through `service`. `model` returns the name that answers give.
         With `sheds_as_status` shed requests fail instead of being answered with empty text.
         """
         self._service = service
@@ -70,8 +63,7 @@ class Endpoints:
         self._receive_timeout_s = server.receive_timeout_s
         self._max_body_bytes = server.max_message_bytes or limits.max_message_bytes
         self._caller_of = partial(caller_of, limits=limits, trusts_names=admission.trust_user_names)
-        self._callers = Callers(entrance, Refusals(*refusal_budgets(admission), service.now))
-        self._turns = ReceiveTurns()
+        self._callers = callers
         self._recent = RecentRequests()
         self._model = model
         self._sheds_as_status = sheds_as_status
@@ -85,13 +77,11 @@ class Endpoints:
             try:
                 headers = headers_of(scope)
                 began_at = self._service.now()
-                identity = await self._identify(scope, headers, receive)
+                caller = await self._identify(scope, headers, receive)
                 self._service.gate.check()
-                data = await self._body(receive, headers, identity)
-                with self._callers.refusals.charging(identity, len(data)):
-                    given, reply = dialect.translate(parse(data))
-                    asked = with_unix_lines(given)
-                    completion, recent = self._open(asked, identity, headers, began_at, len(data))
+                given, reply = dialect.translate(parse(await self._body(receive, headers)))
+                asked = with_unix_lines(given)
+                completion, recent = self._open(asked, caller, headers, began_at)
                 is_accepted = True
                 answer = Answer(recent.number, int(time.time()), self._model())
                 writer = AnswerWriter(
@@ -100,7 +90,7 @@ class Endpoints:
                 if completion is None:
                     await writer.write_end(_NOTHING)
                 else:
-                    with self._callers.watching(identity, completion.cancel):
+                    with self._callers.watching(caller, completion.cancel):
                         await self._write(completion, recent, writer, receive)
             except ClientGoneError:
                 return
@@ -113,7 +103,7 @@ class Endpoints:
 
     def action(
         self,
-        act: Callable[[AsgiScope, Identity, bytes], Json],
+        act: Callable[[AsgiScope, Caller, bytes], Json],
         needed: Scope,
         dialect: Dialect,
         refused: Callable[[CompletionError], Event],
@@ -123,10 +113,8 @@ class Endpoints:
         async def answer(scope: AsgiScope, receive: Receive, send: Send) -> None:
             try:
                 headers = headers_of(scope)
-                identity = await self._identify(scope, headers, receive, needed)
-                data = await self._body(receive, headers, identity)
-                with self._callers.refusals.charging(identity, len(data)):
-                    found = act(scope, identity, data)
+                caller = await self._identify(scope, headers, receive, needed)
+                found = act(scope, caller, await self._body(receive, headers))
                 await write_json(send, 200, found)
             except ClientGoneError:
                 return
@@ -143,7 +131,7 @@ class Endpoints:
 
     def document(
         self,
-        make: Callable[[AsgiScope, Identity | None], Json],
+        make: Callable[[AsgiScope, Caller | None], Json],
         dialect: Dialect = llama_cpp.INFILL,
         *,
         is_public: bool = False,
@@ -156,12 +144,12 @@ class Endpoints:
         async def answer(scope: AsgiScope, _receive: Receive, send: Send) -> None:
             try:
                 is_open = is_public or self._callers.is_open
-                identity = None if is_open else await self._callers.identify(arrival_of(headers_of(scope), scope))
+                caller = None if is_open else await identify(self._callers, headers_of(scope), scope)
                 self._service.gate.check()
             except CompletionError as error:
                 await write_error(send, error, dialect.error(status_of(error), error))
             else:
-                await write_json(send, 200, make(scope, identity))
+                await write_json(send, 200, make(scope, caller))
 
         return answer
 
@@ -169,7 +157,7 @@ class Endpoints:
         """Receive the body of a request that is refused; see `receiving.discard_body`."""
         await discard_body(receive, self._max_body_bytes, self._receive_timeout_s)
 
-    def _take_event(self, scope: AsgiScope, identity: Identity, data: bytes) -> Json:
+    def _take_event(self, scope: AsgiScope, caller: Caller, data: bytes) -> Json:
         select_kind = parse_qs(scope["query_string"].decode("latin-1")).get("select_kind", [""])[-1]
         event = tabby.event_of(parse(data), select_kind)
         if event is None:
@@ -177,62 +165,45 @@ class Endpoints:
         number, kind = event
         recent = self._recent.find(number)
         user = recent.user if recent else ""  # events have no `user`
-        caller, _has_name = self._caller_of(identity, headers_of(scope), user)
+        caller, _has_name = self._caller_of(caller, headers_of(scope), user)
         if recent is None or recent.owner != caller.owner:
             raise InvalidRequestError("completion_id", "must be that of one of the last completions of its user")
         caller = with_document(caller, recent.document)
-        self._charge(caller, identity, len(data))
+        self._service.charge(caller)
         self._service.report_feedback(caller, number, tabby.feedback_of(kind, recent.text))
         return {}
 
     async def _identify(
         self, scope: AsgiScope, headers: Mapping[str, str], receive: Receive, needed: Scope = Scope.COMPLETE
-    ) -> Identity:
+    ) -> Caller:
         """Return the caller of a request, who may do what `needed` names. Raises CompletionError."""
         try:
-            return await self._callers.identify(arrival_of(headers, scope), needed)
+            return await identify(self._callers, headers, scope, needed)
         except (UnauthenticatedError, PermissionDeniedError):
             await self.discard_body(receive)
             raise
 
-    async def _body(self, receive: Receive, headers: Mapping[str, str], identity: Identity) -> bytes:
-        try:
-            body = partial(receive_body, receive, headers, self._max_body_bytes, self._receive_timeout_s)
-            return await self._turns.take(identity, body)
-        except BodyTooLargeError as error:
-            self._callers.refusals.charge(identity, error.num_received)
-            raise
-        except DeadlineError:
-            self._callers.refusals.charge(identity, self._max_body_bytes)  # as much memory may have been held
-            raise
+    async def _body(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
+        return await receive_body(receive, headers, self._max_body_bytes, self._receive_timeout_s)
 
     def _open(
-        self, asked: Asked, identity: Identity, headers: Mapping[str, str], began_at: float, num_bytes: int
+        self, asked: Asked, caller: Caller, headers: Mapping[str, str], began_at: float
     ) -> tuple[Completion | None, Recent]:
         """Open a request; None for one that wants no text, which is checked and charged."""
-        caller, has_name = self._caller_of(identity, headers, asked.user)
+        caller, has_name = self._caller_of(caller, headers, asked.user)
         now = self._service.now()
         recent = self._recent.place(caller.owner, asked, next_number(), now, has_name=has_name)
-        trace = self._begin_trace(identity.traceparent, identity.tracestate)
+        trace = self._begin_trace(headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, ""))
         request = request_of(asked, caller, recent, self._limits, began_at=began_at, now=now, trace=trace)
         if asked.is_warm_up:
-            self._charge(caller, identity, num_bytes)  # not of a document: it may be a new one each time
+            self._service.charge(caller)  # not of a document: it may be a new one each time
             return None, recent
         completion = self._service.open(request)
         if completion.is_rate_limited:
-            self._callers.refusals.charge(identity, num_bytes)
             return completion, recent
         for other in self._recent.add(recent, completion, now):
             other.cancel(SUPERSEDED)
         return completion, recent
-
-    def _charge(self, caller: Caller, identity: Identity, num_bytes: int) -> None:
-        """Charge a message that costs no engine time. Raises ShedError."""
-        try:
-            self._service.charge(caller)
-        except ShedError:
-            self._callers.refusals.charge(identity, num_bytes)
-            raise
 
     async def _write(self, completion: Completion, recent: Recent, writer: AnswerWriter, receive: Receive) -> None:
         reader = PartReader(completion, receive)

@@ -11,18 +11,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from completion_server.admission.entrance import Arrival
-from completion_server.admission.identity import Identity, peer_key
+from completion_server.admission.callers import Callers, token_in
+from completion_server.admission.fields import check_text
 from completion_server.admission.settings import LimitSettings
-from completion_server.auth.principal import Credentials
-from completion_server.core.errors import InvalidRequestError
+from completion_server.core.addresses import peer_key
+from completion_server.core.credential import Scope
 from completion_server.core.request import Caller
-from completion_server.core.trace_context import TRACEPARENT, TRACESTATE
 
-_USER = "x-user-id"
-_TENANT = "x-tenant-id"
-_BEARER = "bearer "
-_API_KEY = "x-api-key"
 CERTIFICATE = "certificate"
 """Key of the client's certificate in a request's state; absent if it is no credential."""
 _DIGITS = 16
@@ -34,22 +29,17 @@ def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def arrival_of(headers: Mapping[str, str], scope: Mapping[str, Any]) -> Arrival:
-    """Return what a request brings."""
+async def identify(
+    callers: Callers, headers: Mapping[str, str], scope: Mapping[str, Any], needed: Scope = Scope.COMPLETE
+) -> Caller:
+    """Return the caller of a request, who may do what `needed` names. Raises CompletionError as `Callers.identify`."""
     host, port = scope["client"] or ("", 0)
-    return Arrival(
-        headers.get(_USER, ""),
-        headers.get(_TENANT, ""),
-        f"{host}:{port}" if host else "",
-        peer_key(host) if host else "",
-        Credentials(_token_of(headers), scope["state"].get(CERTIFICATE, b"")),
-        headers.get(TRACEPARENT, ""),
-        headers.get(TRACESTATE, ""),
-    )
+    connection, peer = (f"{host}:{port}", peer_key(host)) if host else ("", "")
+    return await callers.identify(headers, connection, peer, scope["state"].get(CERTIFICATE, b""), needed)
 
 
 def caller_of(
-    identity: Identity, headers: Mapping[str, str], body_user: str, limits: LimitSettings, *, trusts_names: bool = False
+    caller: Caller, headers: Mapping[str, str], body_user: str, limits: LimitSettings, *, trusts_names: bool = False
 ) -> tuple[Caller, bool]:
     """Return the caller of a request, and whether it is named: while authentication is off, a token may be shared.
 
@@ -61,14 +51,13 @@ def caller_of(
         InvalidRequestError: the client's id is too long.
 
     """
-    if body_user and (identity.principal is not None or not identity.user):
-        _check_name(body_user, limits)
-    if identity.principal is not None:
-        return identity.call(f"{_SESSION} {body_user}" if body_user else _SESSION), True
-    user = identity.user or ("" if trusts_names else body_user)
+    if caller.credential is not None or not caller.user:
+        check_text("user", body_user, limits.max_session_id_bytes)
+    if caller.credential is not None:
+        return caller.in_session(f"{_SESSION} {body_user}" if body_user else _SESSION), True
+    user = caller.user or ("" if trusts_names else body_user)
     session = _SESSION + _token_digest(headers)
-    caller = Caller(user, session, identity.tenant, identity.peer, identity.peer, identity.is_verified)
-    return caller, bool(user)
+    return replace(caller, user=user, session=session, connection=caller.peer), bool(user)
 
 
 def with_document(caller: Caller, document: int) -> Caller:
@@ -79,21 +68,7 @@ def with_document(caller: Caller, document: int) -> Caller:
     return replace(caller, session=f"{caller.session} {document}", stream=document)
 
 
-def _check_name(body_user: str, limits: LimitSettings) -> None:
-    """Check the length of the client's own id. Raises InvalidRequestError."""
-    num_bytes = len(body_user.encode())
-    if num_bytes > limits.max_session_id_bytes:
-        raise InvalidRequestError("user", f"must be at most {limits.max_session_id_bytes} bytes, got {num_bytes}")
-
-
-def _token_of(headers: Mapping[str, str]) -> str:
-    """Return the token of a request, "" without one."""
-    authorization = headers.get("authorization", "")
-    token = authorization[len(_BEARER) :].strip() if authorization.lower().startswith(_BEARER) else ""
-    return token or headers.get(_API_KEY, "")
-
-
 def _token_digest(headers: Mapping[str, str]) -> str:
     """Return what a session is called after the token of its requests, "" without one."""
-    token = _token_of(headers)
+    token = token_in(headers)
     return f" {hashlib.sha256(token.encode()).hexdigest()[:_DIGITS]}" if token else ""

@@ -19,9 +19,8 @@ from sys import getsizeof
 from typing import Protocol
 
 from completion_server.admission.feedback import KEPT_S
-from completion_server.admission.identity import next_stream_number
 from completion_server.core.outcome import Outcome
-from completion_server.core.request import Trigger
+from completion_server.core.request import Trigger, next_stream_number
 from completion_server.http.dialect import Asked
 
 _MAX_BYTES = 64 * 1024 * 1024

@@ -3,7 +3,6 @@
 from typing import Any
 
 from completion_server.core.events import (
-    Actor,
     AdminChanged,
     AuthenticationRefused,
     Event,
@@ -25,24 +24,25 @@ def record_of(event: Event, at_s: float) -> Record | None:
     details: Record = {}
     match event:
         case RequestEnded(request=request, end=end):
-            kind, actor = "complete", _actor_of(request.caller)
+            kind, caller = "complete", request.caller
             details = {"request": request.id, "outcome": end.outcome.reason.value, "bytes": _num_bytes(request)}
             if end.outcome.shed_reason is not None:
                 details["shed_reason"] = end.outcome.shed_reason.value
         case FeedbackReported(feedback=feedback, caller=Caller() as caller):
-            kind, actor, details = "feedback", _actor_of(caller), {"outcome": feedback.kind}
-        case SessionOpened(actor=actor):
+            kind, details = "feedback", {"outcome": feedback.kind}
+        case SessionOpened(caller=caller):
             kind = "session_open"
-        case SessionClosed(actor=actor, seconds=seconds):
+        case SessionClosed(caller=caller, seconds=seconds):
             kind, details = "session_close", {"seconds": round(seconds, 3)}
-        case AdminChanged(actor=actor, setting=setting, old=old, new=new):
+        case AdminChanged(caller=caller, setting=setting, old=old, new=new):
             kind, details = "admin_change", {"setting": setting, "old": old, "new": new}
-        case AuthenticationRefused(actor=actor, error=error):
+        case AuthenticationRefused(caller=caller, error=error):
             kind, details = REFUSED, {"outcome": error.code.name.lower()}
         case _:
             return None
-    who = {"user": actor.user, "tenant": actor.tenant, "verified": actor.is_verified}
-    return _record(kind, at_s, **who, credential=actor.credential, peer=actor.peer, **details)
+    who = {"user": caller.user, "tenant": caller.tenant, "verified": caller.is_verified}
+    credential = caller.credential.name if caller.credential else ""
+    return _record(kind, at_s, **who, credential=credential, peer=caller.peer, **details)
 
 
 class AuditRecords:
@@ -75,10 +75,6 @@ class AuditRecords:
 
 def _record(kind: str, at_s: float, **values: Any) -> Record:  # noqa: ANN401 - whatever JSON has
     return {"time": time_of(at_s), "kind": kind, **values}
-
-
-def _actor_of(caller: Caller) -> Actor:
-    return Actor(caller.user, caller.tenant, caller.credential, caller.peer, caller.is_verified)
 
 
 def _num_bytes(request: Request) -> int:

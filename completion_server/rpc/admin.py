@@ -11,10 +11,11 @@ from completion.v1 import admin_pb2 as pb
 from completion.v1 import admin_pb2_grpc
 from completion_server.admission.gate import Readiness
 from completion_server.core.errors import CompletionError, InvalidRequestError, NotPossibleError
-from completion_server.core.events import Actor, AdminChanged
+from completion_server.core.events import AdminChanged
+from completion_server.core.request import Caller
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.rpc.admin_access import operator
-from completion_server.rpc.identity import split_peer
+from completion_server.rpc.metadata import split_peer
 from completion_server.rpc.status import abort
 from completion_server.serving.service import Service
 from completion_server.speculation.figures import SpeculationFigures
@@ -219,9 +220,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     def _changed(self, context: Any, setting: str, old: str, new: str, by: str = "") -> None:
         """Report a change for the audit log. `by` is the name that the request claims, if none is verified."""
-        identity = operator.get()
-        actor = identity.actor if identity else Actor(by, peer=split_peer(context.peer())[1])
-        self._service.emit(AdminChanged(actor, setting, old, new))
+        caller = operator.get() or Caller(by, peer=split_peer(context.peer())[1])
+        self._service.emit(AdminChanged(caller, setting, old, new))
 
 
 def _replication_to_wire(status: ReplicationStatus | None) -> pb.ReplicationStatus | None:

@@ -8,15 +8,15 @@ import grpc
 
 from completion.v1 import admin_pb2
 from completion_server.admission.callers import Callers
-from completion_server.admission.identity import Identity
-from completion_server.auth.principal import Scope
+from completion_server.core.credential import Scope
 from completion_server.core.errors import CompletionError
-from completion_server.rpc.identity import arrival_of
+from completion_server.core.request import Caller
+from completion_server.rpc.metadata import identify, metadata_of
 from completion_server.rpc.status import abort
 
 _METHODS = f"/{admin_pb2.DESCRIPTOR.services_by_name['AdminService'].full_name}/"
 
-operator: ContextVar[Identity | None] = ContextVar("operator", default=None)
+operator: ContextVar[Caller | None] = ContextVar("operator", default=None)
 """The verified caller of the method that runs in this context; None if authentication is off."""
 
 
@@ -37,7 +37,7 @@ class AdminAccess(grpc.aio.ServerInterceptor):
 
         async def serve(request: Any, context: Any) -> Any:
             try:
-                operator.set(await self._callers.identify(arrival_of(context), Scope.ADMIN))
+                operator.set(await identify(self._callers, context, metadata_of(context), Scope.ADMIN))
             except CompletionError as error:
                 await abort(context, error)
             return await handler.unary_unary(request, context)

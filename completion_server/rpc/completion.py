@@ -5,16 +5,14 @@ from typing import Any
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.callers import Callers
-from completion_server.admission.entrance import Entrance
-from completion_server.admission.identity import Identity
-from completion_server.admission.refusals import Refusals, refusal_budgets
 from completion_server.admission.settings import AdmissionSettings, LimitSettings, ServerSettings
-from completion_server.auth.principal import Scope
+from completion_server.core.credential import Scope
 from completion_server.core.errors import CompletionError, DeadlineError, ShedError
 from completion_server.core.events import RequestRefused, SessionClosed, SessionOpened
 from completion_server.core.outcome import AnswerPart, End, FinishReason, Outcome
+from completion_server.core.request import Caller
 from completion_server.core.trace_context import BeginTrace, no_trace
-from completion_server.rpc.intake import Intake, parsed
+from completion_server.rpc.intake import Intake
 from completion_server.rpc.messages import convert
 from completion_server.rpc.outbox import Outbox
 from completion_server.rpc.session import CLIENT_GONE, SessionCall, reset
@@ -36,7 +34,7 @@ class CompletionServicer:
     def __init__(
         self,
         service: Service,
-        entrance: Entrance,
+        callers: Callers,
         server: ServerSettings,
         limits: LimitSettings,
         admission: AdmissionSettings,
@@ -44,7 +42,7 @@ class CompletionServicer:
         sheds_as_status: bool = False,
         begin_trace: BeginTrace = no_trace,
     ) -> None:
-        """Answer the callers that `entrance` identifies through `service`.
+        """Answer the callers that `callers` identifies through `service`.
 
         With `sheds_as_status` a shed call fails instead of ending with empty text.
         """
@@ -53,41 +51,29 @@ class CompletionServicer:
         self._admission = admission
         self._stall_timeout_s = server.stall_timeout_s
         self._sheds_as_status = sheds_as_status
-        callers = Callers(entrance, Refusals(*refusal_budgets(admission), service.now))
         self._intake = Intake(limits, callers, server.receive_timeout_s, service.now, begin_trace)
         self._sessions: set[SessionCall] = set()
 
     async def complete(self, _messages: Any, context: Context) -> None:
         """Answer one request."""
         try:
-            completion, identity = await self._open(context)
+            completion, caller = await self._open(context)
         except CompletionError as error:
             self._service.emit(RequestRefused(error))
             await abort(context, error)
-        with self._intake.callers.watching(identity, completion.cancel):
+        with self._intake.callers.watching(caller, completion.cancel):
             failure = await self._stream(completion, context)
         if failure is not None:
             await abort_within(context, failure, self._stall_timeout_s)
 
-    async def _open(self, context: Context) -> tuple[Completion, Identity]:
+    async def _open(self, context: Context) -> tuple[Completion, Caller]:
         """Receive the request of a call and open it; return it with its caller."""
         began_at = self._service.now()
-        identity = await self._intake.enter(context)
+        caller = await self._intake.enter(context)
         self._service.gate.check()
-        data = await self._intake.receive(context, identity)
-        with self._intake.refusals.charging(identity, len(data)):
-            message = parsed(self._intake.decode_complete(data))
-            request = self._intake.request_of(
-                message,
-                identity.call(convert.session_id_of(message)),
-                began_at,
-                left_s=context.time_remaining(),
-                trace_headers=(identity.traceparent, identity.tracestate),
-            )
-        completion = self._service.open(request)
-        if completion.is_rate_limited:
-            self._intake.refusals.charge(identity, len(data))
-        return completion, identity
+        message = self._intake.decode_complete(await self._intake.receive(context))
+        caller = caller.in_session(convert.session_id_of(message, self._intake.limits))
+        return self._service.open(self._intake.request_of(message, caller, began_at, context=context)), caller
 
     async def _stream(self, completion: Completion, context: Context) -> CompletionError | None:
         """Write an answer; return the failure that the call must end with, if any."""
@@ -121,16 +107,16 @@ class CompletionServicer:
     async def session(self, _messages: Any, context: Context) -> None:
         """Serve one session stream."""
         try:
-            identity = await self._intake.enter(context)
-            permit = self._service.gate.enter_session(*identity.session_keys)
+            caller = await self._intake.enter(context)
+            permit = self._service.gate.enter_session(caller)
         except CompletionError as error:
             self._service.emit(RequestRefused(error))
             await abort(context, error)
         with permit:
-            stream = SessionCall(self._service, self._intake, self._times(), context, identity)
+            stream = SessionCall(self._service, self._intake, self._times(), context, caller)
             self._sessions.add(stream)
             opened_at = self._service.now()
-            self._service.emit(SessionOpened(identity.actor))
+            self._service.emit(SessionOpened(caller))
             try:
                 await context.send_initial_metadata(())  # tells an editor that its reconnect succeeded
                 failure = await stream.run()
@@ -138,21 +124,17 @@ class CompletionServicer:
                 return
             finally:
                 self._sessions.discard(stream)
-                self._service.emit(SessionClosed(stream.actor, self._service.now() - opened_at))
+                self._service.emit(SessionClosed(stream.caller, self._service.now() - opened_at))
         if failure is not None:
             await abort_within(context, failure, self._stall_timeout_s)
 
     async def report_feedback(self, _messages: Any, context: Context) -> None:
         """Take an editor's feedback on a completion."""
         try:
-            identity = await self._intake.enter(context, Scope.FEEDBACK)
-            data = await self._intake.receive(context, identity)
-            with self._intake.refusals.charging(identity, len(data)):
-                message = parsed(self._intake.decode_feedback(data))
-                caller = identity.call(convert.session_id_of(message))
-                counts = self._service.report_feedback(caller, message.sequence, convert.feedback_of(message))
-            if not counts:
-                self._intake.refusals.charge(identity, len(data))
+            caller = await self._intake.enter(context, Scope.FEEDBACK)
+            message = self._intake.decode_feedback(await self._intake.receive(context))
+            caller = caller.in_session(convert.session_id_of(message, self._intake.limits))
+            self._service.report_feedback(caller, message.sequence, convert.feedback_of(message))
         except CompletionError as error:
             await abort(context, error)
         await context.write(pb.ReportFeedbackResponse())

@@ -4,27 +4,27 @@ On the wire, a method with one request is a stream with one message. The service
 that a handler runs when the headers of its call arrive, and decides whether to receive the message.
 """
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.callers import Callers
-from completion_server.admission.identity import Identity
+from completion_server.admission.callers import AUTHORIZATION, Callers
 from completion_server.admission.settings import LimitSettings
-from completion_server.admission.turns import ReceiveTurns
-from completion_server.auth.principal import Scope
+from completion_server.core.credential import Scope
 from completion_server.core.errors import DeadlineError, InvalidRequestError
 from completion_server.core.request import Caller, Request
-from completion_server.core.trace_context import BeginTrace, no_trace
-from completion_server.rpc.identity import arrival_of, token_of
-from completion_server.rpc.messages import convert, decoder
-from completion_server.rpc.messages.decoder import Decoder, Malformed
+from completion_server.core.trace_context import TRACEPARENT, TRACESTATE, BeginTrace, no_trace
+from completion_server.rpc.messages import convert
+from completion_server.rpc.messages.decoder import Decoder
+from completion_server.rpc.metadata import identify, metadata_of
 
-M = TypeVar("M", bound=Message)
+_MAX_RECEIVING = 1024
+"""Calls whose messages are received at the same time. Each may hold nearly a whole message, for
+`server.receive_timeout_s`: callers who hold back the last byte would fill the memory. A message takes milliseconds, so
+the one that has taken longest ends for another one."""
 
 
 class Intake:
@@ -41,62 +41,64 @@ class Intake:
         """Receive messages of `callers` within `limits`, each in `receive_timeout_s`. `now` returns the time in s."""
         self.limits = limits
         self.callers = callers
-        self.refusals = callers.refusals
         self._begin_trace = begin_trace
-        self._turns = ReceiveTurns()
+        self._receiving: dict[asyncio.Timeout, None] = {}
+        """Those of the messages that are received now, the oldest first."""
         self._receive_timeout_s = receive_timeout_s
         self._now = now
-        self.decode_complete = Decoder(pb.CompleteRequest, decoder.complete_request(limits))
-        self.decode_session = Decoder(pb.SessionRequest, decoder.session_request(limits))
-        self.decode_feedback = Decoder(pb.ReportFeedbackRequest, decoder.report_feedback_request(limits))
+        self.decode_complete = Decoder(pb.CompleteRequest, limits)
+        self.decode_session = Decoder(pb.SessionRequest, limits)
+        self.decode_feedback = Decoder(pb.ReportFeedbackRequest, limits)
 
-    async def enter(self, context: Any, scope: Scope = Scope.COMPLETE) -> Identity:
+    async def enter(self, context: Any, scope: Scope = Scope.COMPLETE) -> Caller:
         """Return the caller of a call, who may do what `scope` names.
 
         Raises:
             CompletionError: as `Callers.identify`.
 
         """
-        return await self.callers.identify(arrival_of(context, with_credentials=not self.callers.is_open), scope)
+        return await identify(self.callers, context, metadata_of(context), scope)
 
-    async def enter_again(self, context: Any, authorization: str) -> Identity:
+    async def enter_again(self, context: Any, authorization: str) -> Caller:
         """Return the caller of an open stream by a new token, in the form of the metadata `authorization`.
 
         Raises:
             CompletionError: as `Callers.identify`.
 
         """
-        arrival = arrival_of(context)
-        credentials = replace(arrival.credentials, token=token_of(authorization))
-        return await self.callers.identify(replace(arrival, credentials=credentials))
+        return await identify(self.callers, context, metadata_of(context) | {AUTHORIZATION: authorization})
 
-    async def receive(self, context: Any, identity: Identity) -> bytes:
+    async def receive(self, context: Any) -> bytes:
         """Return the one message of a call.
 
         Raises:
-            DeadlineError: the message was not received in time.
-            InvalidRequestError: the call has no message, or the transport refused it.
+            DeadlineError: the message was not received in time, or before too many others came.
+            InvalidRequestError: the call has no message.
 
         """
+        turn = asyncio.timeout(self._receive_timeout_s)
         try:
-            return await self._receive(context, identity)
-        except DeadlineError:
-            self.refusals.charge(identity, self.limits.max_message_bytes)  # as much memory may have been held
-            raise
-        except InvalidRequestError:
-            self.refusals.charge(identity, 0)
-            raise
-
-    async def _receive(self, context: Any, identity: Identity) -> bytes:
-        try:
-            data = await self._turns.take(identity, context.read, self._receive_timeout_s)
+            async with turn:
+                self._begin(turn)
+                data = await context.read()
         except TimeoutError:
-            msg = f"the request was not received within {self._receive_timeout_s:g} s (server.receive_timeout_s)"
+            in_time = f"within {self._receive_timeout_s:g} s (server.receive_timeout_s)"
+            bound = in_time if turn in self._receiving else f"before {_MAX_RECEIVING} others came"
+            msg = f"the request was not received {bound}"
             raise DeadlineError(msg) from None
+        finally:
+            self._receiving.pop(turn, None)
         if data is grpc.aio.EOF:
             raise InvalidRequestError("message", "must be sent, but the call ended without one")
         received: bytes = data
         return received
+
+    def _begin(self, turn: asyncio.Timeout) -> None:
+        self._receiving[turn] = None
+        if len(self._receiving) > _MAX_RECEIVING:
+            oldest = next(iter(self._receiving))
+            del self._receiving[oldest]
+            oldest.reschedule(asyncio.get_running_loop().time())
 
     def request_of(
         self,
@@ -104,31 +106,22 @@ class Intake:
         caller: Caller,
         began_at: float,
         *,
-        left_s: float | None = None,
-        trace_headers: tuple[str, str] = ("", ""),
+        context: Any = None,
     ) -> Request:
         """Return a message as a request, which begins now. Its receipt began at `began_at`.
 
-        `left_s` is the time that its call has left. `trace_headers` go before the message: proxies change them.
+        `context` is that of a call with this request alone: its deadline counts, and its trace goes before that of the
+        message, as proxies change it.
 
         Raises:
             InvalidRequestError: a field is invalid.
 
         """
-        traceparent, tracestate = trace_headers if trace_headers[0] else (message.traceparent, message.tracestate)
-        trace = self._begin_trace(traceparent, tracestate)
+        left_s, headers = (None, {}) if context is None else (context.time_remaining(), metadata_of(context))
+        traced = (message.traceparent, message.tracestate)
+        if headers.get(TRACEPARENT):
+            traced = (headers[TRACEPARENT], headers.get(TRACESTATE, ""))
+        trace = self._begin_trace(*traced)
         return convert.request_of(
             message, caller, self.limits, left_s, self._now(), receive_began_at=began_at, trace=trace
         )
-
-
-def parsed(message: M | Malformed) -> M:
-    """Return the message.
-
-    Raises:
-        InvalidRequestError: it is malformed.
-
-    """
-    if isinstance(message, Malformed):
-        raise message.error
-    return message

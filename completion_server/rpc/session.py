@@ -2,31 +2,28 @@
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import grpc
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.callers import CHECK_EVERY_S, VerifiedCaller
-from completion_server.admission.identity import Identity
-from completion_server.auth.principal import Scope
+from completion_server.admission.callers import CHECK_EVERY_S, CredentialWatch
+from completion_server.core.credential import Scope
 from completion_server.core.errors import (
     CompletionError,
     DrainingError,
-    Fault,
     InvalidRequestError,
     Limit,
     OverloadedError,
     PermissionDeniedError,
     SessionEndedError,
 )
-from completion_server.core.events import Actor, FeedbackRefused, RequestRefused
+from completion_server.core.events import FeedbackRefused, RequestRefused
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.messages import convert
-from completion_server.rpc.messages.decoder import Malformed
+from completion_server.rpc.messages.decoder import MalformedError
 from completion_server.rpc.outbox import Outbox
 from completion_server.rpc.stream_ends import StreamTimes
 from completion_server.serving.completion import Completion
@@ -62,18 +59,15 @@ class SessionCall:
         intake: Intake,
         times: StreamTimes,
         context: "grpc.aio.ServicerContext[Any, Any]",
-        identity: Identity,
+        caller: Caller,
     ) -> None:
-        """Serve the call of `context`, whose caller is `identity`."""
+        """Serve the call of `context`, whose caller is `caller`."""
         self._service = service
         self._intake = intake
         self._times = times
         self._context = context
-        self._identity = identity
-        self._verified = None if identity.principal is None else VerifiedCaller(intake.callers, identity)
-        """None while authentication is off."""
-        self._caller: Caller | None = None
-        """Known after the first request, which names the session."""
+        self._watch = CredentialWatch(intake.callers, caller)
+        """Its caller has a session id after the first request, which gives it."""
         self._last_sequence = 0
         """The highest sequence number of a request so far, accepted or not. It has an End, or gets one."""
         max_answers = _ANSWERS_PER_REQUEST * intake.limits.max_requests_per_session
@@ -87,9 +81,9 @@ class SessionCall:
         """The failure with which the stream ends after its answers are written."""
 
     @property
-    def actor(self) -> Actor:
-        """The caller as the audit log names it, by the credential that it has shown last."""
-        return self._identity.actor
+    def caller(self) -> Caller:
+        """The caller, with the credential that it has shown last."""
+        return self._watch.caller
 
     async def run(self) -> CompletionError | None:
         """Serve the stream to its end; return the failure that the call must end with, if any."""
@@ -100,7 +94,7 @@ class SessionCall:
                 self._reading.add_done_callback(lambda _reading: self._outbox.complete())  # also if it never started
                 if self._failure is not None:
                     self._reading.cancel()
-                self._watch()
+                self._check_ends()
         except BaseExceptionGroup as failures:
             if failures.subgroup(TimeoutError):
                 reset(self._times.stall_timeout_s)
@@ -131,24 +125,23 @@ class SessionCall:
         for completion in tuple(self._outbox.completions()):
             completion.cancel()
 
-    def _watch(self) -> None:
+    def _check_ends(self) -> None:
         """End the stream if a time limit is reached or its caller may not go on, else set a timer to check again."""
         now, is_busy = self._loop.time(), self._outbox.num_live > 0
-        if self._verified is not None:
-            try:
-                self._verified.check(now)
-            except CompletionError as error:
-                self._cut(error)
-                return
+        try:
+            self._watch.check(now)
+        except CompletionError as error:
+            self._cut(error)
+            return
         ends_at, reason = self._times.end(self._opened_at, self._received_at, is_busy=is_busy)
         if ends_at <= now:
             self._end(SessionEndedError(f"the stream ends: {reason}", retry_after_ms=0))
             return
         # Messages and answers change the end meanwhile, so check again after one idle time at the latest.
         next_at = min(ends_at, now + self._times.idle_s)
-        if self._verified is not None:
+        if self.caller.credential is not None:
             next_at = min(next_at, now + CHECK_EVERY_S)
-        self._timer = self._loop.call_at(next_at, self._watch)
+        self._timer = self._loop.call_at(next_at, self._check_ends)
 
     # Reading
 
@@ -160,61 +153,53 @@ class SessionCall:
 
     async def _take(self, data: bytes) -> None:
         began_at = self._service.now()
-        message = self._intake.decode_session(data)
-        if isinstance(message, Malformed):
-            await self._refuse_malformed(message, len(data))
+        try:
+            message = self._intake.decode_session(data)
+        except MalformedError as error:
+            await self._refuse_malformed(error)
             return
-        if self._verified is not None and not await self._may_go_on(self._verified, message.authorization):
+        if not await self._may_go_on(message.authorization):
             return
         match message.WhichOneof("event"):
             case "complete":
-                await self._complete(message.complete, len(data), began_at)
+                await self._complete(message.complete, began_at)
             case "cancel":
                 completion = self._outbox.find(message.cancel.sequence)
                 if completion is not None:
                     completion.cancel()
             case "feedback":
-                await self._report(message.feedback, len(data))
+                await self._report(message.feedback)
             case None if message.HasField("authorization"):
                 pass
             case _:
                 await self._outbox.reserve()
-                self._refuse(0, InvalidRequestError("event", "must be set"), len(data))
+                self._refuse(0, InvalidRequestError("event", "must be set"))
 
-    async def _may_go_on(self, verified: VerifiedCaller, authorization: str) -> bool:
+    async def _may_go_on(self, authorization: str) -> bool:
         """Take a new token, if there is one; return whether the stream goes on, and end it if not."""
         try:
-            if authorization:
-                verified.renew(await self._intake.enter_again(self._context, authorization))
-                self._goes_on_as(verified.identity)
-            verified.check(self._loop.time())
+            if authorization and self.caller.credential is not None:
+                self._watch.renew(await self._intake.enter_again(self._context, authorization))
+            self._watch.check(self._loop.time())
         except CompletionError as error:
             self._cut(error)
             return False
         return True
 
-    def _goes_on_as(self, identity: Identity) -> None:
-        """Name another credential of the same user from now on."""
-        self._identity = identity
-        if self._caller is not None:
-            self._caller = replace(self._caller, credential=identity.credential)
-
-    async def _complete(self, message: pb.CompleteRequest, num_bytes: int, began_at: float) -> None:
+    async def _complete(self, message: pb.CompleteRequest, began_at: float) -> None:
         parsed_at = self._service.now()
         await self._outbox.reserve()
         began_at += self._service.now() - parsed_at  # the stage is receiving, not the wait for a slow reader
         if not self._is_new(message.sequence):
             limit = f"must rise within a session: after {self._last_sequence} came {message.sequence}"
-            self._refuse(message.sequence, InvalidRequestError("complete.sequence", limit), num_bytes)
+            self._refuse(message.sequence, InvalidRequestError("complete.sequence", limit))
             return
         try:
             completion = self._open_completion(message, began_at)
         except CompletionError as error:
-            self._end_refused(message.sequence, error, num_bytes)
+            self._end_refused(message.sequence, error)
             return
         self._received_at = self._loop.time()
-        if completion.is_rate_limited:
-            self._charge(num_bytes)
         self._outbox.add(message.sequence, completion)
 
     def _is_new(self, sequence: int) -> bool:
@@ -233,58 +218,43 @@ class SessionCall:
         return self._service.open(self._intake.request_of(message, caller, began_at))
 
     def _caller_of(self, message: pb.CompleteRequest | pb.ReportFeedbackRequest) -> Caller:
-        if self._caller is None:
-            self._caller = self._identity.stream(convert.session_id_of(message))
-        elif message.session_id not in ("", self._caller.session):
+        if not self.caller.session:
+            self._watch.caller = self.caller.on_stream(convert.session_id_of(message, self._intake.limits))
+        elif message.session_id not in ("", self.caller.session):
             raise InvalidRequestError("session_id", "must be the same on all requests of a stream, or empty")
-        return self._caller
+        return self.caller
 
-    async def _report(self, message: pb.ReportFeedbackRequest, num_bytes: int) -> None:
+    async def _report(self, message: pb.ReportFeedbackRequest) -> None:
         """Take feedback. Only a report that is refused has an answer."""
         try:
-            if self._verified is not None:
-                self._verified.require(Scope.FEEDBACK)
+            self.caller.require(Scope.FEEDBACK)
             feedback = convert.feedback_of(message)
-            counts = self._service.report_feedback(self._caller_of(message), message.sequence, feedback)
+            self._service.report_feedback(self._caller_of(message), message.sequence, feedback)
         except (InvalidRequestError, PermissionDeniedError) as error:
             await self._outbox.reserve()
             self._service.emit(FeedbackRefused())
-            self._charge(num_bytes)
             refused = _around(error, "feedback") if isinstance(error, InvalidRequestError) else error
             self._outbox.write_nowait(convert.refusal_of(message.sequence, refused))
-        else:
-            if not counts:
-                self._charge(num_bytes)
 
-    async def _refuse_malformed(self, message: Malformed, num_bytes: int) -> None:
+    async def _refuse_malformed(self, error: MalformedError) -> None:
         await self._outbox.reserve()
-        if self._is_new(message.sequence):
-            self._end_refused(message.sequence, _inside_complete(message.error), num_bytes)
+        if self._is_new(error.sequence):
+            self._end_refused(error.sequence, _inside_complete(error))
         else:
-            self._refuse(message.sequence, message.error, num_bytes)
+            self._refuse(error.sequence, error)
 
-    def _refuse(self, sequence: int, error: InvalidRequestError, num_bytes: int) -> None:
+    def _refuse(self, sequence: int, error: InvalidRequestError) -> None:
         """Refuse a message that begins no request. Needs a reserved place."""
         self._service.emit(RequestRefused(error))
-        self._charge(num_bytes)
         self._outbox.write_nowait(convert.refusal_of(sequence, error))
 
-    def _end_refused(self, sequence: int, error: CompletionError, num_bytes: int) -> None:
+    def _end_refused(self, sequence: int, error: CompletionError) -> None:
         """End a new request that is not accepted. Needs a reserved place."""
         self._service.emit(RequestRefused(error))
-        if error.fault is Fault.CALLER:
-            self._charge(num_bytes)
         outcome = Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
         if isinstance(error, DrainingError):
             outcome = Outcome(FinishReason.SHED, ShedReason.DRAINING, error.retry_after_ms)
         self._outbox.write_nowait(convert.session_response_of(sequence, End(outcome)))
-
-    def _charge(self, num_bytes: int) -> None:
-        """Charge a refused message, and end the stream of a caller that is refused too often."""
-        self._intake.refusals.charge(self._identity, num_bytes)
-        error = self._intake.refusals.over_budget(self._identity)
-        if error is not None:
-            self._end(error)
 
 
 def _around(error: InvalidRequestError, path: str) -> InvalidRequestError:

@@ -17,6 +17,9 @@ _DOMAIN = "completion.v1"
 
 async def abort(context: "grpc.aio.ServicerContext[object, object]", error: CompletionError) -> NoReturn:
     """End a call with the status of an error. Never returns."""
+    # gRPC keeps what `context.abort` raises, in a reference cycle, and this error with it. The frames of its traceback
+    # hold the message, so a flood of refused messages would fill the memory until the garbage collector runs.
+    error.__traceback__ = error.__context__ = error.__cause__ = None
     status = Status(code=int(error.code), message=error.message)
     if error.violations:
         violations = [BadRequest.FieldViolation(field=v.field, description=v.description) for v in error.violations]

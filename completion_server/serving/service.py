@@ -200,8 +200,8 @@ class Service:
             raise ShedError(ShedReason.RATE_LIMITED.value, excess.retry_after_ms, excess.limit)
         self._quotas.charge_request(caller, now, charges_peer=excess is None)
 
-    def report_feedback(self, caller: Caller, sequence: int, feedback: Feedback) -> bool:
-        """Take an editor's feedback on an answer; return whether it counts: a repeated report does not.
+    def report_feedback(self, caller: Caller, sequence: int, feedback: Feedback) -> None:
+        """Take an editor's feedback on an answer. A repeated report does not count.
 
         Raises:
             InvalidRequestError: the answer is not known, or the report counts more characters than it had.
@@ -210,7 +210,6 @@ class Service:
         reported = self._answers.accept((caller.owner, caller.session, sequence), feedback, self.now())
         if reported is not None:
             self.emit(replace(reported, caller=caller))
-        return reported is not None
 
     def known_to_replicas(self) -> list[LiveRequest]:
         """Return the live requests that may supersede others on other replicas."""

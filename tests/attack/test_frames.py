@@ -21,7 +21,7 @@ from tests.support.server import RunningServer, ask, eventually, make_config, re
 
 pytestmark = pytest.mark.serial
 
-UNLIMITED = ("admission.refused_bytes_per_s=0", "admission.user_requests_per_s=0")
+UNLIMITED = "admission.user_requests_per_s=0"
 COUNTS = [60, pytest.param(1_000, marks=pytest.mark.large)]
 BODY = b'{"prompt":"x = ","suffix":"\\n","stop":["a"],"n_predict":5,"temperature":0.5}'
 
@@ -39,7 +39,7 @@ async def check_serves(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("num", COUNTS)
 async def test_mutated_frames_harm_no_other_caller(num: int, caplog: pytest.LogCaptureFixture) -> None:
-    async with run_server(make_config(*UNLIMITED), engine) as server:
+    async with run_server(make_config(UNLIMITED), engine) as server:
         chance, whole = random.Random(7), frames_of_a_call()
         assert await exchange(server.ready.address, whole, within_s=1.0)
         for _ in range(num):
@@ -51,7 +51,7 @@ async def test_mutated_frames_harm_no_other_caller(num: int, caplog: pytest.LogC
 
 @pytest.mark.parametrize("num", COUNTS)
 async def test_mutated_bodies_are_answered(num: int, caplog: pytest.LogCaptureFixture) -> None:
-    async with run_server(make_config(*UNLIMITED, HTTP), engine) as server:
+    async with run_server(make_config(UNLIMITED, HTTP), engine) as server:
         chance = random.Random(7)
         for _ in range(num):
             answer = await exchange(server.ready.http_address, http_request(mutated(BODY, chance)))
@@ -63,7 +63,7 @@ async def test_mutated_bodies_are_answered(num: int, caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize("kind", FRAMES)
 async def test_a_flood_of_frames_is_cut_off_or_others_are_served_meanwhile(kind: str) -> None:
     async with (
-        run_server(make_config(*UNLIMITED), engine) as server,
+        run_server(make_config(UNLIMITED), engine) as server,
         await Http2Connection.open(server.ready.address) as connection,
     ):
         connection.call("Session")

@@ -24,7 +24,7 @@ from completion_client import Endpoint, Token
 from completion_server.client.probe_command import NEAREST, ProbeMetrics
 from completion_server.client.probe_command import ask as ask_as_probe
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.authentication import KnownCallers, principal
+from tests.support.authentication import KnownCallers, verified
 from tests.support.background import background_loop
 from tests.support.certificates import make_identity_in
 from tests.support.models import ROOT
@@ -129,7 +129,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             f"redis.addresses=['127.0.0.1:{free_port()}']", f"records.usage_file={folder}/usage.jsonl",
             f"traces.endpoint={receiver.address}", "traces.sample_ratio=0",
         )  # fmt: skip
-        servers, known = AsyncExitStack(), KnownCallers({"ann": principal("ann")})
+        servers, known = AsyncExitStack(), KnownCallers({"ann": verified("ann")})
         stack.callback(lambda: background.run(servers.aclose()))
         server = background.run(servers.enter_async_context(run_server(config, make_engine, known)), _PATIENCE_S)
         channel = background.run(servers.enter_async_context(_channel(server)))

@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.authentication import LONG_PAST_S, KnownCallers, principal
+from tests.support.authentication import LONG_PAST_S, KnownCallers, verified
 from tests.support.browser import Page, driven
 from tests.support.http_clients import HTTP, PAGE_ADMIN, post
 from tests.support.server import RunningServer, eventually, make_config, run_server
@@ -185,7 +185,7 @@ async def test_an_operator_sets_k_by_the_keyboard_alone(server: RunningServer, t
 
 
 async def test_a_user_signs_in_by_the_keyboard_and_the_tab_keeps_the_token(tab: Playground) -> None:
-    known = KnownCallers({"ann": principal("ann"), "brief": principal("ann", expires_at=LONG_PAST_S)})
+    known = KnownCallers({"ann": verified("ann"), "brief": verified("ann", expires_at=LONG_PAST_S)})
     async with run_server(make_config(HTTP, PAGE_ADMIN), make_engine, known) as server:
         address = server.ready.http_address
         await tab.do("open", url=f"http://{address}/")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import pytest
 
 from completion_server.admission.feedback import RecentAnswers
-from completion_server.admission.quotas import RefusalBudget
 from completion_server.admission.rate_limiter import RateLimiter
 from completion_server.core.outcome import ServedAnswer
 from completion_server.http.dialect import Asked
@@ -55,11 +54,6 @@ def tokens() -> Table:
     return Table(lambda key, now: limiter.charge(key, now, 1e6), lambda: limiter.num_known, 2 * PER_S * most_s + SWEPT)
 
 
-def refusals() -> Table:
-    budget = RefusalBudget(MIB, 8 * MIB)
-    return Table(lambda key, now: budget.charge(key, 2 * MIB, now), lambda: budget.num_known, 2 * PER_S * 2 + SWEPT)
-
-
 def sequences() -> Table:
     newest = Sequences()
     return Table(lambda key, now: newest.note(key, 1, now), lambda: len(newest), PER_S * 5.0 + 1)
@@ -82,7 +76,7 @@ def documents_over_http() -> Table:
     return Table(enter, lambda: len(recent), 4 * MIB / 1_000)
 
 
-TABLES = (requests, tokens, refusals, sequences, answers, documents_over_http)
+TABLES = (requests, tokens, sequences, answers, documents_over_http)
 
 
 @pytest.mark.parametrize("num", [60_000, pytest.param(1_000_000, marks=pytest.mark.full)])

@@ -32,7 +32,7 @@ SETTINGS = (
     "engine.kind=scripted", "engine.scripted_times=instant", f"engine.model={TARGET}", "server.listen=127.0.0.1:0",
     "server.admin_listen=", "server.metrics_listen=127.0.0.1:0", "server.http_listen=127.0.0.1:0", "log.level=debug",
     "log.format=json", "admission.user_requests_per_s=0", "admission.user_tokens_per_s=0", "admission.users_per_peer=0",
-    "admission.refused_bytes_per_s=0", "admission.trust_user_names=true", "shed.when=never", "shed.lag_ms=0",
+    "admission.trust_user_names=true", "shed.when=never", "shed.lag_ms=0",
     "limits.max_suffix_bytes=2000", "engine.max_model_len=4096", "prompt.next_edit_template=sweep",
     "engine.restart_backoff_min_s=0.05", "engine.restart_backoff_max_s=0.1", "engine.quarantine_s=0",
     "traces.sample_ratio=1", "cache.look_up=always", 'metrics.tenants=["acme"]',

@@ -34,7 +34,7 @@ from tests.support.authentication import callers
 from tests.support.cancels import ENDS_WITHIN_S, LongLived, check_ends_at_each_await
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.services import FOUR_SLOTS, NO_SHEDDING, REQUEST, UNLIMITED, Prompts, running_service
-from tests.unit.rpc.test_session_writes import IDENTITY, LIMITS, Caller
+from tests.unit.rpc.test_session_writes import CALLER, LIMITS, Client
 from tests.unit.state.stores import new_prefix
 
 Running = Coroutine[Any, Any, Any]
@@ -195,18 +195,18 @@ async def service() -> AsyncIterator[Running]:
 @asynccontextmanager
 async def session_stream() -> AsyncIterator[Running]:
     """Yield a stream whose user types without end."""
-    caller = Caller()
+    client = Client()
 
     async def type_on() -> None:
         for sequence in itertools.count(1):
-            caller.ask(sequence, prefix=f"x{sequence} = ")
+            client.ask(sequence, prefix=f"x{sequence} = ")
             await asyncio.sleep(0.005)
 
     async with running_service(lambda: ScriptedEngine(times=TIMES), LoopClock()) as running:
-        intake = Intake(LIMITS, callers(running.service.now), 10.0, running.service.now)
+        intake = Intake(LIMITS, callers(), 10.0, running.service.now)
         times = StreamTimes(first_request_s=1e6, idle_s=1e6, max_age_s=1e6, stall_timeout_s=60.0)
         typing = asyncio.create_task(type_on())
-        yield SessionCall(running.service, intake, times, caller, IDENTITY).run()  # type: ignore[arg-type]
+        yield SessionCall(running.service, intake, times, client, CALLER).run()  # type: ignore[arg-type]
         typing.cancel()
 
 

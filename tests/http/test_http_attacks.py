@@ -49,7 +49,7 @@ def make_engine() -> ScriptedEngine:
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[RunningServer]:
-    async with run_server(make_config("admission.refused_bytes_per_s=0", HTTP), make_engine) as running:
+    async with run_server(make_config(HTTP), make_engine) as running:
         yield running
 
 
@@ -204,14 +204,6 @@ async def closed_within(connections: list[RawConnection], within_s: float) -> li
 
     found = await asyncio.gather(*(is_closed(each) for each in connections))
     return [each for each, is_gone in zip(connections, found, strict=True) if is_gone]
-
-
-async def test_a_sender_of_refused_bodies_is_turned_away() -> None:
-    limits = ("admission.refused_bytes_per_s=1000", "admission.refused_burst_bytes=20000")
-    async with run_server(make_config(*limits, HTTP), lambda: ScriptedEngine(lambda _request: WORDS)) as server:
-        statuses = [(await post(server, "/infill", b"no")).status for _ in range(20)]
-        assert statuses[0] == 400
-        assert 429 in statuses
 
 
 async def test_a_stalled_reader_is_cut_off_and_frees_the_engine() -> None:

@@ -7,10 +7,11 @@ import openai
 import pytest
 import pytest_asyncio
 
-from completion_server.auth.principal import Credentials, Principal, Scope
+from completion_server.core.credential import Scope
 from completion_server.core.errors import UnavailableError
+from completion_server.core.request import Caller
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.authentication import KnownCallers, principal
+from tests.support.authentication import KnownCallers, verified
 from tests.support.http_clients import (
     HTTP,
     HttpAnswer,
@@ -18,7 +19,6 @@ from tests.support.http_clients import (
     first_event,
     get,
     head,
-    http_session,
     post,
     raw_connection,
     streaming,
@@ -53,11 +53,11 @@ def make_engine() -> ScriptedEngine:
 def known() -> KnownCallers:
     return KnownCallers(
         {
-            "ann": principal("ann"),
-            "ann-2": principal("ann", credential="another"),
-            "bob": principal("bob"),
-            "complete": principal("carl", Scope.COMPLETE),
-            "admin": principal("dora", Scope.ADMIN),
+            "ann": verified("ann"),
+            "ann-2": verified("ann", credential="another"),
+            "bob": verified("bob"),
+            "complete": verified("carl", Scope.COMPLETE),
+            "admin": verified("dora", Scope.ADMIN),
         }
     )
 
@@ -166,18 +166,6 @@ async def test_a_revoked_token_ends_its_running_stream(known: KnownCallers) -> N
         assert last["error"]["message"] == "key id-of-bob: was revoked"
 
 
-async def test_a_sender_of_refused_tokens_is_turned_away_but_not_others_of_its_address(known: KnownCallers) -> None:
-    limits = ("admission.refused_bytes_per_s=1", "admission.refused_burst_bytes=20000")
-    async with run_server(make_config(*limits, HTTP), make_engine, known) as server, http_session() as session:
-        url, statuses = f"http://{server.ready.http_address}/v1/models", []
-        for _ in range(3):
-            async with session.get(url, headers=bearer("forged")) as answer:  # all over one connection
-                await answer.read()
-                statuses.append(answer.status)
-        assert statuses == [401, 401, 429]
-        assert (await asked(server, INFILL, bearer("ann"))).status == 200
-
-
 async def test_a_client_that_still_writes_gets_the_refusal(server: RunningServer) -> None:
     body = b'{"prompt":"' + b"x" * 500_000 + b'"}'
     async with raw_connection(server) as connection:
@@ -189,7 +177,7 @@ async def test_a_client_that_still_writes_gets_the_refusal(server: RunningServer
 class Unreachable(KnownCallers):
     """An issuer whose keys were never fetched."""
 
-    async def authenticate(self, _credentials: Credentials) -> Principal:
+    async def authenticate(self, _token: str, _certificate: bytes) -> Caller:
         raise UnavailableError("the issuer's keys were not fetched yet", retry_after_ms=2000)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from completion_server.auth.principal import Scope
+from completion_server.core.credential import Scope
 from completion_server.engine.scripted.engine import ScriptedEngine
-from tests.support.authentication import KnownCallers, principal
+from tests.support.authentication import KnownCallers, verified
 from tests.support.http_clients import HTTP, PAGE_ADMIN, HttpAnswer, get, post
 from tests.support.server import RunningServer, make_config, run_server
 
@@ -99,7 +99,7 @@ async def test_no_proxy_and_no_other_site_changes_the_server(server: RunningServ
 
 async def test_with_authentication_the_token_shows_the_server_and_the_scope_admin_changes_it() -> None:
     scopes = {"feedback": (Scope.FEEDBACK,), "admin": (Scope.COMPLETE, Scope.ADMIN)}
-    known = KnownCallers({name: principal(name, *scopes.get(name, ())) for name in ("ann", *scopes)})
+    known = KnownCallers({name: verified(name, *scopes.get(name, ())) for name in ("ann", *scopes)})
 
     def bearer(name: str) -> dict[str, str]:
         return {"authorization": f"Bearer {name}"}

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from completion_server.auth.principal import Scope
 from completion_server.client.playground_command import playground
 from completion_server.config import load_config
+from completion_server.core.credential import Scope
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.server_commands import page_url
-from tests.support.authentication import KnownCallers, principal
+from tests.support.authentication import KnownCallers, verified
 from tests.support.certificates import MakeIdentity
 from tests.support.http_clients import HTTP
 from tests.support.server import make_config, run_server
@@ -37,7 +37,7 @@ async def test_the_page_of_a_running_server_is_named() -> None:
 
 async def test_a_token_is_checked_and_never_in_the_address(tmp_path: Path) -> None:
     (good := tmp_path / "token").write_text("ann\n")
-    known = KnownCallers({"ann": principal("ann"), "admin": principal("dora", Scope.ADMIN)})
+    known = KnownCallers({"ann": verified("ann"), "admin": verified("dora", Scope.ADMIN)})
     async with run_server(make_config(HTTP), ScriptedEngine, known) as server:
         url = f"http://{server.ready.http_address}/"
         for found in (await run(url, "--token-file", str(good)), await run(url, COMPLETION_TOKEN="ann")):

@@ -11,15 +11,13 @@ from tokenizers import Tokenizer
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server.admission.entrance import Arrival, Entrance
-from completion_server.admission.identity import Identity
+from completion_server.admission.callers import Callers, token_in
 from completion_server.admission.settings import AdmissionSettings, LimitSettings
-from completion_server.auth.principal import Credentials
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Caller
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.rpc.identity import arrival_of, split_peer
+from completion_server.rpc.metadata import identify, metadata_of, split_peer
 from tests.support.models import TARGET
 from tests.support.server import (
     ENDLESS,
@@ -205,19 +203,17 @@ def test_a_peer_is_a_connection_and_an_address(peer: str, connection: str, addre
     assert split_peer(peer) == (connection, address)
 
 
-async def identity_of(call: Call, **settings: bool) -> Identity:
-    return await Entrance(AdmissionSettings(**settings), LimitSettings()).identify(arrival_of(call))
+async def caller_of(call: Call, **settings: bool) -> Caller:
+    return await identify(Callers(AdmissionSettings(**settings), LimitSettings()), call, metadata_of(call))
 
 
 async def test_user_and_tenant_names_come_from_the_metadata() -> None:
     call = Call("ipv4:10.0.0.7:1", ("x-user-id", "alice"), ("x-tenant-id", b"acme"), ("other", "x"))
-    identity = await identity_of(call)
-    assert identity == Identity("alice", "acme", "10.0.0.7:1", "10.0.0.7")
-    assert identity.call("s") == Caller("alice", "s", "acme", "10.0.0.7:1", "10.0.0.7")
-    assert (await identity_of(call, trust_user_names=True)).call("s").is_verified
-    assert not (await identity_of(Call("unix:"), trust_user_names=True)).is_verified
+    assert (await caller_of(call)).in_session("s") == Caller("alice", "s", "acme", "10.0.0.7:1", "10.0.0.7")
+    assert (await caller_of(call, trust_user_names=True)).is_verified
+    assert not (await caller_of(Call("unix:"), trust_user_names=True)).is_verified
     with pytest.raises(InvalidRequestError, match="x-user-id: must be at most 128 bytes, got 129"):
-        await identity_of(Call("unix:", ("x-user-id", "a" * 129)))
+        await caller_of(Call("unix:", ("x-user-id", "a" * 129)))
 
 
 @pytest.mark.parametrize(
@@ -230,25 +226,17 @@ async def test_user_and_tenant_names_come_from_the_metadata() -> None:
         ((), ""),
     ],
 )
-def test_a_call_brings_a_token_and_a_certificate(metadata: tuple[tuple[str, str], ...], token: str) -> None:
-    call = Call("ipv4:10.0.0.7:1", *metadata)
-    assert arrival_of(call).credentials == Credentials(token, b"PEM")
-    assert arrival_of(call, with_credentials=False) == Arrival("", "", "10.0.0.7:1", "10.0.0.7", Credentials())
-
-
-def test_a_verified_user_is_charged_instead_of_the_proxys_connection() -> None:
-    proxied = Identity("alice", "acme", "10.0.0.7:1", "10.0.0.7", is_verified=True)
-    assert proxied.source != replace(proxied, user="bob").source
-    assert replace(proxied, is_verified=False).source == "10.0.0.7:1"
+def test_a_call_brings_a_token(metadata: tuple[tuple[str, str], ...], token: str) -> None:
+    assert token_in(metadata_of(Call("ipv4:10.0.0.7:1", *metadata))) == token
 
 
 def test_streams_of_a_unix_socket_are_different_owners() -> None:
-    local = Identity("", "", "", "")
-    one, other = local.stream("me"), local.stream("me")
+    local = Caller()
+    one, other = local.on_stream("me"), local.on_stream("me")
     assert one.owner != other.owner
     assert one.memory != other.memory
-    assert local.call("me").owner == local.call("me").owner, "calls can't be"
-    assert local.call("me").memory is None
+    assert local.in_session("me").owner == local.in_session("me").owner, "calls can't be"
+    assert local.in_session("me").memory is None
 
 
 def test_an_unverified_name_is_another_user_at_another_address() -> None:

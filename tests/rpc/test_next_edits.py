@@ -146,7 +146,7 @@ async def test_a_model_without_a_template_says_so() -> None:
         ),
         (
             {"next_edit": pb.NextEdit(recent_edits=[pb.RecentEdit(diff=RENAMED)] * 17)},
-            "next_edit.recent_edits: must have at most 16 entries, got more",
+            "next_edit.recent_edits: must have at most 16 entries, got 17",
         ),
     ],
 )

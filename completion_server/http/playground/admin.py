@@ -11,12 +11,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from completion_server.admission.identity import Identity
 from completion_server.admission.settings import ServerSettings
-from completion_server.auth.principal import Scope
 from completion_server.core.addresses import is_loopback, is_unix_socket
+from completion_server.core.credential import Scope
 from completion_server.core.errors import InvalidRequestError, PermissionDeniedError
 from completion_server.core.events import AdminChanged, RequestRefused
+from completion_server.core.request import Caller
 from completion_server.http.app import READ, WRITE, Path
 from completion_server.http.dialect import Body, Json, parse, read
 from completion_server.http.endpoints import AsgiScope, Endpoints
@@ -65,7 +65,7 @@ class HttpAdmin:
             "/admin/speculation": Path(change, WRITE),
         }
 
-    def _status(self, scope: AsgiScope, identity: Identity | None) -> Json:
+    def _status(self, scope: AsgiScope, caller: Caller | None) -> Json:
         load, speculation = self._service.load(), self._speculation
         active = speculation.active
         return {
@@ -74,14 +74,14 @@ class HttpAdmin:
             "k": speculation.num_speculative_tokens(load.num_occupied),
             "k_max": active.max_num_speculative_tokens,
             "k_mode": active.mode.value,
-            "k_locked": self._locked_reason(scope, identity) or active.locked_reason,
+            "k_locked": self._locked_reason(scope, caller) or active.locked_reason,
             "acceptance": speculation.figures().acceptance,
         }
 
-    def _set_speculation(self, scope: AsgiScope, identity: Identity, data: bytes) -> Json:
-        if reason := self._locked_reason(scope, identity):
+    def _set_speculation(self, scope: AsgiScope, caller: Caller, data: bytes) -> Json:
+        if reason := self._locked_reason(scope, caller):
             raise PermissionDeniedError(reason)
-        if "origin" not in headers_of(scope) and identity.principal is None:
+        if "origin" not in headers_of(scope) and caller.credential is None:
             raise PermissionDeniedError("only for the server's own page")  # every browser sends it with a POST
         k, before = read(_SetSpeculation, parse(data)).k, self._speculation.active
         try:
@@ -90,17 +90,17 @@ class HttpAdmin:
             raise InvalidRequestError("k", error.fault) from None
         except SpeculationLockedError as error:
             raise PermissionDeniedError(str(error)) from None
-        self._service.emit(AdminChanged(identity.actor, "speculation", str(before), str(self._speculation.active)))
-        return self._status(scope, identity)
+        self._service.emit(AdminChanged(caller, "speculation", str(before), str(self._speculation.active)))
+        return self._status(scope, caller)
 
-    def _locked_reason(self, scope: AsgiScope, identity: Identity | None) -> str:
+    def _locked_reason(self, scope: AsgiScope, caller: Caller | None) -> str:
         """Return why a caller may not change the server; "" for an operator."""
-        principal = identity.principal if identity else None
+        credential = caller.credential if caller else None
         if self._closed_reason:
             return self._closed_reason
-        if principal is None:
+        if credential is None:
             return refusal_reason((scope["client"] or ("",))[0], headers_of(scope))
-        return "" if Scope.ADMIN in principal.scopes else f"only with a token that has the scope {Scope.ADMIN.value}"
+        return "" if Scope.ADMIN in credential.scopes else f"only with a token that has the scope {Scope.ADMIN.value}"
 
 
 def closed_reason(server: ServerSettings, *, trusts_names: bool) -> str:

@@ -1,4 +1,4 @@
-"""Converts messages to the types of `core` and back. Refuses invalid values; `scan` has checked all sizes before."""
+"""Converts messages to the types of `core` and back. Refuses texts that are too large, and invalid values."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -6,7 +6,9 @@ from typing import TypeVar
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.fields import (
+    check_entries,
     check_next_edit,
+    check_text,
     default_max_tokens,
     edit_lines_of,
     max_tokens_of,
@@ -18,7 +20,7 @@ from completion_server.admission.settings import LimitSettings
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import CompletionError, InvalidRequestError
 from completion_server.core.events import Feedback
-from completion_server.core.next_edit import NextEdit
+from completion_server.core.next_edit import NextEdit, RecentEdit
 from completion_server.core.outcome import AnswerPart, CacheLevel, Delta, End, FinishReason, ShedReason
 from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet, Trigger
 from completion_server.core.trace_context import TraceContext
@@ -69,23 +71,29 @@ def request_of(
         InvalidRequestError: a field is invalid; the error names the field, the limit and the value.
 
     """
+    # Each access to a text makes another copy of it.
+    uri, language, prefix, suffix = message.document_uri, message.language_id, message.prefix, message.suffix
+    check_text("document_uri", uri, limits.max_uri_bytes)
+    check_text("language_id", language, limits.max_session_id_bytes)
+    check_text("prefix", prefix, limits.max_prefix_bytes)
+    check_text("suffix", suffix, limits.max_suffix_bytes)
     mode = _known("mode", message.mode, _MODES, pb.Mode.Name)
     check_next_edit(mode, has_next_edit=message.HasField("next_edit"), num_stops=len(message.stop))
     return Request(
         id=next_request_id(),
         caller=caller,
         sequence=message.sequence,
-        document_uri=message.document_uri,
-        language_id=message.language_id,
-        prefix=message.prefix,
-        suffix=message.suffix,
+        document_uri=uri,
+        language_id=language,
+        prefix=prefix,
+        suffix=suffix,
         max_tokens=_max_tokens(message.max_tokens, mode, limits),
         received_at=now,
-        snippets=tuple(_snippets(message)),
+        snippets=tuple(_snippets(message, limits)),
         trigger=_known("trigger", message.trigger, _TRIGGERS, pb.Trigger.Name),
         mode=mode,
         sampling=_sampling(message),
-        stop=tuple(_stops(message)),
+        stop=tuple(_stops(message, limits)),
         deadline=Deadline.after(
             min(limits.max_deadline_s, _timeout_s(message), math.inf if deadline_s is None else deadline_s), now
         ),
@@ -96,15 +104,16 @@ def request_of(
     )
 
 
-def session_id_of(message: pb.CompleteRequest | pb.ReportFeedbackRequest) -> str:
+def session_id_of(message: pb.CompleteRequest | pb.ReportFeedbackRequest, limits: LimitSettings) -> str:
     """Return a message's session id.
 
     Raises:
-        InvalidRequestError: it is empty.
+        InvalidRequestError: it is empty or too long.
 
     """
     if not message.session_id:
         raise InvalidRequestError("session_id", "must not be empty")
+    check_text("session_id", message.session_id, limits.max_session_id_bytes)
     return message.session_id
 
 
@@ -161,17 +170,23 @@ def _sampling(message: pb.CompleteRequest) -> Sampling:
     return sampling_of(temperature, seed, speculate=not message.without_speculation)
 
 
-def _snippets(message: pb.CompleteRequest) -> Iterator[Snippet]:
+def _snippets(message: pb.CompleteRequest, limits: LimitSettings) -> Iterator[Snippet]:
+    check_entries("snippets", len(message.snippets), limits.max_snippets)
     for i, snippet in enumerate(message.snippets):
-        if not math.isfinite(snippet.score):
-            raise InvalidRequestError(f"snippets[{i}].score", f"must be a finite number, got {snippet.score:g}")
-        yield Snippet(snippet.uri, snippet.text, snippet.score)
+        uri, text, score = snippet.uri, snippet.text, snippet.score
+        check_text(f"snippets[{i}].uri", uri, limits.max_uri_bytes)
+        check_text(f"snippets[{i}].text", text, limits.max_snippet_bytes)
+        if not math.isfinite(score):
+            raise InvalidRequestError(f"snippets[{i}].score", f"must be a finite number, got {score:g}")
+        yield Snippet(uri, text, score)
 
 
-def _stops(message: pb.CompleteRequest) -> Iterator[str]:
+def _stops(message: pb.CompleteRequest, limits: LimitSettings) -> Iterator[str]:
+    check_entries("stop", len(message.stop), limits.max_stop)
     for i, stop in enumerate(message.stop):
         if not stop:
             raise InvalidRequestError(f"stop[{i}]", "must not be empty")
+        check_text(f"stop[{i}]", stop, limits.max_stop_bytes)
         yield stop
 
 
@@ -180,13 +195,20 @@ def _next_edit(message: pb.NextEdit, limits: LimitSettings) -> NextEdit:
     after = message.lines_after if message.HasField("lines_after") else None
     return NextEdit(
         message.document_version,
-        tuple(
-            recent_edit_of(f"next_edit.recent_edits[{i}]", each.document_uri, each.diff)
-            for i, each in enumerate(message.recent_edits)
-        ),
+        tuple(_recent_edits(message, limits)),
         edit_lines_of("next_edit.lines_before", before, limits),
         edit_lines_of("next_edit.lines_after", after, limits),
     )
+
+
+def _recent_edits(message: pb.NextEdit, limits: LimitSettings) -> Iterator[RecentEdit]:
+    check_entries("next_edit.recent_edits", len(message.recent_edits), limits.max_recent_edits)
+    for i, edit in enumerate(message.recent_edits):
+        field = f"next_edit.recent_edits[{i}]"
+        uri, diff = edit.document_uri, edit.diff
+        check_text(f"{field}.document_uri", uri, limits.max_uri_bytes)
+        check_text(f"{field}.diff", diff, limits.max_recent_edit_bytes)
+        yield recent_edit_of(field, uri, diff)
 
 
 def end_message(end: End) -> pb.End:

@@ -34,7 +34,7 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class CacheScope:
     """The callers that share completions."""
 
     key: str
@@ -43,7 +43,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Scopes:
+class CacheScopes:
     """Finds the scope of a caller, which is that of the prefix cache, or smaller."""
 
     salt_of: Callable[[Caller], str]
@@ -51,7 +51,7 @@ class Scopes:
     is_tenant_wide: bool = False
     """Whether the users of a tenant share one salt."""
 
-    def of(self, caller: Caller) -> Scope | None:
+    def of(self, caller: Caller) -> CacheScope | None:
         """Return the scope; None if the caller shares completions with no later request.
 
         A caller without a name shares them with its own stream only, unless its whole tenant does. A single call
@@ -59,10 +59,10 @@ class Scopes:
         """
         salt = self.salt_of(caller)
         if self.is_tenant_wide:
-            return Scope(key_of("tenant", salt), caller.is_known_everywhere)
+            return CacheScope(key_of("tenant", salt), caller.is_known_everywhere)
         if caller.user:
-            return Scope(key_of("owner", salt), caller.is_known_everywhere)
-        return Scope(key_of("stream", salt, str(caller.stream)), is_shared=False) if caller.stream else None
+            return CacheScope(key_of("owner", salt), caller.is_known_everywhere)
+        return CacheScope(key_of("stream", salt, str(caller.stream)), is_shared=False) if caller.stream else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RequestKeys:
 class CompletionKeys:
     """Makes the names of one model's completions."""
 
-    def __init__(self, secret: bytes, identity: Sequence[str], scopes: Scopes) -> None:
+    def __init__(self, secret: bytes, identity: Sequence[str], scopes: CacheScopes) -> None:
         """Hash with `secret` (1 to 64 bytes). `identity` is all that completions depend on beside the request."""
         self._scopes = scopes
         self._base = blake2b(key=secret, digest_size=_DIGEST_BYTES, person=_PERSON)
@@ -131,7 +131,7 @@ def find_anchors(prefix: str, *, is_single_line: bool) -> list[int]:
         end = line - 1
 
 
-def _context(scope: Scope, request: Request) -> bytes:
+def _context(scope: CacheScope, request: Request) -> bytes:
     """Return everything but the prefix that a request's completion depends on."""
     texts = [scope.key, request.mode.value, request.language_id, request.document_uri, request.suffix, *request.stop]
     for snippet in request.snippets:

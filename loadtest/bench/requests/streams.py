@@ -12,9 +12,6 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.callers import Callers
-from completion_server.admission.entrance import Entrance
-from completion_server.admission.identity import Identity
-from completion_server.admission.refusals import Refusals, refusal_budgets
 from completion_server.admission.settings import AdmissionSettings, LimitSettings
 from completion_server.core.clock import Deadline
 from completion_server.core.request import Caller, Mode, Request, Trigger
@@ -31,7 +28,7 @@ from loadtest.traffic.typed import Trace, TypedRequest
 _NEVER_S = 1e6
 _STALL_S = 5.0
 _PEER = "192.0.2.1"
-_IDENTITY = Identity("", "", f"{_PEER}:50000", _PEER)
+_CALLER = Caller(connection=f"{_PEER}:50000", peer=_PEER)
 _MAX_DEADLINE_S = 30.0
 _TRIGGERS: Mapping[typed.Trigger, tuple[Trigger, "pb.Trigger.ValueType"]] = {
     typed.Trigger.AUTOMATIC: (Trigger.AUTOMATIC, pb.TRIGGER_AUTOMATIC),
@@ -150,14 +147,12 @@ class EditorCall:
 async def serve(service: Service, keys: Sequence[Key]) -> None:
     """Serve the requests at their times, each session on a stream of its own, and wait for the last end."""
     loop, limits = asyncio.get_running_loop(), LimitSettings()
-    admission = AdmissionSettings(refused_bytes_per_s=0)
-    callers = Callers(Entrance(admission, limits), Refusals(*refusal_budgets(admission), service.now))
-    intake = Intake(limits, callers, _NEVER_S, service.now, no_trace)
+    intake = Intake(limits, Callers(AdmissionSettings(), limits), _NEVER_S, service.now, no_trace)
     times = StreamTimes(_NEVER_S, _NEVER_S, _NEVER_S, _STALL_S)
     contexts = {key.typed.session: EditorCall() for key in keys}
     async with asyncio.TaskGroup() as group:
         for context in contexts.values():
-            group.create_task(SessionCall(service, intake, times, context, _IDENTITY).run())  # type: ignore[arg-type]
+            group.create_task(SessionCall(service, intake, times, context, _CALLER).run())  # type: ignore[arg-type]
         for key in keys:
             await asyncio.sleep(key.typed.intended_at_s - loop.time())
             contexts[key.typed.session].send_nowait(key)

@@ -188,7 +188,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TOO_MANY_OPEN: _ErrorReason.ValueType  # 8
     """RESOURCE_EXHAUSTED: the user, tenant or address has too many Sessions, or the Session too many live requests."""
     ERROR_REASON_TOO_MANY_REFUSALS: _ErrorReason.ValueType  # 9
-    """RESOURCE_EXHAUSTED: too many bytes of this connection or address were refused. Correct what it sends."""
+    """Not sent any more. Was: too many bytes of this connection or address were refused."""
     ERROR_REASON_PROMPT_SUSPECTED: _ErrorReason.ValueType  # 10
     """FAILED_PRECONDITION: the engine failed repeatedly on this prompt. Do not send it again."""
     ERROR_REASON_NO_NEXT_EDITS: _ErrorReason.ValueType  # 11
@@ -220,7 +220,7 @@ ERROR_REASON_SERVER_FULL: ErrorReason.ValueType  # 7
 ERROR_REASON_TOO_MANY_OPEN: ErrorReason.ValueType  # 8
 """RESOURCE_EXHAUSTED: the user, tenant or address has too many Sessions, or the Session too many live requests."""
 ERROR_REASON_TOO_MANY_REFUSALS: ErrorReason.ValueType  # 9
-"""RESOURCE_EXHAUSTED: too many bytes of this connection or address were refused. Correct what it sends."""
+"""Not sent any more. Was: too many bytes of this connection or address were refused."""
 ERROR_REASON_PROMPT_SUSPECTED: ErrorReason.ValueType  # 10
 """FAILED_PRECONDITION: the engine failed repeatedly on this prompt. Do not send it again."""
 ERROR_REASON_NO_NEXT_EDITS: ErrorReason.ValueType  # 11

@@ -1,4 +1,4 @@
-"""Admission: the gate, the quotas of users, tenants and addresses, refused bytes, loop lag and feedback."""
+"""Admission: the gate, the quotas of users, tenants and addresses, loop lag and feedback."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from completion_server.admission.feedback import KEPT_S, RecentAnswers
 from completion_server.admission.gate import Gate, Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.admission.quotas import Excess, Quotas, RefusalBudget
+from completion_server.admission.quotas import Excess, Quotas
 from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.errors import (
     DrainingError,
@@ -53,37 +53,27 @@ def test_while_the_engine_starts_callers_are_told_the_time_that_is_left(
     assert refused.value.retry_after_ms == 70
 
 
-def test_the_sessions_of_one_user_are_limited() -> None:
-    gate = make_gate(max_sessions=10, max_sessions_per_user=2)
+@pytest.mark.parametrize(
+    ("key", "whose", "full"),
+    [
+        ("max_sessions_per_user", "of this user", {"user": "ann", "peer": "10.0.0.7"}),
+        ("max_sessions_per_tenant", "of this tenant", {"tenant": "acme", "peer": "10.0.0.7"}),
+        ("max_sessions_per_peer", "from this address", {"peer": "10.0.0.7"}),
+    ],
+)
+def test_the_sessions_of_one_user_tenant_or_address_are_limited(key: str, whose: str, full: dict[str, str]) -> None:
+    gate, caller = make_gate(max_sessions=10, **{key: 2}), Caller(**full)
     gate.set_engine_ready(True)
-    with gate.enter_session(("t", "ann"), "1.1.1.1"), gate.enter_session(("t", "ann"), "2.2.2.2"):
-        with pytest.raises(
-            OverloadedError, match=r"2 sessions of this user are open, .*max_sessions_per_user"
-        ) as caught:
-            gate.enter_session(("t", "ann"), "3.3.3.3")
+    with gate.enter_session(caller), gate.enter_session(caller):
+        with pytest.raises(OverloadedError, match=rf"2 sessions {whose} are open, .*{key}") as caught:
+            gate.enter_session(caller)
         assert caught.value.reason == "TOO_MANY_OPEN", "another server is no remedy"
-        assert caught.value.limit == Limit("admission.max_sessions_per_user", 2)
-        assert gate.num_sessions == 2
-        with (
-            gate.enter_session(("other tenant", "ann"), ""),
-            gate.enter_session(None, ""),
-            gate.enter_session(None, ""),
-        ):
-            assert gate.num_sessions == 5
-    with gate.enter_session(("t", "ann"), ""):
-        assert gate.num_sessions == 1
-
-
-def test_the_sessions_of_one_address_are_limited_except_on_a_unix_socket() -> None:
-    gate = make_gate(max_sessions=10, max_sessions_per_peer=1)
-    gate.set_engine_ready(True)
-    with gate.enter_session(("t", "ann"), "1.1.1.1"):
-        with pytest.raises(OverloadedError, match=r"1 sessions from this address are open, .*max_sessions_per_peer"):
-            gate.enter_session(("t", "bob"), "1.1.1.1")
-        with gate.enter_session(("t", "bob"), "2.2.2.2"), gate.enter_session(None, ""), gate.enter_session(None, ""):
-            assert gate.num_sessions == 4
-    with gate.enter_session(None, "1.1.1.1"):
-        assert gate.num_sessions == 1
+        assert caught.value.limit == Limit(f"admission.{key}", 2)
+        for other in ({"user": "bob", "peer": "10.0.0.8"}, {"user": "cyd"}, {"tenant": "other"}):
+            gate.enter_session(Caller(**other))
+        assert gate.num_sessions == 5
+    with gate.enter_session(caller):
+        assert gate.num_sessions == 4
 
 
 def test_a_long_iteration_is_overload_until_the_next_one_begins() -> None:
@@ -103,13 +93,13 @@ def test_a_long_iteration_is_overload_until_the_next_one_begins() -> None:
 def test_sessions_are_counted_and_bounded() -> None:
     gate = make_gate(max_sessions=1)
     gate.set_engine_ready(True)
-    with gate.enter_session():
+    with gate.enter_session(Caller()):
         assert gate.num_sessions == 1
         with pytest.raises(ServerFullError, match=r"1 sessions are open, .*admission\.max_sessions\)") as caught:
-            gate.enter_session()
+            gate.enter_session(Caller())
         assert (caught.value.retry_after_ms, caught.value.reason) == (70, "SERVER_FULL")
     assert gate.num_sessions == 0
-    with gate.enter_session():
+    with gate.enter_session(Caller()):
         assert gate.num_sessions == 1
 
 
@@ -222,26 +212,6 @@ def test_the_users_of_a_tenant_share_its_limits() -> None:
     assert take(quotas, other, 0.0) is None
     quotas.charge_tokens(users[1], 100, 0.0)
     assert take(quotas, users[2], 2.0) == Excess(pytest.approx(3.1), Limit("admission.tenant_tokens_per_s", 10))
-
-
-KIB = 1024
-
-
-def test_connections_whose_bucket_is_full_are_forgotten() -> None:
-    budget = RefusalBudget(100 * KIB, 300 * KIB)
-    for number in range(10_000):
-        budget.charge(number, 1, float(number))
-    assert budget.num_known < 5_000
-
-
-@given(st.lists(st.tuples(st.integers(0, 10**7), st.floats(0, 5)), max_size=50))
-def test_no_connection_waits_for_longer_than_a_minute_or_for_ever(charges: list[tuple[int, float]]) -> None:
-    budget, now = RefusalBudget(100 * KIB, 300 * KIB), 0.0
-    for num_bytes, pause_s in charges:
-        now += pause_s
-        budget.charge("a", num_bytes, now)
-        assert 0 <= budget.wait_s("a", now) <= 60.001
-    assert budget.wait_s("a", now + 61) == 0
 
 
 SERVED = ServedAnswer(0.05, 5)

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from completion_server.admission.day_tokens import DayTokens
-from completion_server.admission.file_quotas import FileQuotas
+from completion_server.admission.file_quotas import FileQuotas, open_quotas
 from completion_server.admission.gate import Gate
-from completion_server.admission.quota_file import QuotaFile
-from completion_server.admission.quota_table import Quota, QuotaTable, parse_quotas
+from completion_server.admission.quota_table import Quota, parse_quotas
 from completion_server.admission.quotas import Excess, Quotas
 from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.checks import DAY_S
@@ -206,24 +205,24 @@ def test_sessions_are_limited_by_the_file_and_stay_counted_when_it_changes() -> 
     text = "[user.'acme/ada']\nsessions = {}\n"
     file = FileQuotas(parse_quotas(text.format(3)))
     gate, ada, bob = open_gate(file), verified("ada"), verified("bob")
-    permits = [gate.enter_session(ada.owner, "", ada.tenant_key) for _ in range(3)]
+    permits = [gate.enter_session(ada) for _ in range(3)]
     with pytest.raises(OverloadedError, match=r"3 sessions of this user are open.*quotas.user.acme/ada.sessions"):
-        gate.enter_session(ada.owner, "", ada.tenant_key)
-    permits += [gate.enter_session(bob.owner, "", bob.tenant_key) for _ in range(2)]
+        gate.enter_session(ada)
+    permits += [gate.enter_session(bob) for _ in range(2)]
     with pytest.raises(OverloadedError, match="max_sessions_per_user"):
-        gate.enter_session(bob.owner, "", bob.tenant_key)
+        gate.enter_session(bob)
     file.replace(parse_quotas(text.format(4)))
-    permits.append(gate.enter_session(ada.owner, "", ada.tenant_key))
+    permits.append(gate.enter_session(ada))
     with pytest.raises(OverloadedError) as caught:
-        gate.enter_session(ada.owner, "", ada.tenant_key)
+        gate.enter_session(ada)
     assert caught.value.limit == Limit("quotas.user.acme/ada.sessions", 4)
     file.replace(parse_quotas(""))
     with pytest.raises(OverloadedError, match="max_sessions_per_user"):
-        gate.enter_session(ada.owner, "", ada.tenant_key)
+        gate.enter_session(ada)
     for permit in permits:
         permit.close()
     assert gate.num_sessions == 0
-    with gate.enter_session(ada.owner, "", ada.tenant_key), gate.enter_session(ada.owner, "", ada.tenant_key):
+    with gate.enter_session(ada), gate.enter_session(ada):
         assert gate.num_sessions == 2
 
 
@@ -247,16 +246,12 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def allowed(table: QuotaTable) -> float | None:
-    sessions = table.default_tenant.sessions
-    return None if sessions is None else sessions.allowed
-
-
 async def test_a_changed_file_is_reread_and_a_bad_version_is_named_once(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watched, tables = QuotaFile(file), list[QuotaTable]()
-    task = asyncio.create_task(watched.run(tables.append, poll_s=0.01))
+    watched = open_quotas(str(file))
+    quotas = FileQuotas(watched.content)
+    task = asyncio.create_task(quotas.follow(watched, poll_s=0.01))
 
     def replace(text: str) -> None:
         other = file.with_name("other")
@@ -267,12 +262,11 @@ async def test_a_changed_file_is_reread_and_a_bad_version_is_named_once(
         replace("[default]\nsesions = 2\n")
         await eventually(lambda: bool(caplog.records))
         replace("[default]\nsessions = 3\n")
-        await eventually(lambda: bool(tables))
+        await eventually(lambda: quotas.tenant_sessions("acme") == Limit("quotas.default.sessions", 3))
         await asyncio.to_thread(file.unlink)
         await eventually(lambda: len(caplog.records) > 1)
     await cancel_and_wait(task)
-    assert [allowed(each) for each in tables] == [3]
-    assert allowed(watched.table) == 3
+    assert quotas.tenant_sessions("acme") == Limit("quotas.default.sessions", 3)
     assert len(caplog.records) == 2
     assert "(quotas.default.sesions: unknown key; did you mean quotas.default.sessions?)" in caplog.messages[0]
     assert "No such file" in caplog.messages[1]
@@ -289,5 +283,5 @@ async def test_a_changed_file_is_reread_and_a_bad_version_is_named_once(
 def test_a_server_does_not_start_with_a_bad_file(file: Path, spoil: Callable[[Path], object], fault: str) -> None:
     spoil(file)
     with pytest.raises(ConfigError, match=r"admission\.quotas_file: ") as caught:
-        QuotaFile(file)
+        open_quotas(str(file))
     assert fault in str(caught.value)

@@ -1,5 +1,6 @@
 """Keys, made once."""
 
+import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
@@ -22,5 +23,8 @@ def wall() -> Wall:
 
 
 @pytest.fixture
-def issuer(wall: Wall, signers: list[ec.EllipticCurvePrivateKey]) -> Issuer:
-    return Issuer(wall, first=signers[0])
+def issuer(wall: Wall, signers: list[ec.EllipticCurvePrivateKey], monkeypatch: pytest.MonkeyPatch) -> Issuer:
+    """An issuer that answers in the place of HTTP."""
+    made = Issuer(wall, first=signers[0])
+    monkeypatch.setattr(jwt.PyJWKClient, "fetch_data", lambda client: made.fetch(client.uri))
+    return made

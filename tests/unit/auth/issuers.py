@@ -14,11 +14,12 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
-from completion_server.auth.authenticator import CredentialVerifier
-from completion_server.auth.principal import Credentials, Principal
+from completion_server.auth.authenticator import Authenticator
 from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
+from completion_server.core.credential import Scope
 from completion_server.core.events import CredentialsChecked, CredentialSourceRead, Event
+from completion_server.core.request import Caller
 
 URL = "https://issuer.example"
 AUDIENCE = "completion"
@@ -72,15 +73,15 @@ class Issuer:
     def num_key_fetches(self) -> int:
         return self.fetched.count(f"{URL}/keys")
 
-    def fetch(self, url: str) -> bytes:
+    def fetch(self, url: str) -> Any:
         self.fetched.append(url)
         if self.is_away:
-            raise ConnectionRefusedError(111, "Connection refused")
+            raise jwt.PyJWKClientConnectionError("Connection refused")
         documents = {
             f"{URL}/.well-known/openid-configuration": json.dumps({"issuer": URL, "jwks_uri": f"{URL}/keys"}).encode(),
             f"{URL}/keys": self.key_set(),
         }
-        return documents[url]
+        return json.loads(documents[url])
 
     def key_set(self) -> bytes:
         return json.dumps(
@@ -112,17 +113,34 @@ def by_hand(header: Mapping[str, Any], claims: Mapping[str, Any], secret: bytes 
     return b".".join([*parts, base64url_encode(signature)]).decode()
 
 
-def make_callers(issuer: Issuer, emit: Recorder | None = None, **settings: Any) -> CredentialVerifier:
+def make_callers(issuer: Issuer, emit: Recorder | None = None, **settings: Any) -> Authenticator:
     """Return callers that are verified by the issuer's tokens."""
     auth = AuthSettings(**{"issuer": URL, "audience": AUDIENCE} | settings)
-    return CredentialVerifier(auth, issuer.wall, emit=emit or Recorder(), fetch=issuer.fetch)
+    return Authenticator(auth, issuer.wall, emit=emit or Recorder())
 
 
-async def accepted(callers: CredentialVerifier, token: str = "", certificate: bytes = b"") -> Principal:
-    return await callers.authenticate(Credentials(token, certificate))
+async def accepted(callers: Authenticator, token: str = "", certificate: bytes = b"") -> Caller:
+    return await callers.authenticate(token, certificate)
 
 
-async def refusal(callers: CredentialVerifier, token: str = "", certificate: bytes = b"") -> Result:
+def told(caller: Caller) -> tuple[str, str, str, str]:
+    """Return what logs tell of a verified caller: user, tenant, and the kind and the name of its credential."""
+    assert caller.is_verified
+    assert caller.credential is not None
+    return caller.user, caller.tenant, caller.credential.kind, caller.credential.name
+
+
+def scopes(caller: Caller) -> frozenset[Scope]:
+    assert caller.credential is not None
+    return caller.credential.scopes
+
+
+def ends_at(caller: Caller) -> float:
+    assert caller.credential is not None
+    return caller.credential.expires_at
+
+
+async def refusal(callers: Authenticator, token: str = "", certificate: bytes = b"") -> Result:
     with pytest.raises(RefusedCredentialError) as caught:
-        await callers.authenticate(Credentials(token, certificate))
+        await callers.authenticate(token, certificate)
     return caught.value.result

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from completion_server.auth.principal import Credentials, Scope
 from completion_server.auth.settings import AuthSettings
 from completion_server.composition.authentication import make_authenticator
 from completion_server.config import load_config
+from completion_server.core.credential import Scope
 from completion_server.core.errors import ConfigError
 from tests.support.cancels import cancel_and_wait
 from tests.support.server import eventually
@@ -83,7 +83,3 @@ async def test_the_task_follows_files_and_the_issuer(issuer: Issuer) -> None:
     assert issuer.num_key_fetches == 1
     await cancel_and_wait(task)
     assert recorder.results == [("token", "accepted")]
-
-
-def test_credentials_are_not_shown() -> None:
-    assert "secret" not in repr(Credentials("secret", b"secret"))

@@ -13,13 +13,13 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.name import _ASN1Type
 
-from completion_server.auth.authenticator import CredentialVerifier
+from completion_server.auth.authenticator import Authenticator
 from completion_server.auth.key_file import editing, new_key
-from completion_server.auth.principal import Scope
 from completion_server.auth.refusal import Result
 from completion_server.auth.settings import AuthSettings
+from completion_server.core.credential import Scope
 from completion_server.core.errors import ConfigError
-from tests.unit.auth.issuers import Recorder, Wall, accepted, refusal
+from tests.unit.auth.issuers import Recorder, Wall, accepted, refusal, scopes, told
 
 SPIFFE = x509.UniformResourceIdentifier("spiffe://acme.example/team/compilers/user/ada")
 EMAIL = x509.RFC822Name("ada@acme.example")
@@ -93,11 +93,11 @@ def authority(signers: list[EllipticCurvePrivateKey], wall: Wall, tmp_path: Path
     return Authority(signers[0], wall, tmp_path / "ca.pem")
 
 
-def make(wall: Wall, recorder: Recorder | None = None, **settings: Any) -> CredentialVerifier:
+def make(wall: Wall, recorder: Recorder | None = None, **settings: Any) -> Authenticator:
     """Return a verifier; its authorities are those beside `crl_file`."""
     auth = AuthSettings(**{"certificate_user": "san_uri"} | settings)
     authorities = [str(Path(auth.crl_file).parent / "ca.pem")]
-    return CredentialVerifier(auth, wall, emit=recorder or Recorder(), client_cas=authorities)
+    return Authenticator(auth, wall, emit=recorder or Recorder(), client_cas=authorities)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ async def test_a_certificate_names_its_holder(
     callers = make(wall, **settings)
     pem = authority.certificate(SPIFFE, EMAIL, HOST, common="Ada Lovelace")
     found = await accepted(callers, certificate=pem)
-    assert (found.user, found.tenant, found.kind, found.credential) == (user, tenant, "certificate", "2a")
-    assert found.scopes == {Scope.COMPLETE, Scope.FEEDBACK}
+    assert told(found) == (user, tenant, "certificate", "2a")
+    assert scopes(found) == {Scope.COMPLETE, Scope.FEEDBACK}
     assert await accepted(callers, certificate=pem) is found
     wall.now += HOUR_S
     assert not callers.is_current(found)
@@ -132,8 +132,8 @@ async def test_a_certificate_names_its_holder(
 
 async def test_an_administrator_is_named_by_the_settings(authority: Authority, wall: Wall) -> None:
     callers = make(wall, certificate_user="cn", certificate_admins=("ops",))
-    assert Scope.ADMIN in (await accepted(callers, certificate=authority.certificate(common="ops"))).scopes
-    assert Scope.ADMIN not in (await accepted(callers, certificate=authority.certificate())).scopes
+    assert Scope.ADMIN in scopes(await accepted(callers, certificate=authority.certificate(common="ops")))
+    assert Scope.ADMIN not in scopes(await accepted(callers, certificate=authority.certificate()))
 
 
 @pytest.mark.parametrize(("admin", "is_admin"), [("ada", False), ("initech/ada", False), ("compilers/ada", True)])
@@ -142,7 +142,7 @@ async def test_an_administrator_whose_certificate_names_a_tenant_is_one_of_it(
 ) -> None:
     callers = make(wall, certificate_pattern=BOTH, certificate_admins=(admin,))
     found = await accepted(callers, certificate=authority.certificate(SPIFFE))
-    assert (Scope.ADMIN in found.scopes) == is_admin
+    assert (Scope.ADMIN in scopes(found)) == is_admin
 
 
 async def test_a_certificate_must_name_one_user(authority: Authority, wall: Wall) -> None:

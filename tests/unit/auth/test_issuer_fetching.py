@@ -1,4 +1,4 @@
-"""Documents of an issuer are fetched whole, small, soon and from where they were asked for, or not at all."""
+"""Keys are fetched from where the operator or the issuer named, over real HTTP, or not at all."""
 
 import threading
 from collections.abc import Iterator
@@ -6,36 +6,39 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from completion_server.auth import fetching
-from completion_server.auth.fetching import MAX_BYTES, fetch
+from completion_server.auth import issuer
+from completion_server.auth.issuer import FetchedKeys
+from completion_server.auth.settings import AuthSettings, require_safe
+from tests.unit.auth.issuers import Issuer, SigningKey, Wall
 
 
 class _Handler(BaseHTTPRequestHandler):
     """Answers as the path says."""
 
     is_over: threading.Event
+    keys: bytes
 
     def do_GET(self) -> None:
-        body = {"/large": b"x" * (MAX_BYTES + 1)}.get(self.path, b"{}")
-        status = {"/away": 404, "/elsewhere": 302}.get(self.path, 200)
         if self.path == "/silent":
             self.is_over.wait(30)
             return
-        self.send_response(status)
-        if status == 302:
-            self.send_header("Location", "/keys")
-        self.send_header("Content-Length", str(len(body)))
+        self.send_response({"/away": 404, "/elsewhere": 302}.get(self.path, 200))
+        self.send_header("Location", "/keys")
+        self.send_header("Content-Length", str(len(self.keys)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(self.keys)
 
     def log_message(self, *_arguments: object) -> None:
         pass
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
+def address(signers: list[SigningKey], wall: Wall, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(issuer, "_STALL_S", 0.2)
+    for name in ("http_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
     is_over = threading.Event()
-    handler = type("Handler", (_Handler,), {"is_over": is_over})
+    handler = type("Handler", (_Handler,), {"is_over": is_over, "keys": Issuer(wall, first=signers[0]).key_set()})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -45,21 +48,24 @@ def address() -> Iterator[str]:
         thread.join(30)
 
 
-def test_a_document_is_fetched_without_a_proxy(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert fetch(f"{address}/keys") == b"{}"
+async def fetched(url: str) -> int:
+    """Return the number of keys that came from a URL."""
+    settings = AuthSettings(issuer="https://issuer.example", audience="x", jwks_url=url)
+    return len((await FetchedKeys(settings, Wall(), lambda *_report: None).renewed()).fingerprints)
 
 
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [("/large", "more than"), ("/away", "status 404"), ("/elsewhere", "status 302"), ("/silent", "timed out")],
-)
-def test_a_fetch_that_goes_wrong_is_an_oserror(
-    address: str, path: str, why: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("path", "num"), [("/keys", 1), ("/away", 0), ("/elsewhere", 0), ("/silent", 0)])
+async def test_keys_come_from_their_url_alone_and_soon(address: str, path: str, num: int) -> None:
+    assert await fetched(address + path) == num
+
+
+@pytest.mark.parametrize(("exempt", "num"), [("", 0), ("127.0.0.1", 1)])
+async def test_no_proxy_stands_before_loopback(
+    address: str, exempt: str, num: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "_STALL_S", 0.2)
-    with pytest.raises(OSError, match=why):
-        fetch(f"{address}{path}")
+    monkeypatch.setenv("http_proxy", address)
+    monkeypatch.setenv("no_proxy", exempt)
+    assert await fetched(f"{address}/keys") == num
 
 
 @pytest.mark.parametrize(
@@ -68,4 +74,4 @@ def test_a_fetch_that_goes_wrong_is_an_oserror(
 )
 def test_only_safe_urls_are_fetched(url: str) -> None:
     with pytest.raises(ValueError, match="must be an https URL, or an http URL on loopback"):
-        fetch(url)
+        require_safe("auth.jwks_url", url)

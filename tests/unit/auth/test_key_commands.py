@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from completion_server.auth import key_file
-from completion_server.auth.authenticator import CredentialVerifier
+from completion_server.auth.authenticator import Authenticator
 from completion_server.auth.key_file import editing, read_keys
 from completion_server.auth.settings import AuthSettings
 from completion_server.cli import main
@@ -50,7 +50,7 @@ async def test_a_key_that_was_added_is_listed_and_opens_the_server(path: Path) -
     assert ada["expires"] - ada["created"] == 90 * 86_400
     assert (ada["scopes"], ops["scopes"]) == (["complete", "feedback"], ["admin", "complete"])
     assert (ops["tenant"], ops["expires"]) == ("", None)
-    holder = await accepted(CredentialVerifier(AuthSettings(keys_file=str(path)), emit=Recorder()), token)
+    holder = await accepted(Authenticator(AuthSettings(keys_file=str(path)), emit=Recorder()), token)
     assert (holder.user, holder.tenant) == ("ada", "acme")
     shown = run(path, "list").stdout
     assert len(shown.splitlines()) == 3  # one line for each key, whatever its width

@@ -3,15 +3,12 @@
 import pytest
 
 from completion_server.admission.callers import Callers
-from completion_server.admission.entrance import Entrance
-from completion_server.admission.identity import Identity
-from completion_server.admission.refusals import Refusals, refusal_budgets
 from completion_server.admission.settings import AdmissionSettings, LimitSettings
-from completion_server.auth.principal import Scope
-from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError, UnauthenticatedError
+from completion_server.core.errors import InvalidRequestError
+from completion_server.core.request import Caller
 from completion_server.http.app import HttpApp
-from completion_server.http.identity import arrival_of, caller_of, with_document
-from tests.support.authentication import KnownCallers, principal
+from completion_server.http.identity import caller_of, identify, with_document
+from tests.support.authentication import KnownCallers, verified
 
 
 async def nothing(*_arguments: object) -> None: ...
@@ -66,9 +63,9 @@ async def identified(
     *,
     trusts_names: bool = False,
     known: KnownCallers | None = None,
-) -> Identity:
-    entrance = Entrance(AdmissionSettings(trust_user_names=trusts_names), LIMITS, known)
-    return await entrance.identify(arrival_of(headers, {"client": client, "state": {}}))
+) -> Caller:
+    callers = Callers(AdmissionSettings(trust_user_names=trusts_names), LIMITS, known)
+    return await identify(callers, headers, {"client": client, "state": {}})
 
 
 async def owner(headers: dict[str, str], client: tuple[str, int] = HERE, body_user: str = "") -> str:
@@ -122,13 +119,13 @@ async def test_long_names_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match=r"x-user-id: must be at most 128 bytes, got 129"):
         await identified({"x-user-id": "u" * 129})
     for headers in ({}, {"x-api-key": "t"}):
-        identity = await identified(headers, known=KnownCallers({"t": principal("ann")}) if headers else None)
+        identity = await identified(headers, known=KnownCallers({"t": verified("ann")}) if headers else None)
         with pytest.raises(InvalidRequestError, match=r"user: must be at most 128 bytes, got 129"):
             caller_of(identity, headers, "u" * 129, LIMITS)
 
 
 async def test_with_authentication_the_token_alone_names_the_user() -> None:
-    known = KnownCallers({"a": principal("ann"), "a2": principal("ann")})
+    known = KnownCallers({"a": verified("ann"), "a2": verified("ann")})
     claims = {"x-user-id": "bob", "x-tenant-id": "other"}
     callers = [
         caller_of(await identified({"x-api-key": token} | claims, known=known), claims, body_user, LIMITS)
@@ -140,16 +137,3 @@ async def test_with_authentication_the_token_alone_names_the_user() -> None:
     assert (first.user, first.tenant, first.is_verified) == ("ann", "acme", True)
     assert first.owner == other_client.owner
     assert first.session != other_client.session
-
-
-async def test_refused_tokens_are_charged_and_do_not_hold_up_the_users_of_their_address() -> None:
-    settings = AdmissionSettings(refused_bytes_per_s=1e6, refused_burst_bytes=16 * 1024)
-    known = KnownCallers({"a": principal("ann")})
-    callers = Callers(Entrance(settings, LIMITS, known), Refusals(*refusal_budgets(settings), lambda: 0.0))
-    forged, own = (arrival_of({"x-api-key": token}, {"client": HERE, "state": {}}) for token in ("forged", "a"))
-    for expected in (UnauthenticatedError, UnauthenticatedError, TooManyRefusalsError):
-        with pytest.raises(expected):
-            await callers.identify(forged)
-    assert (await callers.identify(own)).user == "ann"
-    with pytest.raises(TooManyRefusalsError):
-        await callers.identify(own, Scope.ADMIN)

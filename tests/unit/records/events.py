@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from completion_server.core.credential import Credential
 from completion_server.core.events import Marks, RequestEnded
 from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ShedReason, Timings, Usage
 from completion_server.core.request import Caller, Request
@@ -15,7 +16,9 @@ SHED = ShedReason.RATE_LIMITED
 
 def ended(number: int, user: str = "ada", tenant: str = "acme", **usage: Any) -> RequestEnded:
     """Return the end of a request that holds text; its outcome and tokens follow from its number."""
-    caller = Caller(user, "s", tenant, "10.0.0.7:1", "10.0.0.7", True, credential="key-1")
+    caller = Caller(
+        user, "s", tenant, "10.0.0.7:1", "10.0.0.7", True, credential=Credential("key", "key-1", frozenset())
+    )
     request = Request(f"r{number}", caller, number, "file:///x.py", "python", SECRET_TEXT, SECRET_TEXT, 8, 0.0)
     reason = REASONS[number % len(REASONS)]
     outcome = Outcome(reason, SHED if reason is FinishReason.SHED else None)

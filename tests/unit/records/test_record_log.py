@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 from completion_server.cli import main
 from completion_server.core.errors import UnauthenticatedError
 from completion_server.core.events import (
-    Actor,
     AdminChanged,
     AuthenticationRefused,
     Feedback,
@@ -21,6 +20,7 @@ from completion_server.core.events import (
     SessionOpened,
 )
 from completion_server.core.outcome import ServedAnswer
+from completion_server.core.request import Caller
 from completion_server.records import record_log
 from completion_server.records.audit import MAX_REFUSALS_PER_S, AuditRecords
 from completion_server.records.record_log import Put, Record, RecordLog
@@ -33,7 +33,7 @@ from tests.unit.records.events import SECRET_TEXT, ended, records_in
 NOON_S = 1_800_014_400.0
 """Noon of 2027-01-15, UTC."""
 DAY = "2027-01-15"
-ADA = Actor("ada", "acme", "key-1", "10.0.0.7", True)
+ADA = ended(1).request.caller
 
 
 class Lost:
@@ -118,7 +118,7 @@ def test_each_audited_event_has_its_line_without_text() -> None:
     for event in (
         ended(3), FeedbackReported(Feedback("accepted", 3), ServedAnswer(0.1, 3), (), ended(1).request.caller),
         SessionOpened(ADA), SessionClosed(ADA, 61.23456), AdminChanged(ADA, "log level", "info", "debug"),
-        AuthenticationRefused(Actor(peer="10.0.0.9"), UnauthenticatedError("token eyJ0 is forged")), LoopLagged(1.0),
+        AuthenticationRefused(Caller(peer="10.0.0.9"), UnauthenticatedError("token eyJ0 is forged")), LoopLagged(1.0),
     ):  # fmt: skip
         audit.handle(event, NOON_S)
     who = {"user": "ada", "tenant": "acme", "verified": True, "credential": "key-1", "peer": "10.0.0.7"}
@@ -137,7 +137,7 @@ def test_each_audited_event_has_its_line_without_text() -> None:
 def test_a_flood_of_refused_tokens_is_counted() -> None:
     records: list[Record] = []
     audit = AuditRecords(records.append)
-    refused = AuthenticationRefused(Actor(peer="10.0.0.9"), UnauthenticatedError("no"))
+    refused = AuthenticationRefused(Caller(peer="10.0.0.9"), UnauthenticatedError("no"))
     for at_s, num in ((0.0, 153), (0.9, 50), (3.0, 2), (4.0, MAX_REFUSALS_PER_S + 3)):
         for _ in range(num):
             audit.handle(refused, NOON_S + at_s)

@@ -1,27 +1,28 @@
 """The caller of an open stream is verified again: a key is revoked, a token expires, a new one comes."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.identity import Identity
-from completion_server.auth.principal import Principal, Scope
+from completion_server.core.credential import Scope
 from completion_server.core.errors import Code
 from completion_server.core.events import RequestEnded
-from tests.support.authentication import LONG_PAST_S, KnownCallers, principal
+from completion_server.core.request import Caller
+from tests.support.authentication import LONG_PAST_S, KnownCallers, verified
 from tests.support.services import RunningService
-from tests.unit.rpc.test_session_writes import Caller, Stream, run
+from tests.unit.rpc.test_session_writes import Client, Stream, run
 
-ADA = principal("ada", credential="first", expires_at=LONG_PAST_S)
-AGAIN = principal("ada", credential="second")
-BOB = principal("bob", credential="third")
-TOKENS = {"again": AGAIN, "bob": BOB, "other": principal("ada", credential="fourth", tenant="initech")}
+ADA = verified("ada", credential="first", expires_at=LONG_PAST_S)
+AGAIN = verified("ada", credential="second")
+BOB = verified("bob", credential="third")
+TOKENS = {"again": AGAIN, "bob": BOB, "other": verified("ada", credential="fourth", tenant="initech")}
 GRACE_S, NOTICED_S = 30.0, 2.0
 
 
-class Connected(Caller):
+class Connected(Client):
     """A caller with a connection."""
 
     def peer(self) -> str:
@@ -37,9 +38,14 @@ class Connected(Caller):
         self.send(pb.SessionRequest(authorization=f"Bearer {token}", **event))
 
 
-def open_stream(running: RunningService, caller: Caller, known: KnownCallers, who: Principal, **options: Any) -> Stream:
-    identity = Identity(who.user, who.tenant, "10.0.0.7:1", "10.0.0.7", True, principal=who)
-    return Stream(running, caller, authenticator=known, identity=identity, **options)
+def name_of(caller: Caller) -> str:
+    assert caller.credential is not None
+    return caller.credential.name
+
+
+def open_stream(running: RunningService, client: Client, known: KnownCallers, who: Caller) -> Stream:
+    here = replace(who, connection="10.0.0.7:1", peer="10.0.0.7")
+    return Stream(running, client, authenticator=known, who=here)
 
 
 def test_a_silent_stream_whose_key_is_revoked_ends_soon_and_its_request_with_it() -> None:
@@ -49,7 +55,7 @@ def test_a_silent_stream_whose_key_is_revoked_ends_soon_and_its_request_with_it(
         await asyncio.sleep(9.5)
         caller.ask(1, max_tokens=100)  # a second's worth
         await asyncio.sleep(0.1)
-        known.revoke(AGAIN.credential)
+        known.revoke("second")
         revoked_at = loop.time()
         failure = await stream.end()
         assert failure is not None
@@ -65,7 +71,7 @@ def test_the_next_message_of_a_revoked_key_is_not_served() -> None:
         known, caller = KnownCallers(), Connected()
         stream = open_stream(running, caller, known, AGAIN)
         await asyncio.sleep(0.1)
-        known.revoke(AGAIN.credential)
+        known.revoke("second")
         caller.ask(1)
         failure = await stream.end()
         assert failure is not None
@@ -111,9 +117,9 @@ def test_a_new_token_of_the_same_user_lets_the_stream_go_on(has_event: bool) -> 
         assert caller.events(2)[-1] == "end"
         assert caller.errors() == []
         assert not stream.serving.done()
-        assert stream.call.actor.credential == "second"
+        assert name_of(stream.call.caller) == "second"
         ended = [each for each in running.recorder.recorded if isinstance(each, RequestEnded)]
-        assert [each.request.caller.credential for each in ended] == ["first", "second"]
+        assert [name_of(each.request.caller) for each in ended] == ["first", "second"]
         await stream.cut()
 
     run(scenario)
@@ -139,7 +145,7 @@ def test_a_token_of_another_user_or_tenant_or_of_nobody_ends_the_stream(token: s
 def test_feedback_on_a_stream_needs_its_scope() -> None:
     async def scenario(running: RunningService) -> None:
         caller = Connected()
-        stream = open_stream(running, caller, KnownCallers(), principal("ada", Scope.COMPLETE, credential="first"))
+        stream = open_stream(running, caller, KnownCallers(), verified("ada", Scope.COMPLETE, credential="first"))
         caller.ask(1, max_tokens=3)
         report = pb.ReportFeedbackRequest(session_id="s", sequence=1, kind=pb.FEEDBACK_KIND_SHOWN)
         caller.send(pb.SessionRequest(feedback=report))

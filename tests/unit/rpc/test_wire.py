@@ -1,6 +1,8 @@
-"""Messages between the wire and the server: their scan, their decoding and their conversion."""
+"""Messages between the wire and the server: the count of their fields, their decoding and their conversion."""
 
+import contextlib
 import math
+from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -12,21 +14,16 @@ from completion_server.admission.settings import LimitSettings
 from completion_server.core.errors import CompletionError, InvalidRequestError, Violation
 from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ShedReason, Timings, Usage
 from completion_server.core.request import Caller, Mode, Sampling, Snippet, Trigger
-from completion_server.rpc.messages import convert, decoder
-from completion_server.rpc.messages.decoder import Decoder, Malformed, ScanError
+from completion_server.rpc.messages import convert
+from completion_server.rpc.messages.decoder import Decoder, MalformedError
 
 LIMITS = LimitSettings(
-    max_prefix_bytes=40,
-    max_suffix_bytes=30,
-    max_snippets=3,
-    max_snippet_bytes=20,
-    max_uri_bytes=10,
-    max_session_id_bytes=8,
-    max_stop=2,
-    max_stop_bytes=5,
-)
-COMPLETE, SESSION = decoder.complete_request(LIMITS), decoder.session_request(LIMITS)
-MANY = 10**6
+    max_prefix_bytes=40, max_suffix_bytes=30, max_snippets=3, max_snippet_bytes=20, max_uri_bytes=10,
+    max_session_id_bytes=8, max_stop=2, max_stop_bytes=5, max_recent_edits=1, max_recent_edit_bytes=20,
+)  # fmt: skip
+COMPLETE, SESSION = Decoder(pb.CompleteRequest, LIMITS), Decoder(pb.SessionRequest, LIMITS)
+MAX_FIELDS = 500 + 4 * (3 + 2 + 1)
+TOO_MANY = f"message: must have at most {MAX_FIELDS} fields, got more"
 
 
 def varint(value: int) -> bytes:
@@ -44,43 +41,51 @@ def text(number: int, content: bytes) -> bytes:
     return field(number, 2, varint(len(content)) + content)
 
 
-def refusal(data: bytes, shape: decoder.MessageLimits = COMPLETE) -> str:
-    with pytest.raises(ScanError) as caught:
-        decoder.scan(data, shape)
-    return str(caught.value)
+def malformed(data: bytes, decode: Decoder[Any] = COMPLETE) -> MalformedError:
+    with pytest.raises(MalformedError) as caught:
+        decode(data)
+    return caught.value
+
+
+def next_edit(*edits: pb.RecentEdit) -> dict[str, Any]:
+    return {"mode": pb.MODE_NEXT_EDIT, "next_edit": pb.NextEdit(recent_edits=edits)}
 
 
 @pytest.mark.parametrize(
-    ("message", "expected"),
+    ("message", "field", "description"),
     [
-        ({"prefix": "x" * 41}, "prefix: must be at most 40 bytes, got 41"),
-        ({"prefix": "é" * 21}, "prefix: must be at most 40 bytes, got 42"),
-        ({"document_uri": "x" * 11}, "document_uri: must be at most 10 bytes, got 11"),
-        ({"session_id": "x" * 9}, "session_id: must be at most 8 bytes, got 9"),
-        ({"stop": ["a", "bbbbbb"]}, "stop[1]: must be at most 5 bytes, got 6"),
-        ({"snippets": [{}, {"text": "x" * 21}]}, "snippets[1].text: must be at most 20 bytes, got 21"),
-        ({"snippets": [{}] * 4}, "snippets: must have at most 3 entries, got more"),
+        ({"prefix": "x" * 41}, "prefix", "must be at most 40 bytes, got 41"),
+        ({"prefix": "é" * 21}, "prefix", "must be at most 40 bytes, got 42"),
+        ({"suffix": "x" * 31}, "suffix", "must be at most 30 bytes, got 31"),
+        ({"document_uri": "x" * 11}, "document_uri", "must be at most 10 bytes, got 11"),
+        ({"language_id": "x" * 9}, "language_id", "must be at most 8 bytes, got 9"),
+        ({"stop": ["a", "bbbbbb"]}, "stop[1]", "must be at most 5 bytes, got 6"),
+        ({"stop": ["a"] * 3}, "stop", "must have at most 2 entries, got 3"),
+        ({"snippets": [{}, {"text": "x" * 21}]}, "snippets[1].text", "must be at most 20 bytes, got 21"),
+        ({"snippets": [{"uri": "x" * 11}]}, "snippets[0].uri", "must be at most 10 bytes, got 11"),
+        ({"snippets": [{}] * 4}, "snippets", "must have at most 3 entries, got 4"),
+        (next_edit(pb.RecentEdit(diff="x" * 21)), "next_edit.recent_edits[0].diff", "must be at most 20 bytes, got 21"),
+        (
+            next_edit(pb.RecentEdit(document_uri="x" * 11)),
+            "next_edit.recent_edits[0].document_uri",
+            "must be at most 10 bytes, got 11",
+        ),
+        (next_edit(*[pb.RecentEdit()] * 2), "next_edit.recent_edits", "must have at most 1 entries, got 2"),
     ],
 )
-def test_a_field_that_is_too_large_is_named_with_its_limit(message: dict[str, object], expected: str) -> None:
-    whole = pb.CompleteRequest(sequence=9, **message)
-    assert refusal(whole.SerializeToString()) == expected
-    assert refusal(pb.SessionRequest(complete=whole).SerializeToString(), SESSION) == f"complete.{expected}"
+def test_a_field_that_is_too_large_is_named_with_its_limit(
+    message: dict[str, object], field: str, description: str
+) -> None:
+    parsed = COMPLETE(pb.CompleteRequest(session_id="s", **message).SerializeToString())
+    with pytest.raises(InvalidRequestError) as caught:
+        convert.request_of(parsed, CALLER, LIMITS, None, 0.0)
+    assert caught.value.violations == (Violation(field, description),)
 
 
-@pytest.mark.parametrize("excess", [{"prefix": "x" * 41}, {"session_id": "x" * 9}])
-def test_the_sequence_is_found_before_and_after_the_excess(excess: dict[str, str]) -> None:
-    whole = pb.SessionRequest(complete=pb.CompleteRequest(sequence=2**64 - 1, **excess))
-    with pytest.raises(ScanError) as caught:
-        decoder.scan(whole.SerializeToString(), SESSION)
-    assert caught.value.sequence == 2**64 - 1
-
-
-def test_the_sequence_behind_many_fields_is_not_looked_for() -> None:
-    whole = text(1, text(7, b"") * MANY + field(2, 0, b"\x05"))
-    with pytest.raises(ScanError) as caught:
-        decoder.scan(whole, SESSION)
-    assert caught.value.sequence == 0
+@pytest.mark.parametrize("session_id", ["", "x" * 9])
+def test_a_session_id_has_its_size(session_id: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"session_id: must (not be empty|be at most 8 bytes, got 9)"):
+        convert.session_id_of(pb.CompleteRequest(session_id=session_id), LIMITS)
 
 
 def test_a_default_message_at_every_limit_is_within_the_message_limit() -> None:
@@ -105,33 +110,26 @@ def test_a_default_message_at_every_limit_is_within_the_message_limit() -> None:
     [
         text(99, b""),  # not in the contract
         field(2, 0, b"\x05"),  # in it, and not repeated
-        text(5, b""),
         text(7, b""),
+        text(7, text(99, b"")),
+        text(13, b""),
+        text(19, text(2, b"")),
         field(20, 5, b"1234"),
         field(21, 1, b"12345678"),
     ],
 )
-def test_a_million_small_fields_are_refused_at_the_first_excess(one: bytes) -> None:
-    found = refusal(one * MANY)
-    assert found in {
-        "message: must have at most 88 fields, got more",
-        "snippets: must have at most 3 entries, got more",
-    }
+def test_a_million_small_fields_are_refused_unparsed_wherever_they_are(one: bytes) -> None:
+    many = one * 10**6
+    assert malformed(many).message == TOO_MANY
+    request = field(2, 0, b"\x05")  # its sequence number comes before the many
+    for data in (text(1, request + many), text(1, request) + text(2, many), text(1, request) + text(1, one) * 10**6):
+        found = malformed(data, SESSION)
+        assert (found.message, found.sequence) == (TOO_MANY, 5)
 
 
-def test_a_million_fields_inside_a_snippet_or_another_event_are_refused() -> None:
-    assert refusal(text(7, text(99, b"") * MANY)) == "snippets[0]: must have at most 67 fields, got more"
-    assert refusal(text(2, text(99, b"") * MANY), SESSION) == "cancel: must have at most 65 fields, got more"
-    assert refusal(text(3, text(99, b"") * MANY), SESSION) == "feedback: must have at most 70 fields, got more"
-
-
-def test_events_that_parsing_would_merge_share_the_limits() -> None:
-    assert refusal(text(1, text(7, b"")) * 4, SESSION) == "complete.snippets: must have at most 3 entries, got more"
-
-
-def test_a_few_fields_of_a_newer_contract_pass() -> None:
-    decoder.scan(text(99, b"new") * 60, COMPLETE)
-    decoder.scan(text(99, b"new") * 60 + text(1, text(98, b"new")), SESSION)
+def test_fields_of_a_newer_contract_and_some_entries_beyond_the_limits_are_parsed() -> None:
+    newer = SESSION(text(99, b"new") * 60 + text(1, text(98, b"new") + text(7, b"") * 400))
+    assert len(newer.complete.snippets) == 400
 
 
 @pytest.mark.parametrize(
@@ -142,6 +140,7 @@ def test_a_few_fields_of_a_newer_contract_pass() -> None:
         field(5, 2),
         field(2, 0),
         field(2, 0, b"\x80" * 11),
+        field(2, 0, b"\x80" * 1_000_000),
         field(20, 5, b"123"),
         field(20, 3) + field(20, 4),  # a group
         field(20, 7),
@@ -150,53 +149,7 @@ def test_a_few_fields_of_a_newer_contract_pass() -> None:
     ],
 )
 def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
-    assert refusal(data) == f"message: {len(data)} bytes that are no protobuf message"
-
-
-snippets = st.builds(pb.ContextSnippet, uri=st.text(max_size=12), text=st.text(max_size=22), score=st.floats())
-requests = st.builds(
-    pb.CompleteRequest,
-    session_id=st.text(max_size=9),
-    sequence=st.integers(0, 2**64 - 1),
-    prefix=st.text(max_size=42),
-    suffix=st.text(max_size=32),
-    document_uri=st.text(max_size=12),
-    snippets=st.lists(snippets, max_size=5),
-    stop=st.lists(st.text(max_size=7), max_size=4),
-    max_tokens=st.integers(-(2**31), 2**31 - 1),
-    seed=st.integers(0, 2**64 - 1),
-)
-
-
-def is_within_limits(request: pb.CompleteRequest) -> bool:
-    def fits(value: str, limit: int) -> bool:
-        return len(value.encode()) <= limit
-
-    return (
-        len(request.snippets) <= LIMITS.max_snippets
-        and len(request.stop) <= LIMITS.max_stop
-        and all(fits(stop, LIMITS.max_stop_bytes) for stop in request.stop)
-        and all(fits(each.text, LIMITS.max_snippet_bytes) for each in request.snippets)
-        and all(fits(each.uri, LIMITS.max_uri_bytes) for each in request.snippets)
-        and fits(request.prefix, LIMITS.max_prefix_bytes)
-        and fits(request.suffix, LIMITS.max_suffix_bytes)
-        and fits(request.document_uri, LIMITS.max_uri_bytes)
-        and fits(request.session_id, LIMITS.max_session_id_bytes)
-    )
-
-
-def passes(data: bytes, shape: decoder.MessageLimits) -> bool:
-    try:
-        decoder.scan(data, shape)
-    except ScanError:
-        return False
-    return True
-
-
-@given(requests)
-def test_a_message_passes_if_and_only_if_it_is_within_the_limits(request: pb.CompleteRequest) -> None:
-    assert passes(request.SerializeToString(), COMPLETE) is is_within_limits(request)
-    assert passes(pb.SessionRequest(complete=request).SerializeToString(), SESSION) is is_within_limits(request)
+    assert malformed(data).message == f"message: {len(data)} bytes that are no protobuf message"
 
 
 pieces = st.one_of(
@@ -210,33 +163,23 @@ pieces = st.one_of(
 
 
 @given(st.lists(pieces, max_size=12).map(b"".join))
-def test_accepted_bytes_parse_to_a_message_within_the_limits_or_not_at_all(data: bytes) -> None:
-    for shape, message in ((COMPLETE, pb.CompleteRequest()), (SESSION, pb.SessionRequest())):
-        if not passes(data, shape):
-            continue
+def test_what_protobuf_takes_without_a_group_is_taken_and_nothing_else(data: bytes) -> None:
+    for decode, message in ((COMPLETE, pb.CompleteRequest()), (SESSION, pb.SessionRequest())):
         try:
             message.ParseFromString(data)
         except DecodeError:
+            assert malformed(data, decode)
             continue
-        request = message.complete if isinstance(message, pb.SessionRequest) else message
-        assert is_within_limits(request)
-
-
-TWO_SNIPPETS = LimitSettings(max_snippets=2)
-DECODE_SESSION = Decoder(pb.SessionRequest, decoder.session_request(TWO_SNIPPETS))
-
-
-def spoiled(message: pb.CompleteRequest | pb.SessionRequest) -> bytes:
-    return message.SerializeToString().replace(b"SPOIL", b"SP\xffIL")
+        with contextlib.suppress(MalformedError):  # a group
+            assert decode(data) == message
 
 
 def test_nested_text_that_is_not_utf8_is_named_with_its_place() -> None:
     snippets = [pb.ContextSnippet(), pb.ContextSnippet(text="SPOIL")]
     message = pb.SessionRequest(complete=pb.CompleteRequest(sequence=4, snippets=snippets))
-    malformed = DECODE_SESSION(spoiled(message))
-    assert isinstance(malformed, Malformed)
-    assert malformed.error.violations[0].field == "complete.snippets[1].text"
-    assert malformed.sequence == 4
+    found = malformed(message.SerializeToString().replace(b"SPOIL", b"SP\xffIL"), SESSION)
+    expected = "complete.snippets[1].text: must be UTF-8, but byte 2 is 0xff"
+    assert (found.message, found.sequence) == (expected, 4)
 
 
 CALLER = Caller("u", "s")

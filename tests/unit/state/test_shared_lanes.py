@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from completion_server.state import lanes as module
-from completion_server.state.lanes import KEPT_S, SharedLanes
+from completion_server.state import shared_lanes as module
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret
+from completion_server.state.shared_lanes import KEPT_S, SharedLanes
 from completion_server.state.subscription import ChannelSubscription
 from tests.support.cancels import cancel_and_wait
 from tests.support.clocks import ManualClock

@@ -166,8 +166,8 @@ def test_every_event_has_a_handler(registry: CollectorRegistry) -> None:
         events.CacheHit(CacheLevel.LOCAL, 1.0, 1, 1, 0.1), events.CacheReplied(0.1),
         events.CacheMiss(CacheLevel.LOCAL, events.MissReason.ABSENT),
         events.CredentialsChecked("token", "accepted"), events.CredentialSourceRead("auth.keys_file", has_failed=True),
-        events.AuthenticationRefused(events.Actor(), CompletionError("failed")), events.SessionOpened(events.Actor()),
-        events.SessionClosed(events.Actor(), 1.0), events.AdminChanged(events.Actor(), "drain", "ready", "draining"),
+        events.AuthenticationRefused(Caller(), CompletionError("failed")), events.SessionOpened(Caller()),
+        events.SessionClosed(Caller(), 1.0), events.AdminChanged(Caller(), "drain", "ready", "draining"),
     ]  # fmt: skip
     assert {type(event) for event in one_of_each} == set(get_args(events.Event))
     for event in one_of_each:

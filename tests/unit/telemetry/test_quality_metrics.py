@@ -18,7 +18,6 @@ from completion_server.core.errors import (
     ServerFullError,
     SessionEndedError,
     SuspectedPromptError,
-    TooManyRefusalsError,
     UnauthenticatedError,
     UnavailableError,
 )
@@ -185,7 +184,6 @@ def test_all_results_are_counted_from_zero_on() -> None:
         (DrainingError("the server is shutting down"), False),  # another one answers
         (SessionEndedError("the stream ends"), False),
         (OverloadedError("64 sessions of this user are open"), False),
-        (TooManyRefusalsError("too many bytes"), False),
         (InvalidRequestError("prefix", "too long"), False),
         (UnauthenticatedError("no name"), False),
         (PermissionDeniedError("not an operator"), False),

@@ -123,7 +123,7 @@ export enum ErrorReason {
   SERVER_FULL = 7,
   /** TOO_MANY_OPEN - RESOURCE_EXHAUSTED: the user, tenant or address has too many Sessions, or the Session too many live requests. */
   TOO_MANY_OPEN = 8,
-  /** TOO_MANY_REFUSALS - RESOURCE_EXHAUSTED: too many bytes of this connection or address were refused. Correct what it sends. */
+  /** TOO_MANY_REFUSALS - Not sent any more. Was: too many bytes of this connection or address were refused. */
   TOO_MANY_REFUSALS = 9,
   /** PROMPT_SUSPECTED - FAILED_PRECONDITION: the engine failed repeatedly on this prompt. Do not send it again. */
   PROMPT_SUSPECTED = 10,
