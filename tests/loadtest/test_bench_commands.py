@@ -13,7 +13,7 @@ from tests.support.models import ROOT
 pytestmark = [pytest.mark.serial, pytest.mark.full, pytest.mark.timeout(300)]
 
 SCRIPTED = ("--set", "engine.kind=scripted")
-DRAFTING = (*SCRIPTED, "--set", "engine.draft_model=some/draft", "--set", "engine.scripted_acceptance=0.6")
+DRAFTING = (*SCRIPTED, "--set", "engine.draft_model=draft_model/embedded", "--set", "engine.scripted_acceptance=0.6")
 
 
 def run(module: str, *options: str) -> dict[str, Any]:
