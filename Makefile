@@ -147,7 +147,7 @@ test-cuda: .venv-cuda-check/installed $(VENV)/installed-dev ## All shipped confi
 bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, and vLLM's own server beside it.
 	@$(BIN)/python -m loadtest.bench.overhead --record benchmarks/overhead.json
 
-# MODEL is the folder of a real code model. BENCH_QUALITY has further options, such as --cursors 100 --show 10.
+# MODEL is the folder of a real code model. BENCH_QUALITY has further options, such as --cursors 100.
 bench-quality: $(VENV)/installed-dev editors/node_modules/installed ## What MODEL writes at cursors of real files, through this server and without it.
 	@$(BIN)/python -m loadtest.bench.quality --model "$(MODEL)" \
 		--humaneval target_model/benchmarks/HumanEval-SingleLineInfilling.jsonl.gz --record benchmarks/quality.json $(BENCH_QUALITY)
@@ -166,7 +166,7 @@ bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end,
 
 # h2load is in Debian's nghttp2-client; without it its figures are left out.
 bench-cpu: $(VENV)/installed ## CPU time of a request: the server's beside a bare gRPC server's, and that of the front end's parts.
-	@$(BIN)/python -m loadtest.bench.requests --record benchmarks/cpu.json
+	@$(BIN)/python -m loadtest.bench.cpu --record benchmarks/cpu.json
 
 bench-attacks: $(VENV)/installed ## What honest users get while the server is attacked, and the server's memory.
 	@$(BIN)/python -m loadtest.bench.attacks --record benchmarks/attacks.json
@@ -201,7 +201,7 @@ bench-speculation: $(VENV)/installed ## Every K at 1 to 64 at once, a table tune
 
 # BENCH_TRIAL has its options: --setting ngram, draft or scripted; --starts; --seconds.
 bench-trial: $(VENV)/installed ## How many of 20 starts choose a K that is within 3% of the best one.
-	@$(BIN)/python -m loadtest.bench.speculation.trial $(BENCH_TRIAL) --record benchmarks/trial.json
+	@$(BIN)/python -m loadtest.bench.trial $(BENCH_TRIAL) --record benchmarks/trial.json
 
 # BENCH_GPU has its options, such as --part ttft; see python -m loadtest.bench.gpu --help. BENCH_GPU_PYTHON is an
 # interpreter that has vLLM and the other requirements: nothing is installed then, so it may be any version, offline.

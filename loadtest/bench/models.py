@@ -15,10 +15,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from loadtest.bench.runner.benchmark import EXISTING_FOLDER, Options, Result, benchmark, option
+from loadtest.bench.runner.benchmark import Options, benchmark, option
 
 TEXTS = 24
 """Of the 71 held-out files, evenly."""
+TARGET, TARGET_BF16, DRAFT = "target_model/embedded", "target_model/embedded-bf16", "draft_model/embedded"
 HELD_OUT, BENCHMARKS = Path("draft_model/held_out"), Path("target_model/benchmarks")
 SPECULATE = 4
 IDENTITY_TOKENS = 32
@@ -26,16 +27,13 @@ IDENTITY_TOKENS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options(Options):
-    target: Path = option(Path("target_model/embedded"), "The target as it is served, INT8.", EXISTING_FOLDER)
-    target_bf16: Path = option(Path("target_model/embedded-bf16"), "The same in bfloat16.", EXISTING_FOLDER)
-    draft: Path = option(Path("draft_model/embedded"), "", EXISTING_FOLDER)
-    cursors: int = option(100, "For acceptance.", click.IntRange(10))
-    max_tasks: int = option(400, "Of the 1,033 single lines, evenly.", click.IntRange(1))
+    cursors: int = option(100, "For acceptance.", click.IntRange(10), quick=10)
+    max_tasks: int = option(400, "Of the 1,033 single lines, evenly.", click.IntRange(1), quick=10)
     allow_weak_sandbox: bool = option(False, "Passed on to `target-model evaluate`.")
 
 
 @benchmark(_Options)
-def main(options: _Options, _console: Console) -> Result:
+def main(options: _Options, console: Console) -> Mapping[str, Any]:
     """Evaluate a target in INT8 and bfloat16, and its draft. The last line is a JSON object.
 
     Held-out code and HumanEval's single lines, in the real engine. What the models write is run in a sandbox.
@@ -46,21 +44,21 @@ def main(options: _Options, _console: Console) -> Result:
     """
     with tempfile.TemporaryDirectory(prefix="bench-models-") as folder:
         targets, pair = Path(folder) / "targets.json", Path(folder) / "pair"
-        said = _run(
+        console.out(_run(
             "target_model", "evaluate",
-            "--model", f"bf16={options.target_bf16}", "--model", f"int8={options.target}",
+            "--model", f"bf16={TARGET_BF16}", "--model", f"int8={TARGET}",
             "--single-line", str(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz"),
             "--max-tasks", str(options.max_tasks), "--max-texts", str(TEXTS),
             "--held-out", str(HELD_OUT / "held_out-00000.parquet"), "--out", str(targets),
             *(["--allow-weak-sandbox"] if options.allow_weak_sandbox else []),
-        )  # fmt: skip
-        said += "\n" + _run(
-            "draft_model", "evaluate", "--target", str(options.target), "--draft", str(options.draft),
+        ))  # fmt: skip
+        console.out(_run(
+            "draft_model", "evaluate", "--target", TARGET, "--draft", DRAFT,
             "--corpus", str(HELD_OUT), "--speculate", str(SPECULATE), "--cursors", str(options.cursors),
             "--greedy-only", "--out", str(pair),
             "--prompts", str(BENCHMARKS / "HumanEval.jsonl.gz"), "--prompt-tokens", str(IDENTITY_TOKENS),
-        )  # fmt: skip
-        return Result(figures(_read(targets), _read(pair / "report.json")), [said])
+        ))  # fmt: skip
+        return figures(*(json.loads(each.read_text(encoding="utf-8")) for each in (targets, pair / "report.json")))
 
 
 def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,10 +93,6 @@ def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> di
 def _share(counted: Mapping[str, Any]) -> float:
     share: float = counted["hits"] / counted["total"]
     return share
-
-
-def _read(path: Path) -> Any:  # noqa: ANN401 - any JSON that the command wrote
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _run(module: str, *arguments: str) -> str:

@@ -11,46 +11,71 @@ The real front end, with the scheduler and metrics on, in front of the scripted 
 - The bare server then gets the same traffic, and answers with the same number of messages per request.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import click
 import psutil
 from rich.console import Console
 
-from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.figures import shown, text_table
-from loadtest.bench.runner.front_end import LARGE_MODEL, ProcessWatch, bare_server, drive, editors
-from loadtest.bench.runner.server import ServerProcess
+from loadtest.bench.peers.bare_grpc import bare_server
+from loadtest.bench.runner.benchmark import COUNT, ServerOptions, benchmark, option
+from loadtest.bench.runner.editing import editors
+from loadtest.bench.runner.server import ServerProcess, cpu_s
+from loadtest.commands.outcome import Live
+from loadtest.driving.run import RunProgress, run_scenario
 from loadtest.report.figures import figures, reasons_invalid
 from loadtest.stats import RunStats
+from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
 
+_LARGE_MODEL = (
+    "engine.kind=scripted",
+    "engine.scripted_times=large_model_prefilled_apart",
+    "engine.scripted_acceptance=0.82",
+    "engine.num_speculative_tokens=5",
+    "engine.max_num_seqs=128",
+    "scheduling.max_slots=128",
+)
+_SHARED = "connections=100"
+"""Connections that carry all streams, as a proxy's do."""
 _BARE_SHARE, _MOST_BARE_S = 0.25, 15.0
+_MIB = 1024 * 1024
+_FIGURES = {
+    "requests_per_s": "offered_per_s",
+    "front_end_ttft_p50_ms": "front_end_ms_p50",
+    "front_end_ttft_p99_ms": "front_end_ms_p99",
+    "generator_lag_p99_ms": "lag_ms_p99",
+    "ttft_p50_ms": "ttft_ms_p50",
+    "ttft_p99_ms": "ttft_ms_p99",
+    "seen_per_s": "seen_per_s",
+    "shed_share": "shed_share",
+    "sessions_lost": "sessions_lost",
+    "reconnects": "reconnects",
+    "reconnect_p99_ms": "reconnect_ms_p99",
+    "reconnect_p999_ms": "reconnect_ms_p999",
+}
+"""The load tester's names of the figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options(ServerOptions):
-    sessions: tuple[int, ...] = option((10_000,), "May be repeated.", click.IntRange(1))
+    sessions: tuple[int, ...] = option((10_000,), "May be repeated.", COUNT, quick=(40,))
     rates: tuple[float, ...] = option(
         (1500.0, 750.0),
         "Asked by all editors together: how long they are away between spells of typing follows. May be repeated.",
         click.FloatRange(1),
         "--requests-per-s",
+        quick=(40.0,),
     )
-    seconds: float = option(60.0, "Of traffic.", click.FloatRange(5))
-    workers: int = option(1, "Processes of the generator.", click.IntRange(1))
-    connections: int = option(
-        100,
-        "That carry all streams, as a proxy's do, at most 100 each; 0 gives each editor its own.",
-        click.IntRange(0),
-    )
+    seconds: float = option(60.0, "Of traffic.", click.FloatRange(5), quick=5.0)
     storm: bool = option(False, "All editors lose their streams in the middle, and come back at once.")
     seed: int = option(0, "Who types what and when.", int)
 
 
 @benchmark(_Options)
-def main(options: _Options, console: Console) -> Result:
+def main(options: _Options, console: Console) -> Mapping[str, Any]:
     """Measure the front end. The last line is a JSON object: the first run, and under "runs" all of them.
 
     \b
@@ -63,11 +88,55 @@ def main(options: _Options, console: Console) -> Result:
         for sessions in options.sessions
         for rate in options.rates
     ]
-    found = runs[0] | {"scenario": "editors-10k", "seconds": options.seconds, "runs": runs}
-    names = [name for name in runs[0] if name != "sessions"]
-    rows = tuple((name, *(shown(each[name], 2) for each in runs)) for name in names)
-    headings = ("", *(f"{each['sessions']:,}" for each in runs))
-    return Result(found, [text_table("The front end, by the number of editors", headings, rows)])
+    return runs[0] | {"scenario": "editors-10k", "seconds": options.seconds, "runs": runs}
+
+
+class _Reading(NamedTuple):
+    elapsed_s: float
+    cpu_s: float
+    rss_bytes: int
+    num_intended: int
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Readings of a process, taken at each progress report while requests come."""
+
+    process: psutil.Process
+    readings: list[_Reading] = field(default_factory=list)
+
+    def look(self, progress: RunProgress) -> None:
+        """Take a reading."""
+        if progress.is_running and progress.num_intended:
+            rss = self.process.memory_info().rss
+            self.readings.append(_Reading(progress.elapsed_s, cpu_s(self.process), rss, progress.num_intended))
+
+    @property
+    def cpu_ms_a_request(self) -> float:
+        """CPU milliseconds per request between the first reading and the last."""
+        first, last = self.readings[0], self.readings[-1]
+        return (last.cpu_s - first.cpu_s) * 1000 / max(1, last.num_intended - first.num_intended)
+
+    @property
+    def growth_mib_per_min(self) -> float:
+        """Growth of memory over the second half of the run, after every session has typed."""
+        half, last = self.readings[len(self.readings) // 2], self.readings[-1]
+        return (last.rss_bytes - half.rss_bytes) / _MIB / max(1e-9, last.elapsed_s - half.elapsed_s) * 60
+
+
+def _drive(scenario: Scenario, target: str, pid: int, console: Console) -> tuple[RunStats, _Watch]:
+    """Run a scenario against a target, and watch the target's process."""
+    spec, watch = parse_target(target), _Watch(psutil.Process(pid))
+    with Live(console) as live:
+
+        def show(progress: RunProgress) -> None:
+            watch.look(progress)
+            live.show(progress)
+
+        result = run_scenario(scenario, [spec], workers=1, progress=show)
+    if result.interrupted:
+        raise click.Abort
+    return result.stats_by_target[spec.name], watch
 
 
 def _measure(calm: Scenario, options: _Options, console: Console) -> dict[str, Any]:
@@ -75,46 +144,27 @@ def _measure(calm: Scenario, options: _Options, console: Console) -> dict[str, A
     if options.storm:
         storm = {"kind": "reconnect", "at_s": options.seconds / 2}
         scenario = Scenario.of(calm.model_dump() | {"events": (storm,)})
-    shared = f"&connections={options.connections}" if options.connections else ""
-    with ServerProcess(options.config, (*LARGE_MODEL, *options.overrides), has_metrics=True) as server:
+    with ServerProcess(options.config, (*_LARGE_MODEL, *options.overrides), has_metrics=True) as server:
         idle_rss_bytes = psutil.Process(server.pid).memory_info().rss
-        target = f"server=grpc://{server.ready['address']}?metrics={server.ready['metrics_address']}{shared}"
-        stats, watch = drive(scenario, target, server.pid, console, options.workers)
-        deltas = max(0, stats.total.counters["messages"] / max(1, stats.total.counters["sent"]) - 1)
+        target = f"server=grpc://{server.ready['address']}?metrics={server.ready['metrics_address']}&{_SHARED}"
+        stats, watch = _drive(scenario, target, server.pid, console)
+        counters = stats.total.counters
         server.process.pause()  # the bare server has the machine to itself
         quick = calm.scaled(duration_s=min(_MOST_BARE_S, options.seconds * _BARE_SHARE))
-        with bare_server(deltas) as (address, pid):
-            _, bare = drive(quick, f"bare=grpc://{address}?{shared}", pid, console, options.workers)
+        with bare_server(max(0, counters["messages"] / max(1, counters["sent"]) - 1)) as (address, pid):
+            _, bare = _drive(quick, f"bare=grpc://{address}?{_SHARED}", pid, console)
     for reason in reasons_invalid(stats):
         console.print(f"{scenario.sessions:,} sessions: not valid: {reason}", style="red")
-    return _figures(stats, scenario, watch, bare, idle_rss_bytes)
-
-
-def _figures(
-    stats: RunStats, scenario: Scenario, server: ProcessWatch, bare: ProcessWatch, idle_rss_bytes: int
-) -> dict[str, Any]:
-    found, counters = figures(stats, scenario.criteria), stats.total.counters
-    return {
+    found = figures(stats, scenario.criteria)
+    return {name: found[own] for name, own in _FIGURES.items()} | {
         "sessions": scenario.sessions,
-        "requests_per_s": found["offered_per_s"],
         "errors": counters["errors"],
-        "front_end_ttft_p50_ms": found["front_end_ms_p50"],
-        "front_end_ttft_p99_ms": found["front_end_ms_p99"],
-        "server_kib_per_session": (server.readings[-1].rss_bytes - idle_rss_bytes) / 1024 / scenario.sessions,
-        "server_growth_mib_per_min": server.growth_mib_per_min,
-        "server_cpu_s_per_1000_requests": server.cpu_ms_a_request,
+        "server_kib_per_session": (watch.readings[-1].rss_bytes - idle_rss_bytes) / 1024 / scenario.sessions,
+        "server_growth_mib_per_min": watch.growth_mib_per_min,
+        "server_cpu_s_per_1000_requests": watch.cpu_ms_a_request,
         "bare_cpu_s_per_1000_requests": bare.cpu_ms_a_request,
         "messages_per_request": counters["messages"] / counters["sent"],
-        "rate_ratio_to_bare_grpc": bare.cpu_ms_a_request / server.cpu_ms_a_request,
-        "generator_lag_p99_ms": found["lag_ms_p99"],
-        "ttft_p50_ms": found["ttft_ms_p50"],
-        "ttft_p99_ms": found["ttft_ms_p99"],
-        "seen_per_s": found["seen_per_s"],
-        "shed_share": found["shed_share"],
-        "sessions_lost": found["sessions_lost"],
-        "reconnects": found["reconnects"],
-        "reconnect_p99_ms": found["reconnect_ms_p99"],
-        "reconnect_p999_ms": found["reconnect_ms_p999"],
+        "rate_ratio_to_bare_grpc": bare.cpu_ms_a_request / watch.cpu_ms_a_request,
     }
 
 

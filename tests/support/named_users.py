@@ -13,7 +13,7 @@ from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client import Endpoint
 from completion_client.endpoint import Metadata, caller_metadata
 from completion_client.regions.connections import Connections
-from loadtest.bench.runner.schedule import AsyncClosing
+from loadtest.bench.runner.contest import AsyncClosing
 from tests.support.envoy import REPLICA_HEADER
 
 if TYPE_CHECKING:

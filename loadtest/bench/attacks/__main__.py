@@ -7,26 +7,33 @@ of its own at a lower priority; all processes share the cores of this machine.
 """
 
 import asyncio
+import contextlib
 import math
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import grpc
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from rich.table import Table
 
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_client.endpoint import caller_metadata
+from loadtest.bench.attacks.attack import MIB, typed
 from loadtest.bench.attacks.attacker import ATTACKS
-from loadtest.bench.attacks.honest import GIVES_UP_S, IN_TIME_MS, HonestUsers
-from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.figures import percentile, text_table
-from loadtest.bench.runner.server import ServerProcess
+from loadtest.bench.attacks.http2 import Metadata
+from loadtest.bench.runner.benchmark import ServerOptions, benchmark, option
+from loadtest.bench.runner.figures import percentile
+from loadtest.bench.runner.loops import open_loop
+from loadtest.bench.runner.server import CHANNEL_OPTIONS, ServerProcess
 from loadtest.processes.child import Child
 from loadtest.processes.meter import read_page
 
@@ -39,23 +46,22 @@ _OVERRIDES = (
     "server.http_listen=127.0.0.1:0",
 )
 _LIST = "; ".join(f"{name}: {each.about}" for name, each in ATTACKS.items())
-_PHASES = ("calm", "attack", "after")
 _SECONDS = click.FloatRange(0.5)
-_MIB = 1024 * 1024
-_SAMPLE_S = 0.05
-_REPORT_S = 30.0
+_SAMPLE_S, _REPORT_S = 0.05, 30.0
+_USERS, _REQUESTS_PER_S = 8, 4.0
+_IN_TIME_MS, _GIVES_UP_S, _CONNECTS_S = 200.0, 1.0, 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options(ServerOptions):
     attack: tuple[str, ...] = option((), "May be repeated; else all.", click.Choice(list(ATTACKS)))
-    calm_s: float = option(5.0, "Before the attack.", _SECONDS)
-    attack_s: float | None = option(None, "Under attack.  [each attack's own]", _SECONDS)
-    after_s: float = option(5.0, "After it.", _SECONDS)
+    calm_s: float = option(5.0, "Before the attack.", _SECONDS, quick=0.5)
+    attack_s: float | None = option(None, "Under attack.  [each attack's own]", _SECONDS, quick=1.0)
+    after_s: float = option(5.0, "After it.", _SECONDS, quick=0.5)
 
 
 @benchmark(_Options, TimeoutError, epilog=f"Attacks: {_LIST}.")
-def main(options: _Options, console: Console) -> Result:
+def main(options: _Options, console: Console) -> Mapping[str, Any]:
     """Attack a server and measure the service of its honest users. The last line is a JSON object.
 
     \b
@@ -66,9 +72,10 @@ def main(options: _Options, console: Console) -> Result:
     for name in options.attack or ATTACKS:
         console.print(f"{name}: {ATTACKS[name].about}")
         found.append(asyncio.run(_measure(name, options)))
-        shares = ", ".join(f"{phase} {_share(found[-1], phase)}" for phase in _PHASES)
-        console.print(f"  in time: {shares}; the attacker: {found[-1]['attacker']}")
-    return Result({"attacks": found}, [_table(found)])
+        shares = [f"{phase} {found[-1][f'{phase}_share_in_time']:.0%}" for phase in ("calm", "attack", "after")]
+        rss = f"at most {found[-1]['attack_peak_rss_mib']} MiB"
+        console.print(f"  in time: {', '.join(shares)}; {rss}; the attacker: {found[-1]['attacker']}")
+    return {"attacks": found}
 
 
 async def _measure(name: str, options: _Options) -> Mapping[str, Any]:
@@ -85,7 +92,7 @@ async def _measure(name: str, options: _Options) -> Mapping[str, Any]:
         overrides = (*_OVERRIDES, *attack.overrides, *prepared.overrides, *options.overrides)
         async with ServerProcess(options.config, overrides, has_metrics=True) as server:
             process, seconds = psutil.Process(server.pid), options.attack_s or attack.seconds
-            async with HonestUsers(server.ready["address"], prepared.honest_metadata) as users:
+            async with _HonestUsers(server.ready["address"], prepared.honest_metadata) as users:
                 await users.ask(options.calm_s / 2)  # allocates the memory that is allocated once
                 found: dict[str, float | None] = {**await _phase("calm", process, users, options.calm_s)}
                 async with _attacking(name, server.ready, folder) as counts:
@@ -106,19 +113,19 @@ async def _attacking(attack: str, ready: Mapping[str, Any], folder: str) -> Asyn
         counts |= await asyncio.to_thread(child.ask, {"end": True}, _REPORT_S)
 
 
-async def _phase(name: str, process: psutil.Process, users: HonestUsers, seconds: float) -> dict[str, float]:
+async def _phase(name: str, process: psutil.Process, users: "_HonestUsers", seconds: float) -> dict[str, float]:
     """Return the figures of a phase: the service of the honest users, and the server's memory."""
     serving, rss = asyncio.create_task(users.ask(seconds)), [process.memory_info().rss]
     while not serving.done():
         await asyncio.wait([serving], timeout=_SAMPLE_S)
         rss.append(process.memory_info().rss)
-    first_text_ms = [1000 * GIVES_UP_S if each is None else each for each in serving.result()]
-    share = sum(each <= IN_TIME_MS for each in first_text_ms) / len(first_text_ms)
+    first_text_ms = [1000 * _GIVES_UP_S if each is None else each for each in serving.result()]
+    share = sum(each <= _IN_TIME_MS for each in first_text_ms) / len(first_text_ms)
     return {
         f"{name}_share_in_time": round(share, 4),
         f"{name}_p99_ms": round(percentile(first_text_ms, 99), 1),
-        f"{name}_peak_rss_mib": round(max(rss) / _MIB),
-        f"{name}_last_rss_mib": round(rss[-1] / _MIB),
+        f"{name}_peak_rss_mib": round(max(rss) / MIB),
+        f"{name}_last_rss_mib": round(rss[-1] / MIB),
     }
 
 
@@ -135,23 +142,56 @@ def _abort_p99_ms(address: str) -> float | None:
     return 1000 * end_s if math.isfinite(end_s) else None
 
 
-def _share(figures: Mapping[str, Any], phase: str) -> str:
-    return f"{figures[f'{phase}_share_in_time']:.0%}"
+class _HonestUsers(AsyncExitStack):
+    """Users with a constant request rate, open loop. Users with odd numbers open a Session stream per request."""
+
+    def __init__(self, address: str, metadata: Sequence[Metadata] = ()) -> None:
+        """Connect when the context is entered. Users send `metadata` in turn besides their names."""
+        super().__init__()
+        self._address = address
+        names = [caller_metadata(f"honest-{number}") or () for number in range(_USERS)]
+        self._metadata = [(*name, *(metadata[i % len(metadata)] if metadata else ())) for i, name in enumerate(names)]
+        self._stubs: list[Any] = []
+        self._num_asked = 0
+
+    async def __aenter__(self) -> "_HonestUsers":
+        """Connect. Raises TimeoutError if one can't."""
+        for _ in range(_USERS):
+            channel = await self.enter_async_context(grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS))
+            await asyncio.wait_for(channel.channel_ready(), _CONNECTS_S)
+            self._stubs.append(CompletionServiceStub(channel))
+        return self
+
+    async def ask(self, seconds: float) -> list[float | None]:
+        """Let all users send requests for a time; return the milliseconds to the first text of each, None for none."""
+        return await open_loop(_USERS * _REQUESTS_PER_S, seconds, self._first_text_ms)
+
+    async def _first_text_ms(self, number: int, due: float) -> float | None:
+        """Return the time from the intended time of a request to its first text; None without text within a second."""
+        self._num_asked += 1
+        user = number % _USERS
+        request, came_at = typed(f"honest-{user}", self._num_asked), list[float]()
+        with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
+            async with asyncio.timeout(_GIVES_UP_S):
+                if user % 2:
+                    call = self._stubs[user].Session(metadata=self._metadata[user])
+                    await call.write(pb.SessionRequest(complete=request))
+                else:
+                    call = self._stubs[user].Complete(request, metadata=self._metadata[user])
+                try:
+                    await _read(call, came_at)
+                finally:
+                    call.cancel()
+        return (came_at[0] - due) * 1000 if came_at else None
 
 
-def _table(found: Sequence[Mapping[str, Any]]) -> Table:
-    headings = ["attack"]
-    for phase in _PHASES:
-        headings += [f"in time, {phase}", "peak MiB"]
-    rows = []
-    for each in found:
-        cells = [each["attack"]]
-        for phase in _PHASES:
-            cells += [_share(each, phase), str(each[f"{phase}_peak_rss_mib"])]
-        rows.append([*cells, str(each["after_last_rss_mib"])])
-    return text_table(
-        "Honest requests with text within 200 ms, and the server's memory", [*headings, "MiB at the end"], rows
-    )
+async def _read(call: Any, came_at: list[float]) -> None:  # noqa: ANN401 - a call of either method
+    """Read an answer, and note the times at which text came."""
+    async for event in call:
+        if event.delta.text or event.end.text:
+            came_at.append(time.perf_counter())
+        if event.HasField("end") or (isinstance(event, pb.SessionResponse) and event.HasField("refusal")):
+            return
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ SMALL_REQUEST = framed(
     pb.CompleteRequest(session_id="attack", sequence=1, prefix="x = ", max_tokens=8).SerializeToString()
 )
 """The message of a valid request."""
-_LINES = "".join(f"def area_{number}(width, height):\n    return width * height\n\n\n" for number in range(40))
-_HELD_S = 3600.0
 ADDRESSES = 64
 """Source addresses of an attack from many."""
+_LINES = "".join(f"def area_{number}(width, height):\n    return width * height\n\n\n" for number in range(40))
+_HELD_S = 3600.0
 
 Counts = Counter[str]
 """Counts of an attack's actions and their results, for the report."""
@@ -47,10 +47,6 @@ class Prepared:
     """What honest users send with each call besides their names, one after another in turn."""
 
 
-def _nothing(_folder: Path) -> Prepared:
-    return Prepared()
-
-
 @dataclass(frozen=True, slots=True)
 class Attack:
     """An attack on a server."""
@@ -63,7 +59,7 @@ class Attack:
     """Settings of the server that the attack needs."""
     seconds: float = 10.0
     """Its length, if the run does not set another."""
-    prepare: Callable[[Path], Prepared] = _nothing
+    prepare: Callable[[Path], Prepared] = lambda _folder: Prepared()
     """Makes what it needs in a folder."""
 
 

@@ -13,7 +13,7 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
-from loadtest.bench.runner.schedule import AsyncClosing
+from loadtest.bench.runner.contest import AsyncClosing
 
 SERVICE = "/completion.v1.CompletionService"
 ATTACKER = "127.0.0.2"

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from completion.v1 import completion_pb2 as pb
 from loadtest.bench.attacks.attack import ADDRESSES, MIB, Counts, Target, ask, hold, source_of
 from loadtest.bench.attacks.http2 import Http2Connection, Metadata, connect, framed
-from loadtest.bench.runner.schedule import AsyncClosing
+from loadtest.bench.runner.contest import AsyncClosing
 
 _RESOURCE_EXHAUSTED = 8
 _SMALLEST_BYTES = 4096

@@ -1,4 +1,4 @@
-"""The engines that a GPU is measured with: a 13B-sized INT8 target and a 1B-sized draft, without weights. Pure.
+"""The engines that a GPU is measured with: a 13B-sized INT8 target and a 1B-sized draft, without weights.
 
 The time of a step does not depend on the weights, so vLLM makes them up (`load_format=dummy`).
 """
@@ -6,13 +6,15 @@ The time of a step does not depend on the weights, so vLLM makes them up (`load_
 import json
 import random
 import shutil
-from collections.abc import Mapping
+import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from loadtest.bench.peers.bare_engine import BareEngine
+from loadtest.bench.runner.benchmark import write_text
 from loadtest.bench.runner.loops import BenchPrompt
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
@@ -77,7 +79,6 @@ _TINY_TARGET = TARGET | _SMALL | {"num_hidden_layers": 2, "head_dim": 64}
 _TINY_DRAFT = DRAFT | _SMALL | {"num_hidden_layers": 1, "head_dim": 64}
 
 _TOKENIZER = Path("target_model/embedded")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +134,26 @@ def write_models(folder: Path, *, is_tiny: bool, is_served: bool = False) -> Non
 
     Models that are `is_served` by a server have the embedded tokenizer and its vocabulary.
     """
+    served = {"vocab_size": json.loads((_TOKENIZER / "config.json").read_text(encoding="utf-8"))["vocab_size"]}
     models = {"target": _TINY_TARGET, "draft": _TINY_DRAFT} if is_tiny else {"target": TARGET, "draft": DRAFT}
     for name, config in models.items():
-        (write_served_model if is_served else _write_model)(folder / name, config)
+        write_text(folder / name / "config.json", json.dumps(config | (served if is_served else {})))
+        for each in ("tokenizer.json", "tokenizer_config.json") if is_served else ():
+            shutil.copy(_TOKENIZER / each, folder / name / each)
 
 
-def _write_model(folder: Path, config: Mapping[str, Any]) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
+def ask_driver(field: str) -> str:
+    """Return a field of the first GPU by nvidia-smi, "" without a GPU."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    command = ["nvidia-smi", "--id=0", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def write_served_model(folder: Path, config: Mapping[str, Any]) -> Path:
-    """Write a model folder that a server can serve."""
-    embedded = json.loads((_TOKENIZER / "config.json").read_text(encoding="utf-8"))
-    _write_model(folder, {**config, "vocab_size": embedded["vocab_size"]})
-    for name in _TOKENIZER_FILES:
-        shutil.copy(_TOKENIZER / name, folder / name)
-    return folder
+def started(way: EngineVariant, trial: Trial) -> BareEngine:
+    """Return the engine, which is loaded."""
+    with trial.console.status(f"starting: {way.name}"):
+        return BareEngine({"engine": {}, "engine_args": way.args}, env=way.env, changes_k=bool(way.live_ks))
 
 
 def random_prompts(count: int, prompt_tokens: int, max_tokens: int, chance: random.Random) -> list[BenchPrompt]:

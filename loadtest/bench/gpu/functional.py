@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ import psutil
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, ServiceError
-from loadtest.bench.gpu.engines import RUNNER, Trial
-from loadtest.bench.gpu.machine import Ways, ask_driver
+from loadtest.bench.gpu.engines import RUNNER, Trial, ask_driver
 from loadtest.bench.runner.prompts import CursorText, distinct_texts
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
 from loadtest.processes.child import FIRST_START_S
@@ -73,28 +72,22 @@ class FunctionalPlan:
     max_tokens: int = 48
     together: int = 8
 
-    def described(self, _folder: Path, *, is_tiny: bool) -> dict[str, Any]:
-        """Return what is started."""
-        return {"servers": {name: asdict(variant) for name, variant in VARIANTS.items()}}
-
-    async def measure(self, trial: Trial, measured: Ways) -> None:
-        """Start the servers that `measured` lacks one after another and try each."""
+    async def measure(self, trial: Trial) -> dict[str, Any]:
+        """Start the servers one after another, try each, and return `figures`."""
         texts = distinct_texts(self.num_texts, prefix_chars=1200, suffix_chars=300, seed=0)
-        before_mib = used_mib()
+        before_mib, measured = used_mib(), dict[str, Any]()
         for name, variant in VARIANTS.items():
-            if name in measured:
-                continue
             with trial.console.status(f"starting: {name}"):
                 settings = (*SERVES_ALL, *DRAFTS, *trial.overrides, *variant.overrides)
                 log_name = name.replace(" ", "-").replace(",", "")
                 server = ServerProcess(trial.config, settings, log_name, variant.env)
             async with server, CompletionClient(server.ready["address"]) as client:
                 tried = _ServerTrial(server, client, self, texts)
-                found: dict[str, Any] = {"answers": await tried.answers(changes_k=bool(variant.control))}
+                measured[name] = {"answers": await tried.answers(changes_k=bool(variant.control))}
                 if name == LAST:
-                    found |= {"aborted_s": await tried.abort(), "restarted_s": await tried.restart()}
-                    found |= await tried.end(before_mib)
-            measured[name] = found
+                    measured[name] |= {"aborted_s": await tried.abort(), "restarted_s": await tried.restart()}
+                    measured[name] |= await tried.end(before_mib)
+        return figures(measured)
 
 
 class _ServerTrial:
@@ -213,12 +206,10 @@ def used_mib() -> int:
 
 
 def figures(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how many texts are as those without a draft, and whether everything is as it should be, once all is tried.
+    """Return how many texts are as those without a draft, and whether everything is as it should be.
 
     A server's texts are compared with those of its control, asked for alone.
     """
-    if not measured.keys() >= VARIANTS.keys():
-        return {}
     same = {
         f"{name}, {how}": _same(texts, measured[variant.control or name]["answers"]["alone"])
         for name, variant in VARIANTS.items()

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.bench.gpu.engines import DRAFT_CONTEXT, SCHEDULE, WORKER_EXTENSION, Trial, draft_args, write_models
-from loadtest.bench.gpu.machine import Ways
 from loadtest.bench.runner.server import ServerProcess
 from loadtest.processes.child import StartError
 
 OBJECTIVE = "pause_ttft_ms_p95<200"
-_SEARCH = "search"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +50,8 @@ class SessionsPlan:
             *(f"engine.vllm.speculative_config.{key}={json.dumps(value)}" for key, value in drafts.items()),
         ]
 
-    def described(self, folder: Path, *, is_tiny: bool) -> dict[str, Any]:
-        """Return what is started."""
-        return {"server": self.overrides(folder, is_tiny=is_tiny), "search": self._search("ADDRESS")}
-
-    async def measure(self, trial: Trial, measured: Ways) -> None:
-        """Start the server and search.
-
-        Raises:
-            StartError: the search has no result.
-
-        """
-        if _SEARCH in measured:
-            return
+    async def measure(self, trial: Trial) -> dict[str, Any]:
+        """Start the server and search; return `figures`. Raises StartError if the search has no result."""
         write_models(trial.folder, is_tiny=trial.is_tiny, is_served=True)
         with trial.console.status("starting the server"):
             overrides = (*self.overrides(trial.folder, is_tiny=trial.is_tiny), *trial.overrides)
@@ -75,9 +62,8 @@ class SessionsPlan:
             output, _ = await child.communicate()
         lines = output.decode().splitlines()
         if not lines:
-            msg = f"the capacity search ended with status {child.returncode}; why is above"
-            raise StartError(msg)
-        measured[_SEARCH] = json.loads(lines[-1])
+            raise StartError(f"the capacity search ended with status {child.returncode}; why is above")
+        return figures(json.loads(lines[-1]))
 
     def _search(self, address: str) -> list[str]:
         """Return the load tester's command for the search."""
@@ -89,9 +75,8 @@ class SessionsPlan:
         ]  # fmt: skip
 
 
-def figures(measured: Mapping[str, Any]) -> dict[str, Any]:
+def figures(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sessions, whether the generator was the limit, and the figures of the largest run that passed."""
-    found = measured[_SEARCH]
     passed = [each for each in found["trials"] if each["is_passed"]]
     best = max(passed, key=lambda each: each["sessions"], default=None)
     return {

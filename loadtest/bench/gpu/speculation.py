@@ -7,13 +7,12 @@ acceptance is made up, as the weights are: vLLM's synthetic rejection accepts dr
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from loadtest.bench.gpu.engines import (
     RUNNER,
@@ -24,11 +23,11 @@ from loadtest.bench.gpu.engines import (
     draft_args,
     engine_args,
     random_prompts,
+    started,
     write_models,
 )
-from loadtest.bench.gpu.machine import Ways
 from loadtest.bench.peers.bare_engine import BareEngine
-from loadtest.bench.runner.figures import percentile, text_table
+from loadtest.bench.runner.figures import percentile
 from loadtest.tuning.choice import ratio_of_rounds
 
 _PROMPT_TOKENS = 128
@@ -81,21 +80,16 @@ class SpeculationPlan:
         ]
         return tuple(way for way in found if not (is_tiny and way.name in _ON_A_GPU))
 
-    def described(self, folder: Path, *, is_tiny: bool) -> dict[str, Any]:
-        """Return what is started."""
-        return {"engines": [asdict(way) for way in self.ways(folder, is_tiny=is_tiny)]}
-
-    async def measure(self, trial: Trial, measured: Ways) -> None:
-        """Measure each way that `measured` lacks; the engine without a draft is started once for all of them."""
+    async def measure(self, trial: Trial) -> dict[str, Any]:
+        """Measure each way, and return its figures. The engine without a draft is started once for all of them."""
         baseline, *others = self.ways(trial.folder, is_tiny=trial.is_tiny)
-        missing = [way for way in others if way.name not in measured]
-        if not missing:
-            return
         write_models(trial.folder, is_tiny=trial.is_tiny)
         async with started(baseline, trial) as plain:
-            for way in missing:
+            measured = {}
+            for way in others:
                 async with started(way, trial) as engine:
                     measured[way.name] = await self._compare(plain, engine, contestants(way))
+        return figures(measured)
 
     async def _compare(self, plain: BareEngine, engine: BareEngine, ks: Mapping[str, int | None]) -> Rates:
         """Measure the contestants of an engine and the baseline, in random order in each round; the first warms up."""
@@ -120,27 +114,22 @@ def contestants(way: EngineVariant) -> dict[str, int | None]:
     return {f"{way.name}, K = {k}": k for k in way.live_ks} or {way.name: None}
 
 
-def started(way: EngineVariant, trial: Trial) -> BareEngine:
-    """Return the engine, which is loaded."""
-    with trial.console.status(f"starting: {way.name}"):
-        return BareEngine({"engine": {}, "engine_args": way.args}, env=way.env, changes_k=bool(way.live_ks))
-
-
 def figures(measured: Mapping[str, Rates]) -> dict[str, Any]:
     """Return tokens/s by contestant and batch size, with the speed-up over the engine without a draft beside it."""
-    found: dict[str, Any] = {BASELINE: {}}
+    found: dict[str, Any] = {}
     for rates in measured.values():
         for name, batches in rates.items():
-            entries = found.setdefault(name, {}) if name != BASELINE else {}
-            for batch, each in batches.items():
-                ratio = ratio_of_rounds(np.array(each["total"]), np.array(rates[BASELINE][batch]["total"]))
-                speedup = {"speedup": round(ratio.value, 3), "low": round(ratio.low, 3), "high": round(ratio.high, 3)}
-                entries[batch] = _means([each]) | speedup
-            if entries:
-                entries["crossover_batch"] = crossing({int(batch): entries[batch]["speedup"] for batch in batches})
-    for batch in next(iter(measured.values()))[BASELINE] if measured else ():
-        found[BASELINE][batch] = _means([rates[BASELINE][batch] for rates in measured.values()])
-    return found
+            if name == BASELINE:
+                continue
+            ratios = {
+                batch: ratio_of_rounds(np.array(each["total"]), np.array(rates[BASELINE][batch]["total"]))
+                for batch, each in batches.items()
+            }
+            entries = {batch: _means([batches[batch]]) | {"speedup": ratio} for batch, ratio in ratios.items()}
+            crossover = crossing({int(batch): ratio.value for batch, ratio in ratios.items()})
+            found[name] = {**entries, "crossover_batch": crossover}
+    of_all = [rates[BASELINE] for rates in measured.values()]
+    return {BASELINE: {batch: _means([each[batch] for each in of_all]) for batch in of_all[0]}, **found}
 
 
 def _means(rates: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
@@ -164,16 +153,3 @@ def crossing(speedups: Mapping[int, float]) -> float | None:
         if below <= 0:
             return float(low * (high / low) ** (above / (above - below)))
     return None
-
-
-def table(found: Mapping[str, Any]) -> Table:
-    """Return the figures as a table."""
-    batches = [batch for batch in found[BASELINE] if batch.isdecimal()]
-    rows = tuple((name, *(_cell(entries[batch]) for batch in batches)) for name, entries in found.items())
-    headings = ("engine", *(f"{batch} at once" for batch in batches))
-    return text_table("tokens/s (of one request; over no draft)", headings, rows)
-
-
-def _cell(figures: Mapping[str, float]) -> str:
-    speedup = figures.get("speedup", 1)
-    return f"{figures['tokens_per_s']:.0f} ({figures['tokens_per_s_of_a_request']:.0f}; {speedup:.2f})"

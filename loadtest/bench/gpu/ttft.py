@@ -4,27 +4,18 @@ One engine has the server's own step size, the other that of `vllm serve` on suc
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from loadtest.bench.gpu.engines import EngineVariant, Trial, engine_args, random_prompts, write_models
-from loadtest.bench.gpu.machine import Ways
-from loadtest.bench.gpu.speculation import started
-from loadtest.bench.runner.figures import percentile, text_table
+from loadtest.bench.gpu.engines import EngineVariant, Trial, engine_args, random_prompts, started, write_models
+from loadtest.bench.runner.figures import percentile
 from loadtest.bench.runner.loops import BenchPrompt
 
 _GPU_SHARE = 0.44
 _TOKENS = 8
-_TURNS = "in turns"
-"""Both engines are measured as one, because they take turns."""
-
-Found = dict[str, dict[str, list[float]]]
-"""TTFT in milliseconds by engine and kind of request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +44,11 @@ class TtftPlan:
             found.append(EngineVariant(f"{tokens} a step", common | {"max_num_batched_tokens": tokens} | bounded))
         return tuple(found)
 
-    def described(self, folder: Path, *, is_tiny: bool) -> dict[str, Any]:
-        """Return what is started."""
-        return {"engines": [asdict(way) for way in self.ways(folder, is_tiny=is_tiny)]}
-
-    async def measure(self, trial: Trial, measured: Ways) -> None:
-        """Let the engines take turns on the same prompts; the first round warms up."""
-        if _TURNS in measured:
-            return
+    async def measure(self, trial: Trial) -> dict[str, Any]:
+        """Let the engines take turns on the same prompts; the first round warms up. Return percentiles of the TTFT."""
         write_models(trial.folder, is_tiny=trial.is_tiny)
         chance, ways = random.Random(self.seed), self.ways(trial.folder, is_tiny=trial.is_tiny)
-        times: Found = {way.name: {} for way in ways}
+        times: dict[str, dict[str, list[float]]] = {way.name: {} for way in ways}
         async with AsyncExitStack() as stack:
             engines = [(way.name, await stack.enter_async_context(started(way, trial))) for way in ways]
             for number in range(self.rounds + 1):
@@ -73,7 +58,10 @@ class TtftPlan:
                         samples = [one.ttft_ms for one in block.samples if one.prompt_tokens == num_tokens]
                         if number:
                             times[name].setdefault(kind, []).extend(each for each in samples if each is not None)
-        measured[_TURNS] = times
+        return {
+            name: {kind: {f"p{each}": percentile(found, each) for each in (50, 95)} for kind, found in kinds.items()}
+            for name, kinds in times.items()
+        }
 
     def _loads(self, chance: random.Random) -> Sequence[tuple[str, int, Sequence[BenchPrompt]]]:
         """Return the kinds of a round: name, the prompt length that is measured, and the requests sent at once."""
@@ -83,24 +71,3 @@ class TtftPlan:
         short, long = min(self.prompt_tokens), max(self.prompt_tokens)
         crowd = [prompt for tokens in (long, short) for prompt in random_prompts(self.crowd, tokens, _TOKENS, chance)]
         return [*loads, (f"{short} behind {self.crowd} of {long}", short, crowd)]
-
-
-def figures(measured: Mapping[str, Found]) -> dict[str, Any]:
-    """Return percentiles in milliseconds by engine and kind of request."""
-    times = measured.get(_TURNS, {})
-    return {
-        name: {
-            kind: {f"p{percent}": round(percentile(found, percent), 1) for percent in (50, 95)}
-            for kind, found in kinds.items()
-        }
-        for name, kinds in times.items()
-    }
-
-
-def table(found: Mapping[str, Any]) -> Table:
-    """Return the figures as a table."""
-    rows = tuple(
-        (kind, *(f"{kinds[kind]['p50']:.1f} / {kinds[kind]['p95']:.1f}" for kinds in found.values()))
-        for kind in next(iter(found.values()))
-    )
-    return text_table("TTFT, p50 / p95 ms", ("prompt tokens", *found), rows)

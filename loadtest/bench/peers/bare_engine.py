@@ -18,9 +18,8 @@ from typing import IO, Any
 
 from completion_server.engine.vllm.drafts.names import SET_LOOKUP
 from completion_server.engine.vllm.environment import engine_environment
-from loadtest.bench.runner.figures import Block, Sample
-from loadtest.bench.runner.loops import BenchPrompt, closed_loop
-from loadtest.bench.runner.schedule import Contestant
+from loadtest.bench.runner.contest import Contestant
+from loadtest.bench.runner.loops import BenchPrompt, Block, Sample, closed_loop
 from loadtest.processes.child import FIRST_START_S, Child
 
 _BLOCK_S = 300.0
@@ -62,7 +61,7 @@ class BareEngine(Contestant):
         `env` are variables of this engine alone. `changes_k` gives the engine the server's scheduler, for `set_k`.
         Raises StartError if the worker did not start.
         """
-        command = [sys.executable, "-m", "loadtest.bench.peers.bare_engine"]
+        command = [sys.executable, "-m", __name__]
         child = Child("bare-engine", command, env={**engine_env(config), **(env or {})}, is_piped=True)
         question = {"engine_args": config["engine_args"], "changes_k": changes_k}
         self._begin(child, lambda child: child.ask(question, FIRST_START_S))
@@ -92,18 +91,19 @@ class _Worker:
             name = "LookupAsyncScheduler" if scheduler.async_scheduling else "LookupScheduler"
             scheduler.scheduler_cls = f"completion_server.engine.vllm.drafts.schedulers.{name}"
         self._max_num_seqs = scheduler.max_num_seqs
-        self._llm = AsyncLLM.from_vllm_config(config)
+        self.llm = AsyncLLM.from_vllm_config(config)
         self._has_text = not engine_args.get("skip_tokenizer_init")
         self._num_asked = 0
 
-    async def set_k(self, k: int) -> dict[str, Any]:
-        if reason := await self._llm.engine_core.call_utility_async(SET_LOOKUP, [1, *[k] * self._max_num_seqs]):
+    async def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Change K, or complete a block of prompts."""
+        if "k" not in question:
+            prompts = [BenchPrompt(**each) for each in question["requests"]]
+            return asdict(await closed_loop(prompts, question["concurrency"], self._ask))
+        row = [1, *[question["k"]] * self._max_num_seqs]
+        if reason := await self.llm.engine_core.call_utility_async(SET_LOOKUP, row):
             raise RuntimeError(reason)
         return {"event": "set"}
-
-    async def block(self, concurrency: int, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        block = await closed_loop([BenchPrompt(**each) for each in requests], concurrency, self._ask)
-        return asdict(block)
 
     async def _ask(self, _caller: int, prompt: BenchPrompt) -> Sample:
         from vllm.inputs import TokensPrompt
@@ -120,7 +120,7 @@ class _Worker:
             stop_token_ids=list(prompt.stop_token_ids),
             output_kind=RequestOutputKind.DELTA,
         )
-        async with aclosing(self._llm.generate(ids, sampling, f"bare-{self._num_asked}")) as results:
+        async with aclosing(self.llm.generate(ids, sampling, f"bare-{self._num_asked}")) as results:
             async for result in results:
                 num_tokens += len(result.outputs[0].token_ids)
                 cached = result.num_cached_tokens or 0
@@ -129,47 +129,29 @@ class _Worker:
                 if prompt.is_enough(num_tokens):
                     break
         total_ms = (time.perf_counter() - start) * 1000
-        return Sample(
-            ttft_ms=ttft_ms,
-            total_ms=total_ms,
-            num_tokens=num_tokens,
-            prompt_tokens=len(prompt.token_ids),
-            cached_prompt_tokens=cached,
-        )
-
-    def stop(self) -> None:
-        self._llm.shutdown()
+        return Sample(ttft_ms, total_ms, num_tokens, len(prompt.token_ids), cached)
 
 
 async def _serve(answers: IO[str]) -> None:
     """Answer requests until the input ends. `answers` is a separate pipe, since vLLM writes to standard output."""
-    loop = asyncio.get_running_loop()
-    worker: _Worker | None = None
+
+    def say(answer: Mapping[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    worker = _Worker(**json.loads(await asyncio.to_thread(sys.stdin.readline)))
     try:
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
-            question = json.loads(line)
-            if worker is None:
-                worker = _Worker(question["engine_args"], changes_k=question["changes_k"])
-                answer: dict[str, Any] = {"event": "ready"}
-            elif "k" in question:
-                answer = await worker.set_k(question["k"])
-            else:
-                answer = await worker.block(question["concurrency"], question["requests"])
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
+        say({"event": "ready"})
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            say(await worker.answer(json.loads(line)))
     finally:
-        if worker is not None:
-            worker.stop()
-
-
-def _main() -> None:
-    import uvloop
-
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(_serve(answers))
+        worker.llm.shutdown()
 
 
 if __name__ == "__main__":
-    _main()
+    import uvloop
+
+    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(_serve(pipe))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.runner.schedule import Contestant
+from loadtest.bench.runner.contest import Contestant
 from loadtest.processes.child import Child, StartError, free_port, is_http_ok
 
 _START_S = 120.0

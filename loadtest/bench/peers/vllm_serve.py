@@ -13,10 +13,9 @@ from typing import Any
 import aiohttp
 
 from loadtest.bench.peers.bare_engine import engine_env, peer_args
+from loadtest.bench.runner.contest import Contestant
 from loadtest.bench.runner.editing import EditingContestant, ServerPrompts, as_typed
-from loadtest.bench.runner.figures import Block, Sample
-from loadtest.bench.runner.loops import BenchPrompt, closed_loop
-from loadtest.bench.runner.schedule import Contestant
+from loadtest.bench.runner.loops import BenchPrompt, Block, Sample, closed_loop
 from loadtest.bench.runner.server import NotAnsweredError
 from loadtest.processes.child import FIRST_START_S, Child, free_port, is_http_ok
 from loadtest.targets import ClientSettings, TargetSpec
@@ -25,10 +24,6 @@ from loadtest.targets.http import HttpTarget
 _COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
 _DATA = b"data: "
 _COUNT = re.compile(rb'"completion_tokens":(\d+)')
-
-
-class ServeError(NotAnsweredError):
-    """`vllm serve` refused a request; the message is its answer."""
 
 
 def serve_flags(engine_args: Mapping[str, Any]) -> list[str]:
@@ -85,27 +80,28 @@ class VllmServe(Contestant):
 
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
-        return await closed_loop(
-            prompts, concurrency, lambda _caller, prompt: self._ask(prompt, list(prompt.token_ids))
-        )
+        return await closed_loop(prompts, concurrency, self._ask)
 
-    async def run_text(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
-        """Complete each prompt once, and send it as text, as editors do."""
-        return await closed_loop(prompts, concurrency, lambda _caller, prompt: self._ask(prompt, prompt.text))
+    async def _ask(self, _caller: int, prompt: BenchPrompt) -> Sample:
+        """Complete one prompt. Raises NotAnsweredError if the request was refused.
 
-    async def _ask(self, prompt: BenchPrompt, wire_prompt: list[int] | str) -> Sample:
-        """Complete one prompt.
-
-        To stop early the connection is closed, because HTTP/1.1 has no other way to stop an answer. Raises ServeError
-        if the request was refused.
+        To stop early the connection is closed, because HTTP/1.1 has no other way to stop an answer.
         """
-        body = self._body(prompt, wire_prompt)
+        body = {
+            "model": self.model,
+            "prompt": list(prompt.token_ids),
+            "max_tokens": prompt.max_tokens,
+            "temperature": 0,
+            "stop_token_ids": list(prompt.stop_token_ids),
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
         ttft_ms: float | None = None
         num_tokens = 0
         start = time.perf_counter()
         async with self._http().post(f"{self.url}/v1/completions", json=body) as answer:
             if not answer.ok:
-                raise ServeError(await answer.text())
+                raise NotAnsweredError(await answer.text())
             async for line in answer.content:
                 # After the first text only the token count is parsed, to keep the client cheap.
                 counted = _COUNT.search(line)
@@ -121,28 +117,6 @@ class VllmServe(Contestant):
                     break
         total_ms = (time.perf_counter() - start) * 1000
         return Sample(ttft_ms, total_ms, num_tokens, prompt_tokens=len(prompt.token_ids))
-
-    def _body(self, prompt: BenchPrompt, wire_prompt: list[int] | str) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "prompt": wire_prompt,
-            "max_tokens": prompt.max_tokens,
-            "temperature": 0,
-            "stop_token_ids": list(prompt.stop_token_ids),
-            "add_special_tokens": False,
-            # The prefix-cache entries of token ids must not serve the same prompt sent as text.
-            "cache_salt": type(wire_prompt).__name__,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        }
-
-    async def detokenise(self, token_ids: Sequence[int]) -> str:
-        """Return the text of a prompt's tokens."""
-        body = {"model": self.model, "tokens": list(token_ids)}
-        async with self._http().post(f"{self.url}/detokenize", json=body) as answer:
-            if not answer.ok:
-                raise ServeError(await answer.text())
-            return str((await answer.json())["prompt"])
 
     async def aclose(self) -> None:
         """Close the connections and stop the server."""

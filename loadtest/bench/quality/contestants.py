@@ -6,9 +6,8 @@ All are greedy and get the same text, cut at whole lines, and the same number of
 import itertools
 import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,19 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.endpoint import caller_metadata
-from completion_server.core.request import Caller, Mode, Request
 from completion_server.engine.vllm.offline import offline_engine
 from completion_server.prompt.loading import choose_template
 from completion_server.prompt.templates import FimOrder, Template
 from loadtest.bench.quality.cursors import BODY, Cursor
 from loadtest.bench.quality.healing import LEFT_OUT, left_out
-from loadtest.bench.quality.oracle import shown
-from loadtest.bench.runner.server import SERVES_ALL, NotAnsweredError, ServerProcess
+from loadtest.bench.quality.oracle import request_at, shown
+from loadtest.bench.runner.server import CHANNEL_OPTIONS, SERVES_ALL, NotAnsweredError, ServerProcess
 
 PLAIN, HEALED, SERVER = "plain", "plain, healed", "server"
 IN_PROCESS = (PLAIN, HEALED)
 RULED = "plain, healed, rules"
 """The answers of `HEALED` as the server's text rules show them: what the rules repair and damage."""
+_LINE_TOKENS, _BODY_TOKENS = 24, 64
 _BATCH = 16
 _CONTEXT = 4096
 _REQUEST_S = 600.0
@@ -54,22 +53,12 @@ Progress = Callable[[int], None]
 """Called with the number of answers that came."""
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What each contestant gets: characters around the cursor, and tokens to write."""
-
-    before: int
-    after: int
-    line_tokens: int
-    body_tokens: int
-
-    def tokens(self, cursor: Cursor) -> int:
-        """Return the number of tokens for an answer."""
-        return self.body_tokens if cursor.kind == BODY else self.line_tokens
+def _num_tokens(cursor: Cursor) -> int:
+    return _BODY_TOKENS if cursor.kind == BODY else _LINE_TOKENS
 
 
 def plain_answers(
-    model: Path, names: Sequence[str], cursors: Sequence[Cursor], budget: Budget, progress: Progress
+    model: Path, names: Sequence[str], cursors: Sequence[Cursor], progress: Progress
 ) -> dict[str, list[str]]:
     """Return the answers to the plain prompt, by contestant, from an engine in this process.
 
@@ -83,36 +72,29 @@ def plain_answers(
     }
     found: dict[str, list[str]] = {name: [] for name in names}
     with offline_engine(model, settings) as llm:
-        tokenizer = llm.get_tokenizer()
-        template = choose_template(tokenizer.get_vocab(), str(model))
-        for batch in _batches(cursors):
+        template = choose_template(llm.get_tokenizer().get_vocab(), str(model))
+        for start in range(0, len(cursors), _BATCH):
+            batch = cursors[start : start + _BATCH]
             for name, answers in found.items():
-                answers += _complete(llm, tokenizer, template, batch, budget, is_healed=name == HEALED)
+                answers += _complete(llm, template, batch, is_healed=name == HEALED)
                 progress(len(batch))
     return found
 
 
-def _complete(
-    llm: Any,  # noqa: ANN401 - vLLM is imported late
-    tokenizer: Any,  # noqa: ANN401
-    template: Template,
-    cursors: Sequence[Cursor],
-    budget: Budget,
-    *,
-    is_healed: bool,
-) -> list[str]:
-    from vllm.sampling_params import SamplingParams
+def _complete(llm: Any, template: Template, cursors: Sequence[Cursor], *, is_healed: bool) -> list[str]:  # noqa: ANN401
+    from vllm.sampling_params import SamplingParams  # imported late: it takes seconds
 
+    tokenizer = llm.get_tokenizer()
     ends = sorted(tokenizer.get_added_vocab().values())
     missing = [left_out(cursor.typed[-_TYPED_CHARS:], tokenizer) if is_healed else "" for cursor in cursors]
     prompts = [
-        plain_prompt(template, cursor.prefix(budget.before).removesuffix(end), cursor.suffix(budget.after))
+        plain_prompt(template, cursor.prefix.removesuffix(end), cursor.suffix)
         for cursor, end in zip(cursors, missing, strict=True)
     ]
     sampling = [
         SamplingParams(
             temperature=0.0,
-            max_tokens=budget.tokens(cursor) + len(tokenizer(end, add_special_tokens=False)["input_ids"]),
+            max_tokens=_num_tokens(cursor) + len(tokenizer(end, add_special_tokens=False)["input_ids"]),
             stop=None if cursor.kind == BODY else ["\n"],
             stop_token_ids=ends,
             extra_args={LEFT_OUT: end},
@@ -123,34 +105,21 @@ def _complete(
     return [output.outputs[0].text.removeprefix(end) for output, end in zip(outputs, missing, strict=True)]
 
 
-def ruled(cursors: Sequence[Cursor], answers: Sequence[str]) -> list[str]:
-    """Return the part of each answer that the text rules show."""
-    return [shown(_rule_request(cursor), answer) for cursor, answer in zip(cursors, answers, strict=True)]
-
-
-def _rule_request(cursor: Cursor) -> Request:
-    return Request(
-        id="quality",
-        caller=Caller("quality", "quality"),
-        sequence=1,
-        document_uri=cursor.path,
-        language_id=cursor.language,
-        prefix=cursor.before,
-        suffix=cursor.after,
-        max_tokens=1024,
-        received_at=0.0,
-        mode=Mode.MULTI_LINE if cursor.kind == BODY else Mode.SINGLE_LINE,
-    )
-
-
 def plain_prompt(template: Template, before: str, after: str) -> str:
     """Return the prompt of a plugin that knows the family's markers."""
-    first, second = template.prefix + before, template.suffix + after
     if template.order is FimOrder.PREFIX_ONLY:
         return before
-    if template.order is FimOrder.SUFFIX_FIRST:
-        first, second = second, first
-    return first + second + template.middle
+    parts = [template.prefix + before, template.suffix + after]
+    return "".join(parts[::-1] if template.order is FimOrder.SUFFIX_FIRST else parts) + template.middle
+
+
+def ruled(cursors: Sequence[Cursor], answers: Sequence[str]) -> list[str]:
+    """Return the part of each answer that the text rules show."""
+    requests = [
+        request_at(each.path, each.before, each.after, is_block=each.kind == BODY, language_id=each.language)
+        for each in cursors
+    ]
+    return [shown(request, answer) for request, answer in zip(requests, answers, strict=True)]
 
 
 def server_settings(model: Path, overrides: Sequence[str]) -> list[str]:
@@ -159,12 +128,7 @@ def server_settings(model: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def server_answers(
-    config: Path,
-    settings: Sequence[str],
-    name: str,
-    cursors: Sequence[Cursor],
-    budget: Budget,
-    progress: Progress,
+    config: Path, settings: Sequence[str], name: str, cursors: Sequence[Cursor], progress: Progress
 ) -> list[str]:
     """Return what this server shows at each cursor, in one configuration; it is started and stopped.
 
@@ -172,30 +136,30 @@ def server_answers(
     """
     with (
         ServerProcess(config, settings, name.replace("/", "-")) as server,
-        grpc.insecure_channel(server.ready["address"], options=[("grpc.enable_http_proxy", 0)]) as channel,
+        grpc.insecure_channel(server.ready["address"], options=CHANNEL_OPTIONS) as channel,
         ThreadPoolExecutor(_BATCH) as pool,
     ):
         stub, run = CompletionServiceStub(channel), uuid.uuid4().hex[:8]
 
         def ask(cursor: Cursor, number: int) -> str:
-            text = _ask(stub, cursor, f"{run}-{number}", budget)
+            text = _ask(stub, cursor, f"{run}-{number}")
             progress(1)
             return text
 
         return list(pool.map(ask, cursors, itertools.count()))
 
 
-def _ask(stub: CompletionServiceStub, cursor: Cursor, user: str, budget: Budget) -> str:
+def _ask(stub: CompletionServiceStub, cursor: Cursor, user: str) -> str:
     request = pb.CompleteRequest(
         session_id=user,
         sequence=1,
         document_uri=f"file:///{user}/{cursor.path}",
         language_id=cursor.language,
-        prefix=cursor.prefix(budget.before),
-        suffix=cursor.suffix(budget.after),
+        prefix=cursor.prefix,
+        suffix=cursor.suffix,
         trigger=pb.TRIGGER_EXPLICIT,
         mode=pb.MODE_MULTI_LINE if cursor.kind == BODY else pb.MODE_SINGLE_LINE,
-        max_tokens=budget.tokens(cursor),
+        max_tokens=_num_tokens(cursor),
         temperature=0.0,
         without_completion_cache=True,
     )
@@ -215,7 +179,3 @@ def _context(model: Path) -> int:
     """Return the number of tokens of a prompt and its answer for which an engine makes room."""
     longest = json.loads((model / "config.json").read_text(encoding="utf-8"))["max_position_embeddings"]
     return min(_CONTEXT, int(longest))
-
-
-def _batches(cursors: Sequence[Cursor]) -> Iterator[Sequence[Cursor]]:
-    return (cursors[start : start + _BATCH] for start in range(0, len(cursors), _BATCH))

@@ -19,6 +19,7 @@ from loadtest.bench.quality.corpus import Source, sources
 from loadtest.bench.quality.languages import BY_NAME, LANGUAGES, Language
 
 BODY = "body"
+_BEFORE_CHARS, _AFTER_CHARS = 1_000, 300
 _ANYWHERE = range(300, 1_000_000)
 """Not in the first lines, which are a licence or imports."""
 _MAX_REST = 120
@@ -60,14 +61,16 @@ class Cursor:
         """The cursor's line up to the cursor."""
         return self.before[self.before.rfind("\n") + 1 :]
 
-    def prefix(self, length: int) -> str:
-        """Return the last whole lines of the text before the cursor, at most `length` characters if lines allow."""
-        part = self.before[-length:]
+    @property
+    def prefix(self) -> str:
+        """The last whole lines of the text before the cursor that contestants get."""
+        part = self.before[-_BEFORE_CHARS:]
         return part if len(part) == len(self.before) else part[part.find("\n") + 1 :]
 
-    def suffix(self, length: int) -> str:
-        """Return the first whole lines of the text after the cursor, in the same way."""
-        part = self.after[:length]
+    @property
+    def suffix(self) -> str:
+        """The first whole lines of the text after the cursor that contestants get."""
+        part = self.after[:_AFTER_CHARS]
         return part if len(part) == len(self.after) else part[: part.rfind("\n") + 1] or part
 
 

@@ -12,13 +12,24 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from loadtest.bench.quality.cursors import Cursor
 from loadtest.bench.quality.languages import BY_NAME
+from loadtest.tuning.choice import Estimate
 
 MEASURES = ("exact", "first_word", "agreed", "empty", "doubled", "broken")
+Answers = Mapping[str, Sequence[str]]
+"""The answers of each contestant, in the order of the cursors."""
+Array = npt.NDArray[np.float64]
+
+_RESAMPLES = 2_000
+_BOUNDS = (0.025, 0.975)
 _FIRST_WORD, _FIRST_CHARACTERS = re.compile(r"\W*\w+"), re.compile(r"\s*\S+")
 _OPENING = {")": "(", "]": "[", "}": "{"}
 _MIN_TYPED = 3
@@ -39,8 +50,7 @@ def measure(cursor: Cursor, answer: str) -> Mapping[str, float]:
 
 
 def _num_agreed(answer: str, truth: str) -> int:
-    pairs = zip(answer, truth, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(answer, truth, strict=False)))
 
 
 def is_first_word_right(answer: str, truth: str) -> bool:
@@ -102,3 +112,80 @@ def _first_line(text: str) -> str:
 
 def _num_errors(cursor: Cursor, text: str) -> int:
     return BY_NAME[cursor.language].num_errors(cursor.before + text + cursor.after)
+
+
+class Scores:
+    """The measures of all answers. Intervals of 95% are from a bootstrap over files, the same for all contestants."""
+
+    def __init__(self, cursors: Sequence[Cursor], answers: Answers, seed: int) -> None:
+        """Measure the answers."""
+        self.cursors = cursors
+        self.names = tuple(answers)
+        self._values = {
+            name: np.array([list(measure(*each).values()) for each in zip(cursors, texts, strict=True)], dtype=float)
+            for name, texts in answers.items()
+        }
+        paths = [cursor.path for cursor in cursors]
+        files, self._file_of = np.unique(paths, return_inverse=True)
+        shares = np.full(len(files), 1 / len(files))
+        self._counts = np.random.default_rng(seed).multinomial(len(files), shares, _RESAMPLES)
+
+    def of(self, name: str, chosen: Sequence[int]) -> dict[str, Estimate]:
+        """Return the mean of each measure over the chosen cursors."""
+        means, resampled = self._means(name, chosen)
+        return dict(zip(MEASURES, map(_estimate, means, resampled.T), strict=True))
+
+    def ratios(self, name: str, to: str, chosen: Sequence[int]) -> dict[str, Estimate]:
+        """Return the ratio of each measure's mean to that of another contestant; nan for a mean of 0."""
+        (above, above_resampled), (below, below_resampled) = self._means(name, chosen), self._means(to, chosen)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means, resampled = above / below, above_resampled / below_resampled
+        return dict(zip(MEASURES, map(_estimate, means, resampled.T), strict=True))
+
+    def _means(self, name: str, chosen: Sequence[int]) -> tuple[Array, Array]:
+        """Return the means, of shape (measures,), and those of the resamples that have one of these cursors."""
+        values, weights = self._values[name][chosen], self._counts[:, self._file_of[chosen]]
+        weights = weights[weights.any(axis=1)]
+        return values.mean(axis=0), weights @ values / weights.sum(axis=1, keepdims=True)
+
+
+def _estimate(mean: float, resampled: Array) -> Estimate:
+    finite = resampled[np.isfinite(resampled)]
+    low, high = np.quantile(finite, _BOUNDS) if len(finite) else (np.nan, np.nan)
+    return Estimate(float(mean), float(low), float(high))
+
+
+def slug(name: str) -> str:
+    """Return a contestant's name as a part of a figure's name: "plain_healed"."""
+    return "_".join("".join(each if each.isalnum() else " " for each in name).split())
+
+
+def groups(cursors: Sequence[Cursor]) -> dict[str, dict[str, list[int]]]:
+    """Return the places of the cursors of each set, and of the files' kinds and languages, in the order they come."""
+    found: dict[str, dict[str, list[int]]] = {"set": {}, "kind": {}, "language": {}}
+    for place, cursor in enumerate(cursors):
+        for attribute, members in found.items():
+            if attribute == "set" or cursor.set == "files":
+                members.setdefault(getattr(cursor, attribute), []).append(place)
+    return found
+
+
+def figures(scores: Scores, reference: str) -> dict[str, Any]:
+    """Return the figures: `CONTESTANT_MEASURE` over the files' cursors, and the same in each group.
+
+    `CONTESTANT_MEASURE_ratio` is relative to the contestant `reference`, if it took part.
+    """
+    parts = groups(scores.cursors)
+    files = parts["set"]["files"]
+    found: dict[str, Any] = {"cursors": len(files), "contestants": {slug(name): name for name in scores.names}}
+    for name in scores.names:
+        found |= {f"{slug(name)}_{key}": value for key, value in scores.of(name, files).items()}
+        if reference in scores.names and name != reference:
+            ratios = scores.ratios(name, reference, files)
+            found |= {f"{slug(name)}_{key}_ratio": value for key, value in ratios.items()}
+    for attribute, members in parts.items():
+        found[f"by_{attribute}"] = {
+            member: {"cursors": len(places), **{slug(name): scores.of(name, places) for name in scores.names}}
+            for member, places in members.items()
+        }
+    return found

@@ -1,4 +1,4 @@
-"""Finds what the text rules damage: `python -m loadtest.bench.quality.oracle [FOLDERS...]`.
+"""Finds what the text rules damage: `python -m loadtest.bench.quality.oracle FOLDERS...`.
 
 Each case cuts a part out of a real file and gives exactly that part to the rules as the model's output, once alone and
 once with the text that follows in the file, as models like to go on. The rules must show exactly the part that was cut
@@ -9,8 +9,6 @@ import ast
 import json
 import random
 import re
-import sys
-import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from completion_server.core.request import Caller, Mode, Request
 from completion_server.streaming.text import TextRules
 
 _MAX_FILE_BYTES = 300_000
+_FILES_OF_LANGUAGE = 200
 _MAX_LINE = 300
 _MAX_BLOCK_LINES = 30
 _GOES_ON = 1200
@@ -80,18 +79,23 @@ class Case:
     def request(self, language_id: str = "") -> Request:
         """Return the request that an editor would make."""
         is_block = self.kind in {Kind.STATEMENT, Kind.BODY, Kind.CLOSED_BODY}
-        return Request(
-            id="oracle",
-            caller=Caller("oracle", "oracle"),
-            sequence=1,
-            document_uri=self.path,
-            language_id=language_id,
-            prefix=self.prefix,
-            suffix=self.suffix,
-            max_tokens=1024,
-            received_at=0.0,
-            mode=Mode.MULTI_LINE if is_block else Mode.SINGLE_LINE,
-        )
+        return request_at(self.path, self.prefix, self.suffix, is_block=is_block, language_id=language_id)
+
+
+def request_at(path: str, prefix: str, suffix: str, *, is_block: bool, language_id: str) -> Request:
+    """Return the request of an editor at a cursor, for the text rules."""
+    return Request(
+        id="oracle",
+        caller=Caller("oracle", "oracle"),
+        sequence=1,
+        document_uri=path,
+        language_id=language_id,
+        prefix=prefix,
+        suffix=suffix,
+        max_tokens=1024,
+        received_at=0.0,
+        mode=Mode.MULTI_LINE if is_block else Mode.SINGLE_LINE,
+    )
 
 
 def shown(request: Request, text: str, *, is_cut: bool = False) -> str:
@@ -243,8 +247,8 @@ def _block_spans(lines: Sequence[str], starts: Sequence[int], first: int, last: 
         )
 
 
-def files_of(folders: Iterable[Path], per_language: int) -> Iterator[tuple[str, Path]]:
-    """Yield up to `per_language` text files of each language below the folders, in an order that is no file's own."""
+def files_of(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield some text files of each language below the folders, in an order that is no file's own."""
     found = defaultdict[str, list[Path]](list)
     for folder in folders:
         for path in sorted(folder.rglob("*")):
@@ -257,44 +261,33 @@ def files_of(folders: Iterable[Path], per_language: int) -> Iterator[tuple[str, 
             ):
                 found[language.name].append(path)
     for name, paths in sorted(found.items()):
-        chosen = random.Random(name).sample(paths, min(len(paths), per_language))
+        chosen = random.Random(name).sample(paths, min(len(paths), _FILES_OF_LANGUAGE))
         yield from ((name, path) for path in chosen)
 
 
-def measure(
-    folders: Iterable[Path], per_language: int = 200, per_kind: int = 4, num_examples: int = 0
-) -> dict[str, Any]:
+def measure(folders: Iterable[Path], num_examples: int = 0) -> dict[str, Any]:
     """Run the cases of the files below some folders; return their counts by language and by kind, and examples."""
-    total, by_language, by_kind = (
-        Counter[str](),
-        defaultdict[str, Counter[str]](Counter),
-        defaultdict[str, Counter[str]](Counter),
-    )
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     examples: list[dict[str, Any]] = []
-    for name, path in files_of(folders, per_language):
+    for name, path in files_of(folders):
         try:
             source = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        for case in cases_of(str(path), source.replace("\r\n", "\n"), per_kind):
+        for case in cases_of(str(path), source.replace("\r\n", "\n")):
             found = list(damages(case))
-            for counts in (total, by_language[name], by_kind[case.kind]):
-                counts.update(cases=2, damaged=len(found))
+            for key in (("", ""), ("by_language", name), ("by_kind", case.kind)):
+                counts[key].update(cases=2, damaged=len(found))
             if found and len(examples) < num_examples:
-                examples.append(
-                    {
-                        "kind": case.kind,
-                        "path": case.path,
-                        "before": case.prefix[-200:],
-                        "part": case.part,
-                        "after": case.suffix[:200],
-                        "shown": found[0][1],
-                        "goes_on": found[0][0] != case.part,
-                    }
-                )
-    groups = {"by_language": by_language, "by_kind": by_kind}
-    counted = {key: {name: _rated(each) for name, each in sorted(group.items())} for key, group in groups.items()}
-    return {**_rated(total), **counted, **({"examples": examples} if num_examples else {})}
+                around = {"before": case.prefix[-200:], "part": case.part, "after": case.suffix[:200]}
+                output, shown_text = found[0]
+                result = {"shown": shown_text, "goes_on": output != case.part}
+                examples.append({"kind": case.kind, "path": case.path, **around, **result})
+    report: dict[str, Any] = _rated(counts["", ""]) | {"by_language": {}, "by_kind": {}}
+    for (group, name), found_counts in sorted(counts.items()):
+        if group:
+            report[group][name] = _rated(found_counts)
+    return report | ({"examples": examples} if num_examples else {})
 
 
 def _rated(counts: Counter[str]) -> dict[str, float]:
@@ -302,20 +295,12 @@ def _rated(counts: Counter[str]) -> dict[str, float]:
     return {"cases": cases, "damaged": damaged, "rate": round(damaged / cases, 5) if cases else 0.0}
 
 
-def _default_folders() -> list[Path]:
-    """Return the packages of the running Python, and those of Node.js where the working directory has them."""
-    return [Path(sysconfig.get_path("purelib")), *Path().glob("**/node_modules")]
-
-
 @click.command()
-@click.argument("folders", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--files", default=200, show_default=True, help="Most files of a language.")
-@click.option("--per-kind", default=4, show_default=True, help="Most cases of a kind and a file.")
+@click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--examples", default=0, help="Damaged cases to print.")
-def main(folders: tuple[Path, ...], files: int, per_kind: int, examples: int) -> None:
+def main(folders: tuple[Path, ...], examples: int) -> None:
     """Count the right answers that the text rules damage, over the files below FOLDERS."""
-    report = measure(folders or _default_folders(), files, per_kind, examples)
-    sys.stdout.write(json.dumps(report) + "\n")
+    click.echo(json.dumps(measure(folders, examples)))
 
 
 if __name__ == "__main__":

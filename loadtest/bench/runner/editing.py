@@ -8,11 +8,13 @@ from typing import Any
 from completion_server.core.errors import ConfigError
 from completion_server.core.request import Mode
 from completion_server.prompt.templates import FimOrder
-from loadtest.bench.runner.schedule import Contest, Pausable
-from loadtest.bench.runner.server import ServerProcess, prompt_maker
+from loadtest.bench.runner.contest import Contest, Pausable
+from loadtest.bench.runner.prompts import prompt_maker
+from loadtest.bench.runner.server import ServerProcess
 from loadtest.driving.driver import Run, drive
 from loadtest.targets import ClientSettings, Target, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
+from loadtest.traffic.scenario import Scenario, ScenarioError
 from loadtest.traffic.typed import Trace
 
 
@@ -103,3 +105,19 @@ class EditingRuns:
         """Drive a contestant along a trace, in the form that its clients send. Raises TargetError as `of`."""
         async with self.of(contestant) as target:
             return await drive(target, sent, has_lead_in=has_lead_in)
+
+
+def editors(sessions: int, requests_per_s: float, seconds: float, seed: int) -> Scenario:
+    """Return the packaged scenario of ten thousand editors with other sizes: the time away follows from the rate.
+
+    Raises ScenarioError if so few editors can't send as many requests.
+    """
+    scenario = Scenario.load("editors-10k")
+    while_typing = scenario.session_requests_per_s / (1 - scenario.typing.away_share)
+    away_share = 1 - requests_per_s / sessions / while_typing
+    if away_share < 0:
+        msg = f"requests-per-s: {sessions} editors ask at most {sessions * while_typing:.0f}, got {requests_per_s:g}"
+        raise ScenarioError(msg)
+    tree = scenario.model_dump() | {"sessions": sessions, "duration_s": seconds, "seed": seed}
+    tree["typing"]["away_share"] = away_share
+    return Scenario.of(tree)

@@ -1,21 +1,19 @@
-"""Closed loop: each of `concurrency` callers sends its next prompt as soon as it has its answer, block by block.
+"""Single requests: their prompts, their samples, and the loops that send them.
 
+Closed loop: each of `concurrency` callers sends its next prompt as soon as it has its answer, block by block.
 Open loop: requests at a constant rate, whatever the answers take.
 """
 
 import asyncio
-import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from rich.table import Table
-
-from loadtest.bench.runner.figures import Block, Sample, summary, text_table
-from loadtest.processes.child import Child
-
 T = TypeVar("T")
+
+_MIN_TOKENS_FOR_RATE = 8
+"""With fewer tokens the rate depends on the clock's resolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +24,6 @@ class BenchPrompt:
     suffix: str
     max_tokens: int
     token_ids: tuple[int, ...] = ()
-    text: str = ""
-    """The token ids as one text."""
     hang_up_after: int | None = None
     """Number of tokens after which the caller stops the generation; None runs it to `max_tokens`."""
     stop_token_ids: tuple[int, ...] = ()
@@ -35,7 +31,7 @@ class BenchPrompt:
     document: str = ""
     """Name of the document. Prompts of one document come from one editor, in order; with "" each has its own."""
 
-    def ended_like(self, sample: Sample) -> "BenchPrompt":
+    def ended_like(self, sample: "Sample") -> "BenchPrompt":
         """Return the prompt with the length at which the server's text rules ended its completion."""
         return replace(self, hang_up_after=sample.num_tokens if sample.num_tokens < self.max_tokens else None)
 
@@ -45,12 +41,43 @@ class BenchPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptContestant:
-    """A server and how it completes prompts once each, so many at a time."""
+class Sample:
+    """One request as its caller measured it."""
 
-    name: str
-    process: Child
-    run: Callable[[Sequence[BenchPrompt], int], Awaitable[Block]]
+    ttft_ms: float | None
+    """Time from the request to the first text; None without text."""
+    total_ms: float
+    num_tokens: int
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    decode_ms: float | None = None
+    """Time from the first token to the last, if the server reports it; the server may hold text back."""
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Rate of the tokens after the first; None for a short completion."""
+        decode_ms = self.decode_ms
+        if decode_ms is None and self.ttft_ms is not None:
+            decode_ms = self.total_ms - self.ttft_ms
+        if not decode_ms or self.num_tokens < _MIN_TOKENS_FOR_RATE:
+            return None
+        return (self.num_tokens - 1) * 1000 / decode_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Requests that ran together."""
+
+    samples: tuple[Sample, ...]
+    """Samples in the order of the prompts."""
+    wall_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of all requests per second of the block."""
+        return sum(sample.num_tokens for sample in self.samples) / self.wall_s
 
 
 async def closed_loop(
@@ -71,8 +98,7 @@ async def closed_loop(
                 group.create_task(caller(number))
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    wall_s = time.perf_counter() - start
-    return Block(tuple(samples[place] for place in range(len(prompts))), wall_s)
+    return Block(tuple(samples[place] for place in range(len(prompts))), time.perf_counter() - start)
 
 
 async def open_loop(rate: float, seconds: float, ask: Callable[[int, float], Coroutine[Any, Any, T]]) -> list[T]:
@@ -88,23 +114,3 @@ async def open_loop(rate: float, seconds: float, ask: Callable[[int, float], Cor
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             tasks.append(group.create_task(ask(number, due)))
     return [task.result() for task in tasks]
-
-
-def summary_table(title: str, blocks: Mapping[str, Sequence[Block]], uncounted: Collection[str] = ()) -> Table:
-    """Return a row of figures for the blocks of each contestant. Those `uncounted` do not count cached tokens."""
-    headings = ("", "TTFT p50 ms", "p95 ms", "tokens/s each", "tokens/s together", "cached", "acceptance")
-    rows = []
-    for name, own in blocks.items():
-        found = summary(own)
-        rows.append(
-            (
-                name,
-                f"{found['ttft_ms_p50']:.1f}",
-                f"{found['ttft_ms_p95']:.1f}",
-                f"{found['stream_tokens_per_s_p50']:.0f}",
-                f"{found['tokens_per_s_p50']:.0f}",
-                "" if name in uncounted else f"{found['cached_share']:.1%}",
-                "" if math.isnan(found["acceptance"]) else f"{found['acceptance']:.1%}",
-            )
-        )
-    return text_table(title, headings, tuple(rows))

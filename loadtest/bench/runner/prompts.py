@@ -16,6 +16,7 @@ from completion_server.core.request import Caller, Mode, Request
 from completion_server.prompt.builder import Prompt, PromptBuilder
 from completion_server.prompt.loading import load_prompt_builder
 from completion_server.prompt.settings import PromptSettings
+from loadtest import LoadTestError
 
 _DEFINITION = re.compile(r"^(?P<indent>[ ]*)def [^\n]*:\n", re.MULTILINE)
 _SKIPPED_LINES = 12
@@ -23,7 +24,7 @@ _SKIPPED_LINES = 12
 _CHARACTERS_PER_KEY = 4
 
 
-class TooFewTextsError(ValueError):
+class TooFewTextsError(LoadTestError):
     """There is too little source text; the message says how much there is."""
 
 
@@ -134,3 +135,9 @@ class PromptMaker:
         begun = time.perf_counter()
         prompt = self.builder.build(request)
         return prompt, (time.perf_counter() - begun) * 1000
+
+
+def prompt_maker(effective: Mapping[str, Any]) -> PromptMaker:
+    """Return a maker of the prompts of a server with an effective configuration. Raises ConfigError."""
+    section = {**effective["prompt"], "max_prompt_tokens": effective["prompt_budget_tokens"]}
+    return PromptMaker(effective["engine"]["model"], section)

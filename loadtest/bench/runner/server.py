@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import psutil
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.endpoint import caller_metadata
-from loadtest.bench.runner.figures import Block, Sample
-from loadtest.bench.runner.loops import BenchPrompt, closed_loop
-from loadtest.bench.runner.prompts import PromptMaker
-from loadtest.bench.runner.schedule import Contestant
+from loadtest import LoadTestError
+from loadtest.bench.runner.contest import Contestant
+from loadtest.bench.runner.loops import BenchPrompt, Block, Sample, closed_loop
 from loadtest.processes.child import FIRST_START_S, Child
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ _OVERRIDES = (
     "admission.users_per_peer=0",
     "admission.max_sessions_per_peer=0",
 )
+# One connection for each channel; by default gRPC shares one between channels to the same address.
+CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 _METRICS = {True: "server.metrics_listen=127.0.0.1:0", False: "server.metrics_listen="}
-
 
 SERVES_ALL = (
     "shed.when=never",
@@ -49,22 +50,15 @@ SERVES_ALL = (
     "admission.user_tokens_per_s=0",
 )
 """For benchmarks of the engine: no request is shed, and the number of slots is fixed."""
-
-
-SCRIPTED = (
-    "engine.kind=scripted",
-    "engine.warm_up=false",
-    "engine.draft_model=",
-    "speculation.mode=fixed",
-)
+SCRIPTED = ("engine.kind=scripted", "engine.warm_up=false", "engine.draft_model=", "speculation.mode=fixed")
 """An engine that is ready at once."""
 
 
-class CommandError(Exception):
+class CommandError(LoadTestError):
     """A command of the server failed; the message has its error output."""
 
 
-class NotAnsweredError(Exception):
+class NotAnsweredError(LoadTestError):
     """The server ended a request without an answer."""
 
 
@@ -85,15 +79,6 @@ def effective_config(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
         raise CommandError(f"completion_server check-config failed:\n{done.stderr.strip()}")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
-
-
-def prompt_maker(effective: Mapping[str, Any]) -> PromptMaker:
-    """Return a maker of the prompts of a server with an effective configuration.
-
-    Raises ConfigError if there is no such tokenizer, or the section can't be used.
-    """
-    section = {**effective["prompt"], "max_prompt_tokens": effective["prompt_budget_tokens"]}
-    return PromptMaker(effective["engine"]["model"], section)
 
 
 class ServerProcess(Contestant):
@@ -140,10 +125,8 @@ class ServerProcess(Contestant):
             self.stop()
 
     def _connect(self, count: int) -> None:
-        # One connection per editor; by default gRPC shares one between channels to the same address.
-        options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
         while len(self._stubs) < count:
-            channel = grpc.aio.insecure_channel(self.ready["address"], options=options)
+            channel = grpc.aio.insecure_channel(self.ready["address"], options=CHANNEL_OPTIONS)
             self._channels.append(channel)
             self._stubs.append(CompletionServiceStub(channel))
 
@@ -199,3 +182,9 @@ def sample_of(end: pb.End | None, ttft_ms: float | None, total_ms: float) -> Sam
         accepted_draft_tokens=end.usage.accepted_draft_tokens,
         decode_ms=end.timings.decode_ms,
     )
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """Return the CPU seconds of a process, user and system."""
+    times = process.cpu_times()
+    return float(times.user + times.system)

@@ -12,7 +12,7 @@ from completion_server.engine.interface import EngineDeadError, trial_ks
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.speculation.comparison import GAIN
 from completion_server.speculation.trial import LIMIT_S, StartChoice, run_trial, trial_sizes
-from loadtest.bench.speculation.trial import (
+from loadtest.bench.trial import (
     KNOWN,
     MAX_LOSS,
     SEQS,
@@ -33,7 +33,7 @@ LOSES, GAINS_4, GAINS_8, SMALL_BATCHES = KNOWN
 
 @cache
 def truth_of(name: str) -> Truth:
-    return virtual_time.run(measure_truth(KNOWN[name].make(), make_request, LoopClock(), 120.0, lambda _done_s: None))
+    return virtual_time.run(measure_truth(KNOWN[name].make(), make_request, LoopClock(), 120.0))
 
 
 def start(name: str, seed: int) -> Start:

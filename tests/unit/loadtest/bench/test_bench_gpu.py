@@ -9,25 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from draft_model.core import find_preset
-from loadtest.bench.gpu.__main__ import goal_rows, main
+from loadtest.bench.gpu.__main__ import PARTS, TINY_PARTS
 from loadtest.bench.gpu.engines import DRAFT, RUNNER, SCHEDULE, TARGET, acceptance_by_position, write_models
 from loadtest.bench.gpu.functional import LAST, VARIANTS
 from loadtest.bench.gpu.functional import figures as functional_figures
-from loadtest.bench.gpu.machine import FILE, Results
 from loadtest.bench.gpu.sessions import figures as session_figures
 from loadtest.bench.gpu.speculation import Rates, SpeculationPlan, contestants, crossing
 from loadtest.bench.gpu.speculation import figures as speculation_figures
+from loadtest.bench.gpu.ttft import TtftPlan
 from tests.support.models import ROOT
-
-
-def planned(*arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(main, ["--dry-run", *arguments])
-    assert result.exit_code == 0, result.output
-    plan: dict[str, Any] = json.loads(result.stdout)
-    return plan
 
 
 def test_the_models_have_the_shapes_that_they_are_called_by(tmp_path: Path) -> None:
@@ -79,22 +71,19 @@ def test_each_way_has_its_runner_and_its_graphs() -> None:
 
 
 def test_the_engines_of_a_part_share_the_gpu() -> None:
-    plan = planned()
-    assert list(plan) == ["functional", "speculation", "ttft", "sessions"]
-    for part in ("speculation", "ttft"):
-        engines = plan[part]["engines"]
-        shares = sorted(engine["args"]["gpu_memory_utilization"] for engine in engines)
+    for plan in (SpeculationPlan(), TtftPlan()):
+        ways = plan.ways(Path("models"))
+        shares = sorted(way.args["gpu_memory_utilization"] for way in ways)
         assert sum(shares[-2:]) <= 0.92, "two are up at once"
-        assert all(engine["args"]["load_format"] == "dummy" for engine in engines)
-    assert [engine["args"]["max_num_batched_tokens"] for engine in plan["ttft"]["engines"]] == [2048, 8192]
-    assert plan["sessions"]["search"][:2] == ["capacity", "editors-10k"]
+        assert all(way.args["load_format"] == "dummy" for way in ways)
+    assert [way.args["max_num_batched_tokens"] for way in TtftPlan().ways(Path("models"))] == [2048, 8192]
 
 
-def test_a_part_is_planned_alone_and_in_small() -> None:
-    plan = planned("--part", "speculation", "--tiny")
-    names = [engine["name"] for engine in plan["speculation"]["engines"]]
-    assert names == ["no draft", "schedule", "fixed", "full graphs"], "a CPU has no newer runner"
-    assert not any("gpu_memory_utilization" in engine["args"] for engine in plan["speculation"]["engines"])
+def test_small_shapes_are_for_a_cpu() -> None:
+    assert list(PARTS) == list(TINY_PARTS) == ["functional", "speculation", "ttft", "sessions"]
+    ways = SpeculationPlan().ways(Path("models"), is_tiny=True)
+    assert [way.name for way in ways] == ["no draft", "schedule", "fixed", "full graphs"], "a CPU has no newer runner"
+    assert not any("gpu_memory_utilization" in way.args for way in ways)
 
 
 @pytest.mark.parametrize(
@@ -118,29 +107,15 @@ def test_speed_ups_are_over_the_engine_without_a_draft() -> None:
         "schedule": {"no draft": rates(slower), "schedule, K = 5": rates(fast)},
     }
     found = speculation_figures(measured)
-    assert found["fixed"]["1"]["speedup"] == pytest.approx(2.0)
-    assert found["schedule, K = 5"]["1"]["speedup"] == pytest.approx(4.0), "over the engine without a draft beside it"
+    assert found["fixed"]["1"]["speedup"].value == pytest.approx(2.0)
+    assert found["schedule, K = 5"]["1"]["speedup"].value == pytest.approx(4.0), (
+        "over the engine without a draft beside it"
+    )
     assert found["no draft"]["1"] == {"tokens_per_s": 75.0, "tokens_per_s_of_a_request": 75.0}
 
 
 def rates(values: list[float]) -> dict[str, dict[str, list[float]]]:
     return {"1": {"total": values, "alone": values}}
-
-
-def test_a_call_that_is_cut_off_keeps_what_it_has_measured_with_the_same_settings(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"k": 5, "batches": (1, 4)}
-    first = Results(tmp_path, {"device": "a GPU"})
-    ways = first.ways("ttft", given, lambda ways: {"ways": len(ways)})
-    ways["one"] = {"ms": (1.5, 2.5)}
-    ways["two"] = {}
-    first.ways("sessions", given, lambda _ways: {"figure": 1})["one"] = 1
-    later = Results(tmp_path, {"device": "a GPU"})
-    assert dict(later.ways("ttft", given, lambda _ways: {})) == {"one": {"ms": [1.5, 2.5]}, "two": {}}
-    assert later.found["ttft"] == {"ways": 2}
-    assert [each.name for each in tmp_path.iterdir()] == [FILE]
-    assert not later.ways("ttft", given | {"k": 4}, lambda _ways: {})
-    assert "ttft" not in later.found
-    assert later.ways("sessions", given, lambda _ways: {}).data == {"one": 1}
 
 
 WORKS = {"aborted_s": 0.1, "restarted_s": 20.0, "left_processes": 0, "left_gpu_mib": 0}
@@ -164,7 +139,6 @@ def test_drafts_may_change_no_more_than_rounding_does(
 ) -> None:
     answers = {"alone": ["a", "b", "c", "d"], "together": ["a", "b", "c", "y"]}
     measured = {name: {"answers": {"K = 4": drafted} if each.control else answers} for name, each in VARIANTS.items()}
-    assert functional_figures({name: measured[name] for name in VARIANTS if name != LAST}) == {}
     measured[LAST] |= found
     verdict = functional_figures(measured)
     assert {name for name, passed in verdict["passed"].items() if not passed} == failed
@@ -193,24 +167,8 @@ def test_the_sessions_are_those_of_the_largest_run_that_passed() -> None:
         {"sessions": 1000, "is_passed": False, "figures": {"pause_ttft_ms_p95": 900.0}},
     ]
     given = {"sessions": 500, "fails_at": 1000, "is_generator_bound": False, "trials": trials}
-    assert session_figures({"search": given})["figures"] == {"pause_ttft_ms_p95": 150.0}
-    assert session_figures({"search": given | {"trials": trials[2:], "sessions": 0}})["figures"] == {}
-
-
-def test_the_table_of_goals_says_what_was_not_run() -> None:
-    rows = {row[0]: row for row in goal_rows({})}
-    assert rows["concurrent sessions at the objective"][2] == "not run"
-    one = {"1": {"tokens_per_s": 70.0, "tokens_per_s_of_a_request": 78.0}}
-    best = {"1": {"tokens_per_s": 150.0, "tokens_per_s_of_a_request": 165.0}}
-    found = {
-        "speculation": {"no draft": one, "fixed": best},
-        "sessions": {"sessions": 1500, "figures": {"pause_ttft_ms_p50": 52.4, "usd_per_completion": 0.00031}},
-    }
-    rows = {row[0]: row for row in goal_rows(found)}
-    assert rows["tokens/s of a request, alone"][1:] == ("78", "165", "> 100")
-    assert rows["concurrent sessions at the objective"][2] == "1,500"
-    assert rows["TTFT p50 at the objective, ms"][2] == "52"
-    assert rows["cost of a completion seen, $"][2] == "0.000310"
+    assert session_figures(given)["figures"] == {"pause_ttft_ms_p95": 150.0}
+    assert session_figures(given | {"trials": trials[2:], "sessions": 0})["figures"] == {}
 
 
 # What an interpreter sees for which nothing of this project was installed, and a process that it starts.
@@ -220,7 +178,7 @@ from completion_server.engine.vllm import process
 LIST = f"import importlib.metadata as m;print(*sorted(x.value for x in m.entry_points(group={process.PLUGIN_GROUP!r})))"
 for path in [each for each in sys.path if "site-packages" in each]:
     sys.path.remove(path)
-from loadtest.bench.gpu.machine import find_plugins
+from loadtest.bench.gpu.plugins import find_plugins
 assert not metadata.entry_points(group=process.PLUGIN_GROUP)
 find_plugins(__import__("pathlib").Path(sys.argv[1]))
 found = metadata.entry_points(group=process.PLUGIN_GROUP)

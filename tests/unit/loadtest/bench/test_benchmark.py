@@ -13,43 +13,42 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
-from loadtest.bench.capacity.__main__ import main as capacity
-from loadtest.bench.runner.benchmark import Options, Result, benchmark, option, split_intervals
-from loadtest.bench.runner.figures import figure_table, for_json, ratio
-from loadtest.bench.runner.schedule import Contest, Contestant, rotated
+from loadtest.bench.capacity import main as capacity
+from loadtest.bench.runner.benchmark import Options, benchmark, option, split_intervals
+from loadtest.bench.runner.contest import Contest, Contestant, rotated
+from loadtest.bench.runner.figures import for_json, ratio
 from loadtest.bench.runner.server import NotAnsweredError, sample_of
-from loadtest.bench.scheduler.__main__ import main as scheduler
-from loadtest.bench.speculation.__main__ import main as speculation
-from loadtest.bench.speculation.__main__ import tuning_settings
+from loadtest.bench.speculation import main as speculation
 from loadtest.processes.child import StartError
 from loadtest.tuning.choice import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes(Options):
-    rounds: int = option(4, "How many.", int)
+    rounds: int = option(4, "How many.", int, quick=1)
     names: tuple[str, ...] = option((), "May be repeated.", None, "--name")
-    quick: bool = option(False, "A few.")
 
 
 @benchmark(Sizes)
-def main(options: Sizes, _console: Console) -> Result:
+def main(options: Sizes, _console: Console) -> dict[str, Any]:
     """Measure nothing."""
     if options.rounds < 0:
         raise StartError("it did not start")
-    figures = {"gain": 1.5, "gain_low": 1.25, "gain_high": 2.0, "rounds": options.rounds, "names": options.names}
-    return Result(figures, [figure_table("Gain", {"gain": 1.5})], exit_code=3 if options.quick else 0)
+    return {"gain": Estimate(1.5, 1.25, 2.0), "by": {"a": {"b": 0.5}}, "rounds": options.rounds, "names": options.names}
 
 
-def test_the_last_line_is_the_figures_after_the_tables() -> None:
+def test_the_last_line_is_the_figures_after_the_table() -> None:
     done = CliRunner().invoke(main, ["--rounds", "2", "--name", "a", "--name", "b"])
     assert done.exit_code == 0
-    assert "1.500" in done.stdout
-    last = {"gain": 1.5, "gain_low": 1.25, "gain_high": 2.0, "rounds": 2, "names": ["a", "b"]}
+    assert "1.5 (1.25 to 2)" in done.stdout
+    assert "by, a, b" in done.stdout
+    last = {"gain": 1.5, "gain_low": 1.25, "gain_high": 2.0, "by": {"a": {"b": 0.5}}, "rounds": 2, "names": ["a", "b"]}
     assert json.loads(done.stdout.splitlines()[-1]) == last
-    alone = CliRunner().invoke(main, ["--json", "--quick"])
-    assert alone.exit_code == 3
-    assert json.loads(alone.stdout)["rounds"] == 4
+
+
+@pytest.mark.parametrize(("options", "rounds"), [(["--quick"], 1), (["--quick", "--rounds", "3"], 3), ([], 4)])
+def test_a_quick_run_has_its_own_defaults(options: list[str], rounds: int) -> None:
+    assert json.loads(CliRunner().invoke(main, ["--json", *options]).stdout)["rounds"] == rounds
 
 
 def test_an_expected_error_ends_the_command_with_its_message() -> None:
@@ -62,7 +61,7 @@ def test_the_document_has_the_figures_and_what_they_were_measured_with(tmp_path:
     assert CliRunner().invoke(main, ["--record", str(path), "--rounds", "2"]).exit_code == 0
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found["benchmark"] == "nothing"
-    assert found["figures"] == {"gain": 1.5, "rounds": 2, "names": []}
+    assert found["figures"] == {"gain": 1.5, "by": {"a": {"b": 0.5}}, "rounds": 2, "names": []}
     assert found["intervals"] == {"gain": [1.25, 2.0]}
     assert found["workload"] == {"rounds": 2, "names": [], "quick": False}
     assert " x " in found["processor"]
@@ -135,14 +134,8 @@ def test_an_answer_of_a_completion_cache_is_no_sample_of_the_engine(level: pb.Ca
 @pytest.mark.parametrize(
     ("command", "options", "exit_code", "message"),
     [
-        (capacity, ("--only", "llama.cpp"), 2, "takes part only with --llama-server"),
+        (capacity, ("--only", "llama.cpp"), 2, "takes part only after `make llama-server`"),
         (capacity, ("--only", "nobody"), 2, "is not one of 'this server'"),
-        (
-            scheduler,
-            ("--target", "scheduler", "--target", "vllm-serve"),
-            2,
-            "the capacity is measured on target 'plain': add it, or give --capacity",
-        ),
         (speculation, ("--k", "1,16"), 1, "--k: must be at most 8, got 16"),
     ],
 )
@@ -159,10 +152,3 @@ def test_options_that_do_not_fit_are_refused(
     refused = CliRunner().invoke(command, ["--config", "server.toml", *options])
     assert refused.exit_code == exit_code
     assert message in " ".join(refused.stderr.replace("│", "").split())
-
-
-@pytest.mark.parametrize(("k", "ks"), [(None, (1, 4)), ("2,3", (2, 3))])
-def test_a_quick_run_has_the_given_ks(k: str | None, ks: tuple[int, ...]) -> None:
-    found = tuning_settings(k, 9, 9.0, is_quick=True)
-    assert found.ks == ks
-    assert max(found.seconds, found.rounds) < 9

@@ -1,34 +1,17 @@
 """The capacity benchmark: the texts and the judgement of trials, rounds on scripted servers, and the report."""
 
 import asyncio
-import io
 import math
-import random
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
-from loadtest.bench.capacity.__main__ import caches
-from loadtest.bench.capacity.report import (
-    OURS,
-    OURS_UNCACHED,
-    VLLM,
-    VLLM_SAME_PROMPTS,
-    Findings,
-    details,
-    editors,
-    headline,
-    is_decided,
-    picture,
-    ratio,
-    table,
-)
-from loadtest.bench.capacity.rounds import AnswerablePauses, is_another_round_due, replay_pauses, run_round
-from loadtest.bench.capacity.trials import (
+from loadtest.bench.capacity import OURS, VLLM, VLLM_SAME_PROMPTS, Rounds, details, headline, picture
+from loadtest.bench.capacity_trials import (
     PROMISED_SHARE,
+    AnswerablePauses,
     ContextSize,
     Key,
     crossing,
@@ -37,6 +20,8 @@ from loadtest.bench.capacity.trials import (
     key_of,
     only,
     pauses_of,
+    replay_pauses,
+    run_round,
     trial_s,
     with_sliding_window,
 )
@@ -259,34 +244,7 @@ def test_the_capacity_is_interpolated_between_the_bounds(shares: dict[int, float
     assert crossing([trial(sessions, share) for sessions, share in shares.items()]) == pytest.approx(expected)
 
 
-def test_a_ratio_is_of_pairs_so_that_a_hard_trace_cancels() -> None:
-    chance = random.Random(1)
-    traces = [chance.uniform(0.5, 2.0) for _ in range(6)]
-    ours, theirs = [40 * each for each in traces], [20 * each for each in traces]
-    found = ratio(ours, theirs)
-    assert (found.value, found.low, found.high) == pytest.approx((2, 2, 2))
-    assert editors(ours).low < 0.8 * editors(ours).value
-    assert ratio([10.0] * 3, [0.0] * 3).value == pytest.approx(20), "finite for a server that serves nobody"
-
-
-@pytest.mark.parametrize(("other", "are_apart"), [([80.0, 90.0, 75.0], True), ([41.0, 40.0, 39.0], False)])
-def test_contestants_are_told_apart_when_no_ratio_can_be_one(other: list[float], are_apart: bool) -> None:
-    found = {"ours": [40.0, 44.0, 38.0], "worse": [20.0, 21.0, 20.0], "other": other}
-    assert is_decided(found, "ours") is are_apart
-
-
-@pytest.mark.parametrize(
-    ("num_rounds", "has_decided", "elapsed_s", "is_due"),
-    [(1, False, 5000, True), (2, True, 0, True), (3, True, 0, False), (3, False, 700, True), (3, False, 750, False)],
-)
-def test_rounds_go_on_for_intervals_and_then_within_the_time(
-    num_rounds: int, has_decided: bool, elapsed_s: float, is_due: bool
-) -> None:
-    due = is_another_round_due(num_rounds, has_decided=has_decided, elapsed_s=elapsed_s, round_s=200, limit_s=900)
-    assert due == is_due
-
-
-def trials(passes: int, lag_ms: float = 1.0) -> tuple[Trial, ...]:
+def search(passes: int, lag_ms: float = 1.0) -> tuple[Trial, ...]:
     """Return a search that ends at a number of editors."""
     figures = {"pauses": 40.0, "lag_ms_p99": lag_ms}
     return (
@@ -295,56 +253,39 @@ def trials(passes: int, lag_ms: float = 1.0) -> tuple[Trial, ...]:
     )
 
 
-def findings(context: str, *rounds: tuple[int, int, int], second: str = VLLM_SAME_PROMPTS) -> Findings:
-    found = Findings(context, f"{context} context")
-    for ours, vllm, other in rounds:
-        found.add({OURS: trials(ours, 3.0), VLLM: trials(vllm), second: trials(other)})
+def rounds(*served: tuple[int, int, int]) -> Rounds:
+    found: Rounds = {OURS: [], VLLM: [], VLLM_SAME_PROMPTS: []}
+    for ours, vllm, same_prompts in served:
+        for own, passes in zip(found.values(), (ours, vllm, same_prompts), strict=True):
+            own.append(search(passes))
     return found
 
 
-FOUND = [
-    findings("short", (40, 20, 30), (44, 22, 33), (36, 18, 27)),
-    findings("long", (30, 10, 31), (32, 11, 30), (28, 9, 29)),
-]
+FOUND = {
+    "short": rounds((40, 20, 30), (44, 22, 33), (36, 18, 27)),
+    "long": rounds((30, 10, 31), (32, 11, 30), (28, 9, 29)),
+}
 
 
-def test_the_headline_has_the_editors_and_the_ratios_with_intervals() -> None:
+def test_the_headline_has_the_editors_and_the_ratios_of_pairs_with_intervals() -> None:
     figures = for_json(headline(FOUND))
     assert figures["editors_short"] == pytest.approx(39.9, abs=0.1)
     assert figures["editors_short_vllm_serve"] == pytest.approx(figures["editors_short"] / 2, abs=0.1)
     assert figures["ratio_short"] == figures["ratio_short_low"] == figures["ratio_short_high"] == pytest.approx(2)
     assert figures["ratio_short_same_prompts"] == pytest.approx(4 / 3, abs=0.001)
-    assert figures["ratio_long"] == pytest.approx(3, abs=0.1)
     assert figures["ratio_long_low"] < 3 < figures["ratio_long_high"]
     assert figures["generator_lag_ms_p99"] == 1.0
     assert "ratio_long_llama_cpp" not in figures, "it did not take part"
-    assert FOUND[0].is_decided
-    assert not FOUND[1].is_decided, "with our prompts both serve about 30"
-    one = [findings("short", (40, 20, 30))]
-    assert for_json(headline(one) | details(one))["ratio_short_low"] is None
-    assert not one[0].is_decided, "one round has no interval"
+    one = {"short": rounds((40, 20, 30))}
+    assert for_json(headline(one))["ratio_short_low"] is None, "one round has no interval"
+    none_served = {"short": {OURS: [search(10)], VLLM: [(Trial(1, False, {"share": 0.0, "lag_ms_p99": 1.0}),)]}}
+    assert for_json(headline(none_served))["ratio_short"] == 20, "finite for a server that serves nobody"
 
 
-def test_every_trial_is_in_the_details_and_every_contestant_in_the_table_and_the_picture() -> None:
+def test_every_trial_is_in_the_details_and_every_contestant_in_the_picture() -> None:
     found = details(FOUND)["long"][VLLM]
     assert found["editors_by_round"] == pytest.approx([10, 11, 9], abs=0.1)
     assert [[each["editors"] for each in search] for search in found["trials"]] == [[10, 20], [11, 22], [9, 18]]
     assert found["trials"][0][1]["missed_late"] == 32
-    out = io.StringIO()
-    Console(file=out, width=140).print(table(FOUND))
     svg = picture(FOUND)
-    for name in (OURS, VLLM, VLLM_SAME_PROMPTS, "short context", "long context"):
-        assert name in out.getvalue()
-        assert name in svg
-    assert "2.00" in out.getvalue()
-
-
-def test_the_gain_of_the_completion_cache_is_reported_and_decides_nothing() -> None:
-    found = findings("short", (40, 20, 39), (40, 20, 40), (40, 20, 41), second=OURS_UNCACHED)
-    assert for_json(headline([found]))["ratio_short_cache_off"] == pytest.approx(1, abs=0.01)
-    assert found.is_decided
-    alone = Findings("short", "short context")
-    alone.add({OURS: trials(40), OURS_UNCACHED: trials(10)})
-    assert not alone.is_decided, "rounds go on until the time is up"
-    for configured in (True, False):
-        assert caches({"cache": {"enabled": configured}}) == {OURS: str(configured).lower(), OURS_UNCACHED: "false"}
+    assert all(name in svg for name in (OURS, VLLM, VLLM_SAME_PROMPTS, "400 + 100 char", "1,500 + 400 char"))

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -137,27 +136,17 @@ def test_a_file_may_have_no_place_for_a_kind(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "clip", "expected"),
+    ("before", "after", "prefix", "suffix"),
     [
-        (7, Cursor.prefix, "x = "),
-        (9, Cursor.prefix, "two\nx = "),
-        (99, Cursor.prefix, "one\ntwo\nx = "),
-        (6, Cursor.suffix, "\n3\n"),
-        (99, Cursor.suffix, "\n3\nfour\n"),
-        (2, Cursor.suffix, "\n"),
+        ("one\nx = ", "\n3\n", "one\nx = ", "\n3\n"),
+        ("a" * 999 + "\ntwo\nx = ", "\n3\n" + "b" * 300, "two\nx = ", "\n3\n"),
+        ("a" * 2000, "b" * 400, "a" * 1000, "b" * 300),
     ],
 )
-def test_text_is_clipped_at_lines(size: int, clip: Callable[[Cursor, int], str], expected: str) -> None:
-    whole = {
-        "set": "files",
-        "path": "a",
-        "digest": "",
-        "licence": "",
-        "language": "python",
-        "kind": "gap",
-        "truth": "1",
-    }
-    assert clip(Cursor(**whole, before="one\ntwo\nx = ", after="\n3\nfour\n"), size) == expected
+def test_text_is_clipped_at_lines(before: str, after: str, prefix: str, suffix: str) -> None:
+    about = {"set": "files", "path": "a", "digest": "", "licence": "", "language": "python", "kind": "gap"}
+    found = Cursor(**about, truth="1", before=before, after=after)
+    assert (found.prefix, found.suffix) == (prefix, suffix)
 
 
 def test_humaneval_s_cursors_are_in_the_line_that_is_to_be_filled_in(tmp_path: Path) -> None:

@@ -4,12 +4,10 @@ import math
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from loadtest.bench.quality.__main__ import corpus_digest, main
 from loadtest.bench.quality.cursors import Cursor
-from loadtest.bench.quality.measures import MEASURES
-from loadtest.bench.quality.report import Scores, figures, side_by_side, slug, tables
+from loadtest.bench.quality.measures import MEASURES, Scores, figures, slug
 from loadtest.bench.runner.benchmark import split_intervals
 from loadtest.bench.runner.figures import for_json
 
@@ -64,31 +62,6 @@ def test_kinds_languages_and_sets_have_their_own_figures(scores: Scores) -> None
 
 def test_the_same_seed_gives_the_same_intervals(scores: Scores) -> None:
     assert str(figures(scores, "plain")) == str(figures(Scores(CURSORS, ANSWERS, 1), "plain"))
-
-
-def shown(*renderables: object) -> str:
-    console = Console(width=120)
-    with console.capture() as capture:
-        console.print(*renderables)
-    return capture.get()
-
-
-def test_tables_have_a_row_for_each_contestant_and_group(scores: Scores) -> None:
-    total, relative, *grouped = map(shown, tables(scores, "plain"))
-    assert "20 cursors in files" in total
-    assert "plain" in total
-    assert "100 (100-100)" in total
-    assert "2.00 (" in relative
-    assert [text.split()[1] for text in grouped] == ["set", "kind", "language"]
-    assert "json (4)" in grouped[2]
-
-
-def test_answers_are_shown_beside_the_text_of_the_file() -> None:
-    first, last = map(shown, side_by_side(CURSORS, ANSWERS, 2))
-    assert "word, a0.py" in first
-    assert "x = ▮" in first
-    assert all(name in first for name in ("the file", "plain", "server"))
-    assert "word, task" in last
 
 
 @pytest.mark.parametrize(

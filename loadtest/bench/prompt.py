@@ -6,117 +6,72 @@ same tokenizer and the same token budget. A prefix cache of whole blocks, like t
 last token of a prompt is always computed.
 """
 
-import json
 import time
 from array import array
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
+from rich.console import Console
 from tokenizers import Tokenizer
 
 from completion_server.prompt.builder import Prompt
 from completion_server.prompt.templates import FimOrder, Template
-from loadtest.bench.prompt.keystrokes import typed
-from loadtest.bench.runner.benchmark import Options, option
+from loadtest.bench.keystrokes import typed
+from loadtest.bench.runner.benchmark import COUNT, Options, benchmark, option
 from loadtest.bench.runner.figures import percentile
 from loadtest.bench.runner.prompts import CursorText, PromptMaker
 from loadtest.traffic.documents import library_files
 
 BLOCK_SIZES = (32, 16)
-"""Tokens of a cache block: the server's own on a CPU, and vLLM's on a GPU."""
+"""Tokens of a cache block: the server's own on a CPU, and vLLM's on a GPU. Figures without a size are for the first."""
 _SUFFIX_SHARE = 0.25
 """Of the plain layout's budget; the same as the server's default."""
 _SAMPLE_CHARS = 4000
 """Of each file, for the number of characters in a token."""
 
 
-def _json_object(_context: click.Context, _parameter: click.Parameter, text: str | None) -> dict[str, Any]:
-    try:
-        found = json.loads(text or "{}")
-    except ValueError as error:
-        msg = f"not JSON: {error}; got {text!r}"
-        raise click.BadParameter(msg) from error
-    if not isinstance(found, dict):
-        msg = f"must be a JSON object, got {text!r}"
-        raise click.BadParameter(msg)
-    return found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions(Options):
-    """The options that all replays share."""
+    """The options of a replay."""
 
     model: str = option("target_model/embedded", "Folder with a tokenizer.json.")
-    files: int = option(12, "Files of the standard library to type into.", int)
-    keys: int = option(150, "Keys in each.", int)
+    files: int = option(12, "Files of the standard library to type into.", COUNT, quick=2)
+    keys: int = option(150, "Keys in each.", COUNT, quick=50)
     seed: int = option(1, "", int)
-    tokens: int = option(1024, "Budget of a prompt.", int)
-    sizes: tuple[int, ...] = option(
-        BLOCK_SIZES,
-        "Tokens of a cache block, repeatable; the first is the engine's own on a CPU.",
-        int,
-        "--block-size",
-    )
-    cache_blocks: int = option(0, "Blocks that the cache holds; 0 is no limit.", int)
-    settings: Mapping[str, Any] | None = option(
-        None, "The server's prompt section, as a JSON object.  [default: {}]", callback=_json_object
-    )
+    tokens: int = option(1024, "Budget of a prompt.", COUNT)
 
-    def prompt_maker(self) -> PromptMaker:
-        """Return a maker of prompts that knows no document yet.
 
-        Raises:
-            ConfigError: there is no such model, or the prompt section can't be used.
-
-        """
-        return PromptMaker(self.model, {**(self.settings or {}), "max_prompt_tokens": self.tokens})
-
-    def layout_stats(self) -> "LayoutStats":
-        """Return statistics with an empty cache of each block size."""
-        return LayoutStats([BlockCache(size, self.cache_blocks) for size in self.sizes])
+@benchmark(ReplayOptions)
+def main(options: ReplayOptions, _console: Console) -> Mapping[str, Any]:
+    """Report the hit rate of a prefix cache while a user types, and the cost of building the prompts."""
+    return measure_layouts(options)
 
 
 class BlockCache:
     """A prefix cache of blocks of tokens, each under the block before it."""
 
-    def __init__(self, block_size: int, capacity: int = 0) -> None:
-        """Keep `capacity` blocks, the least recently used forgotten first; 0 keeps all."""
+    def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._capacity = capacity
-        self._ids: OrderedDict[tuple[int, bytes], int] = OrderedDict()
-        self._num_made = 0
+        self._ids: dict[tuple[int, bytes], int] = {}
 
     def prefill(self, token_ids: Sequence[int]) -> int:
         """Return how many tokens of a prompt must be computed, and keep its whole blocks."""
         num_cached, parent, is_hit = 0, 0, True
         for begin in range(0, len(token_ids) - self.block_size + 1, self.block_size):
             key = (parent, array("I", token_ids[begin : begin + self.block_size]).tobytes())
-            found = self._ids.get(key)
-            is_hit = is_hit and found is not None and begin + self.block_size < len(token_ids)
+            is_hit = is_hit and key in self._ids and begin + self.block_size < len(token_ids)
             num_cached += self.block_size if is_hit else 0
-            parent = self._keep(key, found)
+            parent = self._ids.setdefault(key, len(self._ids) + 1)
         return len(token_ids) - num_cached
-
-    def _keep(self, key: tuple[int, bytes], found: int | None) -> int:
-        if found is None:
-            self._num_made += 1
-            found = self._ids[key] = self._num_made
-            if self._capacity and len(self._ids) > self._capacity:
-                self._ids.popitem(last=False)
-        else:
-            self._ids.move_to_end(key)
-        return found
 
 
 @dataclass(slots=True)
 class LayoutStats:
     """Prefix-cache statistics of one layout's prompts, for a cache of each block size."""
 
-    caches: list[BlockCache]
+    caches: list[BlockCache] = field(default_factory=lambda: list(map(BlockCache, BLOCK_SIZES)))
     num_tokens: int = 0
     prefilled: dict[int, list[int]] = field(default_factory=dict)
 
@@ -145,19 +100,19 @@ class PlainLayout:
         """Cut at distances that fill the budget for text like the sample."""
         characters_a_token = len(sample) / len(tokenizer.encode(sample).ids)
         self._tokenizer = tokenizer
-        self._markers = (template.prefix, template.suffix, template.middle)
-        self._is_suffix_first = template.order is FimOrder.SUFFIX_FIRST
+        self._template = template
         self._num_before = int(budget * (1 - _SUFFIX_SHARE) * characters_a_token)
         self._num_after = int(budget * _SUFFIX_SHARE * characters_a_token)
         self._budget = budget
 
     def token_ids(self, state: CursorText) -> list[int]:
         """Return the prompt; excess tokens are cut from the text farthest before the cursor."""
-        before, after = state.prefix[-self._num_before :], state.suffix[: self._num_after]
-        prefix, suffix, middle = self._markers
+        before, template = state.prefix[-self._num_before :], self._template
+        after = template.suffix + state.suffix[: self._num_after]
         while True:
-            pieces = (suffix, after, prefix, before) if self._is_suffix_first else (prefix, before, suffix, after)
-            ids: list[int] = self._tokenizer.encode("".join((*pieces, middle))).ids
+            parts = (template.prefix + before, after)
+            pieces = parts[::-1] if template.order is FimOrder.SUFFIX_FIRST else parts
+            ids: list[int] = self._tokenizer.encode("".join((*pieces, template.middle))).ids
             excess = len(ids) - self._budget
             if excess <= 0:
                 return ids
@@ -190,24 +145,17 @@ class BuildTimes:
             "num_keys": len(self.build_ms),
             "num_differing_prompts": self.num_differing,
             "tokenised_tokens_per_key": round(self.num_tokenised / len(self.build_ms), 1),
-            "tokenise_ms_p50": round(percentile(self.build_ms, 50), 4),
-            "tokenise_ms_p95": round(percentile(self.build_ms, 95), 4),
-            "tokenise_ms_p50_whole": round(percentile(self.whole_ms, 50), 4),
-            "tokenise_ms_p95_whole": round(percentile(self.whole_ms, 95), 4),
+            **{f"tokenise_ms_p{each}": round(percentile(self.build_ms, each), 4) for each in (50, 95)},
+            **{f"tokenise_ms_p{each}_whole": round(percentile(self.whole_ms, each), 4) for each in (50, 95)},
         }
 
 
 def measure_layouts(options: ReplayOptions) -> dict[str, Any]:
-    """Replay typing and return the figures. Figures that name no block size are for the first of `sizes`.
-
-    Raises:
-        ConfigError: there is no such model, or the settings can't be used.
-
-    """
-    maker = options.prompt_maker()
+    """Replay typing and return the figures of both layouts. Raises ConfigError if there is no such model."""
+    maker = PromptMaker(options.model, {"max_prompt_tokens": options.tokens})
     template = maker.builder.template
     tokenizer = Tokenizer.from_file(str(Path(options.model) / "tokenizer.json"))
-    ours, plain, times = options.layout_stats(), options.layout_stats(), BuildTimes(tokenizer)
+    ours, plain, times = LayoutStats(), LayoutStats(), BuildTimes(tokenizer)
     files = library_files(options.files, options.seed)
     sample = "".join(text[:_SAMPLE_CHARS] for text in files.values())
     layout = PlainLayout(tokenizer, template, options.tokens, sample)
@@ -217,22 +165,22 @@ def measure_layouts(options: ReplayOptions) -> dict[str, Any]:
             times.add(prompt, build_ms)
             ours.add(prompt.token_ids)
             plain.add(layout.token_ids(state))
-    by_size = {str(size): _compared(ours.figures(size), plain.figures(size)) for size in options.sizes}
-    first_size = options.sizes[0]
+    by_size = {str(size): _compared(ours.figures(size), plain.figures(size)) for size in BLOCK_SIZES}
     return {
         "template": template.name,
         "max_prompt_tokens": options.tokens,
-        "block_size": first_size,
+        "block_size": BLOCK_SIZES[0],
         **times.figures(),
-        **by_size[str(first_size)],
+        **by_size[str(BLOCK_SIZES[0])],
         "by_block_size": by_size,
     }
 
 
 def _compared(ours: Mapping[str, float], plain: Mapping[str, float]) -> dict[str, float]:
     ratio = ours["prefilled_tokens_per_key"] / plain["prefilled_tokens_per_key"]
-    return {
-        **ours,
-        **{f"{name}_plain": value for name, value in plain.items()},
-        "prefilled_tokens_per_key_ratio": round(ratio, 4),
-    }
+    beside = {f"{name}_plain": value for name, value in plain.items()}
+    return {**ours, **beside, "prefilled_tokens_per_key_ratio": round(ratio, 4)}
+
+
+if __name__ == "__main__":
+    main()

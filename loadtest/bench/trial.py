@@ -12,17 +12,14 @@ import json
 import math
 import os
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median_high
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from completion_server.composition.engine_factory import make_engine_factory
 from completion_server.composition.models import load_prompts
@@ -42,8 +39,7 @@ from completion_server.speculation.trial import (
     run_trial,
     trial_sizes,
 )
-from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
-from loadtest.bench.runner.figures import text_table
+from loadtest.bench.runner.benchmark import COUNT, ServerOptions, benchmark, option
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
 
@@ -146,12 +142,8 @@ class Truth:
     def _log_losses(self, rows: Schedule, *, is_adjusted: bool) -> Iterator[float]:
         for size, rates in self.rates.items():
             values = self.log_gains[size] if is_adjusted else {k: math.log(rate) for k, rate in rates.items()}
-            yield values[_k_at(rows, size)] - max(values.values())
-
-    @property
-    def best(self) -> Schedule:
-        """The best K of each measured batch size, as rows of one batch size each."""
-        return tuple((size, size, max(rates, key=lambda k: rates[k])) for size, rates in self.rates.items())
+            k_at = next((k for _, last, k in rows if size <= last), rows[-1][2])
+            yield values[k_at] - max(values.values())
 
 
 async def start_once(engine: Engine, make: MakeRequest, clock: Clock, chance: random.Random | None = None) -> Start:
@@ -169,9 +161,7 @@ async def start_once(engine: Engine, make: MakeRequest, clock: Clock, chance: ra
     return Start(choice, trial_s, clock.now() - begun_at)
 
 
-async def measure_truth(
-    engine: Engine, make: MakeRequest, clock: Clock, seconds: float, on_progress: Callable[[float], None]
-) -> Truth:
+async def measure_truth(engine: Engine, make: MakeRequest, clock: Clock, seconds: float) -> Truth:
     """Type with every K in turn, in random order, for so many seconds."""
     try:
         await engine.start()
@@ -182,11 +172,10 @@ async def measure_truth(
         await typist.prime(ks)
         rounds: dict[int, list[TypedRound]] = {size: [] for size in trial_sizes(engine.info.max_num_seqs)}
         spent_s = dict.fromkeys(rounds, 0.0)
-        while (done_s := sum(spent_s.values())) < seconds or not all(rounds.values()):
+        while sum(spent_s.values()) < seconds or not all(rounds.values()):
             size, begun_at = min(spent_s, key=lambda size: spent_s[size]), clock.now()
             rounds[size].append(await typist.round(size, chance.sample(ks, len(ks))))
             spent_s[size] += clock.now() - begun_at
-            on_progress(done_s)
     finally:
         await engine.stop()
     rates = {
@@ -207,42 +196,33 @@ def figures(starts: Sequence[Start], truth: Truth) -> dict[str, Any]:
         "starts_within_3_percent_adjusted": sum(each >= 1 - MAX_LOSS for each in adjusted),
         "worst_over_best": min(over),
         "worst_batch_size_over_best": min(truth.worst_over_best(each.choice.rows) for each in starts),
-        "trial_s_median": sorted(each.trial_s for each in starts)[len(starts) // 2],
+        "trial_s_median": median_high(each.trial_s for each in starts),
         "trial_s_max": max(each.trial_s for each in starts),
-        "start_s_median": sorted(each.whole_s for each in starts)[len(starts) // 2],
+        "start_s_median": median_high(each.whole_s for each in starts),
         "schedules": {json.dumps(rows): n for rows, n in Counter(each.choice.rows for each in starts).most_common()},
         "tokens_per_s": truth.rates,
         "gains": {size: {k: math.exp(g) for k, g in own.items()} for size, own in truth.log_gains.items()},
     }
 
 
-def _k_at(rows: Schedule, size: int) -> int:
-    return next((k for _, last, k in rows if size <= last), rows[-1][2])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options(ServerOptions):
     setting: str = option("ngram", "", click.Choice([*_SETTINGS, "scripted"]))
-    starts: int = option(20, "Starts of the engine.", click.IntRange(1))
-    seconds: float = option(240.0, "To measure the truth.", click.FloatRange(0))
+    starts: int = option(20, "Starts of the engine.", COUNT, quick=1)
+    seconds: float = option(240.0, "To measure the truth.", click.FloatRange(0), quick=10.0)
 
 
 @benchmark(_Options, EngineDeadError)
-def main(options: _Options, console: Console) -> Result:
+def main(options: _Options, console: Console) -> Mapping[str, Any]:
     """Start an engine many times, and say how many starts chose K well. The last line is a JSON object.
 
     \b
     Example:
-        python -m loadtest.bench.speculation.trial --setting draft --starts 5 --seconds 60
+        python -m loadtest.bench.trial --setting draft --starts 5 --seconds 60
     """
-    setting, starts, seconds = options.setting, options.starts, options.seconds
-    if setting == "scripted":
-        found = {name: _run_known(engine, starts, seconds) for name, engine in KNOWN.items()}
-    else:
-        overrides = (*_SETTINGS[setting], *options.overrides)
-        found = {setting: asyncio.run(_run(options.config, overrides, starts, seconds, console))}
-    tables = [_table(name, *each) for name, each in found.items()]
-    return Result({name: figures(*each) for name, each in found.items()}, tables)
+    if options.setting == "scripted":
+        return {name: figures(*_run_known(engine, options.starts, options.seconds)) for name, engine in KNOWN.items()}
+    return {options.setting: figures(*asyncio.run(_run(options, console)))}
 
 
 def _run_known(known: KnownEngine, num_starts: int, seconds: float) -> tuple[list[Start], Truth]:
@@ -252,48 +232,24 @@ def _run_known(known: KnownEngine, num_starts: int, seconds: float) -> tuple[lis
         return await start_once(known.make(seed), make_request, LoopClock(), random.Random(seed))
 
     async def measure() -> Truth:
-        return await measure_truth(known.make(), make_request, LoopClock(), seconds, lambda _done_s: None)
+        return await measure_truth(known.make(), make_request, LoopClock(), seconds)
 
     return [virtual_time.run(start(seed)) for seed in range(num_starts)], virtual_time.run(measure())
 
 
-async def _run(
-    config: Path, overrides: Sequence[str], num_starts: int, seconds: float, console: Console
-) -> tuple[list[Start], Truth]:
+async def _run(options: _Options, console: Console) -> tuple[list[Start], Truth]:
     """Run starts of the configured engine."""
-    effective = load_config(config, tuple(overrides), os.environ)
+    effective = load_config(options.config, (*_SETTINGS[options.setting], *options.overrides), os.environ)
     make_engine, prompts, clock = make_engine_factory(effective), load_prompts(effective), MonotonicClock()
     starts = []
-    for number in range(num_starts):
-        with console.status(f"start {number + 1} of {num_starts}"):
+    for number in range(options.starts):
+        with console.status(f"start {number + 1} of {options.starts}"):
             starts.append(await start_once(make_engine(), make_samples(prompts), clock))
-        last = starts[-1]
-        console.print(
-            f"{time.strftime('%H:%M:%S')} start {number + 1} of {num_starts}: {list(map(list, last.choice.rows))} "
-            f"after {last.trial_s:.1f} s of {last.whole_s:.0f} s; {last.choice.reason}"
-        )
-    with console.status("measuring every K") as status:
-
-        def on_progress(done_s: float) -> None:
-            status.update(f"measuring every K: {done_s:.0f} of {seconds:.0f} s")
-
+        chosen = starts[-1].choice
+        console.print(f"start {number + 1} of {options.starts}: {list(map(list, chosen.rows))}; {chosen.reason}")
+    with console.status("measuring every K"):
         others = make_samples(prompts, first=NUM_DOCUMENTS)
-        return starts, await measure_truth(make_engine(), others, clock, seconds, on_progress)
-
-
-def _table(name: str, starts: Sequence[Start], truth: Truth) -> Table:
-    sizes = list(truth.rates)
-    rows: dict[str, Schedule] = {"best of each batch size": truth.best}
-    rows |= {f"K = {k}": ((1, sizes[-1], k),) for k in truth.rates[sizes[0]]}
-    counts = Counter(each.choice.rows for each in starts)
-    rows |= {f"{json.dumps(chosen)}: {num} starts": chosen for chosen, num in counts.most_common()}
-    cells = []
-    for label, schedule in rows.items():
-        rates = (f"{truth.rates[size][_k_at(schedule, size)]:.0f}" for size in sizes)
-        over = (truth.over_best(schedule), truth.over_best(schedule, is_adjusted=True), truth.worst_over_best(schedule))
-        cells.append((label, *rates, *(f"{each:.3f}" for each in over)))
-    headings = ("schedule", *(f"{size} at once" for size in sizes), "over the best", "adjusted", "worst size")
-    return text_table(f"{name}: tokens/s of schedules, typing", headings, tuple(cells))
+        return starts, await measure_truth(make_engine(), others, clock, options.seconds)
 
 
 if __name__ == "__main__":

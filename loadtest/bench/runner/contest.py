@@ -4,10 +4,8 @@ The others are suspended meanwhile. So a drift of the machine affects all of the
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import ParamSpec, Protocol, Self, TypeVar
 
 from rich.console import Console
@@ -34,21 +32,16 @@ class Pausable(Protocol):
         ...
 
 
-class AsyncClosing(ABC):
+class AsyncClosing:
     """Something that is closed when its context is left."""
 
-    @abstractmethod
     async def aclose(self) -> None:
         """Close it."""
 
     async def __aenter__(self) -> Self:
-        """Return itself."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
+    async def __aexit__(self, *_error: object) -> None:
         await self.aclose()
 
 
@@ -81,13 +74,9 @@ class Contestant(AsyncClosing):
         self.stop()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop the processes."""
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
 
@@ -102,7 +91,6 @@ class Contest(AsyncExitStack):
     """
 
     def __init__(self, console: Console, settle_s: float = _SETTLE_S) -> None:
-        """Have no contestant yet; starts are shown in the console. A turn begins `settle_s` after the change."""
         super().__init__()
         self.console = console
         self._settle_s = settle_s

@@ -1,15 +1,16 @@
 """The benchmark of the CPU time of a request, in small."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer
 
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.loading import choose_template
-from loadtest.bench.requests import h2load
-from loadtest.bench.requests.in_process import Passes
-from loadtest.bench.runner.front_end import editors
+from loadtest.bench.cpu import H2loadError, Sizes, with_h2load
+from loadtest.bench.cpu_in_process import Passes
+from loadtest.bench.runner.editing import editors
 from loadtest.traffic.scenario import ScenarioError
 from loadtest.traffic.trace import make_trace
 from tests.support.models import ROOT
@@ -40,8 +41,9 @@ def test_a_rate_that_the_editors_cannot_send_is_refused() -> None:
 @pytest.mark.full
 @pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load is not installed (Debian: nghttp2-client)")
 def test_h2load_measures_only_requests_that_were_answered() -> None:
-    found = h2load.measure(CONFIG, (), 1, 1.0)
+    sizes = Sizes(config=CONFIG, rounds=1, seconds=1.0)
+    found = with_h2load(sizes)
     assert min(found.values()) > 0
     assert found["h2load_ratio_to_bare"] == found["h2load_cpu_ms"] / found["h2load_bare_cpu_ms"]
-    with pytest.raises(h2load.H2loadError, match="did not answer all requests"):
-        h2load.measure(CONFIG, ("limits.max_prefix_bytes=1000",), 1, 1.0)
+    with pytest.raises(H2loadError, match="did not answer all requests"):
+        with_h2load(replace(sizes, overrides=("limits.max_prefix_bytes=1000",)))

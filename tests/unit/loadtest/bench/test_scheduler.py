@@ -1,30 +1,23 @@
 """Figures of hand-made results."""
 
-import io
 import math
 
 import pytest
-from rich.console import Console
 
-from loadtest.bench.runner.figures import for_json, is_seen
-from loadtest.bench.scheduler.report import (
+from loadtest.bench.runner.figures import for_json
+from loadtest.bench.scheduler import (
     PLAIN,
     SCHEDULER,
     VLLM_SERVE,
     Results,
-    as_json,
-    figures,
     first_errors,
     headline,
+    is_seen,
     load_figures,
-    tables,
 )
 from loadtest.driving.driver import Run
 from loadtest.targets.record import Outcome
-from loadtest.traffic.sections import CriteriaSettings
 from tests.unit.loadtest.typed import result
-
-CRITERIA = CriteriaSettings(within_ms=250, before_next_key_ms=250)
 
 
 def run(*results: object, tokens: float = 100.0) -> Run:
@@ -37,19 +30,19 @@ def run(*results: object, tokens: float = 100.0) -> Run:
         (0.125, 1.0, True),
         (0.25, 1.0, True),
         (0.2501, 1.0, False),
-        (0.125, 0.375, True),
-        (0.125, 0.3749, False),
+        (0.125, 0.3251, True),
+        (0.125, 0.3249, False),
         (0.125, 0.1, False),
         (None, 1.0, False),
     ],
 )
 def test_seen_is_in_time_and_before_the_next_key(ttft_s: float | None, wait_s: float, expected: bool) -> None:
-    assert is_seen(result(ttft_s, wait_s), CRITERIA) is expected
+    assert is_seen(result(ttft_s, wait_s)) is expected
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SUPERSEDED, Outcome.HUNG_UP, Outcome.UNANSWERED, Outcome.ANSWERED])
 def test_a_completion_counts_as_seen_for_any_outcome(outcome: Outcome) -> None:
-    assert is_seen(result(0.1, outcome=outcome), CRITERIA)
+    assert is_seen(result(0.1, outcome=outcome))
 
 
 def test_figures_of_hand_made_results() -> None:
@@ -69,7 +62,6 @@ def test_figures_of_hand_made_results() -> None:
                 tokens=60,
             ),
         ],
-        CRITERIA,
     )
     assert (found["num_requests"], found["num_pauses"], found["num_seen"]) == (7, 5, 2)
     assert found["offered_per_s"] == 7 / 4
@@ -88,7 +80,7 @@ def test_figures_of_hand_made_results() -> None:
 
 
 def test_nothing_to_count_is_null() -> None:
-    found = for_json(as_json({2.0: {PLAIN: load_figures([run(tokens=0)], CRITERIA)}}))["2"][PLAIN]
+    found = for_json(load_figures([run(tokens=0)]))
     assert found["seen_per_s"] == 0
     for name in ("pause_ttft_ms_p50", "pause_answered_share", "wasted_token_share", "generator_lag_ms_p99"):
         assert found[name] is None
@@ -105,9 +97,13 @@ def results(scheduler: int, plain: int, serve: int) -> Results:
     }
 
 
+def headline_of(results: Results) -> dict[str, float]:
+    by_load = {load: {name: load_figures(runs) for name, runs in own.items()} for load, own in results.items()}
+    return headline(by_load, results)
+
+
 def test_the_headline_compares_at_twice_the_capacity() -> None:
-    found = results(8, 4, 2)
-    line = headline(figures(found, CRITERIA), found)
+    line = headline_of(results(8, 4, 2))
     assert line["seen_ratio_2x_to_plain"] == 2
     assert line["seen_ratio_2x_to_vllm_serve"] == 4
     assert line["seen_4x_to_peak"] == 0.25
@@ -117,26 +113,13 @@ def test_the_headline_compares_at_twice_the_capacity() -> None:
     assert line["generator_lag_p99_ms"] == pytest.approx(2)
 
 
-def test_a_ratio_to_nothing_is_null_and_the_table_says_so() -> None:
+def test_a_ratio_to_nothing_and_of_a_load_that_was_not_run_is_null() -> None:
     found = results(8, 0, 2)
-    by_load = figures(found, CRITERIA)
-    line = headline(by_load, found)
+    line = headline_of(found)
     assert math.isnan(line["seen_ratio_2x_to_plain"])
     assert line["seen_ratio_2x_to_vllm_serve"] == 4
-    other_load: Results = {1.0: found[2.0]}
-    known = headline(figures(other_load, CRITERIA), other_load)
+    known = headline_of({1.0: found[2.0]})
     assert {name for name, value in known.items() if not math.isnan(value)} == {"generator_lag_p99_ms"}
-    written = io.StringIO()
-    Console(file=written, width=140).print(*tables(by_load, line))
-    assert "nothing to compare with" in written.getvalue()
-    assert "vllm serve" in written.getvalue()
-
-
-def test_json_is_nested_by_load_and_target() -> None:
-    found = as_json(figures(results(8, 4, 2), CRITERIA))
-    assert list(found) == ["2", "4"]
-    assert found["2"][PLAIN]["seen_per_s"] == 2.0
-    assert found["4"][PLAIN]["num_requests"] > 0
 
 
 def test_the_first_error_of_each_target_is_reported() -> None:

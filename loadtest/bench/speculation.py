@@ -10,24 +10,20 @@ verified one step after the first step with the new K, and a poll comes later st
 
 import asyncio
 import contextlib
-import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import click
 from rich.console import Console
 
-from loadtest.bench.runner.benchmark import FOLDER, Result, ServerOptions, benchmark, option, write_text
-from loadtest.bench.runner.figures import for_json, percentile, report_console
-from loadtest.bench.runner.schedule import Contest
+from loadtest.bench.runner.benchmark import COUNT, ServerOptions, benchmark, option
+from loadtest.bench.runner.contest import Contest
+from loadtest.bench.runner.figures import percentile
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
-from loadtest.commands.tune import Bar, numbers, print_tuning
+from loadtest.commands.tune import Bar, numbers
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
@@ -35,8 +31,7 @@ from loadtest.traffic.typed import Trace
 from loadtest.tuning.blocks import Blocks, Variant
 from loadtest.tuning.choice import MIN_ROUNDS, OFF, as_variant, crossover, goodput_ratio
 from loadtest.tuning.replay import Replay, traffic_of
-from loadtest.tuning.report import as_json, render_tuning
-from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
+from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningSettings
 
 MAX_K = 8
 NO_DRAFT = Variant("no draft")
@@ -59,17 +54,25 @@ _ENDLESS_S = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options(ServerOptions):
-    rounds: int = option(4, "Blocks of each kind.", click.IntRange(MIN_ROUNDS))
-    seconds: float = option(0.6, "Of a block, at the least.", click.FloatRange(0.2))
-    changes: int = option(100, "Of K, under traffic.", click.IntRange(1))
+    rounds: int = option(4, "Blocks of each kind.", click.IntRange(MIN_ROUNDS), quick=MIN_ROUNDS)
+    seconds: float = option(0.6, "Of a block, at the least.", click.FloatRange(0.2), quick=0.3)
+    changes: int = option(100, "Of K, under traffic.", COUNT, quick=10)
     seed: int = option(0, "Which texts are completed, and in which order.", int)
-    k: str | None = option(None, f"Values of K to try beside 0.  [default: 1 to {MAX_K}]", metavar="N,N,...")
-    out: Path = option(Path("work/speculation"), "A folder for tuning.json and tuning.html.", FOLDER)
-    quick: bool = option(False, "A few short blocks, to see that all of it works.")
+    k: str | None = option(
+        None, f"Values of K to try beside 0.  [default: 1 to {MAX_K}]", quick="1,4", metavar="N,N,..."
+    )
+
+    def tuning(self) -> TuningSettings:
+        """Return the extent of the measurement. Raises TuningError if the Ks are not numbers, or too large."""
+        ks = numbers("--k", self.k, least=1)
+        if ks and ks[-1] > MAX_K:
+            raise TuningError(f"--k: must be at most {MAX_K}, got {ks[-1]}")
+        at_once = (1, 4) if self.quick else (1, 4, 16, _MOST_AT_ONCE)
+        return TuningSettings(at_once, self.rounds, self.rounds, self.seconds, ks)
 
 
-@benchmark(_Options, TuningError)
-def main(options: _Options, console: Console) -> Result:
+@benchmark(_Options)
+def main(options: _Options, console: Console) -> Mapping[str, Any]:
     """Measure the gain of speculation at K = 0 to 8 and 1 to 64 at once. The last line is a JSON object.
 
     \b
@@ -78,41 +81,11 @@ def main(options: _Options, console: Console) -> Result:
         python -m loadtest.bench.speculation --quick
         python -m loadtest.bench.speculation --set engine.draft_model=draft_model/embedded --k 1,2,4
     """
-    started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    settings = tuning_settings(options.k, options.rounds, options.seconds, is_quick=options.quick)
-    if options.quick:
-        options = replace(options, changes=min(10, options.changes))
-    tuned, changes = asyncio.run(_measure(settings, options, console))
-    found = for_json(figures(tuned) | changes)
-    about = {
-        "version": version("completion-server"),
-        "started_at": started_at,
-        "scenario": "steady",
-        "seed": options.seed,
-        "rounds": settings.rounds,
-        "seconds": settings.seconds,
-        "ks": list(settings.ks or range(1, MAX_K + 1)),
-    }
-    _write(options.out, tuned, about, found)
-    if not options.as_json_only:
-        print_tuning(tuned, report_console())
-    return Result(found | {"table": tuned.table, "recommended": tuned.recommended})
+    tuned, changes = asyncio.run(_measure(options.tuning(), options, console))
+    return figures(tuned) | changes | {"table": tuned.table, "recommended": tuned.recommended}
 
 
-def tuning_settings(k: str | None, rounds: int, seconds: float, *, is_quick: bool) -> TuningSettings:
-    """Return the extent of the measurement; that of a quick one is fixed, except for the Ks.
-
-    Raises TuningError if the Ks are not numbers, or too large for the servers.
-    """
-    ks = numbers("--k", k, least=1)
-    if ks and ks[-1] > MAX_K:
-        raise TuningError(f"--k: must be at most {MAX_K}, got {ks[-1]}")
-    if is_quick:
-        return TuningSettings((1, 4), MIN_ROUNDS, MIN_ROUNDS, 0.3, ks or (1, 4))
-    return TuningSettings((1, 4, 16, _MOST_AT_ONCE), rounds, rounds, seconds, ks)
-
-
-def figures(tuned: Tuned) -> dict[str, float]:
+def figures(tuned: Tuned) -> dict[str, Any]:
     """Return the figures of the last line; nan for missing ones."""
     first, over = tuned.choices[0], tuned.verification
     both = Blocks((*tuned.sweep.all, *tuned.others.all))
@@ -131,13 +104,9 @@ def figures(tuned: Tuned) -> dict[str, float]:
         "speedup_batch_1": first.gain.value,
         **over_no_draft,
         "crossover_batch": math.nan if where is None else where,
-        "tuned_over_best_fixed": over.table_over_fixed.value,
-        "tuned_over_best_fixed_low": over.table_over_fixed.low,
-        "tuned_over_best_fixed_high": over.table_over_fixed.high,
+        "tuned_over_best_fixed": over.table_over_fixed,
         "best_fixed_k": over.best_fixed.k or 0,
-        "tuned_over_off": over.table_over_off.value,
-        "tuned_over_off_low": over.table_over_off.low,
-        "tuned_over_off_high": over.table_over_off.high,
+        "tuned_over_off": over.table_over_off,
         "tuned_over_no_draft": goodput_ratio(checked, as_variant(tuned.table), NO_DRAFT).value,
     }
 
@@ -160,24 +129,17 @@ async def _measure(settings: TuningSettings, options: _Options, console: Console
 
         await give_turn(replays[""])
         operator = await contest.enter_async_context(Operator(servers[replays[""]].ready["admin_address"]))
-        bar = contest.enter_context(Bar(console))
-        tuned = await Tuner(operator, replays, scenario, bar.on_progress, on_turn=give_turn).tune(settings, [NO_DRAFT])
-        traffic, count = await traffic_of(scenario, _CHANGES_AT, "changes"), options.changes
-        async with operator.borrowed():
-            changes = await measure_changes(
-                operator,
-                replays[""],
-                traffic,
-                k=_CHANGES_K,
-                count=count,
-                on_progress=lambda done: bar.on_progress(TuningProgress("changes", "K live", _CHANGES_AT, done, count)),
-            )
-    return tuned, changes
+        with Bar(console) as bar:
+            tuner = Tuner(operator, replays, scenario, bar.on_progress, on_turn=give_turn)
+            tuned = await tuner.tune(settings, [NO_DRAFT])
+        await give_turn(replays[""])
+        traffic = await traffic_of(scenario, _CHANGES_AT, "changes")
+        with console.status("changing K"):
+            async with operator.borrowed():
+                return tuned, await _changes(operator, replays[""], traffic, options.changes)
 
 
-async def measure_changes(
-    operator: Operator, replay: Replay, traffic: Trace, *, k: int, count: int, on_progress: Callable[[int], None]
-) -> dict[str, float]:
+async def _changes(operator: Operator, replay: Replay, traffic: Trace, count: int) -> dict[str, float]:
     """Change from 0 to K `count` times while a caller for each session keeps the engine busy; return percentiles.
 
     `live_change_ms` is the time until the first verified draft tokens of the new K, `live_change_call_ms` that of the
@@ -186,14 +148,13 @@ async def measure_changes(
     shown_ms, call_ms = [], []
     callers = asyncio.create_task(replay.run(traffic, _ENDLESS_S))
     try:
-        for number in range(count):
+        for _ in range(count):
             await operator.put(((1, 1, 0),))
             drafted = await _when_still(operator)
             start = time.perf_counter()
-            call_ms.append(await operator.put(((1, 1, k),)))
+            call_ms.append(await operator.put(((1, 1, _CHANGES_K),)))
             await _when_drafting(operator, drafted)
             shown_ms.append((time.perf_counter() - start) * 1000)
-            on_progress(number + 1)
     finally:
         callers.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -236,12 +197,6 @@ async def _patience() -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise TargetError(f"a change of K was not seen within {_GIVE_UP_S:.0f} s") from None
-
-
-def _write(folder: Path, tuned: Tuned, about: dict[str, Any], found: dict[str, Any]) -> None:
-    document = as_json(tuned, about | {"figures": found})
-    write_text(folder / "tuning.json", json.dumps(document, allow_nan=False) + "\n")
-    write_text(folder / "tuning.html", render_tuning(tuned, {name: str(value) for name, value in about.items()}))
 
 
 if __name__ == "__main__":

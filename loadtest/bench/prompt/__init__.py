@@ -1,1 +1,0 @@
-"""Benchmarks of the prompt layout against a simulated prefix cache."""

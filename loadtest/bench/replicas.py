@@ -1,0 +1,325 @@
+"""Measures several replicas of the server, in three parts.
+
+supersede: two replicas with the scripted engine and a Redis. A user asks on one, and 30 ms after its first text, with
+another editor, on the other one. The time is from the send of the newer request until the older one's end was read.
+
+cache: how many requests the completion cache answers, and what users see of it. Typing users, open loop, on servers
+with the real engine in turn: without the cache, with level 1, and with level 2 alone. Level 2 alone finds only what
+Redis keeps, as a user does whose requests reach another replica each time. The editors keep no completions of their
+own, as many plugins.
+
+outage: a server with the scripted engine and the completion cache. Twenty users ask at a constant rate, while Redis is
+killed and started, suspended and resumed. The limits of users are the default ones, and prompts have about 1,500
+characters. Figures: requests that failed at any time, and the 99th percentile of the time to the first text or end with
+Redis, in the first second without it, and after that.
+"""
+
+import asyncio
+import shutil
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import click
+from rich.console import Console
+
+from completion.v1 import completion_pb2 as pb
+from completion_client import CompletionClient, ServiceError
+from loadtest.bench.runner.benchmark import COUNT, ServerOptions, benchmark, option
+from loadtest.bench.runner.contest import AsyncClosing, Contestant, rotated
+from loadtest.bench.runner.figures import for_json, percentile, ratio
+from loadtest.bench.runner.loops import open_loop
+from loadtest.bench.runner.server import SCRIPTED, ServerProcess
+from loadtest.driving.run import run_scenario
+from loadtest.processes.child import Child, StartError, free_port
+from loadtest.report.figures import figures
+from loadtest.targets import parse_target
+from loadtest.traffic.scenario import Scenario
+
+_TRUSTED, _CACHED = "admission.trust_user_names=true", "cache.enabled=true"
+_TIMEOUT_S, _REDIS_START_S = 20.0, 10.0
+
+_LONG_TOKENS = 500
+"""More than are generated before the newer request comes."""
+_GAP_S = 0.03
+_MOVES = 100
+"""Users who move, for each round."""
+_ENDURING = (
+    *SCRIPTED,
+    _TRUSTED,
+    "admission.user_requests_per_s=0",
+    "admission.user_tokens_per_s=0",
+    "shed.when=never",
+    f"limits.max_tokens={_LONG_TOKENS}",
+    "cache.enabled=false",
+)
+"""Settings of a server that lets a request run for seconds and sheds none."""
+
+OFF, LOCAL, SHARED = "off", "l1", "l2"
+_EDITORS = 30
+
+_USERS, _TOKENS = 20, 8
+_DOCUMENT = "    value = compute(item, 3)\n" * 55
+"""About 1,500 characters."""
+_WINDOWS = 4
+_SETTLE_S = 1.0
+"""Left out after each change: a window has Redis for all its time, or not at all. The first second without Redis is
+measured apart."""
+
+
+class RedisProcess(Contestant):
+    """A `redis-server` on loopback that keeps nothing on disk. `restart` after `stop` has the same port."""
+
+    name = "redis"
+
+    def __init__(self) -> None:
+        """Start it. Raises StartError if it is not installed, or did not start."""
+        program = shutil.which("redis-server")
+        if program is None:
+            raise StartError("redis-server is not installed; on Debian: apt-get install redis-server")
+        self._port = free_port()
+        self.address = f"127.0.0.1:{self._port}"
+        self._command = [program, "--port", str(self._port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        self.restart()
+
+    def restart(self) -> None:
+        """Start it again after `stop`."""
+        self._begin(Child(self.name, self._command), lambda child: child.wait_until(self._answers, _REDIS_START_S))
+
+    def _answers(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64).startswith(b"+PONG")
+        return False
+
+
+def _shared_by(redis: str, name: str) -> tuple[str, ...]:
+    """Return the settings with which a server shares a Redis at HOST:PORT under a name of its own."""
+    return (f'redis.addresses=["{redis}"]', f"redis.replica_id={name}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The answer to a request."""
+
+    reason: str
+    """The finish reason, the reason of a shed request, or the status of a call that failed."""
+    first_ms: float
+    """Time from the send to the first text, or to the end of an answer without text."""
+
+
+async def _ask(
+    client: CompletionClient, prefix: str, max_tokens: int, on_text: Callable[[str], object] | None = None
+) -> _Asked:
+    """Ask and read the answer to its end."""
+    request = pb.CompleteRequest(
+        prefix=prefix, max_tokens=max_tokens, mode=pb.MODE_MULTI_LINE, document_uri="untitled:document"
+    )
+    sent_at = time.perf_counter()
+    try:
+        found = await client.complete(request, timeout_s=_TIMEOUT_S, on_text=on_text)
+    except ServiceError as error:
+        return _Asked(error.reason or error.status.name, (time.perf_counter() - sent_at) * 1000)
+    first_ms = found.total_ms if found.ttft_ms is None else found.ttft_ms
+    return _Asked(found.shed_reason or found.finish_reason or "", first_ms)
+
+
+def _supersede(options: "_Options", _console: Console) -> dict[str, Any]:
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisProcess())
+        addresses = [
+            stack.enter_context(_server(options, redis.address, name, _ENDURING)).ready["address"]
+            for name in ("left", "right")
+        ]
+        took_ms = asyncio.run(_move_users(addresses, _MOVES * options.rounds))
+    return {
+        "supersede_p50_ms": percentile(took_ms, 50),
+        "supersede_p99_ms": percentile(took_ms, 99),
+        "supersede_missed": _MOVES * options.rounds - len(took_ms),
+    }
+
+
+async def _move_users(addresses: Sequence[str], num: int) -> list[float]:
+    """Let users move, every second one in the other direction; return the times of those that were superseded.
+
+    Each move has a user of its own, so that none waits for the end of the one before.
+    """
+    found = [await _superseded_ms(number, *rotated(addresses, number)) for number in range(num)]
+    return [took_ms for took_ms in found if took_ms is not None]
+
+
+async def _superseded_ms(number: int, older_at: str, newer_at: str) -> float | None:
+    """Return how long a user's older request lived after the newer one was sent; None if it was not superseded."""
+    user, begun = f"mover-{number}", asyncio.Event()
+    async with CompletionClient(older_at, user=user) as first, CompletionClient(newer_at, user=user) as second:
+        await second.connect()
+        older = asyncio.create_task(_ask(first, f"first = {number} + ", _LONG_TOKENS, lambda _text: begun.set()))
+        older.add_done_callback(lambda _task: begun.set())
+        await begun.wait()
+        await asyncio.sleep(_GAP_S)
+        sent_at = time.perf_counter()
+        newer = asyncio.create_task(_ask(second, f"second = {number} + ", 1))
+        ended = await older
+        took_ms = (time.perf_counter() - sent_at) * 1000
+        await newer
+    return took_ms if ended.reason == "superseded" else None
+
+
+def _cache(options: "_Options", console: Console) -> dict[str, Any]:
+    turns: dict[str, list[dict[str, float]]] = {OFF: [], LOCAL: [], SHARED: []}
+    with RedisProcess() as redis, ExitStack() as stack:
+
+        def start(name: str, *settings: str) -> ServerProcess:
+            server = stack.enter_context(ServerProcess(options.config, (_TRUSTED, *settings, *options.overrides), name))
+            server.process.pause()
+            return server
+
+        shared = (_CACHED, "cache.local_bytes=0", "cache.look_up=always", *_shared_by(redis.address, SHARED))
+        servers = {
+            OFF: start(OFF, "cache.enabled=false"),
+            LOCAL: start(LOCAL, _CACHED, "cache.shared=false"),
+            SHARED: start(SHARED, *shared),
+        }
+        for number in range(options.rounds):
+            tree = Scenario.load("steady").model_dump()
+            tree |= {"sessions": _EDITORS, "duration_s": options.seconds, "seed": f"{options.seed}/cache/{number}"}
+            tree["documents"] |= {"prefix_chars": 400, "suffix_chars": 100}
+            tree["editor"]["cache_entries"] = 0
+            for name in rotated(list(servers), number):
+                turn = _turn(servers[name], f"{name}-{number}", Scenario.of(tree))
+                turns[name].append(turn)
+                console.print(f"round {number + 1}: {name}, {turn['seen_per_s']:.2f} seen/s")
+    seen = {name: [turn["seen_per_s"] for turn in own] for name, own in turns.items()}
+    return {
+        "hit_share_l1": fmean(turn["local_hit_share"] for turn in turns[LOCAL]),
+        "hit_share_l2": fmean(turn["shared_hit_share"] for turn in turns[SHARED]),
+        "seen_ratio_cache_on": ratio(seen[LOCAL], seen[OFF]),
+        "seen_ratio_l2_alone": ratio(seen[SHARED], seen[OFF]),
+    }
+
+
+def _turn(server: ServerProcess, name: str, scenario: Scenario) -> dict[str, float]:
+    server.process.resume()
+    result = run_scenario(scenario, [parse_target(f"{name}=grpc://{server.ready['address']}")], workers=1)
+    server.process.pause()
+    return figures(result.stats_by_target[name], scenario.criteria)
+
+
+class _ConstantUsers(AsyncClosing):
+    """Twenty users who ask at a constant rate, whatever the answers take. Each has a document, and types at its end."""
+
+    def __init__(self, address: str, rate: float) -> None:
+        self._clients = [CompletionClient(address, user=f"user-{number}") for number in range(_USERS)]
+        self._rate = rate
+        self._num_asked = 0
+        self.every: list[_Asked] = []
+        """All requests so far."""
+
+    async def aclose(self) -> None:
+        for client in self._clients:
+            await client.aclose()
+
+    async def open_documents(self) -> None:
+        """Ask once for each user in turn: the prefix cache has the documents then. These requests do not count."""
+        for _ in self._clients:
+            await self._ask(0, 0.0)
+
+    async def window(self, seconds: float) -> list[float]:
+        """Ask for some time, and return the milliseconds to the first text of each request."""
+        answers = await open_loop(self._rate, seconds, self._ask)
+        self.every += answers
+        return [each.first_ms for each in answers]
+
+    @property
+    def failures(self) -> Counter[str]:
+        """The requests without an answer, by reason."""
+        return Counter(each.reason for each in self.every if each.reason not in {"stop", "length"})
+
+    async def _ask(self, _number: int, _due: float) -> _Asked:
+        number = self._num_asked
+        self._num_asked += 1
+        user = number % _USERS
+        return await _ask(self._clients[user], f"# user-{user}\n{_DOCUMENT}value_{number} = ", _TOKENS)
+
+
+def _outage(options: "_Options", console: Console) -> dict[str, Any]:
+    settings = (*SCRIPTED, _TRUSTED, "shed.when=never", _CACHED)
+    with RedisProcess() as redis, _server(options, redis.address, "alone", settings) as server:
+        users, (up_ms, first_ms, down_ms) = asyncio.run(_take_redis_away(server, redis, options))
+    if users.failures:
+        console.print(f"failed requests: {dict(users.failures)}")
+    return {
+        "redis_down_requests": len(users.every),
+        "redis_down_failed": users.failures.total(),
+        "redis_up_p99_ms": up_ms,
+        "redis_down_p99_ms": down_ms,
+        "redis_down_first_second_p99_ms": first_ms,
+        "redis_down_p99_added_ms": max(down_ms, first_ms) - up_ms,
+    }
+
+
+def _server(options: "_Options", redis_address: str, name: str, settings: Sequence[str]) -> ServerProcess:
+    return ServerProcess(options.config, (*settings, *_shared_by(redis_address, name), *options.overrides), name)
+
+
+async def _take_redis_away(
+    server: ServerProcess, redis: RedisProcess, options: "_Options"
+) -> tuple[_ConstantUsers, list[float]]:
+    """Ask while Redis is killed, started, suspended and resumed in turn.
+
+    Return the 99th percentiles with Redis, in the first second without it, and after that.
+    """
+    up_ms, first_ms, down_ms = list[float](), list[float](), list[float]()
+    window_s = options.seconds / _WINDOWS
+    # A killed Redis is started as another process, so the process is looked up when it is suspended.
+    ways = ((redis.stop, redis.restart), (lambda: redis.process.pause(), lambda: redis.process.resume()))
+    async with _ConstantUsers(server.ready["address"], options.requests_per_s) as users:
+        await users.open_documents()
+        await users.window(_SETTLE_S)
+        for number in range(2 * options.rounds):
+            take, give = ways[number % len(ways)]
+            up_ms += await users.window(window_s)
+            await asyncio.to_thread(take)
+            first_ms += await users.window(_SETTLE_S)
+            down_ms += await users.window(window_s)
+            await asyncio.to_thread(give)
+            await users.window(2 * _SETTLE_S)
+    return users, [percentile(each, 99) for each in (up_ms, first_ms, down_ms)]
+
+
+PARTS = {"supersede": _supersede, "cache": _cache, "outage": _outage}
+"""Each starts what it needs, measures, stops it, and returns its figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options(ServerOptions):
+    part: tuple[str, ...] = option((), "May be repeated.  [all]", click.Choice(list(PARTS)))
+    rounds: int = option(4, "Turns of each server.", COUNT, quick=1)
+    seconds: float = option(20.0, "Length of a turn.", click.FloatRange(5), quick=5.0)
+    requests_per_s: float = option(40.0, "Asked by all users together.", click.FloatRange(1))
+    seed: int = option(0, "Who types what and when.", int)
+
+
+@benchmark(_Options, ServiceError)
+def main(options: _Options, console: Console) -> Mapping[str, Any]:
+    """Measure several replicas as one. The last line is a JSON object.
+
+    \b
+    Example:
+        python -m loadtest.bench.replicas --part supersede --rounds 2
+    """
+    found: dict[str, Any] = {}
+    for name in options.part or PARTS:
+        part = PARTS[name](options, console)
+        console.print(f"part {name}: {for_json(part)}")  # a later part may fail
+        found |= part
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Measures the CPU time that the front end takes for a request, with gRPC and without it."""

@@ -1,1 +1,0 @@
-"""Benchmark of the scheduler under typing traffic."""
