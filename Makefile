@@ -9,13 +9,11 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help languages install serve playground test test-parallel test-serial test-areas test-full check image model-image wheels proto proto-baseline \
-	docs lock lock-cuda deploy-tools editor-tools vsix stubs models calibration test-calibration test-cuda clean bench-models \
-	bench-overhead bench-prompt bench-scheduler bench-sessions bench-speculation bench-attacks bench-capacity bench-cpu bench-replicas \
-	bench-gpu bench-trial bench-quality llama-server
+.PHONY: help languages install serve playground test test-parallel test-serial test-areas test-full check image model-image wheels proto \
+	proto-baseline docs lock deploy-tools editor-tools vsix models calibration test-calibration clean bench-gpu llama-server
 
 help: ## List the targets.
-	@grep -E '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@grep -E '^[a-z_%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 serve: $(VENV)/installed ## Install missing parts and start a server on the embedded models.
 	@$(BIN)/completion-server serve --config $(CONFIG)
@@ -35,7 +33,7 @@ PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 SERIAL = $(shell grep -rl --include='test_*.py' 'mark\.serial' tests | sort)
 QUICK := not full and not large
 
-test: test-parallel test-serial ## Run the tests, with real engines; ten to forty minutes on two cores.
+test: test-parallel test-serial ## Run the tests, with real engines.
 	@echo "All tests passed."
 
 test-parallel: $(VENV)/installed-dev
@@ -86,8 +84,9 @@ wheels: $(VENV)/installed-dev ## At a release: build the wheels into dist/, and 
 		| PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
 			--output-file dist/completion-server-$$each.cdx.json - || exit 1; done
 
-proto: $(VENV)/installed-dev ## Generate the stubs from the contract.
+proto: editors/node_modules/installed $(VENV)/installed-dev ## Generate the Python and TypeScript stubs from the contract; needs Node.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/generate.sh
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh editors/stubs/generate.sh
 
 playground: ## Build the page at / of the HTTP listener from editors/playground; needs Node.
 	@cd editors/playground && npm ci --ignore-scripts --no-audit --no-fund --loglevel error && npm run --silent check \
@@ -102,25 +101,18 @@ docs: $(VENV)/installed ## Write the keys of docs/configuration.md, and the tabl
 	@$(BIN)/python docs/generate_configuration.py
 	@$(BIN)/python docs/generate_tables.py
 
-lock: $(VENV)/installed-dev ## Renew the locked requirement lists, those for a CPU, calibration and development.
-	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh cpu
-
-lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; works on any machine.
-	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh cuda
+lock: $(VENV)/installed-dev ## Renew the locked requirement lists for ENGINE (cpu or cuda, on any machine), and with cpu the others.
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh $(ENGINE)
 
 deploy-tools: ## Install into .tools/ what tests need beside Python: kustomize, types of custom resources, gRPC in Node, Tabby's client.
 	@sh requirements/deploy-tools.sh
 
-.PHONY: editor-tools vsix stubs
 editor-tools: ## Install into .tools/ the real editors that tests drive; about a minute.
 	@sh requirements/editor-tools.sh
 
 vsix: editors/node_modules/installed ## Build the VS Code extension, editors/vscode/completion-server.vsix; needs Node 20.
 	@npm run --silent --prefix editors/stubs build
 	@npm run --silent --prefix editors/vscode package
-
-stubs: editors/node_modules/installed $(VENV)/installed-dev ## Generate the TypeScript stubs from the contract.
-	@PATH="$(CURDIR)/$(BIN):$$PATH" sh editors/stubs/generate.sh
 
 editors/node_modules/installed: editors/package-lock.json
 	@command -v npm >/dev/null || { echo "npm not found; on Debian: apt-get install nodejs npm" >&2; exit 1; }
@@ -133,50 +125,21 @@ models: $(VENV)/installed ## Train the embedded models anew, from corpus to mode
 	@$(BIN)/target-model quantize --model target_model/embedded-bf16 --out work/embedded/int8
 	@rm -rf target_model/embedded && mv work/embedded/int8 target_model/embedded
 
-bench-models: $(VENV)/installed ## Loss, single-line infilling, acceptance, what INT8 costs: the models that come along.
-	@$(BIN)/python -m loadtest.bench.models --record benchmarks/models.json
-
 calibration: .venv-calibration/installed ## Set up the environment that `target-model quantize --calibration` needs.
 
 test-calibration: calibration $(VENV)/installed-dev ## The calibrated path with the real llmcompressor, its copy in vLLM.
 	@$(BIN)/python -m pytest tests/calibration
 
-test-cuda: .venv-cuda-check/installed $(VENV)/installed-dev ## All shipped configurations on the locked CUDA versions, without a GPU.
-	@$(PYTEST) -m full tests/package/test_cuda_without_gpu.py
+# BENCH has a benchmark's options; BENCH=--help lists them. quality wants MODEL, the folder of a real code model. h2load
+# (cpu), redis-server (replicas) and llama.cpp's server (capacity) are contestants and parts that are left out if absent.
+bench-%: $(VENV)/installed ## One of attacks, capacity, cpu, models, overhead, prompt, quality, replicas, scheduler, sessions, speculation, trial.
+	@$(BIN)/python -m loadtest.bench.$* $(BENCH_$*) $(BENCH) --record benchmarks/$*.json
 
-bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, and vLLM's own server beside it.
-	@$(BIN)/python -m loadtest.bench.overhead --record benchmarks/overhead.json
-
-# MODEL is the folder of a real code model. BENCH_QUALITY has further options, such as --cursors 100.
-bench-quality: $(VENV)/installed-dev editors/node_modules/installed ## What MODEL writes at cursors of real files, through this server and without it.
-	@$(BIN)/python -m loadtest.bench.quality --model "$(MODEL)" \
-		--humaneval target_model/benchmarks/HumanEval-SingleLineInfilling.jsonl.gz --record benchmarks/quality.json $(BENCH_QUALITY)
-
-bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
-	@$(BIN)/python -m loadtest.bench.prompt --record benchmarks/prompt.json
-
-# Speculation gains little on two cores (make bench-speculation) and varies, so this benchmark runs without it.
-BENCH_SCHEDULER := --set engine.num_speculative_tokens=0
-
-bench-scheduler: $(VENV)/installed ## Completions seen by typing users at 0.5 to 4 times the capacity of the engine.
-	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --record benchmarks/scheduler.json
-
-bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end, beside a bare gRPC server.
-	@$(BIN)/python -m loadtest.bench.sessions --record benchmarks/sessions.json
-
-# h2load is in Debian's nghttp2-client; without it its figures are left out.
-bench-cpu: $(VENV)/installed ## CPU time of a request: the server's beside a bare gRPC server's, and that of the front end's parts.
-	@$(BIN)/python -m loadtest.bench.cpu --record benchmarks/cpu.json
-
-bench-attacks: $(VENV)/installed ## What honest users get while the server is attacked, and the server's memory.
-	@$(BIN)/python -m loadtest.bench.attacks --record benchmarks/attacks.json
-
-# redis-server is a package of the system.
-bench-replicas: $(VENV)/installed ## Several replicas as one: newest-wins, the cache, life without Redis.
-	@$(BIN)/python -m loadtest.bench.replicas --record benchmarks/replicas.json
-
-bench-capacity: $(VENV)/installed ## How many editors each server can promise an answer to; draws docs/images/capacity.svg.
-	@$(BIN)/python -m loadtest.bench.capacity --picture docs/images/capacity.svg --record benchmarks/capacity.json
+bench-quality: $(VENV)/installed-dev editors/node_modules/installed
+BENCH_quality = --model "$(MODEL)" --humaneval target_model/benchmarks/HumanEval-SingleLineInfilling.jsonl.gz
+BENCH_capacity := --picture docs/images/capacity.svg
+# Speculation gains little on two cores and varies.
+BENCH_scheduler := --set engine.num_speculative_tokens=0
 
 llama-server: .venv-llama/bin/llama-server ## Build llama.cpp's server as a contestant of bench-capacity (C++, CMake and Ninja).
 
@@ -196,20 +159,13 @@ LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_
 		|| { tail -n 20 .venv-llama/build.log; exit 1; }
 	@cp .venv-llama/build/bin/llama-server $@
 
-bench-speculation: $(VENV)/installed ## Every K at 1 to 64 at once, a table tuned from it, and how fast K changes.
-	@$(BIN)/python -m loadtest.bench.speculation --record benchmarks/speculation.json
-
-# BENCH_TRIAL has its options: --setting ngram, draft or scripted; --starts; --seconds.
-bench-trial: $(VENV)/installed ## How many of 20 starts choose a K that is within 3% of the best one.
-	@$(BIN)/python -m loadtest.bench.trial $(BENCH_TRIAL) --record benchmarks/trial.json
-
-# BENCH_GPU has its options, such as --part ttft; see python -m loadtest.bench.gpu --help. BENCH_GPU_PYTHON is an
-# interpreter that has vLLM and the other requirements: nothing is installed then, so it may be any version, offline.
+# BENCH has its options, such as --part ttft. BENCH_GPU_PYTHON is an interpreter that has vLLM and the other requirements:
+# nothing is installed then, so it may be any version, offline.
 bench-gpu: ## Whether the server works on this machine's GPU, how fast, and for how many editors; four parts.
 	@[ -n "$(BENCH_GPU_PYTHON)" ] || $(MAKE) --no-print-directory ENGINE=cuda .venv-cuda/installed
 	@PYTHONPATH="$(CURDIR):$(CURDIR)/proto$${PYTHONPATH:+:$$PYTHONPATH}" \
 		$(or $(BENCH_GPU_PYTHON),.venv-cuda/bin/python) -m loadtest.bench.gpu \
-		--record benchmarks/gpu.json $(BENCH_GPU)
+		--record benchmarks/gpu.json $(BENCH)
 
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
 	rm -rf .venv .venv-cuda .venv-cuda-check .venv-calibration .venv-llama .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \

@@ -46,7 +46,7 @@ EXPECTED = {
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What vLLM makes of the configurations."""
     if not (ENVIRONMENT / "installed").exists():
-        reason = f"there is no {ENVIRONMENT.name}, the environment of the locked CUDA versions: make test-cuda"
+        reason = f"there is no {ENVIRONMENT.name}, the environment of the locked CUDA versions: make test-full"
         pytest.fail(reason) if "CI" in os.environ else pytest.skip(reason)
     folder = tmp_path_factory.mktemp("h200")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "COMPLETION_"))}

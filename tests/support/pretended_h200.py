@@ -1,6 +1,6 @@
 """What vLLM makes of the shipped configurations on an H200, without one: `python -m tests.support.pretended_h200 DIR`.
 
-Runs in the environment of the locked CUDA versions (`make test-cuda`). A platform class says that it is an H200, and an
+Runs in the environment of the locked CUDA versions (`make test-full`). A platform class says that it is an H200, and an
 empty driver library has the symbols that vLLM's extension modules are linked to. Nothing is computed. The last line is
 one JSON object; an import, an argument or a patch that does not fit these versions is an error.
 """
