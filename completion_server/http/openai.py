@@ -39,6 +39,8 @@ class _OpenAiBody(Body):
     n: int = 1
     echo: bool = False
     user: str = ""
+    language: str = ""
+    """The language's id, which the server's own page sends, as Tabby's clients do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ def _asked(body: _OpenAiBody) -> Asked:
     return Asked(
         prompt,
         body.suffix or "",
+        language_id=body.language,
         max_tokens=body.max_tokens or None,
         temperature=body.temperature,
         seed=body.random_seed if body.seed is None else body.seed,

@@ -78,6 +78,8 @@ export interface ClientHooks {
   token(): string | undefined;
   onText(request: number, text: string): void;
   onEnd(end: End): void;
+  /** Return the id of the document's language. */
+  language(): string;
   onStatus(status: Status): void;
   /** The server needs a token; `why` says why it does not take the last one, if there was one. */
   onSignIn(why: string): void;
@@ -129,7 +131,9 @@ export class Client {
     this.#newest = request;
     const end: End = { request, reason: "error", error: "" };
     try {
-      await this.#answer({ prompt: prefix, suffix, stop: mode === "single_line" ? ["\n"] : [] }, controller.signal, end);
+      const stop = mode === "single_line" ? ["\n"] : [];
+      const language = this.hooks.language();
+      await this.#answer({ prompt: prefix, suffix, language, stop }, controller.signal, end);
     } catch (error) {
       if (controller.signal.aborted) end.reason = "cancelled";
       else if (this.#newest > request) end.reason = "superseded";

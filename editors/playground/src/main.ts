@@ -27,6 +27,7 @@ const panel = new Panel((k) => void client.setK(k));
 const signIn = new SignIn({ onToken: () => void client.follow(), onDone: () => editor.view.focus() });
 const client = new Client({
   token: () => signIn.token,
+  language: () => sample().language,
   onText: (request, text) => completer.received(request, text),
   onEnd: (end) => {
     panel.ended(end);

@@ -44,6 +44,7 @@ LLAMA_VIM = {
         (openai.OPENAI, CONTINUE, Asked("A", "B", max_tokens=4096, temperature=0.01, stop=("```", "/src/")), True),
         (openai.OPENAI, {"prompt": ["A"], "user": "u", "seed": -1}, Asked("A", user="u"), False),
         (openai.OPENAI, {"prompt": "A", "max_tokens": 0}, Asked("A", is_warm_up=True), False),
+        (openai.OPENAI, {"prompt": "A", "language": "go"}, Asked("A", language_id="go"), False),
         (openai.CODESTRAL, {"prompt": "A", "suffix": "B", "stop": "x"}, Asked("A", "B", stop=("x",)), False),
         (
             llama_cpp.INFILL,
