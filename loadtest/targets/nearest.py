@@ -11,11 +11,11 @@ from completion_client import (
     CompletionClient,
     Endpoint,
     EndpointError,
+    Health,
     Regions,
     RegionSettings,
     ReplicaStream,
 )
-from completion_client.regions.availability import Health
 from completion_client.tls_faults import explain_tls
 from loadtest.targets import ClientSettings, TargetError, TargetSpec, token_of
 from loadtest.targets.editor import RequestFactory, StreamEditor, StreamLog, session_settings
