@@ -4,15 +4,17 @@ Knows the contract (package `completion`) and nothing of the server. A distribut
 that needs grpcio, protobuf and googleapis-common-protos alone, so that an editor can install and import it quickly. The
 messages of requests are those of `completion.v1.completion_pb2`.
 
-Modules: `client` (the entry point), `session` (an editor's requests), `replicas` (requests and streams at one server or
-the best of several), `regions` and `endpoint` (the servers and the connections to them), `completion` (results),
-`errors` (failures), `tokens` (what a caller presents), `request_fields` (the fields that the library sets), `blocking`
-(calls without an event loop).
+Modules: `client` (the entry point), `session` (an editor's requests), `attempts` (one request at one server after
+another), `stream` (a session's requests at the best server), `replicas` (one user's view of the servers), `regions`
+(what all users know of them), `endpoint` (a server), `completion` (results), `errors` (failures), `tokens` (what a
+caller presents), `request_fields` (the fields that the library sets), `blocking` (calls without an event loop).
 """
 
+from completion_client.attempts import Attempts
+from completion_client.choice import EndpointOrder, Health, rendezvous_order
 from completion_client.client import CompletionClient, ReplicaSet
 from completion_client.completion import Completion
-from completion_client.endpoint import ChannelOptions, Endpoint, EndpointError, Metadata
+from completion_client.endpoint import ChannelOptions, Endpoint, EndpointError, Metadata, parse_endpoints
 from completion_client.errors import (
     ConnectionLostError,
     DeadlineExceededError,
@@ -29,16 +31,13 @@ from completion_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from completion_client.regions.availability import Health
-from completion_client.regions.choice import EndpointOrder, RoutingSettings, parse_endpoints, rendezvous_order
-from completion_client.regions.regions import EndpointState, Regions
-from completion_client.regions.settings import RegionSettings
-from completion_client.replicas.attempts import Attempts
-from completion_client.replicas.stream import ReplicaStream, Route
-from completion_client.replicas.view import Move, OnMove
+from completion_client.region_settings import RegionSettings, RoutingSettings
+from completion_client.regions import EndpointState, Regions
+from completion_client.replicas import Move, OnMove
 from completion_client.request_fields import make_traceparent
 from completion_client.session import PendingCompletion, Session
 from completion_client.session_settings import RequestListener, SessionSettings, StreamListener
+from completion_client.stream import ReplicaStream, Route
 from completion_client.tokens import Token
 
 __version__ = "0.1.0"

@@ -8,16 +8,17 @@ from types import TracebackType
 from typing import Self
 
 from completion.v1 import completion_pb2 as pb
+from completion_client.attempts import Attempts
+from completion_client.choice import EndpointOrder, UserChoice, rendezvous_order
 from completion_client.completion import Completion, CompletionBuilder
 from completion_client.endpoint import Endpoint, Metadata, caller_metadata
-from completion_client.regions.choice import EndpointOrder, RoutingSettings, UserChoice, rendezvous_order
-from completion_client.regions.regions import Regions
-from completion_client.replicas.attempts import Attempts
-from completion_client.replicas.stream import ReplicaStream
-from completion_client.replicas.view import OnMove, Replicas
+from completion_client.region_settings import RoutingSettings
+from completion_client.regions import Regions
+from completion_client.replicas import OnMove, Replicas
 from completion_client.request_fields import Numbering
 from completion_client.session import Session
 from completion_client.session_settings import SessionSettings, StreamListener
+from completion_client.stream import ReplicaStream
 from completion_client.tokens import Token
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -74,7 +75,7 @@ class CompletionClient:
         choice = UserChoice(self.regions.distances, self.regions.availability, name, tenant or "", settings, order)
         if connect_timeout_s is None:
             connect_timeout_s = _CONNECT_TIMEOUT_S if len(choice.order) == 1 else _CONNECT_TIMEOUT_OF_SEVERAL_S
-        self._replicas = Replicas(self.regions, choice, self.regions.lease(connection), connect_timeout_s, token)
+        self._replicas = Replicas(self.regions, choice, connection, connect_timeout_s, token)
 
     @property
     def order(self) -> Sequence[Endpoint]:

@@ -127,6 +127,22 @@ class Endpoint:
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
+def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
+    """Return the endpoints of "a:1,b:2,c:3", without TLS.
+
+    Raises:
+        EndpointError: there is none, an address is empty, or one is there twice.
+
+    """
+    addresses = [each.strip() for each in text.split(",")]
+    if not all(addresses):
+        raise EndpointError("address", f"expected ADDRESS[,ADDRESS...], got {text!r}")
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise EndpointError("address", f"{address} is there twice")
+    return tuple(map(Endpoint, addresses))
+
+
 def with_port(address: str, port: int = DEFAULT_PORT) -> str:
     """Return HOST:PORT for a host without a port; other addresses unchanged."""
     has_port = ":" in address and not (address.startswith("[") and address.endswith("]"))

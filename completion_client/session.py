@@ -14,7 +14,7 @@ from completion_client.errors import ConnectionLostError, DeadlineExceededError,
 from completion_client.request_fields import Numbering, give_timeout
 
 if TYPE_CHECKING:
-    from completion_client.replicas.stream import ReplicaStream
+    from completion_client.stream import ReplicaStream
 
 
 class Session:

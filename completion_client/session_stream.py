@@ -1,17 +1,9 @@
-"""One `Session` stream to one server until it is lost, with callbacks and without waiting.
+"""One `Session` stream to one server until it ends, with callbacks and without waiting.
 
-States of a stream:
-
-    CONNECTED  -- the server ends it as SESSION_ENDED -->  RESTING
-    CONNECTED  -- a write fails, the token is refused -->  RESTING (once for each request, and if none has text)
-    CONNECTED  -- any other end, or drop_nowait -------->  LOST
-    RESTING    -- a request is sent -------------------->  CONNECTED (requests without an answer are sent again)
-    RESTING    -- a token is fetched in place of none or of a refused one -->  CONNECTED
-    RESTING    -- no connection, no token, or drop_nowait -->  LOST
-
-LOST is final; replicas/legs.py opens another stream. A loss fails all open requests, since their text would be stale on
-another stream. A GOAWAY needs no state of its own: gRPC opens the next stream on a new connection, and the end of the
-old stream is one of the ends above.
+An end is quiet if it fails nothing: the server ends the stream as SESSION_ENDED; or it refuses the token or a write
+fails, and no request has text or was sent again before. legs.py opens another stream then, for the requests without an
+answer or for the next one. Any other end is a loss. A GOAWAY needs no case of its own: gRPC opens the next stream on a
+new connection, and the end of the old stream is one of the ends above.
 
 A write that fails hides the server's status from gRPC's caller: the server may have ended the stream in good order just
 then. The requests are sent again. A server that has not noticed yet that the old connection is lost answers the newest
@@ -20,17 +12,16 @@ of them as superseded, by itself: that is a loss, too.
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass
-from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_client.endpoint import Metadata, with_token
+from completion_client.connections import Connection
+from completion_client.endpoint import Endpoint, Metadata, with_token
 from completion_client.errors import (
     SESSION_ENDED,
     ConnectionLostError,
@@ -41,14 +32,14 @@ from completion_client.errors import (
     error_of_call,
     error_of_message,
 )
-from completion_client.health import connects_within
-from completion_client.regions.connections import Connection
-from completion_client.request_fields import give_timeout
-from completion_client.session_settings import RequestListener, SessionSettings
-from completion_client.tokens import Token
+from completion_client.open_request import OpenRequest
+from completion_client.replicas import Replicas
+from completion_client.session_settings import SessionSettings
+from completion_client.silence import SilenceError, SilenceGuard
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
+    from completion_client.legs import Legs
 
     Call = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
@@ -57,99 +48,74 @@ _log = logging.getLogger(__name__)
 
 _ACCEPTED_AFTER_S = 60.0
 """A token that is refused on a stream of this age was accepted before: it has expired or was revoked."""
-_SEND_AGAIN_WITHIN_S = 1.0
-"""How long requests wait for a connection after a failed write. Without one they fail, as after any other loss."""
 
 
-class _State(Enum):
-    CONNECTED = "connected"
-    RESTING = "resting"
-    LOST = "lost"
+class SessionStream:
+    """Sends the requests of one session to one server and passes the answers on.
 
-
-@dataclass(slots=True)
-class _OpenRequest:
-    """A request that has no answer yet."""
-
-    message: pb.SessionRequest
-    listener: RequestListener
-    sent_at_s: float
-    is_cancelled: bool = False
-    has_text: bool = False
-    is_sent_again: bool = False
-    """Whether it was sent again after a failed write or with another token."""
-
-
-class SessionStream(ABC):
-    """Sends the requests of one session to one server and passes the answers to their listeners."""
+    `owner` learns of its loss and of its server's silence.
+    """
 
     def __init__(
         self,
+        owner: "Legs",
+        replicas: Replicas,
         connection: Connection,
         metadata: Metadata,
-        token: Token,
         settings: SessionSettings,
         lost_at_s: float | None,
-        connect_timeout_s: float,
     ) -> None:
         """Open the stream; `lost_at_s` is the loop's time at which the stream was lost that this one replaces.
 
-        It begins at rest if the token is not at hand, as when its command runs, and opens with that.
-        A stream that the server ends in good order opens again if it connects within `connect_timeout_s`.
+        If the token is not at hand, as when its command runs, the stream opens when it is.
         """
         self.connection = connection
         self.was_connected = connection.is_ready
         """Whether there was a connection when the stream was opened."""
+        self.may_retry = False
+        """Whether the requests of this stream, which has ended, may be sent to another server."""
+        self.is_quiet = False
+        """Whether it ended without a loss: they may be sent to the same server, too."""
         self.last_sequence = 0
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
         self._metadata = metadata
-        self._token = token
+        self._token = replicas.token(connection.endpoint)
         self._presented = ""
         """The token with which the stream was opened."""
         self._opened_at_s = 0.0
         self._read_interval_s = settings.read_interval_s
         self._lost_at_s = lost_at_s
         """When the stream before was lost, until the server answers on this one."""
-        self._connect_timeout_s = connect_timeout_s
-        self._requests: dict[int, _OpenRequest] = {}
+        self._requests: dict[int, OpenRequest] = {}
+        self._guard = SilenceGuard(
+            partial(replicas.regions.alive_at_s, connection), partial(owner.leg_silent, self), self._give_up
+        )
         self._has_logged_refusal = False
-        self._is_closing = False
-        self._needs_stream = asyncio.Event()
-        self._state = _State.RESTING
+        self._has_ended = self._is_closing = False
         self._outgoing: deque[pb.SessionRequest] = deque()
         self._writer: asyncio.Task[None] | None = None
         self._call: Call | None = None
-        channel, presented = connection.channel, token.at_hand()
+        """None while there is no token."""
+        presented = self._token.at_hand()
         if presented is not None:
-            self._open(channel, presented)
+            self._open(presented)
         self._runner: asyncio.Task[None] | None = asyncio.create_task(self._run())
 
-    @abstractmethod
-    def _on_lost(self, error: ServiceError, /) -> None:
-        """Take the loss of the stream. Each of its requests fails next."""
-
-    @abstractmethod
-    def _on_accepted(self, away_s: float, /) -> None:
-        """Take the first sign of the server on a stream that replaces a lost one, and the time since the loss."""
-
-    def send_nowait(self, request: pb.CompleteRequest, listener: RequestListener) -> None:
-        """Send a request whose sequence number is higher than those before it.
-
-        Raises:
-            ConnectionLostError: the stream is lost.
-
-        """
-        if self._state is _State.LOST:
-            msg = "not connected"
-            raise ConnectionLostError(msg)
-        self.last_sequence = request.sequence
-        message = pb.SessionRequest(complete=request)
-        self._requests[request.sequence] = _OpenRequest(message, listener, asyncio.get_running_loop().time())
-        self._post(message)
+    @property
+    def endpoint(self) -> Endpoint:
+        """The server."""
+        return self.connection.endpoint
 
     @property
     def is_open(self) -> bool:
-        """Whether messages go to the server: the stream neither rests nor is lost."""
-        return self._state is _State.CONNECTED
+        """Whether messages go to the server."""
+        return self._call is not None and not self._has_ended
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server sends nothing, though something is due."""
+        return self._guard.is_silent
 
     @property
     def is_outdated(self) -> bool:
@@ -161,16 +127,37 @@ class SessionStream(ABC):
         """Requests that have neither ended nor failed."""
         return len(self._requests)
 
+    def send_nowait(self, request: OpenRequest, silence_s: float | None) -> None:
+        """Send a request whose sequence number is higher than those before it.
+
+        The server may send nothing for `silence_s`, or for ever.
+
+        Raises:
+            ConnectionLostError: the stream has ended.
+
+        """
+        if self._has_ended:
+            msg = "not connected"
+            raise ConnectionLostError(msg)
+        self.last_sequence = request.message.sequence
+        request.note_sent(self._loop.time())
+        request.leg = self
+        self._requests[self.last_sequence] = request
+        self._post(pb.SessionRequest(complete=request.message))
+        if silence_s is not None:
+            self._guard.expect_nowait(silence_s)
+
     def cancel_nowait(self, sequence: int) -> None:
-        """Cancel a request; its listener gets the end that the server sends. Ignored if it is not open."""
+        """Cancel a request; it ends as the server says. Ignored if it is not open."""
         if request := self._requests.get(sequence):
             request.is_cancelled = True
             self._post(pb.SessionRequest(cancel=pb.Cancel(sequence=sequence)))
 
     def discard_nowait(self, sequence: int) -> None:
-        """Cancel a request; its listener gets no further event. Ignored if it is not open."""
-        self.cancel_nowait(sequence)
-        self._requests.pop(sequence, None)
+        """Cancel a request of which nothing more is to be heard from here. Ignored if it is not open."""
+        if self._requests.pop(sequence, None):
+            self._post(pb.SessionRequest(cancel=pb.Cancel(sequence=sequence)))
+        self._note_answer()
 
     def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
         """Send feedback on a completion. It is dropped unless the stream is open."""
@@ -178,14 +165,14 @@ class SessionStream(ABC):
             self._post(pb.SessionRequest(feedback=feedback))
 
     def drop_nowait(self, error: ServiceError) -> None:
-        """Lose the stream with an error, unless it is lost. `_on_lost` closes it; open requests get the error then."""
-        if self._state is _State.LOST:
+        """Lose the stream with an error, unless it has ended. The owner closes it; open requests get the error then."""
+        if self._has_ended:
             return
-        self._state = _State.LOST
-        self._on_lost(error)
+        self._has_ended = True
+        self._owner.leg_ended(self, error)
         requests, self._requests = self._requests, {}
         for each in requests.values():
-            each.listener.on_error(error)
+            each.owner.request_failed(each, error)
 
     def close_nowait(self) -> list[asyncio.Task[None]]:
         """End the stream; return the tasks that end with it, for the caller to await.
@@ -193,6 +180,7 @@ class SessionStream(ABC):
         The listeners of open requests get no further event.
         """
         self._is_closing = True
+        self._guard.stop_nowait()
         tasks = [task for task in (self._runner, self._writer) if task is not None]
         for task in tasks:
             task.cancel()
@@ -205,88 +193,36 @@ class SessionStream(ABC):
 
     def _post(self, message: pb.SessionRequest) -> None:
         """Queue a message for the writer, so that no caller waits for a server that does not read."""
-        if self._call is None:
-            self._needs_stream.set()  # all open requests are sent on the next stream
-            return
         self._outgoing.append(message)
-        if self._writer is None or self._writer.done():
+        self._write()
+
+    def _write(self) -> None:
+        if self._call is not None and self._outgoing and (self._writer is None or self._writer.done()):
             self._writer = asyncio.create_task(_write_all(self._call, self._outgoing))
 
     async def _run(self) -> None:
-        failure = None if self._call is not None else await self._reopen(self._connect_timeout_s)
-        while failure is None:
-            error = await self._read_until_end()
-            if error.reason == SESSION_ENDED:
-                failure = await self._rest(self._connect_timeout_s)
-            elif isinstance(error, UnauthenticatedError | PermissionDeniedError):
-                failure = await self._present_again(error)
-            elif isinstance(error, FailedWriteError) and self._may_send_again():
-                failure = await self._rest(_SEND_AGAIN_WITHIN_S)
-            else:
-                failure = error
-        self.drop_nowait(failure)
-
-    async def _present_again(self, error: ServiceError) -> ServiceError | None:
-        """Open the stream with a token that is fetched anew; return why that is not possible."""
-        if asyncio.get_running_loop().time() - self._opened_at_s > _ACCEPTED_AFTER_S:
-            self._token.accepted(self._presented)
-        self._token.refused(self._presented, error)
-        if not self._may_send_again():
-            return self._token.refusal(error)
-        return await self._reopen(self._connect_timeout_s)
-
-    def _may_send_again(self) -> bool:
-        """Tell whether all open requests may be sent again on another stream. Each may once."""
-        if any(each.has_text or each.is_sent_again for each in self._requests.values()):
-            return False
-        for each in self._requests.values():
-            each.is_sent_again = True
-        return True
-
-    async def _rest(self, connects_within_s: float) -> ServiceError | None:
-        """Wait for a request and open a stream for it; return why that is not possible."""
-        self._state, self._call = _State.RESTING, None
-        self._end_cancelled()
-        if not self._requests:
-            self._needs_stream.clear()
-            await self._needs_stream.wait()
-        return await self._reopen(connects_within_s)
-
-    async def _reopen(self, connects_within_s: float) -> ServiceError | None:
-        """Open a stream, also for the requests that have no answer; return why that is not possible."""
-        self._state, self._call = _State.RESTING, None
-        self._end_cancelled()
         try:
-            presented = await self._token.get()
-            channel = self.connection.channel
-        except ServiceError as error:
-            return error
-        if not await connects_within(channel, connects_within_s):
-            return ConnectionLostError("no connection for another stream")
-        self._end_cancelled()
-        self._open(channel, presented)
-        for each in self._requests.values():
-            self._post_again(each)
-        return None
+            if self._call is None:
+                self._open(await self._token.get())
+        except ServiceError as failure:
+            self.drop_nowait(failure)
+            return
+        error = await self._read_until_end()
+        is_refused = isinstance(error, UnauthenticatedError | PermissionDeniedError)
+        if is_refused:
+            if self._loop.time() - self._opened_at_s > _ACCEPTED_AFTER_S:
+                self._token.accepted(self._presented)
+            self._token.refused(self._presented, error)
+        may_repeat = not any(each.has_text or each.is_sent_again for each in self._requests.values())
+        is_repeated = may_repeat and (is_refused or isinstance(error, FailedWriteError))
+        self.is_quiet = is_repeated or error.reason == SESSION_ENDED
+        self.drop_nowait(error if self.is_quiet else self._token.refusal(error))
 
-    def _end_cancelled(self) -> None:
-        for sequence in [sequence for sequence, each in self._requests.items() if each.is_cancelled]:
-            self._requests.pop(sequence).listener.on_end(pb.End(finish_reason=pb.FINISH_REASON_CANCELLED))
-
-    def _post_again(self, request: _OpenRequest) -> None:
-        """Send a request on another stream, with what is left of its timeout."""
-        complete, now_s = request.message.complete, asyncio.get_running_loop().time()
-        if complete.HasField("timeout_ms"):
-            give_timeout(complete, complete.timeout_ms / 1000 - (now_s - request.sent_at_s))
-        request.sent_at_s = now_s
-        self._post(request.message)
-
-    def _open(self, channel: grpc.aio.Channel, token: str) -> None:
-        stub: CompletionServiceAsyncStub = CompletionServiceStub(channel)
-        self._outgoing, self._writer = deque(), None
+    def _open(self, token: str) -> None:
+        stub: CompletionServiceAsyncStub = CompletionServiceStub(self.connection.channel)
         self._call = stub.Session(metadata=with_token(self._metadata, token))
-        self._presented, self._opened_at_s = token, asyncio.get_running_loop().time()
-        self._state = _State.CONNECTED
+        self._presented, self._opened_at_s = token, self._loop.time()
+        self._write()
 
     async def _read_until_end(self) -> ServiceError:
         """Pass answers on until the stream ends; return the reason of its end."""
@@ -312,11 +248,13 @@ class SessionStream(ABC):
     def _note_accepted(self, call: "Call") -> None:
         """Report a stream in place of a lost one once the server has accepted it or sent its first answer."""
         if self._lost_at_s is not None and not call.done():
-            away_s = asyncio.get_running_loop().time() - self._lost_at_s
+            away_s = self._loop.time() - self._lost_at_s
             self._lost_at_s = None
-            self._on_accepted(away_s)
+            self._heard()
+            self._owner.leg_accepted(self, away_s)
 
     def _dispatch(self, response: pb.SessionResponse) -> None:
+        self._heard()
         self._token.accepted(self._presented)
         if response.HasField("refusal"):  # it ends no request: feedback that came too late, for example
             error = error_of_message(response.refusal.error)
@@ -329,14 +267,28 @@ class SessionStream(ABC):
             return
         if response.HasField("end"):
             del self._requests[response.sequence]
+            self._note_answer()
             is_superseded = response.end.finish_reason == pb.FINISH_REASON_SUPERSEDED
             if is_superseded and request.is_sent_again and response.sequence == self.last_sequence:
-                request.listener.on_error(ConnectionLostError("the server still had the request of a lost connection"))
+                error = ConnectionLostError("the server still had the request of a lost connection")
+                request.owner.request_failed(request, error)
             else:
-                request.listener.on_end(response.end)
+                request.owner.request_ended(request, response.end)
         elif response.HasField("delta"):
             request.has_text = True
             request.listener.on_text(response.delta.text)
+
+    def _heard(self) -> None:
+        self._guard.heard_nowait()
+        self.connection.heard_at_s = self._loop.time()
+
+    def _note_answer(self) -> None:
+        """Expect nothing more if no request is open."""
+        if not self._requests:
+            self._guard.stop_nowait()
+
+    def _give_up(self, silence_s: float) -> None:
+        self.drop_nowait(SilenceError.of(self.endpoint.address, silence_s))
 
 
 async def _write_all(call: "Call", outgoing: deque[pb.SessionRequest]) -> None:

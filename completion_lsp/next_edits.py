@@ -12,9 +12,9 @@ from completion_client import Session
 from completion_client.editing import LineEdit, RecentEdits, Snippet, Text
 from completion_lsp.cursor import Cursor
 from completion_lsp.documents import Document, Edit
-from completion_lsp.edit_runner import EditRunner
 from completion_lsp.positions import raw_length, unix_lines
 from completion_lsp.requests import edit_request_of
+from completion_lsp.runner import EditRunner
 from completion_lsp.settings import Settings
 from completion_lsp.survival import Survival
 from completion_lsp.timer import now_ms
@@ -145,7 +145,7 @@ class NextEdits:
         self._runner.on_away()
 
     def make_edit_request(self) -> pb.CompleteRequest | None:
-        """See edit_runner.EditEditor."""
+        """See runner.EditEditor."""
         cursor = self._cursor
         assert cursor is not None
         text, document = cursor.text, cursor.document
@@ -153,7 +153,7 @@ class NextEdits:
         return edit_request_of(text, document.language_id, _version(document), recent, self._snippets(text))
 
     def on_edits_settled(self) -> None:
-        """See edit_runner.EditEditor. Answers the request that waits, unless more is to come."""
+        """See runner.EditEditor. Answers the request that waits, unless more is to come."""
         if self._waiting is not None and not self._waiting.done() and self._runner.is_idle:
             self._waiting.set_result(None)
 

@@ -12,10 +12,9 @@ import click
 from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Completion, Endpoint, UnavailableError, blocking
+from completion_client import Completion, Endpoint, RegionSettings, UnavailableError, blocking
+from completion_client.blocking import Contender, open_in_order
 from completion_client.endpoint import Metadata, caller_metadata
-from completion_client.regions.race import Contender, open_in_order
-from completion_client.regions.settings import RegionSettings
 from completion_server.client.cursor import (
     STDIN,
     Cursor,

@@ -21,8 +21,8 @@ from rich.table import Table
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, blocking
+from completion_client.blocking import open_in_order
 from completion_client.endpoint import caller_metadata
-from completion_client.regions.race import open_in_order
 from completion_server.client.cursor import Cursor, Position, PositionError, read_text, split_text, uri_of
 from completion_server.client.options import fail, server_options
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from completion_client import (
     CompletionClient,
+    Health,
     Regions,
     ReplicaStream,
 )
-from completion_client.regions.availability import Health
 from completion_client.tls_faults import explain_tls
 from loadtest.targets import ClientSettings, TargetError, TargetSpec, token_of
 from loadtest.targets.editor import RequestFactory

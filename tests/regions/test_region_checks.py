@@ -6,10 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from completion_client import EndpointError, Regions, RegionSettings
-from completion_client.endpoint import Endpoint
-from completion_client.regions.availability import Health
-from completion_client.regions.connections import Connection
+from completion_client import ConnectionLostError, Endpoint, Health, Regions, RegionSettings
+from completion_client.connections import Connection
 from tests.support.cancels import cancel_and_wait
 from tests.support.replica_fakes import FakeReplica, fake_replicas
 from tests.support.server import eventually
@@ -19,10 +17,6 @@ PATIENT = RegionSettings(check_interval_s=LONG_S, recheck_s=LONG_S, check_timeou
 QUICK = RegionSettings(check_interval_s=0.02, recheck_s=0.02, return_spread_s=0.0)
 
 
-def is_checking(connection: Connection) -> bool:
-    return connection._check is not None and not connection._check.done()
-
-
 @asynccontextmanager
 async def two_servers(settings: RegionSettings = PATIENT) -> AsyncIterator[tuple[list[FakeReplica], Regions]]:
     """Yield two servers, and the regions that have checked them."""
@@ -30,7 +24,7 @@ async def two_servers(settings: RegionSettings = PATIENT) -> AsyncIterator[tuple
     async with fake_replicas(*servers), Regions([each.endpoint for each in servers], settings=settings) as regions:
         await eventually(lambda: all(each.num_checks >= 3 for each in servers))
         # The server has counted the last check, and its answer may be on its way: the next caller would share it.
-        await eventually(lambda: not any(is_checking(regions.connection(each, 0)) for each in regions.endpoints))
+        await eventually(lambda: not any(regions.connections.get(each).is_checking for each in regions.endpoints))
         yield servers, regions
 
 
@@ -77,24 +71,13 @@ async def test_the_late_answer_to_a_check_that_no_caller_waits_for_counts_as_hea
         await eventually(lambda: connection.heard_at_s > heard_at_s)
 
 
-async def test_a_check_that_was_lost_is_not_waited_for_by_the_next_caller() -> None:
-    async with connected() as (connection, server):
-        server.may_check.clear()
-        assert (await connection.check(0.05)).round_trip_s is None
-        await eventually(lambda: server.num_checks == 2)
-        await asyncio.sleep(0.1)
-        waiting = asyncio.create_task(connection.check(0.1))
-        await eventually(lambda: server.num_checks == 3)
-        await waiting
-
-
 async def test_a_request_with_little_time_does_not_shorten_the_check_that_decides() -> None:
     async with two_servers() as (servers, regions):
         near, endpoint = servers[0], regions.endpoints[0]
         num_checks = near.num_checks
         near.may_check.clear()
         loop = asyncio.get_running_loop()
-        connection = regions.connection(endpoint, 0)
+        connection = regions.connections.get(endpoint)
         asking = asyncio.create_task(regions.alive_at_s(connection, loop.time(), 0.1))
         await eventually(lambda: near.num_checks == num_checks + 1)
         regions.lost(connection, "a stream was lost")
@@ -108,23 +91,23 @@ async def test_a_request_with_little_time_does_not_shorten_the_check_that_decide
 
 async def test_a_server_whose_connection_gets_no_new_call_is_asked_on_another_and_not_silent() -> None:
     async with two_servers() as (_, regions):
-        regions.lease(1)
+        regions.connections.lease(1)
         connection = await regions.connected(regions.endpoints[0], 1, LONG_S)
-        regions.release(1)
-        assert not regions.is_current(connection)
+        regions.connections.release(1)
+        assert not regions.connections.holds(connection)
         now_s = asyncio.get_running_loop().time()
         heard_at_s = await regions.alive_at_s(connection, now_s, LONG_S)
         assert heard_at_s is not None
         assert heard_at_s > now_s
 
 
-@pytest.mark.parametrize("error", [EndpointError("key", "can't be read"), RuntimeError("an error of the program")])
+@pytest.mark.parametrize("error", [ConnectionLostError("key: can't be read"), RuntimeError("an error of the program")])
 async def test_an_error_while_connections_are_warmed_ends_no_watch(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with two_servers(QUICK) as (servers, regions):
-        regions.lease(1)
-        connections = regions._connections
+        regions.connections.lease(1)
+        connections = regions.connections
         open_one = connections.get
 
         def get(endpoint: Endpoint, number: int = 0) -> Connection:

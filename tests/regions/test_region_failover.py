@@ -12,6 +12,7 @@ from completion_client import (
     CompletionClient,
     ConnectionLostError,
     DeadlineExceededError,
+    Health,
     Move,
     Regions,
     RegionSettings,
@@ -20,7 +21,6 @@ from completion_client import (
     SessionSettings,
     UnavailableError,
 )
-from completion_client.regions.availability import Health
 from completion_server.engine.scripted.engine import ServiceTimes
 from tests.support.fault_proxy import Delay
 from tests.support.regions import ENDLESS_REQUEST, TEXT, Answer, Region, list_of, running_regions, script

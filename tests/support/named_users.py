@@ -11,8 +11,8 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client import Endpoint
+from completion_client.connections import Connections
 from completion_client.endpoint import Metadata, caller_metadata
-from completion_client.regions.connections import Connections
 from loadtest.bench.runner.contest import AsyncClosing
 from tests.support.envoy import REPLICA_HEADER
 

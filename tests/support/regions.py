@@ -5,8 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import ServiceError
-from completion_client.replicas.stream import ReplicaStream
+from completion_client import ReplicaStream, ServiceError
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.fault_proxy import Delay, FaultProxy, Faults

@@ -134,12 +134,12 @@ def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
     for names, rows in groups.items():
         if 1 < len(names) <= _MAX_COLUMNS and len(rows) > 1:
             others.append(Table("", *names))
-            for path, row in rows:
-                others[-1].add_row(path, *row.values())
+            for place, row in rows:
+                others[-1].add_row(place, *row.values())
         else:
-            for path, row in rows:
+            for place, row in rows:
                 for name, value in row.items():
-                    single.add_row(f"{path} {name}".strip(), value)
+                    single.add_row(f"{place} {name}".strip(), value)
     yield from (single, *others)
 
 

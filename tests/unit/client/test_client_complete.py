@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2 as details
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, RegionSettings, blocking
-from completion_client.regions.race import Contender
+from completion_client.blocking import Contender
 from completion_server.client import complete_command
 from completion_server.client.complete_command import complete
 

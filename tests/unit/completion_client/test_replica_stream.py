@@ -17,11 +17,11 @@ from completion_client import (
     ConnectionLostError,
     DeadlineExceededError,
     Endpoint,
+    ReplicaStream,
     ServiceError,
     UnavailableError,
     make_traceparent,
 )
-from completion_client.replicas.stream import KEPT_S, AnsweredRequests, ReplicaStream
 from completion_client.session import PendingCompletion
 from tests.support.replica_fakes import ONE_REGION, STOP, Clock, FakeReplica, Losses, fake_replicas, pass_over, view_of
 from tests.support.server import eventually
@@ -192,23 +192,12 @@ async def test_a_request_that_a_server_fails_on_is_not_repeated_after_a_new_conn
     async with fake_replicas(failing, other), view_of(failing.endpoint, other.endpoint) as view:
         asking = asyncio.create_task(view.complete(REQUEST))
         await eventually(lambda: len(failing.metadata) == 1)
-        view.regions._connections.drop(view._replicas.connection(failing.endpoint))  # as new certificates do
+        view.regions.connections.drop(view._replicas.connection(failing.endpoint))  # as new certificates do
         failing.may_answer.set()
         with pytest.raises(ServiceError, match="why"):
             await asking
         assert view.endpoint == failing.endpoint
     assert other.metadata == []
-
-
-def test_answers_are_forgotten_by_number_and_by_age() -> None:
-    here, there = Endpoint("here:1"), Endpoint("there:1")
-    answered = AnsweredRequests(max_answers=2)
-    for sequence, endpoint in ((1, here), (3, there), (2, here)):  # in the order of their ends
-        answered.add(sequence, endpoint, now_s=float(sequence))
-    assert [answered.endpoint(sequence, 3.0) for sequence in (1, 2, 3, 4)] == [None, here, there, None]
-    assert answered.endpoint(3, 3.0 + KEPT_S) is None
-    answered.add(5, here, now_s=3.0 + KEPT_S)
-    assert [answered.endpoint(sequence, 3.0) for sequence in (2, 3, 5)] == [None, None, here]
 
 
 PREFETCH = pb.CompleteRequest(prefix="x = ", trigger=pb.TRIGGER_PREFETCH)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from completion_client import Endpoint, EndpointError, RegionSettings
+from completion_client.choice import Availability
+from completion_client.connections import Connections
+from completion_client.distances import Distances
 from completion_client.health import CheckResult
-from completion_client.regions.availability import Availability
-from completion_client.regions.connections import Connections
-from completion_client.regions.distances import Distances
-from completion_client.regions.silence import SilenceGuard, SilenceRecord
-from completion_client.regions.watcher import Watcher
+from completion_client.silence import SilenceGuard, SilenceRecord
+from completion_client.watcher import Watcher
 from loadtest.simulation import virtual_time
 
 BUSY, QUIET = ENDPOINTS = Endpoint("busy:1"), Endpoint("quiet:1")
@@ -32,11 +32,12 @@ class _Connection:
         return CheckResult(0.01)
 
 
-@dataclass
 class CheckedConnections(Connections):
     """Answers each check at once, and notes when it came."""
 
-    checked_at_s: dict[Endpoint, list[float]] = field(default_factory=lambda: {each: [] for each in ENDPOINTS})
+    def __init__(self) -> None:
+        super().__init__()
+        self.checked_at_s: dict[Endpoint, list[float]] = {each: [] for each in ENDPOINTS}
 
     def get(self, endpoint: Endpoint, number: int = 0) -> _Connection:  # type: ignore[override]
         return _Connection(endpoint, lambda each: self.checked_at_s[each].append(asyncio.get_running_loop().time()))
@@ -47,9 +48,7 @@ async def watched(connections: CheckedConnections, act: Callable[[Watcher], None
     now = asyncio.get_running_loop().time
     availability = Availability(ENDPOINTS, 30.0, "seed")
     distances = Distances(ENDPOINTS, SETTINGS)
-    watcher = Watcher(
-        connections, distances, availability, SETTINGS, now, lambda _endpoint: None, random.Random("seed")
-    )
+    watcher = Watcher(connections, distances, availability, SETTINGS, now, random.Random("seed"))
     watching = asyncio.create_task(watcher.run())
     while now() < until_s:
         await asyncio.sleep(0.01)
@@ -128,8 +127,8 @@ class Watched:
         await asyncio.sleep(within_s)
         return None
 
-    def _on_silent(self, silence_s: float) -> float | None:
-        self.said.append(("silent", now_s(), round(silence_s, 6)))
+    def _on_silent(self) -> float | None:
+        self.said.append(("silent", now_s(), LIMIT_S))
         return None if self.wait_s is None else now_s() + self.wait_s
 
     def _on_given_up(self, silence_s: float) -> None:

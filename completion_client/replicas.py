@@ -1,11 +1,12 @@
 """One user's view of the endpoints: which to try now, on which connection, and what their answers mean."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
-from completion_client.endpoint import Endpoint, EndpointError
+from completion_client.choice import UserChoice
+from completion_client.connections import Connection
+from completion_client.endpoint import Endpoint
 from completion_client.errors import (
     ConnectionLostError,
     ResourceExhaustedError,
@@ -13,13 +14,10 @@ from completion_client.errors import (
     UnavailableError,
     error_of_end,
 )
-from completion_client.regions.choice import UserChoice
-from completion_client.regions.connections import Connection
-from completion_client.regions.regions import Regions
-from completion_client.regions.silence import SilenceError
+from completion_client.regions import Regions
+from completion_client.silence import SilenceError
 from completion_client.tokens import Token
 
-_SERVER_FULL, _OVERLOAD = "SERVER_FULL", "OVERLOAD"
 _ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 _ANSWER_TRIPS = 3
 """Round trips that a silent server has. Half of the time is for the answer to a health check: 1.5 round trips."""
@@ -40,20 +38,28 @@ class Move:
     """Why the former endpoint is not usable; "" if the new one is merely preferred."""
 
 
+OnMove = Callable[[Move], None]
+
+
 class Replicas:
     """The endpoints of one user and the connections to them."""
 
     def __init__(
-        self, regions: Regions, choice: UserChoice, number: int, connect_timeout_s: float, token: Token | None = None
+        self,
+        regions: Regions,
+        choice: UserChoice,
+        number: int | None,
+        connect_timeout_s: float,
+        token: Token | None = None,
     ) -> None:
-        """Use the connections of a leased number, each of which is connected within `connect_timeout_s`.
+        """Lease connections of a number, each of which is connected within `connect_timeout_s`.
 
         The user presents `token`; that of the endpoint if it is None.
         """
         self.regions = regions
         self.choice = choice
-        self._leased: int | None = number
         self.connect_timeout_s = connect_timeout_s
+        self._leased: int | None = regions.connections.lease(number)
         self._token = token
         self._no_token = Token()
         """Remembers, for this user, that a server wants one."""
@@ -70,7 +76,7 @@ class Replicas:
     def release(self) -> None:
         """Use the connections no longer; ignored if that was done."""
         if self._leased is not None:
-            self.regions.release(self._leased)
+            self.regions.connections.release(self._leased)
             self._leased = None
 
     @property
@@ -108,22 +114,25 @@ class Replicas:
                 closed.
 
         """
-        with self._readable(endpoint):
-            return self.regions.connection(endpoint, self._number)
+        self._unreadable.pop(endpoint, None)
+        try:
+            return self.regions.connections.get(endpoint, self._number)
+        except ConnectionLostError as error:
+            self._unreadable[endpoint] = str(error.__cause__ or error)
+            self.choice.refused(endpoint, self.regions.now())
+            raise
 
     async def connected(self, endpoint: Endpoint, within_s: float | None = None) -> Connection:
         """Return the user's connection to an endpoint when it is connected, also within `within_s` if that is given.
 
         Raises:
-            ConnectionLostError: the server refuses the connection or takes too long, a PEM file can't be read, or the
-                client is closed. The endpoint is passed over then.
+            ConnectionLostError: see `Regions.connected`, or the client is closed. The endpoint is passed over then.
 
         """
         timeout_s = self.connect_timeout_s if within_s is None else min(within_s, self.connect_timeout_s)
         try:
-            with self._readable(endpoint):
-                return await self.regions.connected(endpoint, self._number, timeout_s)
-        except ServiceError:
+            return await self.regions.connected(endpoint, self._number, timeout_s)
+        except ConnectionLostError:
             self.choice.refused(endpoint, self.regions.now())
             raise
 
@@ -146,24 +155,16 @@ class Replicas:
 
     def disconnect(self) -> None:
         """Use new connections for new calls, unless other users share the present ones."""
-        self.regions.disconnect(self._number)
+        self.regions.connections.renew(self._number)
 
     def note_error(self, connection: Connection, error: ServiceError) -> bool:
         """Note the failure of a call, a stream or a request; return whether another endpoint may do better."""
-        endpoint, retry_after_s = connection.endpoint, (error.retry_after_ms or 0) / _MS_PER_S
-        choice, now_s = self.choice, self.regions.now()
+        retry_after_s = (error.retry_after_ms or 0) / _MS_PER_S
         if isinstance(error, ResourceExhaustedError):
-            if error.reason == _OVERLOAD:
-                choice.overloaded(endpoint, now_s, retry_after_s)
-            if error.reason == _SERVER_FULL:
-                choice.refused(endpoint, now_s, retry_after_s)
-            return error.reason == _SERVER_FULL
-        if not isinstance(error, UnavailableError):
-            return False
-        if not isinstance(error, SilenceError):  # that was noted when it began
-            choice.refused(endpoint, now_s, retry_after_s)
-            self.regions.lost(connection, error.message)
-        return True
+            return self._note_exhausted(connection.endpoint, error.reason, retry_after_s)
+        if isinstance(error, UnavailableError) and not isinstance(error, SilenceError):  # that was noted as it began
+            self._note_lost(connection, error.message, retry_after_s)
+        return isinstance(error, UnavailableError)
 
     def note_silence(self, connection: Connection) -> None:
         """Note that an endpoint sends nothing to this user; a health check decides about it for the others."""
@@ -171,18 +172,16 @@ class Replicas:
 
     def note_end(self, connection: Connection, end: pb.End, total_s: float) -> bool:
         """Note how a request ended after `total_s`; return whether another endpoint may do better."""
-        endpoint, now_s = connection.endpoint, self.regions.now()
-        choice, retry_after_s = self.choice, end.retry_after_ms / _MS_PER_S
+        retry_after_s = end.retry_after_ms / _MS_PER_S
         if end.timings.total_ms > 0:
             self.regions.measured(connection, total_s - end.timings.total_ms / _MS_PER_S)
         if end.shed_reason == pb.SHED_REASON_DRAINING:
-            choice.refused(endpoint, now_s, retry_after_s)
-            self.regions.lost(connection, "it drains")
+            self._note_lost(connection, "it drains", retry_after_s)
             return True
         if end.shed_reason == pb.SHED_REASON_OVERLOAD:
-            choice.overloaded(endpoint, now_s, retry_after_s)
-        elif end.finish_reason in _ANSWERED:
-            choice.answered(endpoint)
+            return self._note_exhausted(connection.endpoint, "OVERLOAD", retry_after_s)
+        if end.finish_reason in _ANSWERED:
+            self.choice.answered(connection.endpoint)
         error = error_of_end(end)
         return error is not None and self.note_error(connection, error)
 
@@ -191,42 +190,33 @@ class Replicas:
 
         At least as long as its distance takes. None if it may for ever: there is no other server.
         """
-        regions = self.regions
         if not self.has_choice:
             return None
-        limit_s, round_trip_s = regions.settings.silence_s(left_s), regions.distances.round_trip_s(connection.endpoint)
+        limit_s = self.regions.settings.silence_s(left_s)
+        round_trip_s = self.regions.distances.round_trip_s(connection.endpoint)
         if connection.is_ready:
             return max(limit_s, _BUSY_S + _ANSWER_TRIPS * (round_trip_s or 0.0))
         if round_trip_s is None:
-            return regions.settings.silence_max_s
+            return self.regions.settings.silence_max_s
         return max(limit_s, _BUSY_S + _CONNECT_TRIPS * round_trip_s)
-
-    def connect_s(self, endpoint: Endpoint, left_s: float | None) -> float | None:
-        """Return how long a request that has `left_s` left waits for a connection while others can be asked."""
-        limit_s = self.silence_s(self.connection(endpoint), left_s)
-        return limit_s if left_s is None or limit_s is None else min(left_s, limit_s)
 
     def why_not(self, endpoint: Endpoint) -> str:
         """Return why an endpoint is not usable; "" if nothing is known against it."""
-        return self.regions.state(endpoint).why or self._unreadable.get(endpoint, "")
+        return self.regions.availability.why(endpoint) or self._unreadable.get(endpoint, "")
 
     def why_none(self) -> str:
         """Return why no endpoint can be used."""
-        endpoints = self.candidates()
-        reasons = {each.address: self.token(each).problem or self.why_not(each) or "lost" for each in endpoints}
+        reasons = {each.address: self.token(each).problem or self.why_not(each) or "lost" for each in self.candidates()}
         return "not connected: " + "; ".join(f"{address}: {why}" for address, why in reasons.items())
 
-    @contextmanager
-    def _readable(self, endpoint: Endpoint) -> Iterator[None]:
-        """Pass an endpoint over whose PEM files can't be read, as while they are replaced."""
-        try:
-            yield
-        except EndpointError as error:
-            self._unreadable[endpoint] = str(error)
-            self.choice.refused(endpoint, self.regions.now())
-            msg = f"no connection to {endpoint.address}: {error}"
-            raise ConnectionLostError(msg) from error
-        self._unreadable.pop(endpoint, None)
+    def _note_exhausted(self, endpoint: Endpoint, reason: str, retry_after_s: float) -> bool:
+        """Note a limit; return whether it is one of the server, not one of the user."""
+        if reason == "OVERLOAD":
+            self.choice.overloaded(endpoint, self.regions.now(), retry_after_s)
+        elif reason == "SERVER_FULL":
+            self.choice.refused(endpoint, self.regions.now(), retry_after_s)
+        return reason == "SERVER_FULL"
 
-
-OnMove = Callable[[Move], None]
+    def _note_lost(self, connection: Connection, why: str, retry_after_s: float) -> None:
+        self.choice.refused(connection.endpoint, self.regions.now(), retry_after_s)
+        self.regions.lost(connection, why)

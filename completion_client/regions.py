@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from completion_client.endpoint import ChannelOptions, Endpoint, EndpointError
+from completion_client.choice import Availability, Health
+from completion_client.connections import Connection, Connections, TlsFiles
+from completion_client.distances import Distances
+from completion_client.endpoint import ChannelOptions, Endpoint, EndpointError, parse_endpoints
 from completion_client.errors import ConnectionLostError
-from completion_client.health import connects_within, is_done_within
-from completion_client.regions.availability import Availability, Health
-from completion_client.regions.choice import parse_endpoints
-from completion_client.regions.connections import CertificateWatch, Connection, ConnectionNumbers, Connections
-from completion_client.regions.distances import Distances
-from completion_client.regions.settings import RegionSettings
-from completion_client.regions.silence import SilenceRecord
-from completion_client.regions.watcher import Watcher
+from completion_client.health import connects_within
+from completion_client.region_settings import RegionSettings
+from completion_client.silence import SilenceRecord
+from completion_client.watcher import Watcher
 
 _log = logging.getLogger(__name__)
 
@@ -72,23 +71,14 @@ class Regions:
             raise EndpointError("address", f"at least one endpoint is needed, each once, got {len(found)}")
         seed = seed or uuid.uuid4().hex
         self.endpoints = found
-        self.settings = settings or RegionSettings()
+        self.settings = settings = settings or RegionSettings()
         self.now = now
-        self.distances = Distances(found, self.settings)
-        self.availability = Availability(found, self.settings.return_spread_s, seed)
-        self._connections = Connections(channel_options)
-        self._watcher = Watcher(
-            self._connections,
-            self.distances,
-            self.availability,
-            self.settings,
-            now,
-            self._warm,
-            random.Random(seed),
-        )
-        self._certificates = CertificateWatch(found, self._connections)
+        self.distances = Distances(found, settings)
+        self.availability = Availability(found, settings.return_spread_s, seed)
+        self.connections = Connections(channel_options, settings.users_per_connection)
+        self._watcher = Watcher(self.connections, self.distances, self.availability, settings, now, random.Random(seed))
+        self._tls_files = TlsFiles(found)
         self._silences = {each: SilenceRecord() for each in found}
-        self._numbers = ConnectionNumbers(self.settings.users_per_connection)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -108,8 +98,8 @@ class Regions:
             return
         if len(self.endpoints) > 1:
             self._tasks.append(asyncio.create_task(self._watcher.run()))
-        if self._certificates.is_needed:
-            self._tasks.append(asyncio.create_task(self._watch_certificates()))
+        if self._tls_files:
+            self._tasks.append(asyncio.create_task(self._watch_tls_files()))
         for task in self._tasks:
             task.add_done_callback(_log_error)
 
@@ -118,7 +108,7 @@ class Regions:
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
-        self._connections.close()
+        self.connections.close()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
@@ -149,52 +139,21 @@ class Regions:
             self.availability.why(endpoint),
         )
 
-    def lease(self, number: int | None = None) -> int:
-        """Add a user to a connection number, to the lowest with room if none is given; return the number.
-
-        A few dozen users share the connections of a number. Release it when the user leaves.
-        """
-        return self._numbers.take(number)
-
-    def release(self, number: int) -> None:
-        """Remove a user from a number. The last one drops its connections, but not those of 0, for health checks."""
-        if self._numbers.give_back(number) and number:
-            self._connections.drop_number(number)
-
-    def connection(self, endpoint: Endpoint, number: int) -> Connection:
-        """Return a connection, connected or not.
-
-        Raises:
-            EndpointError: a PEM file of the endpoint can't be read.
-
-        """
-        return self._connections.get(endpoint, number)
-
-    def disconnect(self, number: int) -> None:
-        """Use new connections in place of those of a number, unless several users share it. Open calls go on."""
-        if self._numbers.num_users(number) == 1:
-            self._connections.drop_number(number)
-
-    def is_current(self, connection: Connection) -> bool:
-        """Return whether new calls use a connection: its server has not gone silent, nor its certificates changed."""
-        return self._connections.holds(connection)
-
     async def connected(self, endpoint: Endpoint, number: int, within_s: float) -> Connection:
         """Return a connection when it is connected.
 
         Raises:
-            ConnectionLostError: the server refuses the connection or takes longer than `within_s`.
-            EndpointError: a PEM file of the endpoint can't be read.
+            ConnectionLostError: the server refuses it or takes longer than `within_s`, or a PEM file can't be read.
 
         """
-        connection = self.connection(endpoint, number)
+        connection = self.connections.get(endpoint, number)
         if connection.is_ready:
             return connection
         is_connected = await connects_within(connection.channel, within_s)
         if is_connected:
             return connection
         if is_connected is not None or len(self.endpoints) == 1:
-            self._connections.drop(connection)  # the next try begins anew, without gRPC's own back-off
+            self.connections.drop(connection)  # the next try begins anew, without gRPC's own back-off
         msg = f"no connection to {endpoint.address}"
         self._suspect(endpoint, msg)
         raise ConnectionLostError(msg)
@@ -203,19 +162,20 @@ class Regions:
         """Return the time of the server's last message on a connection.
 
         None if there is none after `since_s`, a time of the loop, and a health check is not answered within `within_s`.
-        The check itself is patient and decides about the endpoint: a single late answer moves one request, not all
-        users. They leave until the check has ended if `silent_requests` were silent one after another.
+        A single late answer moves one request, not all users. They leave until a patient check has ended if
+        `silent_requests` were silent one after another.
         """
         if connection.is_silent:
             return None
         if connection.heard_at_s > since_s:
             return connection.heard_at_s
-        asked = connection if self.is_current(connection) else self._replacement(connection)
-        check = asyncio.create_task(asked.check(self.settings.check_timeout_s))
-        try:
-            await is_done_within(check, within_s)
-        finally:
-            check.cancel()
+        asked = connection
+        if not self.connections.holds(connection):  # it gets no new call
+            try:
+                asked = self.connections.get(connection.endpoint)
+            except ConnectionLostError:  # its PEM files are being replaced
+                _log.debug("%s is asked on its old connection", connection.endpoint.address)
+        await asked.check(within_s)
         heard_at_s = max(connection.heard_at_s, asked.heard_at_s)
         if heard_at_s > since_s:
             return heard_at_s
@@ -229,25 +189,18 @@ class Regions:
     def lost(self, connection: Connection, why: str) -> None:
         """Note that a call or stream was lost: check the server before it is used again."""
         if not connection.is_ready:
-            self._connections.drop(connection)
+            self.connections.drop(connection)
         self._suspect(connection.endpoint, why)
-
-    def _replacement(self, connection: Connection) -> Connection:
-        """Return a connection that can be asked in place of one that gets no new call, but is not silent."""
-        try:
-            return self._connections.get(connection.endpoint)
-        except EndpointError:  # its PEM files are being replaced
-            return connection
 
     def _note_silent(self, connection: Connection, since_s: float) -> None:
         """Note a request to which nothing came: check its endpoint, and leave it or the connection if others say so."""
         endpoint, now_s = connection.endpoint, asyncio.get_running_loop().time()
-        heard_at_s = max(connection.heard_at_s, self._connections.heard_at_s(endpoint))
+        heard_at_s = max(connection.heard_at_s, self.connections.heard_at_s(endpoint))
         connection.silence.note(since_s, connection.heard_at_s, now_s)
         is_long = now_s - connection.silence.began_at_s > self.settings.silence_max_s
         if is_long and connection.silence.num_silent >= self.settings.silent_requests:
             connection.is_silent = True
-            self._connections.drop(connection)
+            self.connections.drop(connection)
         silence = self._silences[endpoint]
         if heard_at_s <= since_s:
             silence.note(since_s, heard_at_s, now_s)
@@ -260,18 +213,10 @@ class Regions:
         if len(self.endpoints) > 1:
             self._watcher.suspect(endpoint, why)
 
-    def _warm(self, endpoint: Endpoint) -> None:
-        """Connect what users share besides the checked connection, so that a move does not wait for a handshake."""
-        for number in filter(None, self._numbers.in_use):
-            try:
-                self._connections.get(endpoint, number).channel.get_state(try_to_connect=True)
-            except EndpointError as error:  # such as a PEM file that is being replaced; the next good check tries again
-                _log.warning("%s: connection %d is not opened yet: %s", endpoint.address, number, error)
-
-    async def _watch_certificates(self) -> None:
+    async def _watch_tls_files(self) -> None:
         while True:
             await asyncio.sleep(self.settings.certificate_interval_s * random.uniform(0.5, 1.5))
-            await self._certificates.look(self.settings.check_timeout_s)
+            await self._tls_files.renew(self.connections, self.settings.check_timeout_s)
 
 
 def _log_error(task: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""The settings of clients with several endpoints. Pure."""
+"""The settings of clients with several endpoints."""
 
 import math
 from dataclasses import dataclass, fields
@@ -81,3 +81,15 @@ class RegionSettings:
         """Return how long a server may send nothing to a request that has `left_s` left; None is no time limit."""
         share_s = self.silence_max_s if left_s is None else left_s * self.silence_share
         return min(self.silence_max_s, max(self.silence_min_s, share_s))
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingSettings:
+    """For how long a replica is passed over. Times in seconds."""
+
+    pass_over_min_s: float = 1.0
+    """After a first refusal, unless the server asks for longer. Each further one doubles it."""
+    pass_over_max_s: float = 30.0
+    """The longest time, also if the server asks for longer."""
+    overloads: int = 3
+    """Requests shed as OVERLOAD, without an answer between them, after which a replica counts as refusing."""

@@ -4,10 +4,11 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Self
 
 from completion_client.errors import ConnectionLostError
 
-_AliveAt = Callable[[float, float], Awaitable[float | None]]
+AliveAt = Callable[[float, float], Awaitable[float | None]]
 """Takes the loop's time since when nothing came and a limit in seconds.
 
 Returns the time of the server's last message on any call of the connection; None if it has sent none since, not even
@@ -17,6 +18,11 @@ when it was asked.
 
 class SilenceError(ConnectionLostError):
     """A server sent nothing and did not answer in time when it was asked. It may be fine: the client may be late."""
+
+    @classmethod
+    def of(cls, address: str, silence_s: float) -> Self:
+        """Return the error of a server that has been silent for so long."""
+        return cls(f"{address} has sent nothing for {silence_s * 1000:.0f} ms")
 
 
 @dataclass(slots=True)
@@ -47,14 +53,11 @@ class SilenceGuard:
     """
 
     def __init__(
-        self,
-        alive_at_s: _AliveAt,
-        on_silent: Callable[[float], float | None],
-        on_given_up: Callable[[float], object],
+        self, alive_at_s: AliveAt, on_silent: Callable[[], float | None], on_given_up: Callable[[float], object]
     ) -> None:
         """Call `on_silent`, which returns the loop's time at which to call `on_given_up`; None is never.
 
-        Both get the length of the silence in seconds.
+        `on_given_up` gets the length of the silence in seconds.
         """
         self.is_silent = False
         """Whether the server was found silent, and nothing has come since."""
@@ -62,23 +65,20 @@ class SilenceGuard:
         self._on_silent = on_silent
         self._on_given_up = on_given_up
         self._loop = asyncio.get_running_loop()
-        self._heard_at_s = 0.0
-        self._limit_s = 0.0
+        self._heard_at_s = self._limit_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
 
     def expect_nowait(self, limit_s: float) -> None:
         """Begin to watch, with a limit; or go on watching, with this limit if it is the shorter one."""
-        now_s = self._loop.time()
         if self._asking is not None and not self._asking.done():
             return
         if self._timer is None:
-            self._heard_at_s, self._limit_s = now_s, limit_s
+            self._heard_at_s, self._limit_s = self._loop.time(), limit_s
         elif limit_s >= self._limit_s:
             return
-        else:
-            self._limit_s = limit_s
-        self._wait_until(max(now_s, self._heard_at_s + limit_s / 2))
+        self._limit_s = limit_s
+        self._watch()
 
     def heard_nowait(self) -> None:
         """Note that something came."""
@@ -86,7 +86,7 @@ class SilenceGuard:
         if self.is_silent:
             self.is_silent = False
             if self._timer is not None:
-                self._wait_until(self._heard_at_s + self._limit_s / 2)
+                self._watch()
 
     def stop_nowait(self) -> None:
         """Watch no longer: nothing is due."""
@@ -97,15 +97,15 @@ class SilenceGuard:
             self._asking.cancel()
         self._asking = None
 
-    def _wait_until(self, at_s: float) -> None:
+    def _watch(self) -> None:
+        """Ask after half of the limit without a message."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(at_s, self._look)
+        self._timer = self._loop.call_at(max(self._loop.time(), self._heard_at_s + self._limit_s / 2), self._look)
 
     def _look(self) -> None:
-        due_s = self._heard_at_s + self._limit_s / 2
-        if due_s > self._loop.time():
-            self._wait_until(due_s)
+        if self._heard_at_s + self._limit_s / 2 > self._loop.time():
+            self._watch()
         else:
             self._timer = None
             self._asking = asyncio.create_task(self._ask())
@@ -115,22 +115,16 @@ class SilenceGuard:
         alive_at_s = await self._alive_at_s(since_s, self._limit_s / 2)
         self._asking = None
         if alive_at_s is None and self._heard_at_s == since_s:
-            self._note_silent()
+            self.is_silent = True
+            given_up_at_s = self._on_silent()
+            if given_up_at_s is not None:
+                self._timer = self._loop.call_at(given_up_at_s, self._give_up)
             return
         self._heard_at_s = max(self._heard_at_s, alive_at_s or since_s)
         if alive_at_s is not None and alive_at_s >= asked_at_s:
             self._limit_s *= 2  # it is slow, not silent: ask less often
-        self._wait_until(max(self._loop.time(), self._heard_at_s + self._limit_s / 2))
-
-    def _note_silent(self) -> None:
-        self.is_silent = True
-        given_up_at_s = self._on_silent(self._silence_s())
-        if given_up_at_s is not None:
-            self._timer = self._loop.call_at(given_up_at_s, self._give_up)
+        self._watch()
 
     def _give_up(self) -> None:
         self._timer = None
-        self._on_given_up(self._silence_s())
-
-    def _silence_s(self) -> float:
-        return self._loop.time() - self._heard_at_s
+        self._on_given_up(self._loop.time() - self._heard_at_s)

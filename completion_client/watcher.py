@@ -6,12 +6,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from completion_client.endpoint import Endpoint, EndpointError
+from completion_client.choice import Availability, Health
+from completion_client.connections import Connections
+from completion_client.distances import Distances
+from completion_client.endpoint import Endpoint
+from completion_client.errors import ConnectionLostError
 from completion_client.health import CheckResult
-from completion_client.regions.availability import Availability, Health
-from completion_client.regions.connections import Connections
-from completion_client.regions.distances import Distances
-from completion_client.regions.settings import RegionSettings
+from completion_client.region_settings import RegionSettings
 
 _log = logging.getLogger(__name__)
 
@@ -42,16 +43,14 @@ class Watcher:
         availability: Availability,
         settings: RegionSettings,
         now: Callable[[], float],
-        on_good_check: Callable[[Endpoint], None],
         jitter: random.Random,
     ) -> None:
-        """Begin with `run`; `on_good_check` is called when a server has said that it serves."""
+        """Begin with `run`."""
         self._connections = connections
         self._distances = distances
         self._availability = availability
         self._settings = settings
         self._now = now
-        self._on_good_check = on_good_check
         self._jitter = jitter
         self._watches = {each: _Watch() for each in distances.endpoints}
         self.race_over = asyncio.Event()
@@ -81,7 +80,7 @@ class Watcher:
     def suspect(self, endpoint: Endpoint, why: str) -> None:
         """Note that a connection or a call was lost: check the endpoint now."""
         if self._availability.suspected(endpoint, why):
-            self._watches[endpoint].wake.set()
+            self.check_now(endpoint)
 
     async def _watch(self, endpoint: Endpoint, started_s: float) -> None:
         watch = self._watches[endpoint]
@@ -96,17 +95,13 @@ class Watcher:
                 _log.exception("%s: the health check failed in the client", endpoint.address)
             if not self.race_over.is_set():
                 self._end_race(started_s)
-            is_heard = await self._pause(endpoint, watch)
-
-    async def _pause(self, endpoint: Endpoint, watch: _Watch) -> bool:
-        """Wait until the next check; return whether an answered request counts as that check, a good one."""
-        try:
-            async with asyncio.timeout(self._pause_s(endpoint, watch)):
-                await watch.wake.wait()
-        except TimeoutError:
-            is_usable = self._availability.health(endpoint) is Health.USABLE
-            return watch.is_heard and is_usable and not watch.wake.is_set()
-        return False
+            try:
+                async with asyncio.timeout(self._pause_s(watch)):
+                    await watch.wake.wait()
+                is_heard = False
+            except TimeoutError:  # an answered request counts as a good check
+                is_usable = self._availability.health(endpoint) is Health.USABLE
+                is_heard = watch.is_heard and is_usable and not watch.wake.is_set()
 
     async def _check(self, endpoint: Endpoint) -> CheckResult:
         try:
@@ -118,8 +113,8 @@ class Watcher:
                 if self._connections.holds(connection):
                     self._connections.drop_lost(connection)  # the next try begins anew, without gRPC's own back-off
                     return result
-        except EndpointError as error:
-            return CheckResult(None, str(error))
+        except ConnectionLostError as error:
+            return CheckResult(None, str(error.__cause__ or error))
 
     def _note(self, endpoint: Endpoint, watch: _Watch, result: CheckResult) -> None:
         watch.num_checks += 1
@@ -134,25 +129,23 @@ class Watcher:
             _log.info("%s is used again", endpoint.address)
         if result.round_trip_s is not None:
             self._distances.measured(endpoint, result.round_trip_s, now_s)
-        self._on_good_check(endpoint)
+        self._connections.warm(endpoint)
 
-    def _pause_s(self, endpoint: Endpoint, watch: _Watch) -> float:
+    def _pause_s(self, watch: _Watch) -> float:
         settings = self._settings
         pause_s = settings.check_interval_s
         if watch.num_failures:
-            doubled_s = settings.recheck_s * 2.0 ** min(watch.num_failures - 1, 32)
-            pause_s = min(pause_s, doubled_s)
+            pause_s = min(pause_s, settings.recheck_s * 2.0 ** min(watch.num_failures - 1, 32))
         elif watch.num_checks < _FIRST_CHECKS:
             pause_s = min(pause_s, _FIRST_PAUSE_S)
         return pause_s * self._jitter.uniform(0.5, 1.5)
 
     def _end_race(self, started_s: float) -> None:
         """End the race some time after the first good answer: others that are as near must have answered by then."""
-        loop, watches = asyncio.get_running_loop(), self._watches.values()
+        loop, watches, settings = asyncio.get_running_loop(), self._watches.values(), self._settings
         if all(each.num_checks for each in watches):
             self.race_over.set()
         elif sum(each.num_checks > each.num_failures for each in watches) == 1:
-            settings = self._settings
             margin_s = settings.tier_margin_share * (loop.time() - started_s)
             grace_s = max(_RACE_TRIPS * settings.tier_margin_ms / _MS_PER_S, margin_s)
             loop.call_later(grace_s, self.race_over.set)

@@ -1,4 +1,4 @@
-"""Feedback in calls of its own, for a session that has no open stream to the server that answered."""
+"""Feedback of a session: which server answered a request, and calls for reports to servers without an open stream."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.endpoint import Endpoint, Metadata, with_token
 from completion_client.errors import ServiceError, UnauthenticatedError, error_of_call
-from completion_client.replicas.view import Replicas
+from completion_client.replicas import Replicas
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
 _MAX_CALLS = 32
 """Calls that may be open at once; a server that does not answer gets no more."""
+_MAX_ANSWERS = 1024
 
 
 class FeedbackCalls:
@@ -29,8 +30,19 @@ class FeedbackCalls:
         """Call the servers of `replicas` as the caller of `metadata`."""
         self._replicas = replicas
         self._metadata = metadata
+        self._answered_by: dict[int, Endpoint] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._is_closed = False
+
+    def answered(self, sequence: int, endpoint: Endpoint) -> None:
+        """Remember the server that answered a request, and forget the oldest answers."""
+        self._answered_by[sequence] = endpoint
+        while len(self._answered_by) > _MAX_ANSWERS:
+            del self._answered_by[next(iter(self._answered_by))]
+
+    def answered_by(self, sequence: int) -> Endpoint | None:
+        """Return the server that answered a request; None if that is not known any more."""
+        return self._answered_by.get(sequence)
 
     def send_nowait(self, endpoint: Endpoint, feedback: pb.ReportFeedbackRequest) -> None:
         """Send feedback to a server."""
@@ -51,17 +63,11 @@ class FeedbackCalls:
         token = self._replicas.token(endpoint)
         try:
             presented = await token.get()
-            channel = self._replicas.connection(endpoint).channel
-            stub: CompletionServiceAsyncStub = CompletionServiceStub(channel)
+            stub: CompletionServiceAsyncStub = CompletionServiceStub(self._replicas.connection(endpoint).channel)
             metadata = with_token(self._metadata, presented)
             await stub.ReportFeedback(feedback, timeout=_TIMEOUT_S, metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            failure = error_of_call(error)
-            if isinstance(failure, UnauthenticatedError):
+        except (grpc.aio.AioRpcError, ServiceError) as error:
+            failure = error if isinstance(error, ServiceError) else error_of_call(error)
+            if failure is not error and isinstance(failure, UnauthenticatedError):
                 token.refused(presented, failure)
-            self._note(endpoint, failure)
-        except ServiceError as error:
-            self._note(endpoint, error)
-
-    def _note(self, endpoint: Endpoint, error: ServiceError) -> None:
-        _log.info("%s did not take feedback: %s", endpoint.address, error)
+            _log.info("%s did not take feedback: %s", endpoint.address, failure)

@@ -1,4 +1,4 @@
-"""The legs of a session: the current one to the best server, and former ones until their requests have ended.
+"""The streams of a session: the current leg to the best server, and former ones until their requests have ended.
 
 The first request after a change opens the new leg and travels with it, so a move costs no round trip.
 """
@@ -10,9 +10,9 @@ from contextlib import suppress
 
 from completion_client.endpoint import Endpoint, Metadata
 from completion_client.errors import ConnectionLostError, PermissionDeniedError, ServiceError, UnauthenticatedError
-from completion_client.replicas.leg import Leg
-from completion_client.replicas.view import Move, OnMove, Replicas
+from completion_client.replicas import Move, OnMove, Replicas
 from completion_client.session_settings import Backoff, SessionSettings, StreamListener
+from completion_client.session_stream import SessionStream
 
 _MS_PER_S = 1000
 
@@ -27,9 +27,12 @@ class Legs:
         settings: SessionSettings,
         listener: StreamListener | None,
         on_move: OnMove | None,
-        on_silent: Callable[[Leg], float | None],
+        on_silent: Callable[[SessionStream], float | None],
     ) -> None:
-        """Open none yet; `on_move` gets each change to another server, `on_silent` is as `leg_silent`."""
+        """Open none yet; `on_move` gets each change to another server.
+
+        `on_silent` gets a leg whose server sends nothing; it returns the loop's time at which to give that up.
+        """
         self._replicas = replicas
         self._metadata = metadata
         self._settings = settings
@@ -39,60 +42,55 @@ class Legs:
         self._backoff = Backoff(settings)
         self._random = random.Random(settings.backoff_seed)
         self._loop = asyncio.get_running_loop()
-        self._leg: Leg | None = None
-        """None while the stream is lost. If its server is silent, it gets no new request."""
-        self._former: set[Leg] = set()
-        self._endpoint = replicas.best()
+        self.current: SessionStream | None = None
+        """None while the stream is lost, or after a quiet end. If its server is silent, it gets no new request."""
+        self._former: set[SessionStream] = set()
+        self.endpoint = replicas.best()
+        """The server of the current leg, or of the last one."""
         self._lost_at_s: float | None = None
         self._reopening: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._is_dropping = self._is_closing = False
 
     @property
-    def endpoint(self) -> Endpoint:
-        """The server of the current leg, or of the last one."""
-        return self._endpoint
-
-    @property
     def is_connected(self) -> bool:
         """Whether a request can be sent now."""
-        is_accepted = self._speaking() is not None and self._lost_at_s is None
-        if is_accepted or not self._replicas.has_choice:
-            return is_accepted
+        if self._lost_at_s is None and not (self.current is not None and self.current.is_silent):
+            return True
         best = self._replicas.best()
-        return self._replicas.is_usable(best) and not self._replicas.token(best).problem
+        return self._replicas.has_choice and self._replicas.is_usable(best) and not self._replicas.token(best).problem
 
-    def for_next(self) -> Leg | None:
+    def for_next(self) -> SessionStream | None:
         """Return the leg for the next request, on the best server; None if no server can be used."""
         for _ in self._replicas.regions.endpoints:
             with suppress(ConnectionLostError):  # that endpoint is passed over from now on
                 return None if self._is_closing else self._best()
         return self._speaking()
 
-    def open(self, endpoint: Endpoint) -> Leg:
+    def open(self, endpoint: Endpoint) -> SessionStream:
         """Open a leg, which is the current one then. The one before ends with its last request.
 
         Raises:
             ConnectionLostError: a PEM file of the endpoint can't be read.
 
         """
-        before = self._leg
-        leg = self._leg = Leg(
-            self, self._replicas, self._replicas.connection(endpoint), self._metadata, self._settings, self._lost_at_s
-        )
-        if self._on_move is not None and endpoint != self._endpoint:
-            self._on_move(Move(self._endpoint, endpoint, self._replicas.why_not(self._endpoint)))
-        self._endpoint = endpoint
+        before, replicas = self.current, self._replicas
+        connection = replicas.connection(endpoint)
+        leg = SessionStream(self, replicas, connection, self._metadata, self._settings, self._lost_at_s)
+        self.current = leg
+        if self._on_move is not None and endpoint != self.endpoint:
+            self._on_move(Move(self.endpoint, endpoint, replicas.why_not(self.endpoint)))
+        self.endpoint = endpoint
         if before is not None:
             self._former.add(before)
             self.tidy(before)
         return leg
 
-    def to(self, endpoint: Endpoint | None) -> Leg | None:
+    def to(self, endpoint: Endpoint | None) -> SessionStream | None:
         """Return a leg to a server, the current one first; None if there is none."""
         return next((each for each in reversed(self._all()) if each.endpoint == endpoint), None)
 
-    def tidy(self, leg: Leg) -> None:
+    def tidy(self, leg: SessionStream) -> None:
         """End a former leg that has no request any more."""
         if leg in self._former and not leg.num_open:
             self._end(leg)
@@ -115,18 +113,28 @@ class Legs:
             self._ending.add(self._reopening)
         for leg in self._all():
             self._ending.update(leg.close_nowait())
-        self._leg = None
+        self.current = None
         self._former.clear()
         return list(self._ending)
 
-    def leg_lost(self, leg: Leg, error: ServiceError) -> None:
-        """Take the loss of a leg. Each of its requests fails next."""
+    def leg_ended(self, leg: SessionStream, error: ServiceError) -> None:
+        """Take the end of a leg. Each of its requests fails next."""
+        is_current = leg is self.current
+        self._end(leg)
+        if is_current:
+            self.current = None
+        if leg.is_quiet:
+            leg.may_retry = True
+            if is_current and isinstance(error, UnauthenticatedError | PermissionDeniedError):
+                with suppress(ConnectionLostError):
+                    self.open(leg.endpoint)  # with a token that is fetched anew
+            return
         if not self._is_dropping:
             leg.may_retry = self._replicas.note_error(leg.connection, error)
-        self._end(leg)
-        if leg is not self._leg:
-            return
-        self._leg = None
+        if is_current:
+            self._note_lost(leg, error)
+
+    def _note_lost(self, leg: SessionStream, error: ServiceError) -> None:
         is_first_loss = self._lost_at_s is None or leg.was_connected
         if self._lost_at_s is None:  # else this leg replaced one that was lost, but was never accepted
             self._lost_at_s = self._loop.time()
@@ -135,46 +143,46 @@ class Legs:
         if self._reopening is None or self._reopening.done():
             self._reopening = asyncio.create_task(self._reopen(leg.endpoint, error))
 
-    def leg_silent(self, leg: Leg) -> float | None:
+    def leg_silent(self, leg: SessionStream) -> float | None:
         """Take the silence of a server; return the loop's time at which it is given up, None for never."""
         self._replicas.note_silence(leg.connection)
         return self._on_silent(leg)
 
-    def note_answer(self, leg: Leg) -> None:
+    def note_answer(self) -> None:
         """Note that a server answered a request: the next loss is the first."""
-        leg.note_answer()
         self._backoff.reset()
 
-    def leg_accepted(self, leg: Leg, away_s: float) -> None:
+    def leg_accepted(self, leg: SessionStream, away_s: float) -> None:
         """Take the first sign of a server on a leg that replaces a lost one."""
-        if leg is self._leg:
+        if leg is self.current:
             self._lost_at_s = None
             if self._listener is not None:
                 self._listener.on_reconnected(away_s)
 
-    def _all(self) -> tuple[Leg, ...]:
-        return (*self._former, *([self._leg] if self._leg else []))
+    def _all(self) -> tuple[SessionStream, ...]:
+        return (*self._former, *([self.current] if self.current else []))
 
-    def _speaking(self) -> Leg | None:
+    def _speaking(self) -> SessionStream | None:
         """Return the current leg unless its server is silent."""
-        return None if self._leg is None or self._leg.is_silent else self._leg
+        return None if self.current is None or self.current.is_silent else self.current
 
-    def _best(self) -> Leg | None:
-        if self._leg is None and not self._replicas.has_choice:
-            return None  # the back-off decides when to try the only server again
-        best, leg = self._replicas.best(), self._speaking()
-        if self._leg is None and self._replicas.token(best).problem:
-            return None  # as above
-        is_current = leg is not None and self._replicas.regions.is_current(leg.connection) and not leg.is_outdated
-        if leg is not None and leg.endpoint == best and is_current:
+    def _best(self) -> SessionStream | None:
+        replicas, leg = self._replicas, self._speaking()
+        best, is_lost = replicas.best(), self.current is None and self._lost_at_s is not None
+        if is_lost and (not replicas.has_choice or replicas.token(best).problem):
+            return None  # the back-off decides when to try again
+        if leg is not None and leg.endpoint == best and not leg.is_outdated and self._is_held(leg):
             return leg
-        if self._replicas.is_usable(best):
+        if self.current is None and not replicas.has_choice:
             return self.open(best)
-        if leg is None and self._replicas.connection(best).is_ready:
-            return self.open(best)  # nothing is left to lose
+        if replicas.is_usable(best) or (leg is None and replicas.connection(best).is_ready):  # nothing is left to lose
+            return self.open(best)
         return leg
 
-    def _end(self, leg: Leg) -> None:
+    def _is_held(self, leg: SessionStream) -> bool:
+        return self._replicas.regions.connections.holds(leg.connection)
+
+    def _end(self, leg: SessionStream) -> None:
         self._former.discard(leg)
         for task in leg.close_nowait():
             self._ending.add(task)
@@ -193,10 +201,10 @@ class Legs:
         if isinstance(error, UnauthenticatedError | PermissionDeniedError):
             retry_after_s = 0.0
             await self._replicas.token(lost).until_usable()
-        while self._leg is None:
+        while self.current is None:
             await asyncio.sleep(retry_after_s + self._backoff.next_s())
             retry_after_s = 0.0
             with suppress(ConnectionLostError):
                 endpoint = await self._replicas.first_connected()
-                if self._leg is None:
+                if self.current is None:
                     self.open(endpoint)

@@ -11,6 +11,7 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_client.connections import Connection
 from completion_client.endpoint import Endpoint, Metadata, with_token
 from completion_client.errors import (
     ConnectionLostError,
@@ -20,10 +21,9 @@ from completion_client.errors import (
     UnavailableError,
     error_of_call,
 )
-from completion_client.regions.connections import Connection
-from completion_client.regions.silence import SilenceError, SilenceGuard
-from completion_client.replicas.view import Replicas
+from completion_client.replicas import Replicas
 from completion_client.request_fields import trace_metadata
+from completion_client.silence import SilenceError, SilenceGuard
 from completion_client.tokens import Token
 
 if TYPE_CHECKING:
@@ -101,12 +101,13 @@ class Attempts:
 
     async def _connected(self, endpoint: Endpoint, *, is_last: bool) -> Connection | None:
         """Return the connection to a server, None if there is none; leave time for the others unless it is the last."""
-        left_s = self._left_s()
+        limit_s = self._left_s()
         self.endpoint = endpoint
         try:
-            return await self._replicas.connected(
-                endpoint, left_s if is_last else self._replicas.connect_s(endpoint, left_s)
-            )
+            if not is_last:
+                share_s = self._replicas.silence_s(self._replicas.connection(endpoint), limit_s)
+                limit_s = min((each for each in (share_s, limit_s) if each is not None), default=None)
+            return await self._replicas.connected(endpoint, limit_s)
         except ConnectionLostError as error:
             self._failures[endpoint] = error
             return None
@@ -162,8 +163,7 @@ class Attempts:
             async for event in call:
                 watched.heard()
                 if event.HasField("end"):
-                    total_s = time.monotonic() - sent_at_s
-                    may_retry = self._replicas.note_end(connection, event.end, total_s)
+                    may_retry = self._replicas.note_end(connection, event.end, time.monotonic() - sent_at_s)
                     if may_retry and not is_begun and not event.end.text:
                         self._refusal = connection.endpoint, event
                         return
@@ -182,12 +182,7 @@ class Attempts:
             call.cancel()
 
     def _left_s(self) -> float | None:
-        """Return the time that is left; None without a limit.
-
-        Raises:
-            DeadlineExceededError: none is left.
-
-        """
+        """Return the time that is left; None without a limit. Raises DeadlineExceededError if none is left."""
         if self._ends_at_s is None:
             return None
         left_s = self._ends_at_s - time.monotonic()
@@ -227,8 +222,7 @@ class _WatchedCall:
         self._loop = asyncio.get_running_loop()
         self._ends_at_s = None if left_s is None else self._loop.time() + left_s
         self._is_begun = False
-        alive_at_s = partial(replicas.regions.alive_at_s, connection)
-        self._guard = SilenceGuard(alive_at_s, self._on_silent, self._on_given_up)
+        self._guard = SilenceGuard(partial(replicas.regions.alive_at_s, connection), self._on_silent, self._give_up)
         limit_s = replicas.silence_s(connection, left_s)
         if limit_s is not None:
             self._guard.expect_nowait(limit_s)
@@ -242,16 +236,14 @@ class _WatchedCall:
         self._guard.stop_nowait()
         self._call = None  # breaks a reference cycle: the channel closes with its last call
 
-    def _on_silent(self, silence_s: float) -> float | None:
+    def _on_silent(self) -> float:
         self._replicas.note_silence(self._connection)
         if not self._is_begun:
-            self._on_given_up(silence_s)
-            return None
+            return self._loop.time()
         ends_at_s = self._loop.time() if self._ends_at_s is None else self._ends_at_s
         return ends_at_s + self._replicas.regions.settings.silence_max_s
 
-    def _on_given_up(self, silence_s: float) -> None:
-        address = self._connection.endpoint.address
-        self.error = SilenceError(f"{address} has sent nothing for {silence_s * 1000:.0f} ms")
+    def _give_up(self, silence_s: float) -> None:
+        self.error = SilenceError.of(self._connection.endpoint.address, silence_s)
         if self._call is not None:
             self._call.cancel()

@@ -1,23 +1,17 @@
 """A session's stream over several servers: goes to the best one at each request, and leaves one that fails."""
 
 import asyncio
-from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from completion.v1 import completion_pb2 as pb
 from completion_client.endpoint import Endpoint, Metadata
 from completion_client.errors import ConnectionLostError, ServiceError
-from completion_client.replicas.leg import Leg
-from completion_client.replicas.legs import Legs
-from completion_client.replicas.reports import FeedbackCalls
-from completion_client.replicas.view import OnMove, Replicas
-from completion_client.request_fields import give_timeout
+from completion_client.feedback import FeedbackCalls
+from completion_client.legs import Legs
+from completion_client.open_request import OpenRequest
+from completion_client.replicas import OnMove, Replicas
 from completion_client.session_settings import RequestListener, SessionSettings, StreamListener
-
-KEPT_S = 900.0
-"""Servers take feedback on an answer for as long."""
-_MAX_ANSWERS = 1024
+from completion_client.session_stream import SessionStream
 
 
 class Route(NamedTuple):
@@ -26,45 +20,6 @@ class Route(NamedTuple):
     endpoint: Endpoint
     num_sent: int
     """Number of servers to which the request was sent, one after another."""
-
-
-@dataclass(slots=True)
-class RoutedRequest:
-    """A request of a session, which may be sent to another server until text has come. Also its RequestListener."""
-
-    owner: "ReplicaStream"
-    message: pb.CompleteRequest
-    listener: RequestListener
-    leg: Leg
-    ends_at_s: float | None
-    """The loop's time at which the caller gives it up."""
-    sent_at_s: float = 0.0
-    num_sent: int = 0
-    has_text: bool = False
-    is_cancelled: bool = False
-    has_ended: bool = False
-    """Whether the listener has got its last event, or gets it now."""
-
-    def supersedes(self, other: "RoutedRequest") -> bool:
-        """Return whether this makes another server's request useless. A server ends its own; prefetches go on."""
-        is_older = other.message.sequence < self.message.sequence and other.leg.endpoint != self.leg.endpoint
-        kinds = self.message.trigger, other.message.trigger
-        return is_older and not (other.is_cancelled or other.has_ended) and pb.TRIGGER_PREFETCH not in kinds
-
-    def on_text(self, text: str) -> None:
-        """See RequestListener."""
-        self.leg.heard_nowait()
-        self.has_text = True
-        self.listener.on_text(text)
-
-    def on_end(self, end: pb.End) -> None:
-        """See RequestListener."""
-        self.leg.heard_nowait()
-        self.owner.request_ended(self, end)
-
-    def on_error(self, error: ServiceError) -> None:
-        """See RequestListener."""
-        self.owner.request_failed(self, error)
 
 
 class ReplicaStream:
@@ -89,8 +44,7 @@ class ReplicaStream:
         self._legs = Legs(replicas, metadata, settings or SessionSettings(), listener, on_move, self._leg_silent)
         self._feedback = FeedbackCalls(replicas, metadata)
         self._loop = asyncio.get_running_loop()
-        self._requests: dict[int, RoutedRequest] = {}
-        self._answered = AnsweredRequests()
+        self._requests: dict[int, OpenRequest] = {}
         self._last_sequence = 0
 
     @property
@@ -138,10 +92,9 @@ class ReplicaStream:
             raise ValueError(msg)
         ends_at_s = None if timeout_s is None else self._loop.time() + timeout_s
         self._last_sequence = request.sequence
-        routed = RoutedRequest(self, request, listener, leg, ends_at_s)
-        self._requests[request.sequence] = routed
+        opened = self._requests[request.sequence] = OpenRequest(self, request, listener, ends_at_s, leg)
         try:
-            self._send(routed, leg)
+            self._send(opened, leg)
         except ConnectionLostError:
             del self._requests[request.sequence]
             raise
@@ -155,13 +108,12 @@ class ReplicaStream:
     def discard_nowait(self, sequence: int) -> None:
         """Cancel a request; its listener gets no further event. Ignored if it is not open."""
         if request := self._requests.pop(sequence, None):
-            request.leg.discard_nowait(sequence)
-            self._legs.tidy(request.leg)
+            self._leave(request, request.leg)
 
     def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
         """Send feedback to the server that answered: in a call of its own unless a stream to that server is open."""
-        answered_by = self._answered.endpoint(feedback.sequence, self._loop.time())
-        endpoint = answered_by if self._replicas.has_choice else self.endpoint
+        has_choice = self._replicas.has_choice
+        endpoint = self._feedback.answered_by(feedback.sequence) if has_choice else self.endpoint
         leg = self._legs.to(endpoint)
         if leg is not None and leg.is_open:
             leg.report_nowait(feedback)
@@ -180,26 +132,27 @@ class ReplicaStream:
         self._requests = {}
         return [*self._legs.close_nowait(), *self._feedback.close_nowait()]
 
-    def request_ended(self, request: RoutedRequest, end: pb.End) -> None:
+    def request_ended(self, request: OpenRequest, end: pb.End) -> None:
         """Take the end that a server sent."""
         leg = request.leg
-        self._legs.note_answer(leg)
+        self._legs.note_answer()
         may_retry = self._replicas.note_end(leg.connection, end, self._loop.time() - request.sent_at_s)
         if not (may_retry and not end.text and self._resend(request)):
             if request.has_text or end.text:
-                self._answered.add(request.message.sequence, leg.endpoint, self._loop.time())
+                self._feedback.answered(request.message.sequence, leg.endpoint)
             self._finish(request, end)
         self._legs.tidy(leg)
 
-    def request_failed(self, request: RoutedRequest, error: ServiceError) -> None:
-        """Take the loss of the leg of a request."""
+    def request_failed(self, request: OpenRequest, error: ServiceError) -> None:
+        """Take the end of the leg of a request."""
         if self._requests.get(request.message.sequence) is not request:
             return  # a listener of the same leg sent a newer one elsewhere
         if request.leg.may_retry and self._resend(request):
             return
-        self._finish(request, error)
+        is_cancelled = request.is_cancelled and request.leg.is_quiet
+        self._finish(request, pb.End(finish_reason=pb.FINISH_REASON_CANCELLED) if is_cancelled else error)
 
-    def _finish(self, request: RoutedRequest, last: pb.End | ServiceError) -> None:
+    def _finish(self, request: OpenRequest, last: pb.End | ServiceError) -> None:
         """Give the listener its last event; the request has its route until then."""
         request.has_ended = True
         if isinstance(last, ServiceError):
@@ -208,7 +161,7 @@ class ReplicaStream:
             request.listener.on_end(last)
         self._requests.pop(request.message.sequence, None)
 
-    def _leg_silent(self, leg: Leg) -> float | None:
+    def _leg_silent(self, leg: SessionStream) -> float | None:
         """Send requests without text to another server; return until when the others wait, None if there is none.
 
         The server may have stalled, so they wait until their deadlines: they can't be sent elsewhere.
@@ -220,61 +173,40 @@ class ReplicaStream:
         ends_at_s = [now_s if each.ends_at_s is None else each.ends_at_s for each in self._on(leg)]
         return max(ends_at_s) + self._replicas.regions.settings.silence_max_s if ends_at_s else None
 
-    def _on(self, leg: Leg) -> list[RoutedRequest]:
+    def _on(self, leg: SessionStream) -> list[OpenRequest]:
         return [each for each in self._requests.values() if each.leg is leg]
 
-    def _send(self, request: RoutedRequest, leg: Leg) -> None:
-        now_s = self._loop.time()
-        if request.num_sent and request.message.HasField("timeout_ms"):
-            give_timeout(request.message, request.message.timeout_ms / 1000 - (now_s - request.sent_at_s))
-        left_s = None if request.ends_at_s is None else request.ends_at_s - now_s
-        leg.send_nowait(request.message, request, self._replicas.silence_s(leg.connection, left_s))
-        request.leg, request.sent_at_s = leg, now_s
-        request.num_sent += 1
+    def _send(self, request: OpenRequest, leg: SessionStream) -> None:
+        left_s = None if request.ends_at_s is None else request.ends_at_s - self._loop.time()
+        is_elsewhere = not request.num_sent or leg.endpoint != request.leg.endpoint
+        leg.send_nowait(request, self._replicas.silence_s(leg.connection, left_s))
+        request.num_sent += is_elsewhere
+        request.is_sent_again = not is_elsewhere
         for older in tuple(filter(request.supersedes, self._requests.values())):
-            self._supersede(older)
+            # A former server does not get the newer request, which would end the older one.
+            older_leg = older.leg
+            older_leg.discard_nowait(older.message.sequence)
+            self._finish(older, pb.End(finish_reason=pb.FINISH_REASON_SUPERSEDED))
+            self._legs.tidy(older_leg)
 
-    def _supersede(self, request: RoutedRequest) -> None:
-        """Cancel and end a request on a former server, which does not get the newer one."""
-        request.leg.discard_nowait(request.message.sequence)
-        self._finish(request, pb.End(finish_reason=pb.FINISH_REASON_SUPERSEDED))
-        self._legs.tidy(request.leg)
-
-    def _resend(self, request: RoutedRequest) -> bool:
-        """Send a request that has no text to another server instead; return whether there was one."""
+    def _resend(self, request: OpenRequest) -> bool:
+        """Send a request that has no text on another leg instead; return whether there was one."""
         if request.has_text or request.is_cancelled:
             return False
         if request.ends_at_s is not None and self._loop.time() >= request.ends_at_s:
             return False
         before, leg = request.leg, self._legs.for_next()
-        if leg is None or leg.endpoint == before.endpoint or leg.last_sequence >= request.message.sequence:
+        if leg is None or leg.last_sequence >= request.message.sequence:
+            return False
+        if leg.endpoint == before.endpoint and not before.is_quiet:
             return False
         try:
             self._send(request, leg)
         except ConnectionLostError:
             return False
-        before.discard_nowait(request.message.sequence)
-        self._legs.tidy(before)
+        self._leave(request, before)
         return True
 
-
-@dataclass(slots=True)
-class AnsweredRequests:
-    """Remembers the servers of the newest answers with text, each for `KEPT_S`."""
-
-    max_answers: int = _MAX_ANSWERS
-    _answers: OrderedDict[int, tuple[Endpoint, float]] = field(default_factory=OrderedDict)
-
-    def add(self, sequence: int, endpoint: Endpoint, now_s: float) -> None:
-        """Remember the server that answered a request, and forget what is too old or too much."""
-        self._answers[sequence] = endpoint, now_s
-        while len(self._answers) > self.max_answers or now_s - self._oldest_s() >= KEPT_S:
-            self._answers.popitem(last=False)
-
-    def endpoint(self, sequence: int, now_s: float) -> Endpoint | None:
-        """Return the server that answered a request; None if that is not known any more."""
-        endpoint, answered_at_s = self._answers.get(sequence, (None, now_s))
-        return endpoint if now_s - answered_at_s < KEPT_S else None
-
-    def _oldest_s(self) -> float:
-        return next(iter(self._answers.values()))[1]
+    def _leave(self, request: OpenRequest, leg: SessionStream) -> None:
+        leg.discard_nowait(request.message.sequence)
+        self._legs.tidy(leg)

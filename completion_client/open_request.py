@@ -1,0 +1,45 @@
+"""A request of a session on its way through the servers."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from completion.v1 import completion_pb2 as pb
+from completion_client.request_fields import give_timeout
+from completion_client.session_settings import RequestListener
+
+if TYPE_CHECKING:
+    from completion_client.session_stream import SessionStream
+    from completion_client.stream import ReplicaStream
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """A request that has no whole answer yet. It may be sent to another server until text has come."""
+
+    owner: "ReplicaStream"
+    message: pb.CompleteRequest
+    listener: RequestListener
+    ends_at_s: float | None
+    """The loop's time at which the caller gives it up."""
+    leg: "SessionStream"
+    sent_at_s: float = 0.0
+    num_sent: int = 0
+    """Number of servers to which it was sent."""
+    has_text: bool = False
+    is_cancelled: bool = False
+    is_sent_again: bool = False
+    """Whether it was sent again to this server, after a failed write or with another token."""
+    has_ended: bool = False
+    """Whether the listener has got its last event, or gets it now."""
+
+    def note_sent(self, now_s: float) -> None:
+        """Note that it is sent; if that is not the first time, it has what is left of its timeout."""
+        if self.sent_at_s and self.message.HasField("timeout_ms"):
+            give_timeout(self.message, self.message.timeout_ms / 1000 - (now_s - self.sent_at_s))
+        self.sent_at_s = now_s
+
+    def supersedes(self, other: "OpenRequest") -> bool:
+        """Return whether this makes another server's request useless. A server ends its own; prefetches go on."""
+        is_older = other.message.sequence < self.message.sequence and other.leg.endpoint != self.leg.endpoint
+        kinds = self.message.trigger, other.message.trigger
+        return is_older and not (other.is_cancelled or other.has_ended) and pb.TRIGGER_PREFETCH not in kinds
