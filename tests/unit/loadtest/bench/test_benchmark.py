@@ -41,7 +41,7 @@ def test_the_last_line_is_the_figures_after_the_table() -> None:
     done = CliRunner().invoke(main, ["--rounds", "2", "--name", "a", "--name", "b"])
     assert done.exit_code == 0
     assert "1.5 (1.25-2)" in done.stdout
-    assert "by, a, b" in done.stdout
+    assert "by a b" in done.stdout
     last = {"gain": 1.5, "gain_low": 1.25, "gain_high": 2.0, "by": {"a": {"b": 0.5}}, "rounds": 2, "names": ["a", "b"]}
     assert json.loads(done.stdout.splitlines()[-1]) == last
 
