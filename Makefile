@@ -47,7 +47,7 @@ test-serial: $(VENV)/installed-dev
 # AREAS are folders of tests.
 test-areas: $(VENV)/installed-dev
 	@echo "Slow tests of $(AREAS):"
-	@$(PYTEST) $(PARALLEL) -m "full and not serial" $(AREAS)
+	@$(PYTEST) $(PARALLEL) -m "full and not large and not serial" $(AREAS)
 
 test-full: $(VENV)/installed-dev .venv-cuda-check/installed ## Run every test, also the slow ones, with more examples; before a release.
 	@echo "Tests in parallel:"

@@ -72,7 +72,6 @@ for _name, _target, _short_help in (
         "Let a server finish its accepted requests, then stop it.",
     ),
     ("keys", "completion_server.key_commands:keys", "Give out, list and revoke API keys."),
-    ("playground", "completion_server.client.playground_command:playground", "Open a server's page in the browser."),
     ("probe", "completion_server.client.probe_command:probe", "Ask servers again and again, for alerts."),
     (
         "profile",

@@ -5,12 +5,16 @@ import signal
 import sys
 
 import click
-import torch
-from transformers.utils.logging import disable_progress_bar
 
-from draft_model.commands.corpus import corpus, data, generate, tokenizer
-from draft_model.commands.evaluate import evaluate, held_out
-from draft_model.commands.train import build_embedded, plan, train
+try:
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from draft_model.commands.corpus import corpus, data, generate, tokenizer
+    from draft_model.commands.evaluate import evaluate, held_out
+    from draft_model.commands.train import build_embedded, plan, train
+except ModuleNotFoundError as error:
+    raise SystemExit(f"draft-model needs the package {error.name}: install the extra train") from None
 
 
 @click.group(context_settings={"max_content_width": 110, "show_default": True})

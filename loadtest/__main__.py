@@ -7,11 +7,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.commands.run import compare, merge, report, run
-from loadtest.commands.searches import capacity
-from loadtest.commands.tune import tune_k
-from loadtest.simulation.command import simulate
-from loadtest.traffic.scenario import packaged_scenarios
+try:
+    from loadtest.commands.run import compare, merge, report, run
+    from loadtest.commands.searches import capacity
+    from loadtest.commands.tune import tune_k
+    from loadtest.simulation.command import simulate
+    from loadtest.traffic.scenario import packaged_scenarios
+except ModuleNotFoundError as error:
+    raise SystemExit(f"loadtest needs the package {error.name}: install the extra loadtest") from None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

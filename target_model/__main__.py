@@ -13,12 +13,15 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress
 
-from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
-from target_model.core import check_writable, write_atomically
-from target_model.measure import Material, TargetFigures, measure_all, render, serving, to_json
-from target_model.quantise import Report, quantise_folder
-from target_model.sandbox import CheckedProgram, Limits, run_program
-from target_model.tasks import read_tasks, read_texts
+try:
+    from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
+    from target_model.core import check_writable, write_atomically
+    from target_model.measure import Material, TargetFigures, measure_all, render, serving, to_json
+    from target_model.quantise import Report, quantise_folder
+    from target_model.sandbox import CheckedProgram, Limits, run_program
+    from target_model.tasks import read_tasks, read_texts
+except ModuleNotFoundError as error:
+    raise SystemExit(f"target-model needs the package {error.name}: install the extra train") from None
 
 MIB = 1 << 20
 FILE = click.Path(path_type=Path, dir_okay=False)

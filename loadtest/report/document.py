@@ -234,7 +234,8 @@ def read_document(path: Path) -> RunDocument:
         CriteriaSettings.model_validate(document.scenario.get("criteria", {}))
     except ValidationError as error:
         faults = [
-            f"{'.'.join(map(str, each['loc']))}: {each['msg']}, got {each['input']!r:.80}" for each in error.errors()
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}, got {each['input']!r:.80}".removeprefix(": ")
+            for each in error.errors()
         ]
         raise DocumentError(f"{path}: it is not a document of a run: {'; '.join(faults[:3])}") from error
     except (OSError, ValueError) as error:

@@ -50,7 +50,7 @@ def render_page(document: RunDocument) -> str:
     overlays = [_overlays(document)] if document.targets else []
     sections = [first, *overlays, *(_section(each, document) for each in document.targets)]
     if document.targets:
-        sections.append(Section("All figures", tables=[tables.all_figures(document.targets)]))
+        sections.append(Section("", tables=[tables.all_figures(document.targets)]))
     title = f"Load test: {scenario.get('name', '?')}"
     return render(title, str(scenario.get("description", "")), facts, tables.troubles(document), sections)
 

@@ -78,7 +78,11 @@ BUILDS: dict[str, Callable[[Path], Coroutine[Any, Any, Command]]] = {
     "go": build_go,
 }
 # Go takes 600 MB of Debian's packages, and half a minute to build gRPC.
-LANGUAGES = ["python", *(pytest.param(each, marks=pytest.mark.full) for each in ("typescript", "go"))]
+LANGUAGES = [
+    "python",
+    pytest.param("typescript", marks=pytest.mark.full),
+    pytest.param("go", marks=pytest.mark.large),
+]
 
 
 @pytest_asyncio.fixture(scope="module", params=LANGUAGES)

@@ -150,7 +150,8 @@ export class Client {
 
   async report(request: number, feedback: FeedbackName): Promise<void> {
     const [id, type] = [this.#ids.get(request), EVENTS[feedback]];
-    if (id && type) await this.#fetch("/v1/events", { type, completion_id: id, choice_index: 0 }).catch(() => undefined);
+    if (id && type)
+      await this.#fetch("/v1/events", { type, completion_id: id, choice_index: 0 }).catch(() => undefined);
   }
 
   /** Set K; null lets the server choose. */
