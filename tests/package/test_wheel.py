@@ -91,8 +91,19 @@ def test_the_language_server_brings_pygls_alone(wheels: tuple[Path, Path, Path],
 
 
 def test_the_plain_dependencies_of_the_server_have_no_torch(installed: Path, tmp_path: Path) -> None:
-    assert not {"torch", "vllm"} & packages(installed)
+    assert not {"torch", "transformers", "vllm"} & packages(installed)
     run(installed / "python", "-c", LIGHT, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [("loadtest", "loadtest"), ("draft-model", "train"), ("target-model", "train")]
+)
+def test_a_command_without_its_packages_says_what_to_install(
+    installed: Path, tmp_path: Path, command: str, extra: str
+) -> None:
+    done = subprocess.run([installed / command, "--help"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"{command} needs the package \w+: install the extra {extra}\n", done.stderr)
 
 
 @contextmanager
