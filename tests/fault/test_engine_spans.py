@@ -24,6 +24,8 @@ metrics_listen = ""
 [engine]
 model = "{model}"
 enforce_eager = true
+[prompt]
+token_healing = false
 [traces]
 endpoint = "{endpoint}"
 sample_ratio = 0

@@ -153,18 +153,20 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """After all faults have ended, at most the newest request of each user lives, and nothing older ended it."""
+        """After all faults have ended, one request of each user lives at most, and nothing older ended the newest."""
         Machine.num_operations += 1
         self.servers.heal()
         deadline = time.monotonic() + BOUND_S
-        while (alive := self.alive_beside_newest()) and time.monotonic() < deadline:
+        while (alive := self.alive_beside_newer()) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not alive, f"{[each.name for each in alive]} live beside newer requests"
         for user in self.asked:
             self.check_newest(user)
 
-    def alive_beside_newest(self) -> list[Asked]:
-        return [each for requests in self.asked.values() for each in requests[:-1] if not each.done.is_set()]
+    def alive_beside_newer(self) -> list[Asked]:
+        """Return the live requests of users who have a newer live one; one that was cancelled ends no other."""
+        alive = ([each for each in requests if not each.done.is_set()] for requests in self.asked.values())
+        return [each for requests in alive for each in requests[:-1]]
 
     def check_newest(self, user: str) -> None:
         for asked in self.asked[user]:
