@@ -1,19 +1,20 @@
 """The address of a server, the TLS files of the connection, and the caller's name and token."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from completion_client.errors import TokenError
-from completion_client.token_calls import AUTHORIZATION, TokenCalls, bearer
 from completion_client.tokens import Token
 
 Metadata = tuple[tuple[str, str], ...]
 ChannelOptions = Sequence[tuple[str, str | int]]
 
+AUTHORIZATION = "authorization"
 DEFAULT_PORT = 50051
 """The port on which servers listen for editors unless they are configured otherwise."""
 DEFAULT_ADMIN_PORT = 50052
@@ -186,3 +187,27 @@ def _read(name: str, path: Path | None) -> bytes | None:
         return None if path is None else path.read_bytes()
     except OSError as error:
         raise EndpointError(name, f"{path} can't be read: {(error.strerror or str(error)).lower()}") from error
+
+
+def bearer(token: str) -> tuple[str, str]:
+    """Return the metadata of a token."""
+    return AUTHORIZATION, f"Bearer {token}"
+
+
+class TokenCalls(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Adds the token of the moment to each call."""
+
+    def __init__(self, token: Token) -> None:
+        """Present this token."""
+        self._token = token
+
+    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:  # noqa: ANN401
+        """See grpc."""
+        return continuation(self._with_token(details), request)
+
+    def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:  # noqa: ANN401
+        """See grpc."""
+        return continuation(self._with_token(details), request)
+
+    def _with_token(self, details: Any) -> Any:  # noqa: ANN401 - grpc's own named tuple
+        return details._replace(metadata=(*(details.metadata or ()), bearer(self._token.get_blocking())))
