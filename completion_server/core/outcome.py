@@ -93,6 +93,12 @@ class Outcome:
     """The limit that it was shed for."""
 
 
+SUPERSEDED = Outcome(FinishReason.SUPERSEDED)
+CANCELLED = Outcome(FinishReason.CANCELLED)
+DEADLINE = Outcome(FinishReason.DEADLINE)
+INTERNAL_ERROR = Outcome(FinishReason.ERROR, error=CompletionError("internal error; the server's log has more"))
+
+
 @immutable
 class CachedAnswer:
     """An answer from the completion cache. It needs no text rules: they were applied when it was computed."""

@@ -16,7 +16,7 @@ from completion_server.core.errors import (
     UnauthenticatedError,
 )
 from completion_server.core.events import Event, FeedbackRefused, RequestRefused
-from completion_server.core.outcome import End, FinishReason, Outcome
+from completion_server.core.outcome import SUPERSEDED, End, FinishReason, Outcome
 from completion_server.core.request import Caller
 from completion_server.core.trace_context import TRACEPARENT, TRACESTATE, BeginTrace, no_trace
 from completion_server.http import llama_cpp, tabby
@@ -31,7 +31,6 @@ from completion_server.http.receiving import (
 from completion_server.http.recent import Recent, RecentRequests
 from completion_server.http.requests import next_number, request_of, with_unix_lines
 from completion_server.http.writing import AnswerWriter, PartReader, Send, status_of, write_error, write_json
-from completion_server.scheduling.actions import SUPERSEDED
 from completion_server.serving.completion import Completion
 from completion_server.serving.service import Service
 

@@ -32,7 +32,10 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request in the book. The first fields describe what it asks for, the others are the book's."""
+    """A request in the book. The first fields describe what it asks for, the others are the book's.
+
+    The book calls `receive` and `end`, which must neither raise nor call the book.
+    """
 
     id: str
     lane: str
@@ -74,6 +77,17 @@ class LiveRequest:
     """Whether it waits for the slot of a generation that it alone read and diverged from: that is never too late."""
     typed: TypedPrefixFilter | None = field(default=None, init=False)
     """Removes the text typed since the generation began; None if the request has not reattached."""
+
+    def receive(self, text: str, finish: FinishReason | None) -> Outcome | None:
+        """Take new text; return the outcome if the answer is complete. `finish` is set if no more text comes."""
+        raise NotImplementedError
+
+    def end(self, outcome: Outcome, usage: Usage) -> None:
+        """End, exactly once. `usage` is the cost of the generation that it read, which may still be stopping.
+
+        The request that leads the generation counts the tokens.
+        """
+        raise NotImplementedError
 
     @property
     def state(self) -> State:
@@ -169,8 +183,6 @@ class Generation:
     """Prompt tokens that the engine computes: an estimate until the first output counts the cached ones."""
     is_over: bool = False
     """Whether it will have no more text. The engine may still be releasing it."""
-    outcome: Outcome | None = None
-    """Outcome of its last reader, whose answer is complete; the request ends when the generation has stopped."""
     aborted_at: float | None = None
     diverged: LiveRequest | None = None
     """The request that waits for its slot, after it diverged from the text."""

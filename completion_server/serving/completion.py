@@ -1,15 +1,18 @@
-"""The answer to one request: the runner adds generated text, the caller reads the text that the text rules pass."""
+"""A live request with its answer: the book adds generated text, the caller reads the text that the text rules pass."""
 
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from io import StringIO
-from typing import Any, Protocol
+from typing import Protocol
 
 from completion_server.admission.quotas import Reservation
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit, EndUnwritten, EndWritten, Marks, RequestEnded
 from completion_server.core.next_edit import Edit
 from completion_server.core.outcome import (
+    CANCELLED,
+    INTERNAL_ERROR,
     AnswerPart,
     CachedAnswer,
     CacheLevel,
@@ -21,12 +24,12 @@ from completion_server.core.outcome import (
     Usage,
 )
 from completion_server.core.request import Request
-from completion_server.scheduling.actions import CANCELLED
 from completion_server.scheduling.requests import LiveRequest
-from completion_server.serving.generate import Generator, Progress
 from completion_server.serving.rules import AnswerRules, EditRules
 from completion_server.streaming.mailbox import Mailbox
 from completion_server.streaming.text import TextRules
+
+logger = logging.getLogger(__name__)
 
 _WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 _MS_PER_S = 1000
@@ -53,7 +56,6 @@ class CacheLookup(Protocol):
 class Services:
     """The parts of the server that a completion uses."""
 
-    generator: Generator
     clock: Clock
     emit: Emit
     cancel: Callable[[str, Outcome], None]
@@ -64,42 +66,36 @@ class Services:
     """Between two messages with text of one answer; the first and the last don't wait."""
 
 
-class Completion:
-    """The answer to a request. The runner's `Reader`."""
+@dataclass(slots=True, eq=False, kw_only=True, weakref_slot=True)
+class Completion(LiveRequest):
+    """A live request with its answer: the book adds generated text, the caller reads what the text rules pass."""
 
-    def __init__(
-        self,
-        services: Services,
-        request: Request,
-        live: LiveRequest,
-        reservation: Reservation,
-        lookup: CacheLookup | None = None,
-        edit_rules: EditRules | None = None,
-    ) -> None:
-        """Prepare; nothing runs before the request has a slot. `lookup` keeps the answer if it is computed whole.
+    request: Request
+    services: Services
+    reservation: Reservation
+    lookup: CacheLookup | None = None
+    """Keeps the answer if it is computed whole."""
+    edit_rules: EditRules | None = None
+    """Reads the answer to a request for the next edit."""
+    is_rate_limited: bool = field(default=False, init=False)
+    """Whether it was shed because its caller is over a limit; nothing was charged for it then."""
+    outcome: Outcome | None = field(default=None, init=False)
+    """How it has ended; None while it lives."""
+    _mailbox: Mailbox = field(init=False)
+    _edit: Edit | None = field(default=None, init=False)
+    _rules: AnswerRules | None = field(default=None, init=False)
+    """Made when there is text: most requests are dropped before."""
+    _num_characters: int = field(default=0, init=False)
+    _kept_text: StringIO | None = field(default=None, init=False)
+    """The text that was sent, if it is to be kept."""
+    _cached: CachedAnswer | None = field(default=None, init=False)
+    _is_end_written: bool = field(default=False, init=False)
 
-        `edit_rules` reads the answer to a request for the next edit.
-        """
-        self.request = request
-        self.live = live
-        self.marks = live.marks
-        self.is_rate_limited = False
-        """Whether it was shed because its caller is over a limit; nothing was charged for it then."""
-        self.outcome: Outcome | None = None
-        """How it has ended; None while it lives."""
-        self._services = services
-        self._reservation = reservation
-        self._mailbox = Mailbox(services.delta_pause_s)
-        self._edit_rules = edit_rules
-        self._edit: Edit | None = None
-        self._rules: AnswerRules | None = edit_rules
-        """Made when there is text: most requests are dropped before."""
-        self._num_characters = 0
-        self._lookup = lookup
-        self._kept_text = StringIO()
-        """The text that was sent, if it is to be kept."""
-        self._cached: CachedAnswer | None = None
-        self._is_end_written = False
+    def __post_init__(self) -> None:
+        """Prepare; nothing runs before the request has a slot."""
+        self._mailbox = Mailbox(self.services.delta_pause_s)
+        self._rules = self.edit_rules
+        self._kept_text = StringIO() if self.lookup is not None else None
 
     @property
     def awaits_output(self) -> bool:
@@ -109,12 +105,12 @@ class Completion:
     @property
     def has_work(self) -> bool:
         """Whether the model has anything to do: a next edit needs lines that may change."""
-        return self.request.next_edit is None or self._edit_rules is not None
+        return self.request.next_edit is None or self.edit_rules is not None
 
     # The caller's side
 
     def listen(self, on_event: Callable[[], None]) -> None:
-        """Call `on_event` whenever `take_nowait` may return a part."""
+        """Call `on_event` whenever `take_nowait` may return a part. It must not end a request."""
         self._mailbox.listen(on_event)
 
     def ignore(self) -> None:
@@ -129,11 +125,11 @@ class Completion:
         """Report that the end was written."""
         self._is_end_written = True
         if self.marks.ended is not None:
-            self._services.emit(EndWritten(self.request, self._services.clock.now() - self.marks.ended))
+            self.services.emit(EndWritten(self.request, self.services.clock.now() - self.marks.ended))
 
     def cancel(self, outcome: Outcome = CANCELLED) -> None:
         """End the request, if it has not ended, and abort its generation."""
-        self._services.cancel(self.request.id, outcome)
+        self.services.cancel(self.id, outcome)
 
     def leave(self, outcome: Outcome = CANCELLED) -> None:
         """Read no further. Ends the request, if it has not ended, and reports an End that was not written."""
@@ -141,47 +137,53 @@ class Completion:
         self.ignore()
         if not self._is_end_written:
             self._is_end_written = True
-            self._services.emit(EndUnwritten(self.request))
+            self.services.emit(EndUnwritten(self.request))
 
-    # The runner's side, see `Reader`
+    # What the book calls, see `LiveRequest`
 
-    def generate(self, progress: Progress) -> Coroutine[Any, Any, None]:
-        """Generate from the request's own prompt."""
-        return self._services.generator.generate(self.request, self._reservation, progress)
+    def receive(self, text: str, finish: FinishReason | None) -> Outcome | None:
+        """Take new text, and pass on the part that the text rules allow; return how the answer ended, if it did."""
+        try:
+            return self._receive(text, finish)
+        except Exception:
+            logger.exception("request %s failed", self.id)
+            return INTERNAL_ERROR
 
-    def receive(self, text: str) -> None:
-        """Take new text, and pass on the part that the text rules allow."""
-        rules = self._text_rules()
-        if not rules.is_done:
-            self._put(rules.feed(text))
-
-    def finish(self, reason: FinishReason | None) -> Outcome | None:
-        """Return how the answer ended, if it did: by a rule, or because its generation did."""
-        rules = self._text_rules()
-        if rules.is_done:
-            reason = FinishReason.STOP
-        elif reason is None:
-            return None
-        else:
-            self._put(rules.finish(is_cut=reason is FinishReason.LENGTH))
-        if self._edit_rules is not None and reason is FinishReason.STOP:
-            self._edit = self._edit_rules.edit
-        return Outcome(reason)
+    def end(self, outcome: Outcome, usage: Usage) -> None:
+        """Close the answer. After a supersede, unread text is dropped."""
+        try:
+            self._end(outcome, usage)
+        except Exception:
+            logger.exception("the end of request %s could not be reported to its caller", self.id)
 
     def give(self, answer: CachedAnswer) -> None:
         """Answer with a known answer. The request has had no output and is about to end."""
-        self._cached, self._lookup = answer, None
-        self.marks.first_output = self.marks.last_output = self._services.clock.now()
+        self._cached, self.lookup = answer, None
+        self.marks.first_output = self.marks.last_output = self.services.clock.now()
         self._put(answer.text)
 
-    def end(self, outcome: Outcome, usage: Usage | None = None) -> None:
-        """Close the answer. After a supersede, unread text is dropped."""
-        services = self._services
+    def _receive(self, text: str, finish: FinishReason | None) -> Outcome | None:
+        rules = self._rules
+        if rules is None:
+            rules = self._rules = TextRules(self.request)
+        if text and not rules.is_done:
+            self._put(rules.feed(text))
+        if rules.is_done:
+            finish = FinishReason.STOP
+        elif finish is None:
+            return None
+        else:
+            self._put(rules.finish(is_cut=finish is FinishReason.LENGTH))
+        if self.edit_rules is not None and finish is FinishReason.STOP:
+            self._edit = self.edit_rules.edit
+        return Outcome(finish)
+
+    def _end(self, outcome: Outcome, usage: Usage) -> None:
+        services, marks = self.services, self.marks
         self.outcome = outcome
-        self.marks.ended = services.clock.now()
+        marks.ended = services.clock.now()
         if outcome.reason is FinishReason.SUPERSEDED:
             self._mailbox.discard_pending_nowait()
-        usage = usage or Usage()
         if self._cached is not None and outcome.reason in _WHOLE:
             usage = replace(
                 usage,
@@ -192,21 +194,20 @@ class Completion:
         edit = self._edit if outcome.reason is FinishReason.STOP else None
         if edit is not None:
             self._count(edit.text or "\n")  # a deletion, too, is an answer that a user reacts to
-        end = End(outcome, usage, timings_of(self.marks, self.marks.ended), edit=edit)
+        end = End(outcome, usage, timings_of(marks, marks.ended), edit=edit)
         self._mailbox.close_nowait(end)
-        self._reservation.settle(0, self.marks.ended)
-        if self._num_characters and self.marks.first_output is not None:
-            ttft_s = self.marks.first_output - self.marks.received
+        self.reservation.settle(0, marks.ended)
+        if self._num_characters and marks.first_output is not None:
             cache_level = CacheLevel.NONE if self._cached is None else self._cached.level
-            services.answered(self.request, self._num_characters, ttft_s, cache_level)
-        services.emit(RequestEnded(self.request, end, self.marks, has_text=self._num_characters > 0))
-        if self._lookup is not None and outcome.reason in _WHOLE:
-            self._lookup.keep(self._finished(end))
+            services.answered(self.request, self._num_characters, marks.first_output - marks.received, cache_level)
+        services.emit(RequestEnded(self.request, end, marks, has_text=self._num_characters > 0))
+        if self.lookup is not None and outcome.reason in _WHOLE:
+            self.lookup.keep(self._finished(end))
 
     def _finished(self, end: End) -> FinishedAnswer:
         usage, timings = end.usage, end.timings
         return FinishedAnswer(
-            self._kept_text.getvalue(),
+            self._kept_text.getvalue() if self._kept_text is not None else "",
             end.outcome.reason,
             num_typed=self.marks.num_typed,
             num_prompt_tokens=usage.prompt_tokens,
@@ -215,7 +216,7 @@ class Completion:
         )
 
     def _put(self, text: str) -> None:
-        if self._lookup is not None:
+        if self._kept_text is not None:
             self._kept_text.write(text)
         self._count(text)
         self._mailbox.put_nowait(text)
@@ -223,11 +224,6 @@ class Completion:
     def _count(self, text: str) -> None:
         """Count text in UTF-16 code units, as editors report what of it was accepted."""
         self._num_characters += len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
-
-    def _text_rules(self) -> AnswerRules:
-        if self._rules is None:
-            self._rules = TextRules(self.request)
-        return self._rules
 
 
 def timings_of(marks: Marks, ended: float) -> Timings:

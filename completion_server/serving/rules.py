@@ -1,10 +1,22 @@
-"""What a completion asks of the rules that read generated text."""
+"""What a completion asks of prompts, and of the rules that read generated text."""
 
 from typing import Protocol
 
 from completion_server.core.next_edit import Edit
 from completion_server.core.request import Request
-from completion_server.serving.generate import Prompts
+from completion_server.prompt.builder import Prompt
+
+
+class Prompts(Protocol):
+    """Turns a request into token ids; may be called from several threads at once."""
+
+    def build(self, request: Request) -> Prompt:
+        """Return the prompt. Raises InvalidRequestError if it can't fit."""
+        ...
+
+    def expected_new_tokens(self, request: Request) -> int:
+        """Return a cheap estimate of the prompt tokens that the engine will have to compute."""
+        ...
 
 
 class AnswerRules(Protocol):

@@ -1,83 +1,65 @@
-"""The runner: carries out what the book decides. It runs generations as tasks, and gives completions text and ends.
+"""Runs the generations of the book: builds a prompt, asks the engine, and charges the caller for the tokens computed.
 
-Decisions are taken synchronously, inside the `_nowait` methods; `run` holds the tasks and the timer. Actions go into a
-queue that is drained in order: a method that is called while an action is carried out only adds to it.
+Each entry calls the book once; `run` holds the tasks of generations and the book's timer.
 """
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
+from completion_server.admission.quotas import Reservation
 from completion_server.core.clock import Alarm, Clock
-from completion_server.core.errors import CompletionError
-from completion_server.core.events import Emit, EngineStalled, Event, GenerationJoined, GenerationReattached
-from completion_server.core.outcome import FinishReason, Outcome, Usage
-from completion_server.engine.interface import Output
-from completion_server.scheduling.actions import (
-    CANCELLED,
-    Abort,
-    Action,
-    Finish,
-    Join,
-    Reattach,
-    Report,
-    Start,
-    Text,
-)
-from completion_server.scheduling.book import Book
-from completion_server.scheduling.requests import LiveRequest
+from completion_server.core.errors import CompletionError, UnavailableError
+from completion_server.core.outcome import CANCELLED, INTERNAL_ERROR, FinishReason, Outcome
+from completion_server.core.request import Request
+from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
+from completion_server.prompt.builder import Prompt
+from completion_server.scheduling.book import Book, Executor
+from completion_server.scheduling.requests import Generation, LiveRequest
+from completion_server.serving.completion import Completion
+from completion_server.serving.isolation import Isolation
+from completion_server.serving.rules import Prompts
 
 logger = logging.getLogger(__name__)
 
-INTERNAL_ERROR = Outcome(FinishReason.ERROR, error=CompletionError("internal error; the server's log has more"))
+_INLINE_CHARACTERS = 16_384
+"""Up to this size the prompt is built on the event loop, because a thread switch would take longer."""
 
 
-class Reader(Protocol):
-    """A live request as the runner sees it: the origin of a generation, and a reader of one."""
+class Generates(Protocol):
+    """The part of an engine that generates, see `engine.interface.Engine`."""
 
-    @property
-    def live(self) -> LiveRequest:
-        """The request's record in the book."""
-        ...
-
-    def generate(self, runner: "Runner", /) -> Coroutine[Any, Any, None]:
-        """Generate from the request's own prompt; report to `prompt_ready` and `output`, while that returns True.
-
-        Cancelling the coroutine aborts the work in the engine. The coroutine must not hold the reader: another request
-        may read the generation by then.
-        """
-        ...
-
-    def receive(self, text: str) -> None:
-        """Take the text that follows the request's cursor."""
-        ...
-
-    def finish(self, reason: FinishReason | None) -> Outcome | None:
-        """Return the outcome of the answer, None if it continues. `reason` is its generation's end, if that ended."""
-        ...
-
-    def end(self, outcome: Outcome, usage: Usage) -> None:
-        """Tell the caller. Called exactly once; the generation may still be stopping."""
+    def generate(self, request: GenerationRequest, /) -> AsyncGenerator[Output]:
+        """Generate. Closing the generator aborts the work in the engine."""
         ...
 
 
 class Runner:
-    """Runs the tasks of generations, as the book says. It has tasks and readers by their ids and nothing else."""
+    """Runs the generations of one book, which is the only part of the server that changes it."""
 
-    def __init__(self, book: Book, clock: Clock, emit: Emit = lambda _event: None) -> None:
-        """Change `book` from now on; others may read it."""
-        self.book = book
+    def __init__(
+        self,
+        make_book: Callable[[Executor], Book],
+        clock: Clock,
+        engine: Generates,
+        prompts: Callable[[Request], Prompts],
+        isolation: Isolation,
+        retry_after_ms: Callable[[], int] = lambda: 1000,
+    ) -> None:
+        """Generate with `engine` from the prompts of `prompts`.
+
+        If the engine fails, callers are asked to retry after `retry_after_ms()`.
+        """
+        self.book = make_book(self)
         self._clock = clock
-        self._emit = emit
-        self._readers: dict[str, Reader] = {}
-        """Those of live requests."""
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        """The tasks of generations."""
-        self._actions: deque[Action] = deque()
-        self._is_carrying_out = False
+        self._engine = engine
+        self._prompts = prompts
+        self._isolation = isolation
+        self._retry_after_ms = retry_after_ms
+        self._tasks: dict[Generation, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._alarm = Alarm(clock, self._tick)
         self._idle = asyncio.Event()
@@ -85,32 +67,37 @@ class Runner:
 
     # Requests
 
-    def submit_nowait(self, reader: Reader) -> None:
+    def submit_nowait(self, request: LiveRequest) -> None:
         """Take a request in. Its `end` may be called before this returns."""
         if self._group is None:
             msg = "the runner does not run"
             raise RuntimeError(msg)
-        self._take_in(reader, self.book.submit(reader.live, self._clock.now()))
+        self._idle.clear()
+        self.book.submit(request, self._clock.now())
+        self._changed()
 
-    def answer_nowait(self, reader: Reader, outcome: Outcome) -> None:
+    def answer_nowait(self, request: LiveRequest, outcome: Outcome) -> None:
         """End a request without a generation: its answer is known, or there is no capacity for it.
 
         It still supersedes an older request of its lane.
         """
-        self._take_in(reader, self.book.answer(reader.live, outcome, self._clock.now()))
+        self.book.answer(request, outcome, self._clock.now())
+        self._changed()
 
     def cancel_nowait(self, request_id: str, outcome: Outcome = CANCELLED) -> None:
         """End a request; does nothing if it has ended."""
-        self._carry_out(self.book.end(request_id, outcome, self._clock.now()))
+        self.book.cancel(request_id, outcome, self._clock.now())
+        self._changed()
 
     def supersede_nowait(self, lane: str, stamp: int) -> None:
         """End the live requests of a lane that are older than `stamp`: another replica has a newer one."""
-        self._carry_out(self.book.supersede(lane, stamp, self._clock.now()))
+        self.book.supersede(lane, stamp, self._clock.now())
+        self._changed()
 
     def end_all_nowait(self, outcome: Outcome) -> None:
         """End every live request."""
-        for request_id in list(self._readers):
-            self.cancel_nowait(request_id, outcome)
+        for request in self.book.live_requests:
+            self.cancel_nowait(request.id, outcome)
 
     async def wait_idle(self) -> None:
         """Wait until no request is live and no generation runs."""
@@ -127,155 +114,110 @@ class Runner:
             self._group = None
             self._alarm.clear()
 
-    def _take_in(self, reader: Reader, actions: list[Action]) -> None:
-        self._readers[reader.live.id] = reader
-        self._idle.clear()
-        self._carry_out(actions)
-
     def _tick(self) -> None:
         if self._group is not None:
-            self._carry_out(self.book.tick(self._clock.now()))
+            self.book.tick(self._clock.now())
+            self._changed()
 
-    # Generations
+    def _changed(self) -> None:
+        self._alarm.set_nowait(self.book.next_tick)
+        if self.book.is_idle:
+            self._idle.set()
 
-    def prompt_ready(self, generation_id: str, num_tokens: int, num_new_tokens: int) -> None:
-        """Note that the prompt of a generation is built."""
-        self.book.prompt_ready(generation_id, num_tokens, num_new_tokens, self._clock.now())
+    # Generations: what the book calls
 
-    def output(self, generation_id: str, output: Output) -> bool:
-        """Give an output of the engine to those that read the generation; return whether it goes on."""
-        self._carry_out(self.book.output(generation_id, output, self._clock.now()))
-        return self.book.goes_on(generation_id)
-
-    async def _generate(self, generation_id: str, begin: Callable[["Runner"], Coroutine[Any, Any, None]]) -> None:
-        """Run a generation to its end. Failures are outcomes; only a cancel escapes."""
-        failure: Outcome | None = None
-        try:
-            work = begin(self)
-            del begin  # it holds the request that began, which may end long before the generation
-            await work
-            if self.book.goes_on(generation_id):
-                msg = "the engine ended a generation without a finish reason"
-                raise CompletionError(msg)
-        except CompletionError as error:
-            failure = Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
-        except Exception:
-            logger.exception("generation %s failed", generation_id)
-            failure = INTERNAL_ERROR
-        finally:
-            self._stopped(generation_id, failure)
-
-    def _stopped(self, generation_id: str, failure: Outcome | None = None) -> None:
-        del self._tasks[generation_id]
-        self._carry_out(self.book.stopped(generation_id, failure, self._clock.now()))
-
-    def _task_done(self, generation_id: str, task: asyncio.Task[None]) -> None:
-        """A task that is cancelled before its first step never enters its own `finally`."""
-        if self._tasks.get(generation_id) is task:
-            self._stopped(generation_id)
-
-    # Actions
-
-    def _carry_out(self, actions: list[Action]) -> None:
-        """Carry out actions in order, and the actions that they cause, even if one raises an exception."""
-        self._actions += actions
-        if self._is_carrying_out:
-            return
-        self._is_carrying_out = True
-        try:
-            while self._actions:
-                action = self._actions.popleft()
-                try:
-                    self._apply(action)
-                except Exception:  # a bug; other requests wait for the other actions
-                    logger.exception("%s could not be carried out", action)
-        finally:
-            self._is_carrying_out = False
-            self._alarm.set_nowait(self.book.next_tick)
-            if self.book.is_idle:
-                self._idle.set()
-
-    def _apply(self, action: Action) -> None:
-        match action:
-            case Text(request_id, text, finish):
-                self._give(request_id, text, finish)
-            case Start(generation_id):
-                self._start(generation_id)
-            case Finish(request_id, outcome, usage):
-                self._finish(request_id, outcome, usage)
-            case Abort(generation_id):
-                self._abort(generation_id)
-            case Reattach() | Join():
-                self._attach(action)
-            case Report(event):
-                self._report(event)
-
-    def _start(self, generation_id: str) -> None:
-        """Begin a generation. If it can't begin, end its request and go on with the next one."""
+    def start(self, generation: Generation) -> None:
+        """Begin a generation with the prompt of its leader. The task must not hold the leader, which may end before."""
         assert self._group is not None
-        work = self._generate(generation_id, self._readers[generation_id].generate)
+        leader = generation.leader
+        assert isinstance(leader, Completion)
+        work = self._generate(generation, leader.request, leader.reservation)
         try:
-            task = self._group.create_task(work, name=f"completion-{generation_id}")
+            task = self._group.create_task(work, name=f"completion-{generation.id}")
         except RuntimeError:  # the task group is shutting down
             work.close()
-            logger.exception("generation %s could not start", generation_id)
-            self._carry_out(self.book.stopped(generation_id, INTERNAL_ERROR, self._clock.now()))
+            logger.exception("generation %s could not start", generation.id)
+            asyncio.get_running_loop().call_soon(self._stopped, generation, INTERNAL_ERROR)
             return
-        self._tasks[generation_id] = task
-        task.add_done_callback(partial(self._task_done, generation_id))
+        self._tasks[generation] = task
+        task.add_done_callback(partial(self._task_done, generation))
 
-    def _abort(self, generation_id: str) -> None:
-        """Abort a generation. It has no task if it could not begin.
+    def abort(self, generation: Generation) -> None:
+        """Stop a generation.
 
-        The task that carries this out for its own generation ends by itself: `output` tells it. A cancel would meet it
-        at the abort in the engine.
+        The task whose output led to this ends by itself: a cancel would meet it at the abort in the engine.
         """
-        task = self._tasks.get(generation_id)
+        task = self._tasks.get(generation)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
 
-    def _attach(self, action: Reattach | Join) -> None:
-        """Give a request the text generated so far, which may be its whole answer. If that fails, the request ends."""
-        reader = self._readers.get(action.id)
-        if reader is None:  # it has ended since
-            return
-        event = GenerationReattached if isinstance(action, Reattach) else GenerationJoined
-        outcome = None
+    async def _generate(self, generation: Generation, request: Request, reservation: Reservation) -> None:
+        """Run a generation to its end. Failures are outcomes; only a cancel escapes."""
+        failure: Outcome | None = None
         try:
-            self._emit(event(action.num_tokens))
-            if action.text:
-                reader.receive(action.text)
-                outcome = reader.finish(None)
+            await self._read_engine(generation, request, reservation)
+            if generation.leader is not None:
+                raise CompletionError("the engine ended a generation without a finish reason")
+        except EngineDeadError:
+            away = UnavailableError("the engine failed and is being restarted", retry_after_ms=self._retry_after_ms())
+            failure = Outcome(FinishReason.ERROR, error=away, retry_after_ms=away.retry_after_ms)
+        except CompletionError as error:
+            failure = Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
         except Exception:
-            logger.exception("request %s could not read generation %s", action.id, action.generation_id)
-            self.cancel_nowait(action.id, INTERNAL_ERROR)
-            return
-        if outcome is not None:
-            self._carry_out(self.book.answered(action.id, outcome, self._clock.now()))
+            logger.exception("generation %s failed", generation.id)
+            failure = INTERNAL_ERROR
+        finally:
+            self._stopped(generation, failure)
 
-    def _give(self, request_id: str, text: str, finish: FinishReason | None) -> None:
-        """Give a request new text, and report whether its answer is complete, or its own code failed."""
-        reader = self._readers.get(request_id)
-        if reader is None:  # it has ended since
-            return
+    async def _read_engine(self, generation: Generation, request: Request, reservation: Reservation) -> None:
+        """Generate until the engine ends it or no request reads it; charge the tokens computed.
+
+        Raises:
+            InvalidRequestError: the prompt does not fit.
+            EngineDeadError: the engine failed.
+
+        """
+        prompt = await self._build_prompt(request)
+        self.book.prompt_ready(generation, len(prompt.token_ids), prompt.num_new_tokens, self._clock.now())
         try:
-            if text:
-                reader.receive(text)
-            outcome = reader.finish(finish)
-        except Exception:
-            logger.exception("request %s failed", request_id)
-            outcome = INTERNAL_ERROR
-        if outcome is not None:
-            self._carry_out(self.book.answered(request_id, outcome, self._clock.now()))
+            async with aclosing(self._engine.generate(self._request_of(request, prompt))) as outputs:
+                async for output in outputs:
+                    self.book.output(generation, output, self._clock.now())
+                    self._changed()
+                    if generation.leader is None:
+                        return
+        finally:
+            reservation.settle(generation.num_new_tokens + generation.num_tokens, self._clock.now())
 
-    def _finish(self, request_id: str, outcome: Outcome, usage: Usage) -> None:
-        """Report the end to the caller. If that fails, the other actions, which other requests need, still happen."""
-        try:
-            self._readers.pop(request_id).end(outcome, usage)
-        except Exception:
-            logger.exception("the end of request %s could not be reported to its caller", request_id)
+    def _request_of(self, request: Request, prompt: Prompt) -> GenerationRequest:
+        return GenerationRequest(
+            id=request.id,
+            prompt_token_ids=prompt.token_ids,
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            stop_token_ids=prompt.stop_token_ids,
+            begins_with=prompt.begins_with,
+            num_beginning_tokens=prompt.num_left_out,
+            priority=request.trigger,
+            cache_salt=self._isolation.salt(request.caller),
+            trace_headers=request.trace.headers() if request.trace is not None and request.trace.is_sampled else None,
+        )
 
-    def _report(self, event: Event) -> None:
-        if isinstance(event, EngineStalled):
-            logger.warning("the engine had sent nothing for %.1f s", event.seconds)
-        self._emit(event)
+    async def _build_prompt(self, request: Request) -> Prompt:
+        build = self._prompts(request).build
+        num_characters = len(request.prefix) + len(request.suffix) + sum(len(s.text) for s in request.snippets)
+        if request.next_edit is not None:
+            num_characters += sum(len(each.diff) for each in request.next_edit.recent_edits)
+        if num_characters <= _INLINE_CHARACTERS:
+            return build(request)
+        return await asyncio.to_thread(build, request)
+
+    def _stopped(self, generation: Generation, failure: Outcome | None = None) -> None:
+        self._tasks.pop(generation, None)
+        self.book.stopped(generation, failure, self._clock.now())
+        self._changed()
+
+    def _task_done(self, generation: Generation, task: asyncio.Task[None]) -> None:
+        """A task that is cancelled before its first step never enters its own `finally`."""
+        if self._tasks.get(generation) is task:
+            self._stopped(generation)

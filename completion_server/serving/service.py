@@ -1,8 +1,8 @@
 """The service: the one way in for requests. It joins admission, cache, scheduling, prompts, engine and streaming.
 
 These packages don't import each other. The modules of this room connect them: a request goes down through
-`Service.open`, `Book.submit`, `Runner` and `Generator.generate` to the engine; its text comes up through
-`Runner.output`, `Book.output` and `Completion.receive` to the mailbox that rpc reads.
+`Service.open`, `Book.submit` and `Runner.start` to the engine; its text comes up through `Book.output` and
+`Completion.receive` to the mailbox that rpc reads.
 """
 
 import logging
@@ -17,20 +17,27 @@ from completion_server.admission.feedback import RecentAnswers
 from completion_server.admission.file_quotas import FileQuotas
 from completion_server.admission.gate import Gate, Readiness, retry_after_ms
 from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.admission.quotas import Excess, Quotas
+from completion_server.admission.quotas import Excess, Quotas, Reservation
 from completion_server.core.clock import Clock
 from completion_server.core.errors import NoNextEditsError, ShedError
 from completion_server.core.events import Emit, Feedback, Marks, guarded
-from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason, Outcome, ServedAnswer, ShedReason
+from completion_server.core.outcome import (
+    SUPERSEDED,
+    CachedAnswer,
+    CacheLevel,
+    FinishReason,
+    Outcome,
+    ServedAnswer,
+    ShedReason,
+    Usage,
+)
 from completion_server.core.request import Caller, Request, Trigger, key_of
-from completion_server.scheduling.actions import SUPERSEDED
 from completion_server.scheduling.reattach import AnswerKey, Continuation
 from completion_server.scheduling.requests import LiveRequest
 from completion_server.serving.completion import CacheLookup, Completion, Services
-from completion_server.serving.generate import Generates, Generator, Prompts
 from completion_server.serving.isolation import Isolation
-from completion_server.serving.rules import EditPrompts
-from completion_server.serving.runner import Runner
+from completion_server.serving.rules import EditPrompts, EditRules, Prompts
+from completion_server.serving.runner import Generates, Runner
 from completion_server.serving.settings import ServingSettings, make_book
 
 logger = logging.getLogger(__name__)
@@ -113,12 +120,10 @@ class Service:
         """
         admission, scheduling, emit = settings.admission, settings.scheduling, guarded(emit)
         self.gate = Gate(admission, remaining_start_s, file_quotas)
-        self.runner = Runner(make_book(settings), clock, emit)
         self.emit = emit
         self.now = clock.now
         """Returns the time of the clock that requests and deadlines use."""
         self._quotas = Quotas(admission, file_quotas)
-        self._book = self.runner.book
         self._prompts = prompts
         self._edits = edits
         self._loop_lag = loop_lag or LoopLagMonitor(0.0, clock, emit)
@@ -131,18 +136,16 @@ class Service:
         self._answers = RecentAnswers()
         self._num_speculative_tokens = num_speculative_tokens
         self._weight_of = weight_of or scheduling.weight_of
-        generator = Generator(
-            prompts,
-            engine,
+        self.runner = Runner(
+            partial(make_book, settings, emit=emit),
             clock,
+            engine,
+            self._prompts_of,
             self._isolation,
-            edits=edits,
-            retry_after_ms=lambda: retry_after_ms(admission, remaining_start_s()),
+            lambda: retry_after_ms(admission, remaining_start_s()),
         )
-        self._services = Services(
-            generator, clock, emit, cancel=self.runner.cancel_nowait, answered=self._answered,
-            delta_pause_s=settings.delta_pause_s,
-        )  # fmt: skip
+        self._book = self.runner.book
+        self._services = Services(clock, emit, self.runner.cancel_nowait, self._answered, settings.delta_pause_s)
         self._next_note_at = -math.inf
 
     def open(self, request: Request) -> Completion:
@@ -170,20 +173,19 @@ class Service:
         # A request that is shed or answered needs no charge.
         num_new_tokens = 0 if excess or answer else prompts.expected_new_tokens(request)
         reservation = self._quotas.reserve(request.caller, num_new_tokens, now, charges_peer=is_peer_within)
-        live = self._live(request, num_new_tokens)
-        completion = Completion(self._services, request, live, reservation, lookup, edit_rules)
-        live.marks.admitted = self.now()
+        completion = self._completion(request, num_new_tokens, reservation, lookup, edit_rules)
+        completion.marks.admitted = self.now()
         if excess is not None:
             self._note_limited_peer(excess, now)
             completion.is_rate_limited = True
             limit, retry_after_ms = excess.limit, excess.retry_after_ms
-            completion.end(Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED, retry_after_ms, limit=limit))
+            completion.end(Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED, retry_after_ms, limit=limit), Usage())
             return completion
         self._quotas.charge_request(request.caller, now, charges_peer=is_peer_within)
         self._begin(completion, lookup, now)
         # Other replicas are told of a request, unless a newer one of its lane is known here already.
-        if self._replicas is not None and live.stamp and completion.outcome != SUPERSEDED:
-            self._replicas.announce(live)
+        if self._replicas is not None and completion.stamp and completion.outcome != SUPERSEDED:
+            self._replicas.announce(completion)
         return completion
 
     def charge(self, caller: Caller) -> None:
@@ -299,13 +301,25 @@ class Service:
                 excess.peer,
             )
 
-    def _live(self, request: Request, num_new_tokens: int) -> LiveRequest:
+    def _completion(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        reservation: Reservation,
+        lookup: CacheLookup | None,
+        edit_rules: EditRules | None,
+    ) -> Completion:
         caller, scheduling = request.caller, self._scheduling
         continuation, may_share = Continuation.of(request), request.use_completion_cache and request.next_edit is None
         lane = caller.owner if scheduling.lane == "user" else key_of(caller.owner, caller.session)
         if request.lane:
             lane = key_of(lane, request.lane)
-        return LiveRequest(
+        return Completion(
+            request=request,
+            services=self._services,
+            reservation=reservation,
+            lookup=lookup,
+            edit_rules=edit_rules,
             id=request.id,
             lane=lane if scheduling.supersede else request.id,
             session=caller.session,

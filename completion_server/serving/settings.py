@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from completion_server.admission.settings import AdmissionSettings
-from completion_server.scheduling.book import Book
+from completion_server.core.events import Emit
+from completion_server.scheduling.book import Book, Executor
 from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
@@ -24,17 +25,19 @@ class ServingSettings:
     """Minimum time between two messages with text of one answer."""
 
 
-def make_book(settings: ServingSettings) -> Book:
-    """Return the book that the settings describe."""
+def make_book(settings: ServingSettings, engine: Executor, *, emit: Emit = lambda _event: None) -> Book:
+    """Return the book that the settings describe, in front of an engine."""
     scheduling, shed = settings.scheduling, settings.shed
     least = min(scheduling.min_slots, scheduling.max_slots)
     first_token_s = _FIRST_TOKEN_SHARE * shed.budget_ms / 1000
     limiter = ConcurrencyLimiter(least, scheduling.max_slots, first_token_s, scheduling.step_tolerance)
     return Book(
+        engine,
         limiter.limit,
         scheduling.max_queued,
         order=ORDERS[scheduling.order],
         shedding=Shedding(shed.when),
         max_retry_after_ms=settings.admission.retry_after_ms,
         limiter=limiter,
+        emit=emit,
     )

@@ -8,19 +8,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.core.request import Trigger
-from completion_server.scheduling.actions import (
+from completion_server.scheduling.queue import ORDERS
+from completion_server.scheduling.requests import LiveRequest, State
+from completion_server.scheduling.shedding import Shedding
+from tests.support.recorded_book import (
     Abort,
     Action,
     Finish,
     Join,
     Reattach,
+    RecordedBook,
+    RecordedRequest,
     Start,
     Text,
 )
-from completion_server.scheduling.book import Book
-from completion_server.scheduling.queue import ORDERS
-from completion_server.scheduling.requests import LiveRequest, State
-from completion_server.scheduling.shedding import Shedding
 
 STOPPED = Outcome(FinishReason.STOP)
 FAILED = Outcome(FinishReason.ERROR)
@@ -40,8 +41,7 @@ class Work:
     readers: set[str]
     text: str = ""
     is_over: bool = False
-    """No request may begin to read it: it has no more text, or its last answer is complete."""
-    is_answered: bool = False
+    """No request may begin to read it: it has no more text, or no request reads it."""
     is_aborted: bool = False
     joined_now: set[str] = field(default_factory=set)
 
@@ -51,7 +51,7 @@ class BookDriver(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.requests: dict[str, LiveRequest] = {}
+        self.requests: dict[str, RecordedRequest] = {}
         self.ends: dict[str, Outcome] = {}
         self.newest: dict[object, tuple[int, float]] = {}
         """The newest sequence of each session, and when it last had a request."""
@@ -63,6 +63,8 @@ class BookDriver(RuleBasedStateMachine):
         self.waits_since: dict[str, float] = {}
         self.allowed_s: dict[str, float] = {}
         """The least time to a first token that was reckoned with while a request waited."""
+        self.inheriting: set[str] = set()
+        """Those that wait for the slot of a generation that they diverged from: that is never too late."""
         self.now = 0.0
 
     @initialize(
@@ -72,7 +74,7 @@ class BookDriver(RuleBasedStateMachine):
         shedding=st.sampled_from(Shedding),
     )
     def open_book(self, num_slots: int, max_queued: int, order: str, shedding: Shedding) -> None:
-        self.book = Book(num_slots, max_queued, order=ORDERS[order], shedding=shedding)
+        self.book = RecordedBook(num_slots, max_queued, order=ORDERS[order], shedding=shedding)
         self.most_slots = num_slots
 
     def carry_out(self, actions: list[Action]) -> None:  # noqa: C901 - one case for each action
@@ -103,6 +105,7 @@ class BookDriver(RuleBasedStateMachine):
                     self.leave(request_id)
         self.check_sacrifices(actions)
         self.check_successors()
+        self.inheriting = {each.id for each in self.live() if each.inherits_slot}
         for request_id in self.waits_since:
             self.allowed_s[request_id] = min(self.allowed_s.get(request_id, math.inf), self.book.latency.first_token_s)
 
@@ -113,7 +116,8 @@ class BookDriver(RuleBasedStateMachine):
         for other in self.waiting():
             assert self.rank(request) <= self.rank(other), "out of order"
         waits_since = self.waits_since.pop(request_id)
-        if self.book.shedding is not Shedding.NEVER and waits_since < self.now:
+        is_hurried = self.book.shedding is not Shedding.NEVER and request_id not in self.inheriting
+        if is_hurried and waits_since < self.now:
             assert self.now < request.ttft_deadline - self.book.latency.first_token_s, "one without hope started"
         prefix = None if request.continuation is None else request.continuation.prefix
         self.works[request_id] = Work(prefix, request.answer_key, request_id, {request_id})
@@ -188,9 +192,10 @@ class BookDriver(RuleBasedStateMachine):
         return len(keys) - len(set(keys))
 
     def leading(self) -> list[LiveRequest]:
-        """Return those that wait for a slot of their own for sure."""
+        """Return those that wait for a free slot for sure, and not for that of a generation that they diverged from."""
+        waiting = [each for each in self.waiting() if not each.inherits_slot]
         keys = [request.answer_key for request in self.waiting()]
-        return [each for each in self.waiting() if each.answer_key is None or keys.count(each.answer_key) == 1]
+        return [each for each in waiting if each.answer_key is None or keys.count(each.answer_key) == 1]
 
     def tick(self) -> None:
         self.carry_out(self.book.tick(self.now))

@@ -8,20 +8,14 @@ from hypothesis.stateful import Bundle, invariant, precondition, rule
 
 from completion_server.core.clock import NEVER, Deadline
 from completion_server.core.events import GenerationDiverged
-from completion_server.core.outcome import ShedReason
+from completion_server.core.outcome import CANCELLED, SUPERSEDED, ShedReason
 from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
-from completion_server.scheduling.actions import (
-    CANCELLED,
-    SUPERSEDED,
-    Report,
-    Text,
-)
 from completion_server.scheduling.reattach import Continuation
-from completion_server.scheduling.requests import LiveRequest
 from completion_server.scheduling.shedding import Shedding
 from tests.property.book_driver import FAILED, REFUSED, SECONDS, STOPPED, UNLIMITED, BookDriver
 from tests.support.examples import examples
+from tests.support.recorded_book import RecordedRequest, Report, Text
 
 
 class BookMachine(BookDriver):
@@ -54,7 +48,7 @@ class BookMachine(BookDriver):
         request_id = f"r{len(self.requests)}"
         deadline = NEVER if timeout_s is None else Deadline(self.now + timeout_s)
         ttft_deadline = min(self.now + budget_s, deadline.at)
-        request = LiveRequest(
+        request = RecordedRequest(
             request_id, f"u{user}", f"s{session}", sequence, trigger, deadline, self.now, ttft_deadline, stamp=sequence,
             continuation=None if prefix is None else Continuation(prefix, max_tokens=UNLIMITED),
             answer_key=prefix if shares else None,
@@ -82,7 +76,9 @@ class BookMachine(BookDriver):
     @rule(target=ids, user=st.integers(0, 2), session=st.integers(0, 1), sequence=st.integers(0, 5))
     def answer(self, user: int, session: int, sequence: int) -> str:
         request_id = f"r{len(self.requests)}"
-        request = LiveRequest(request_id, f"u{user}", f"s{session}", sequence, Trigger.AUTOMATIC, arrived_at=self.now)
+        request = RecordedRequest(
+            request_id, f"u{user}", f"s{session}", sequence, Trigger.AUTOMATIC, arrived_at=self.now
+        )
         holder = self.holder(request)
         is_stale = holder is not None and self.is_stale(request, holder)
         self.requests[request_id] = request
@@ -135,20 +131,18 @@ class BookMachine(BookDriver):
 
     def answer_is_complete(self, request_id: str, generation_id: str) -> None:
         work = self.works[generation_id]
-        is_last = work.readers == {request_id}
-        self.carry_out(self.book.answered(request_id, STOPPED, self.now))
-        assert (self.ends.get(request_id) == STOPPED) is not is_last
-        if is_last:
-            work.is_over = work.is_answered = True
+        work.is_over = work.is_over or work.readers == {request_id}
+        self.carry_out(self.book.end(request_id, STOPPED, self.now))
+        assert self.ends[request_id] == STOPPED
 
     @precondition(lambda self: self.works)
     @rule(data=st.data())
     def a_generation_stops(self, data: st.DataObject) -> None:
         generation_id = data.draw(st.sampled_from(sorted(self.works)))
         work = self.works.pop(generation_id)
-        outcome = FAILED if self.book.goes_on(generation_id) else None
+        outcome = FAILED if self.book.readers(generation_id) else None
         self.carry_out(self.book.stopped(generation_id, outcome, self.now))
-        assert {self.ends.get(each) for each in work.readers} <= {STOPPED if work.is_answered else FAILED}
+        assert {self.ends.get(each) for each in work.readers} <= {FAILED}
 
     @rule(num_slots=st.integers(1, 4))
     def resize(self, num_slots: int) -> None:
@@ -180,7 +174,7 @@ class BookMachine(BookDriver):
             readers = self.book.readers(generation_id)
             assert sorted(readers) == sorted(work.readers)
             assert not readers or readers[-1] == work.leader
-            assert self.book.goes_on(generation_id) == (bool(readers) and not work.is_answered)
+            assert work.is_aborted is not bool(readers), "a generation goes on for nobody"
             for each in readers:
                 typed = self.typed(each, work)
                 assert work.text.startswith(typed) or typed.startswith(work.text), "one reads what it did not type"

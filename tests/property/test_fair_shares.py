@@ -8,13 +8,11 @@ from hypothesis import strategies as st
 
 from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
-from completion_server.scheduling.actions import Action, Start
-from completion_server.scheduling.book import Book
 from completion_server.scheduling.queue import ORDERS
-from completion_server.scheduling.requests import LiveRequest
 from completion_server.scheduling.shares import SLOT_TOKENS, TOLERANCE
 from completion_server.scheduling.shedding import Shedding
 from tests.support.examples import examples
+from tests.support.recorded_book import Action, RecordedBook, RecordedRequest, Start
 
 MAX_PROMPT, MAX_GENERATED = 3000, 40
 BACKLOG = 3
@@ -31,12 +29,14 @@ triggers = st.lists(st.sampled_from(Trigger), min_size=6, max_size=6)
 class Backlog:
     """Owners who always have more requests that wait, and an engine that ends its generations in any order."""
 
-    def __init__(self, book: Book, weights: list[float], num_users: int, sizes: list[int], tr: list[Trigger]) -> None:
+    def __init__(
+        self, book: RecordedBook, weights: list[float], num_users: int, sizes: list[int], tr: list[Trigger]
+    ) -> None:
         self.book, self.weights = book, weights
         self.owners = list(itertools.product(range(len(weights)), range(num_users)))
         self.sizes, self.triggers = itertools.cycle(sizes), dict(zip(self.owners, tr, strict=False))
-        self.waiting: dict[str, LiveRequest] = {}
-        self.running: list[LiveRequest] = []
+        self.waiting: dict[str, RecordedRequest] = {}
+        self.running: list[RecordedRequest] = []
         self.tokens: Counter[Owner] = Counter()
         """Of the requests that have had a slot."""
         self.numbers = itertools.count()
@@ -45,7 +45,7 @@ class Backlog:
         """Fill the queue while others have all the slots, and then free these."""
         num_slots = self.book.num_slots
         for number in range(num_slots):
-            self.book.submit(LiveRequest(f"z{number}", f"z{number}", "s", 0, Trigger.AUTOMATIC, tenant="z"), 0.0)
+            self.book.submit(RecordedRequest(f"z{number}", f"z{number}", "s", 0, Trigger.AUTOMATIC, tenant="z"), 0.0)
         for owner in self.owners:
             self.fill_up(owner)
         for number in range(num_slots):
@@ -54,7 +54,7 @@ class Backlog:
     def fill_up(self, owner: Owner) -> None:
         while sum(each.owner == str(owner) for each in self.waiting.values()) < BACKLOG:
             number = next(self.numbers)
-            request = LiveRequest(
+            request = RecordedRequest(
                 f"r{number}", f"r{number}", "s", 0, self.triggers[owner], arrived_at=float(number),
                 num_new_tokens=next(self.sizes), owner=str(owner), tenant=str(owner[0]), weight=self.weights[owner[0]],
             )  # fmt: skip
@@ -81,11 +81,11 @@ class Backlog:
         for owner in self.owners:
             self.fill_up(owner)
 
-    def rank(self, request: LiveRequest) -> tuple[int, float]:
+    def rank(self, request: RecordedRequest) -> tuple[int, float]:
         return request.trigger, self.book.order(request)
 
     @staticmethod
-    def num_generated(request: LiveRequest) -> int:
+    def num_generated(request: RecordedRequest) -> int:
         return request.num_new_tokens % MAX_GENERATED
 
 
@@ -108,7 +108,7 @@ def test_backlogged_tenants_and_users_are_within_a_request_of_their_shares(
     order: str,
     ends: list[int],
 ) -> None:
-    book = Book(num_slots, 1000, order=ORDERS[order], shedding=Shedding.NEVER)
+    book = RecordedBook(num_slots, 1000, order=ORDERS[order], shedding=Shedding.NEVER)
     backlog = Backlog(book, weights, num_users, sizes, triggers)
     backlog.begin()
     for number in ends:

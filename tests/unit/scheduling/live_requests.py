@@ -6,11 +6,9 @@ from completion_server.core.clock import NEVER, Deadline
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
-from completion_server.scheduling.actions import Action, Report, Start, Text
-from completion_server.scheduling.book import Book
 from completion_server.scheduling.reattach import Continuation
-from completion_server.scheduling.requests import LiveRequest
 from completion_server.scheduling.shedding import Shedding
+from tests.support.recorded_book import Action, RecordedBook, RecordedRequest, Report, Start, Text
 
 STOPPED = Outcome(FinishReason.STOP)
 
@@ -32,9 +30,9 @@ def live(
     owner: str = "",
     tenant: str = "",
     weight: float = 1.0,
-) -> LiveRequest:
+) -> RecordedRequest:
     """Return a request; without a `prefix` nothing reattaches to it, without an `answer_key` nothing joins it."""
-    return LiveRequest(
+    return RecordedRequest(
         request_id,
         lane or request_id,
         session,
@@ -53,20 +51,20 @@ def live(
     )
 
 
-def generate(book: Book, generation_id: str, text: str, now: float, finish: str | None = None) -> list[Action]:
+def generate(book: RecordedBook, generation_id: str, text: str, now: float, finish: str | None = None) -> list[Action]:
     """Have the engine generate a token; return the actions, without the texts that requests are given."""
     actions = book.output(generation_id, Output(text, 1, finish), now)
     return [action for action in actions if not isinstance(action, Text)]
 
 
-def stop(book: Book, generation_id: str, outcome: Outcome | None, now: float) -> list[Action]:
+def stop(book: RecordedBook, generation_id: str, outcome: Outcome | None, now: float) -> list[Action]:
     """Have a generation stop; return the actions, without the report of how long that took."""
     return [action for action in book.stopped(generation_id, outcome, now) if not isinstance(action, Report)]
 
 
-def busy_book(num_slots: int = 1, max_queued: int = 10, shedding: Shedding = Shedding.LATE) -> Book:
+def busy_book(num_slots: int = 1, max_queued: int = 10, shedding: Shedding = Shedding.LATE) -> RecordedBook:
     """Return a book whose slots are all taken, by requests that have their first token."""
-    book = Book(num_slots, max_queued, shedding=shedding)
+    book = RecordedBook(num_slots, max_queued, shedding=shedding)
     for number in range(num_slots):
         request_id = "busy" if num_slots == 1 else f"busy{number}"
         assert book.submit(live(request_id), 0.0) == [Start(request_id)]

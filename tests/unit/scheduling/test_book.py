@@ -3,28 +3,19 @@
 import pytest
 
 from completion_server.core.events import GenerationDiverged
-from completion_server.core.outcome import ShedReason
+from completion_server.core.outcome import CANCELLED, SUPERSEDED, ShedReason
 from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
-from completion_server.scheduling.actions import (
-    CANCELLED,
-    SUPERSEDED,
-    Abort,
-    Finish,
-    Reattach,
-    Report,
-    Start,
-    Text,
-)
-from completion_server.scheduling.book import Book, IllegalTransitionError
+from completion_server.scheduling.book import IllegalTransitionError
 from completion_server.scheduling.lanes import Sequences
 from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.shedding import Ticks
+from tests.support.recorded_book import Abort, Finish, Reattach, RecordedBook, Report, Start, Text
 from tests.unit.scheduling.live_requests import STOPPED, busy_book, generate, live, stop
 
 
 def test_a_request_starts_when_a_slot_is_free_and_the_next_one_when_the_first_is_done() -> None:
-    book = Book(num_slots=1, max_queued=10)
+    book = RecordedBook(num_slots=1, max_queued=10)
     assert book.submit(live("a"), 0.0) == [Start("a")]
     assert book.submit(live("b"), 0.0) == []
     assert stop(book, "a", STOPPED, 1.0) == [Finish("a", STOPPED), Start("b")]
@@ -33,7 +24,7 @@ def test_a_request_starts_when_a_slot_is_free_and_the_next_one_when_the_first_is
 
 
 def test_a_newer_request_aborts_a_running_one_and_waits_for_its_slot() -> None:
-    book = Book(num_slots=1, max_queued=10)
+    book = RecordedBook(num_slots=1, max_queued=10)
     book.submit(live("old", lane="user", sequence=1), 0.0)
     assert book.submit(live("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED), Abort("old")]
     assert book.num_occupied == 1  # the engine has not stopped yet
@@ -41,7 +32,7 @@ def test_a_newer_request_aborts_a_running_one_and_waits_for_its_slot() -> None:
 
 
 def test_an_older_sequence_that_arrives_late_does_not_supersede_another_session() -> None:
-    book = Book(num_slots=1, max_queued=10)
+    book = RecordedBook(num_slots=1, max_queued=10)
     book.submit(live("x5", lane="user", session="x", sequence=5), 0.0)
     stop(book, "x5", STOPPED, 1.0)
     book.submit(live("y1", lane="user", session="y", sequence=1), 1.0)
@@ -52,9 +43,9 @@ def test_an_older_sequence_that_arrives_late_does_not_supersede_another_session(
     assert Finish("y2", SUPERSEDED) in book.submit(live("x1", lane="user", session="x", sequence=1), 9.0)
 
 
-def typed_along(num_slots: int = 1, **options: int) -> Book:
+def typed_along(num_slots: int = 1, **options: int) -> RecordedBook:
     """Return a book with a request "new" that has reattached to the generation of "old"."""
-    book = Book(num_slots, options.pop("max_queued", 10))
+    book = RecordedBook(num_slots, options.pop("max_queued", 10))
     assert book.submit(live("old", lane="user", sequence=1, prefix="x"), 0.0) == [Start("old")]
     newer = live("new", lane="user", sequence=2, prefix="xa", **options)  # type: ignore[arg-type]
     assert book.submit(newer, 0.5) == [Reattach("new", "old"), Finish("old", SUPERSEDED)]
@@ -70,7 +61,7 @@ def test_a_reattach_moves_the_generation_with_its_slot() -> None:
 
 
 def test_a_request_that_reattaches_has_the_text_after_the_typed_text_at_once() -> None:
-    book = Book(num_slots=1, max_queued=10)
+    book = RecordedBook(num_slots=1, max_queued=10)
     book.submit(live("old", lane="user", sequence=1, prefix="x"), 0.0)
     book.output("old", Output("abc", 2), 0.4)
     newer = live("new", lane="user", sequence=2, prefix="xa")
@@ -88,8 +79,8 @@ def test_a_typed_request_supersedes_a_waiting_prefetch_of_the_same_text() -> Non
 def test_a_request_whose_generation_diverged_waits_for_a_slot_of_its_own() -> None:
     book = typed_along()
     book.submit(live("asked", trigger=Trigger.EXPLICIT), 0.5)
-    assert book.output("old", Output("q", 1), 1.0) == [Report(GenerationDiverged(1))]
-    assert not book.goes_on("old")
+    assert book.output("old", Output("q", 1), 1.0) == [Report(GenerationDiverged(1)), Abort("old")]
+    assert book.readers("old") == []
     assert (book.num_live, book.num_occupied, book.num_queued) == (2, 1, 2)
     assert [each.marks.started for each in book.live_requests if each.id == "new"] == [None]
     assert stop(book, "old", None, 1.0) == [Start("asked")]
@@ -127,7 +118,7 @@ def test_only_a_requests_own_generation_is_a_sample_of_first_tokens() -> None:
 
 
 def test_a_sample_of_first_tokens_counts_the_tokens_that_the_prefix_cache_did_not_have() -> None:
-    book = Book(num_slots=1, max_queued=10)
+    book = RecordedBook(num_slots=1, max_queued=10)
     book.submit(live("a", num_new_tokens=30), 0.0)
     book.prompt_ready("a", 40, 20, 0.0)
     book.output("a", Output("x", 1, cached_prompt_tokens=32), 1.0)
@@ -143,7 +134,7 @@ def test_only_waiting_requests_are_abandoned() -> None:
 
 
 def test_requests_aborted_without_a_token_raise_the_first_token_estimate() -> None:
-    book = Book(num_slots=1, max_queued=10)
+    book = RecordedBook(num_slots=1, max_queued=10)
     for number, (waited_s, known_s) in enumerate(((0.25, 0.25), (0.125, 0.25), (1.25, 0.75))):
         book.submit(live(f"r{number}"), float(number))
         book.end(f"r{number}", CANCELLED, number + waited_s)
@@ -167,7 +158,7 @@ def test_more_slots_take_effect_at_once_and_fewer_as_slots_become_free() -> None
 
 
 def test_illegal_events_are_errors() -> None:
-    book = Book(num_slots=1, max_queued=10)
+    book = RecordedBook(num_slots=1, max_queued=10)
     book.submit(live("a"), 0.0)
     book.submit(live("b"), 0.0)
     with pytest.raises(IllegalTransitionError):
@@ -220,11 +211,11 @@ def test_each_order_serves_its_first_request(name: str, expected: list[str]) -> 
 @pytest.mark.parametrize(("text", "finish"), [("", "stop"), ("", "length"), ("a", "length")])
 def test_a_generation_that_ends_without_untyped_text_is_of_no_use(text: str, finish: str) -> None:
     book = typed_along()
-    assert book.output("old", Output(text, 1, finish), 1.0) == [Report(GenerationDiverged(1))]
+    assert book.output("old", Output(text, 1, finish), 1.0) == [Report(GenerationDiverged(1)), Abort("old")]
 
 
 def test_a_request_reattaches_to_a_running_generation_rather_than_to_a_waiting_one() -> None:
-    book = Book(num_slots=1, max_queued=10)
+    book = RecordedBook(num_slots=1, max_queued=10)
     book.submit(live("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH, prefix="x"), 0.0)
     book.submit(live("typed", lane="user", sequence=2, prefix="x"), 0.0)  # reattaches
     book.submit(live("p2", lane="user", sequence=3, trigger=Trigger.PREFETCH, prefix="x"), 0.0)
@@ -235,7 +226,7 @@ def test_a_request_reattaches_to_a_running_generation_rather_than_to_a_waiting_o
 
 
 def test_a_typed_request_reattaches_to_a_prefetch_and_supersedes_the_older_typed_one() -> None:
-    book = Book(num_slots=2, max_queued=10)
+    book = RecordedBook(num_slots=2, max_queued=10)
     book.submit(live("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH, prefix="x"), 0.0)
     book.submit(live("typed", lane="user", sequence=2), 0.0)
     newer = live("new", lane="user", sequence=3, prefix="xa")

@@ -1,11 +1,10 @@
 """The book gives up the requests that a full queue has no room for or that would be answered too late."""
 
 from completion_server.core.errors import Limit
-from completion_server.core.outcome import FinishReason, Outcome, ShedReason
+from completion_server.core.outcome import CANCELLED, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Trigger
-from completion_server.scheduling.actions import CANCELLED, Abort, Action, Finish, Start
-from completion_server.scheduling.book import Book
 from completion_server.scheduling.shedding import Shedding
+from tests.support.recorded_book import Abort, Action, Finish, RecordedBook, Start
 from tests.unit.scheduling.live_requests import STOPPED, busy_book, generate, live, stop
 
 LATE = Outcome(FinishReason.SHED, ShedReason.DEADLINE_UNREACHABLE, 50)
@@ -60,7 +59,7 @@ def test_a_free_slot_skips_unreachable_requests() -> None:
 
 
 def test_a_request_past_its_budget_without_a_token_yields_its_slot() -> None:
-    book = Book(1, 10)
+    book = RecordedBook(1, 10)
     book.submit(live("slow", ttft_deadline=1.0), 0.0)
     book.submit(live("waits", ttft_deadline=5.0), 0.5)
     assert book.tick(1.0) == [Finish("slow", LATE), Abort("slow")]
@@ -68,7 +67,7 @@ def test_a_request_past_its_budget_without_a_token_yields_its_slot() -> None:
 
 
 def test_a_slot_is_kept_with_a_token_or_while_no_request_waits() -> None:
-    alone = Book(1, 10)
+    alone = RecordedBook(1, 10)
     alone.submit(live("slow", ttft_deadline=1.0), 0.0)
     assert alone.tick(1.0) == []
     assert alone.next_tick is None
@@ -78,7 +77,7 @@ def test_a_slot_is_kept_with_a_token_or_while_no_request_waits() -> None:
 
 
 def test_a_request_past_its_budget_yields_its_slot_to_the_next_newcomer() -> None:
-    book = Book(2, 10)
+    book = RecordedBook(2, 10)
     book.submit(live("slow", ttft_deadline=1.0), 0.0)
     book.submit(live("slower", ttft_deadline=1.1), 0.0)
     assert book.tick(1.5) == []
@@ -92,7 +91,7 @@ def test_a_request_past_its_budget_yields_its_slot_to_the_next_newcomer() -> Non
 
 
 def test_a_slot_being_freed_counts_for_one_waiting_request() -> None:
-    book = Book(2, 10)
+    book = RecordedBook(2, 10)
     for request_id in ("slow", "slower"):
         book.submit(live(request_id, ttft_deadline=1.0), 0.0)
     book.tick(1.5)
@@ -113,7 +112,7 @@ def test_a_newcomer_with_a_predicted_late_token_is_shed() -> None:
 
 def test_the_prediction_accounts_for_abandoned_requests() -> None:
     def refuses(*, abandon: bool) -> bool:
-        book = Book(1, 100, shedding=Shedding.PREDICTED)
+        book = RecordedBook(1, 100, shedding=Shedding.PREDICTED)
         book.submit(live("busy"), 0.0)
         book.latency.held.add(0.1)
         for number in range(50):
@@ -138,7 +137,7 @@ def test_the_prediction_counts_only_requests_served_before() -> None:
 
 def test_the_retry_time_is_the_predicted_wait_within_bounds() -> None:
     for held_s, expected_ms in ((0.001, 50), (0.3, 300), (9.0, 1000)):
-        book = Book(1, 0, max_retry_after_ms=1000)
+        book = RecordedBook(1, 0, max_retry_after_ms=1000)
         book.submit(live("busy"), 0.0)
         book.latency.held.add(held_s)
         action = book.submit(live("late"), 0.0)[0]
@@ -147,7 +146,7 @@ def test_the_retry_time_is_the_predicted_wait_within_bounds() -> None:
 
 
 def test_a_request_that_has_its_token_keeps_its_slot_when_its_time_is_up() -> None:
-    book = Book(1, 10)
+    book = RecordedBook(1, 10)
     book.submit(live("runs", ttft_deadline=1.0), 0.0)
     generate(book, "runs", "a", 0.5)
     book.submit(live("waits"), 0.6)
@@ -155,7 +154,7 @@ def test_a_request_that_has_its_token_keeps_its_slot_when_its_time_is_up() -> No
 
 
 def test_the_first_token_of_a_newcomer_is_expected_behind_the_prompts_before_it() -> None:
-    book = Book(num_slots=3, max_queued=8)
+    book = RecordedBook(num_slots=3, max_queued=8)
     for size, took_s in ((10, 0.02), (1000, 0.2)) * 5:
         book.latency.first_token.add(took_s, size)
     assert book.first_token_s(100) < book.first_token_s(1000)

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion_server.core.outcome import FinishReason, Outcome
-from completion_server.scheduling.book import Book
 from completion_server.scheduling.latency import LatencyEstimates, SizedEstimate, StallDetector
 from completion_server.scheduling.limiter import ConcurrencyLimiter
+from tests.support.recorded_book import RecordedBook
 from tests.unit.scheduling.live_requests import generate, live, stop
 
 
@@ -145,7 +145,7 @@ def test_what_was_given_up_during_a_stall_is_forgotten_at_the_next_token() -> No
 
 
 def test_a_suspended_server_that_ends_all_requests_when_it_wakes_up_keeps_its_estimates() -> None:
-    book = Book(num_slots=4, max_queued=10)
+    book = RecordedBook(num_slots=4, max_queued=10)
     serve(book.latency, 0.0, 50)
     for number in range(3):
         book.submit(live(f"r{number}"), 10.0)

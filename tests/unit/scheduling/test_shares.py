@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from completion_server.core.outcome import FinishReason
+from completion_server.core.outcome import CANCELLED, FinishReason
 from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
-from completion_server.scheduling.actions import CANCELLED, Action, Finish, Start
-from completion_server.scheduling.book import Book
 from completion_server.scheduling.fair_queue import FairQueue
 from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.queue import first_come
 from completion_server.scheduling.requests import Generation, LiveRequest
 from completion_server.scheduling.shedding import Shedding
+from tests.support.recorded_book import Action, Finish, RecordedBook, Start
 from tests.unit.scheduling.live_requests import live, stop
 
 EXPLICIT, AUTOMATIC, PREFETCH = Trigger
@@ -25,7 +24,7 @@ def ids(owner: str, numbers: range) -> str:
     return " ".join(f"{owner}{number}" for number in numbers)
 
 
-def ask(book: Book, request_ids: str, num_tokens: int = 200, **fields: Any) -> list[Action]:
+def ask(book: RecordedBook, request_ids: str, num_tokens: int = 200, **fields: Any) -> list[Action]:
     """Submit requests, each of the owner that its id begins with."""
     fields = {"tenant": "t", "num_new_tokens": num_tokens} | fields
     return [action for each in request_ids.split() for action in book.submit(live(each, owner=each[0], **fields), 0.0)]
@@ -39,14 +38,16 @@ def shed(actions: Sequence[Action]) -> list[str]:
     return [a.id for a in actions if isinstance(a, Finish) and a.outcome.reason is FinishReason.SHED]
 
 
-def serve(book: Book, request_id: str, num_tokens: int = 200, num_generated: int = 0, num_cached: int = 0) -> list[str]:
+def serve(
+    book: RecordedBook, request_id: str, num_tokens: int = 200, num_generated: int = 0, num_cached: int = 0
+) -> list[str]:
     """Have the engine compute a request with a slot; return the requests that start in its place."""
     book.prompt_ready(request_id, num_tokens, num_tokens, 0.0)
     book.output(request_id, Output("a", num_generated, "length", cached_prompt_tokens=num_cached), 0.0)
     return started(stop(book, request_id, None, 0.0))
 
 
-def serve_in_turn(book: Book, request_id: str, num: int, num_tokens: int = 200) -> list[str]:
+def serve_in_turn(book: RecordedBook, request_id: str, num: int, num_tokens: int = 200) -> list[str]:
     """Serve the request with the only slot and those that start after it; return these."""
     found = [request_id]
     while len(found) <= num:
@@ -54,9 +55,9 @@ def serve_in_turn(book: Book, request_id: str, num: int, num_tokens: int = 200) 
     return found[1:]
 
 
-def blocked_book(num_slots: int = 1, max_queued: int = 1000) -> Book:
+def blocked_book(num_slots: int = 1, max_queued: int = 1000) -> RecordedBook:
     """Return a book whose slots another tenant has taken, for "z0", "z1" and so on."""
-    book = Book(num_slots, max_queued)
+    book = RecordedBook(num_slots, max_queued)
     assert len(started(ask(book, ids("z", range(num_slots)), 1, tenant="z"))) == num_slots
     return book
 
@@ -73,7 +74,7 @@ def test_an_owner_further_over_its_share_than_the_tolerance_waits_for_the_others
 
 
 def test_a_slot_is_not_kept_free_for_those_who_are_owed_it() -> None:
-    book = Book(2, 10)
+    book = RecordedBook(2, 10)
     assert started(ask(book, "a0 a1", 10000)) == ["a0", "a1"]
     ask(book, "b0")
     ask(book, "a2", 10000)
@@ -112,7 +113,7 @@ def test_an_owner_who_was_idle_has_the_credit_of_the_tolerance_at_most() -> None
 
 
 def test_an_owner_who_asks_alone_owes_nothing_for_it() -> None:
-    book = Book(1, 10)
+    book = RecordedBook(1, 10)
     for number in range(50):
         assert started(ask(book, f"a{number}", 1200)) == [f"a{number}"]
         serve(book, f"a{number}", 1200)
@@ -123,7 +124,7 @@ def test_an_owner_who_asks_alone_owes_nothing_for_it() -> None:
 
 
 def test_what_an_owner_runs_alone_is_not_charged_to_a_newcomer() -> None:
-    book = Book(8, 20)
+    book = RecordedBook(8, 20)
     assert len(started(ask(book, ids("a", range(8))))) == 8
     ask(book, "b0", 1200)
     ask(book, "a8", trigger=EXPLICIT)
@@ -165,9 +166,9 @@ def test_an_aborted_generation_costs_its_prompt_and_holds_its_owner_back_no_long
     assert serve(book, "z1", 1) == [then], "while it is stopping"
 
 
-def busy_engine(first_token_s: float) -> Book:
+def busy_engine(first_token_s: float) -> RecordedBook:
     """Return a book with free slots, of an engine that computes the prompts of "a", who has had much, and of "b"."""
-    book = Book(8, 10, limiter=ConcurrencyLimiter(8, 8, first_token_s=0.15, tolerance=8.0))
+    book = RecordedBook(8, 10, limiter=ConcurrencyLimiter(8, 8, first_token_s=0.15, tolerance=8.0))
     book.latency.first_token.add(first_token_s)
     assert started(ask(book, "a0", 4000)) == ["a0"]
     assert started(ask(book, "b0")) == ["b0"]
@@ -206,7 +207,7 @@ def test_what_was_not_computed_is_not_charged() -> None:
     assert started(stop(book, "a0", None, 0.0)) == ["a1"], "its prompt did not fit"
 
 
-def full_book() -> Book:
+def full_book() -> RecordedBook:
     """Return a book with a full queue, whose slots "a" and another tenant have."""
     book = blocked_book(num_slots=2, max_queued=3)
     ask(book, "a0", 4000)
@@ -243,7 +244,7 @@ def test_a_full_queue_sheds_within_the_tenant_that_is_over_its_share() -> None:
 
 
 def test_one_owners_long_queue_does_not_make_anothers_request_look_late() -> None:
-    book = Book(1, 100, shedding=Shedding.PREDICTED)
+    book = RecordedBook(1, 100, shedding=Shedding.PREDICTED)
     ask(book, "a")
     book.latency.held.add(0.1)
     ask(book, ids("a", range(20)), trigger=EXPLICIT)

@@ -5,22 +5,10 @@ from dataclasses import replace
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import CompletionError, Limit
 from completion_server.core.events import GenerationDiverged
-from completion_server.core.outcome import FinishReason, Outcome, ShedReason, Usage
+from completion_server.core.outcome import CANCELLED, DEADLINE, SUPERSEDED, FinishReason, Outcome, ShedReason, Usage
 from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
-from completion_server.scheduling.actions import (
-    CANCELLED,
-    DEADLINE,
-    SUPERSEDED,
-    Abort,
-    Finish,
-    Join,
-    Reattach,
-    Report,
-    Start,
-    Text,
-)
-from completion_server.scheduling.book import Book
+from tests.support.recorded_book import Abort, Finish, Join, Reattach, RecordedBook, Report, Start, Text
 from tests.unit.scheduling.live_requests import STOPPED, busy_book, generate, live, stop
 
 EXPLICIT, PREFETCH = Trigger.EXPLICIT, Trigger.PREFETCH
@@ -35,16 +23,16 @@ def overload(max_queued: int, retry_after_ms: int = 50) -> Outcome:
 LATE = Outcome(FinishReason.SHED, ShedReason.DEADLINE_UNREACHABLE, 50)
 
 
-def flight(*joined: str, num_slots: int = 1, max_queued: int = 10) -> Book:
+def flight(*joined: str, num_slots: int = 1, max_queued: int = 10) -> RecordedBook:
     """Return a book with a running request "a" that others have joined."""
-    book = Book(num_slots, max_queued)
+    book = RecordedBook(num_slots, max_queued)
     assert book.submit(live("a", prefix="x", answer_key="k"), 0.0) == [Start("a")]
     for each in joined:
         assert book.submit(live(each, prefix="x", answer_key="k"), 0.0) == [Join(each, "a")]
     return book
 
 
-def counts(book: Book) -> tuple[int, int, int, int]:
+def counts(book: RecordedBook) -> tuple[int, int, int, int]:
     return book.num_live, book.num_queued, book.num_joined, book.num_occupied
 
 
@@ -128,7 +116,7 @@ def test_a_joined_request_ends_at_its_own_deadline() -> None:
 
 
 def test_a_leader_past_its_budget_hands_over_and_only_the_last_frees_the_slot() -> None:
-    book = Book(1, 10)
+    book = RecordedBook(1, 10)
     book.submit(live("a", answer_key="k", ttft_deadline=1.0), 0.0)
     book.submit(live("b", answer_key="k", ttft_deadline=2.0), 0.0)
     assert book.tick(1.0) == []  # no other waits
@@ -139,7 +127,7 @@ def test_a_leader_past_its_budget_hands_over_and_only_the_last_frees_the_slot() 
 
 
 def test_a_slot_that_was_handed_over_is_not_counted_as_reclaimed() -> None:
-    book = Book(2, 10)
+    book = RecordedBook(2, 10)
     book.submit(live("a", answer_key="k", ttft_deadline=1.0), 0.0)
     book.submit(live("c", ttft_deadline=1.0), 0.0)
     book.submit(live("b", answer_key="k", ttft_deadline=3.0), 0.0)
@@ -158,16 +146,14 @@ def test_a_late_request_has_the_text_so_far_at_once() -> None:
     assert (late.marks.started, late.marks.first_output, late.marks.last_output) == (0.6, 0.6, 0.7)
 
 
-def test_an_answer_that_is_complete_ends_alone_until_it_is_the_last() -> None:
+def test_only_the_last_answer_that_is_complete_stops_the_generation() -> None:
     book = flight("b", "c")
     generate(book, "a", "a", 0.5)
-    assert book.answered("a", STOPPED, 0.5) == [Finish("a", STOPPED)]
-    assert book.answered("b", STOPPED, 0.5) == [Finish("b", STOPPED)]
-    assert book.goes_on("a")
-    assert book.answered("c", STOPPED, 0.5) == []
-    assert not book.goes_on("a")
+    assert book.end("a", STOPPED, 0.5) == [Finish("a", STOPPED)]
+    assert book.end("b", STOPPED, 0.5) == [Finish("b", STOPPED)]
+    assert book.end("c", STOPPED, 0.5) == [Finish("c", STOPPED), Abort("a")]
     assert book.submit(live("d", answer_key="k"), 0.5) == []
-    assert stop(book, "a", None, 0.6) == [Finish("c", STOPPED), Start("d")]
+    assert stop(book, "a", None, 0.6) == [Start("d")]
 
 
 def test_the_request_that_leads_counts_the_tokens() -> None:
@@ -201,7 +187,7 @@ def test_a_leader_that_diverged_leaves_the_generation_to_the_others() -> None:
 
 
 def test_only_the_request_with_the_slot_is_a_sample_of_first_tokens() -> None:
-    book = Book(1, 10)
+    book = RecordedBook(1, 10)
     for request_id in "abc":
         book.submit(live(request_id, answer_key="k"), 1.0)
     book.end("a", CANCELLED, 2.0)
