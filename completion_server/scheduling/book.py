@@ -33,7 +33,8 @@ generation, which waits for a slot or has one; JOINED requests read the generati
 
 "end" is a supersede, a cancel, a deadline, a shed, or the end of an answer. If the request led its generation, the
 first of those that have joined it leads it then. A generation takes a slot at its start and keeps it until it has
-stopped, because an engine that was told to stop has not stopped yet. A request that diverged is taken in like a new one.
+stopped, because an engine that was told to stop has not stopped yet. A request that diverged is taken in like a new
+one.
 
 A lane holds at most one live request: a newer one supersedes it. Prefetches have a lane of their own beside it, so they
 never supersede a typed request. Slots are given by trigger, EXPLICIT before AUTOMATIC before PREFETCH, and within a
@@ -189,7 +190,13 @@ class Book:
             if holder is not None and holder is not serving:
                 self._end(holder, SUPERSEDED, now)
             self._reattach(request, serving, now)
-            return
+        else:
+            self._supersede_and_wait(request, serving, holder, now)
+
+    def _supersede_and_wait(
+        self, request: LiveRequest, serving: LiveRequest | None, holder: LiveRequest | None, now: float
+    ) -> None:
+        """End the older requests of a newcomer's lane, and let it wait if there is room."""
         for older in [serving] if serving is holder else [serving, holder]:
             if older is not None:
                 self._end(older, SUPERSEDED, now)
@@ -240,15 +247,8 @@ class Book:
     def output(self, generation: Generation, output: Output, now: float) -> None:
         """Give an output of the engine to the requests that read the generation."""
         self._require(generation)
-        if stalled_s := self.latency.progressed(now):
-            logger.warning("the engine had sent nothing for %.1f s", stalled_s)
-            self.emit(EngineStalled(stalled_s))
-        step_s = generation.add(output, now)
-        if step_s is None:
-            self._queue.computed(generation)
-        else:
-            is_stall = self.latency.stalls.has_delayed(now - step_s)
-            self._follow_engine(now, None if is_stall else step_s)
+        is_first = generation.last is None
+        self._learn_step(generation, generation.add(output, now), now)
         finish = _FINISH_REASONS[output.finish]
         if finish is not None:
             self._generations.close(generation)
@@ -260,8 +260,19 @@ class Book:
                 self._diverge(request, now)
             elif text or finish is not None:
                 self._give(request, text, finish, now)
-        if self._is_held and step_s is None:
+        if self._is_held and is_first:
             self._fill(now)
+
+    def _learn_step(self, generation: Generation, step_s: float | None, now: float) -> None:
+        """Learn how long a step took, None for a generation's first one."""
+        if stalled_s := self.latency.progressed(now):
+            logger.warning("the engine had sent nothing for %.1f s", stalled_s)
+            self.emit(EngineStalled(stalled_s))
+        if step_s is None:
+            self._queue.computed(generation)
+        else:
+            is_stall = self.latency.stalls.has_delayed(now - step_s)
+            self._follow_engine(now, None if is_stall else step_s)
 
     def stopped(self, generation: Generation, outcome: Outcome | None, now: float) -> None:
         """Free the slot of a generation that has stopped. `outcome` ends its readers; None if it did not fail."""

@@ -39,7 +39,8 @@ from completion_server.rpc.session import SessionCall
 from completion_server.rpc.stream_ends import StreamTimes
 from completion_server.scheduling.settings import SchedulingSettings
 from completion_server.serving.completion import Completion
-from completion_server.serving.generate import Generates, Prompts
+from completion_server.serving.rules import Prompts
+from completion_server.serving.runner import Generates
 from completion_server.serving.service import Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.telemetry.metrics import Metrics

@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from completion_server.admission.feedback import KEPT_S
-from completion_server.core.outcome import FinishReason, Outcome
+from completion_server.core.outcome import SUPERSEDED, FinishReason, Outcome
 from completion_server.core.request import Trigger
 from completion_server.http.dialect import Asked
 from completion_server.http.recent import Recent, RecentRequests
-from completion_server.scheduling.actions import SUPERSEDED
 
 HEAD = "# a line of a long head\n" * 20 + "import os\nimport sys\n\n\ndef main():\n    total = 1\n"
 TAIL = "\n\nif __name__ == '__main__':\n    main()\n"

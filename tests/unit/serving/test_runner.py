@@ -1,188 +1,278 @@
-"""The runner carries out the book's actions and leaves no task or request behind, also if a request's code fails."""
+"""The runner carries out what the book decides and leaves no task or request behind, also if something fails."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import dataclasses
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from completion_server.core import events
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import Code, UnavailableError
-from completion_server.core.events import EngineStalled, Event, GenerationAborted
-from completion_server.core.outcome import Outcome, Usage
-from completion_server.engine.interface import Output
-from completion_server.scheduling.book import Book
-from completion_server.scheduling.limiter import ConcurrencyLimiter
-from completion_server.serving.runner import Runner
-from loadtest.simulation.virtual_time import LoopClock
-from tests.unit.serving.readers import ask, key, run, saying, slow_to_abort, typed
+from completion_server.core.outcome import CANCELLED, FinishReason
+from completion_server.core.request import Caller, Request, Trigger
+from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from completion_server.prompt.builder import Prompt
+from completion_server.serving import completion
+from completion_server.streaming.text import TextRules
+from tests.support.examples import examples
+from tests.support.services import FOUR_SLOTS, Prompts, RunningService, in_virtual_time, read
+
+ONE_SLOT = dataclasses.replace(FOUR_SLOTS, max_slots=1, max_queued=20)
+WORDS = ("a", "b", "c", "d")
+FIRST_S, STEP_S = 0.1, 0.1
+
+
+class Engine(ScriptedEngine):
+    """Generates WORDS; a test may have one generation fail, never begin to speak, or take its time to stop."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: self.words.get(request.id, WORDS), ServiceTimes(FIRST_S, decode_base_s=STEP_S))
+        self.words: dict[str, Any] = {}
+        self.faults: dict[str, Callable[[], Exception | None]] = {}
+        """Raised after the first output; None ends the generation without a finish reason."""
+        self.silent_s: dict[str, float] = {}
+        self.abort_s: dict[str, float] = {}
+        self.asked: list[str] = []
+        self.aborted: list[str] = []
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
+        self.asked.append(request.id)
+        is_whole = False
+        try:
+            await asyncio.sleep(self.silent_s.get(request.id, 0.0))
+            async with aclosing(super().generate(request)) as outputs:
+                async for output in outputs:
+                    yield output
+                    is_whole = output.finish is not None
+                    if request.id in self.faults:
+                        is_whole = True
+                        if error := self.faults[request.id]():
+                            raise error
+                        return
+        finally:
+            if not is_whole:
+                self.aborted.append(request.id)
+                await asyncio.sleep(self.abort_s.get(request.id, 0.0))
+
+
+def run(scenario: Callable[[RunningService, Engine], Any], **options: Any) -> None:
+    engine = Engine()
+    in_virtual_time(lambda running: scenario(running, engine), lambda: engine, **options)
+
+
+def ask(running: RunningService, name: str, prefix: str = "x", **fields: Any) -> completion.Completion:
+    """Ask as a user of this name, alone on the lane."""
+    return running.open(name, prefix, **{"caller": Caller(name, name), "use_completion_cache": False} | fields)
 
 
 def test_the_duration_of_an_abort_is_reported() -> None:
-    emitted: list[Event] = []
-
-    async def scenario(runner: Runner) -> None:
-        slow = ask("slow", script=slow_to_abort(0.25))
-        for each in (slow, ask("quick", seconds=10), ask("unscathed")):
-            runner.submit_nowait(each)
-        await asyncio.sleep(0.5)
-        runner.cancel_nowait("quick")
-        runner.cancel_nowait("slow")
-        await runner.wait_idle()
-
-    run(scenario, num_slots=3, emit=emitted.append)
-    assert emitted == [GenerationAborted(0.0), GenerationAborted(0.25)]
-
-
-def test_slots_follow_the_limiter() -> None:
-    async def scenario(runner: Runner) -> None:
-        quick = [ask(f"q{i}", script=saying(*"x" * 100, seconds=1.0)) for i in range(6)]
-        for each in quick:
-            runner.submit_nowait(each)
-        assert runner.book.num_occupied == 2
-        await asyncio.sleep(0.99)
-        assert runner.book.num_occupied == runner.book.num_slots == 4
-        await runner.wait_idle()
-        for i in range(4):
-            runner.submit_nowait(ask(f"s{i}", script=saying(*"x" * 100, seconds=10.0)))
-        await runner.wait_idle()
-        assert runner.book.num_slots == 1
-
-    run(scenario, limiter=ConcurrencyLimiter(1, 4, 1.0, 3.0))
-
-
-def test_a_deadline_ends_running_and_waiting_requests() -> None:
-    async def scenario(runner: Runner) -> None:
-        runs = ask("runs", seconds=100, deadline=Deadline(2.0))
-        waits = ask("waits", seconds=100, deadline=Deadline(1.0))
-        runner.submit_nowait(runs)
-        runner.submit_nowait(waits)
-        await asyncio.sleep(1.0)
-        assert waits.reasons == ["deadline"]
-        await runner.wait_idle()
-        assert LoopClock().now() == 2.0
-        assert (runs.reasons, waits.reasons) == (["deadline"], ["deadline"])
-        assert runs.was_aborted
-
-    run(scenario, num_slots=1)
-
-
-def test_a_failure_ends_only_its_own_request() -> None:
-    async def scenario(runner: Runner) -> None:
-        async def expected() -> AsyncGenerator[Output | None]:
-            yield None
-            raise UnavailableError("away", retry_after_ms=70)
-
-        async def bug() -> AsyncGenerator[Output | None]:
-            yield None
-            raise ZeroDivisionError
-
-        async def silent() -> AsyncGenerator[Output | None]:
-            yield None
-
-        known, failed, ended, fine = (
-            ask("known", script=expected),
-            ask("bug", script=bug),
-            ask("e", script=silent),
-            ask("f"),
-        )
-        for each in (known, failed, ended, fine):
-            runner.submit_nowait(each)
-        await runner.wait_idle()
-        assert [each.reasons for each in (known, failed, ended, fine)] == [["error"]] * 3 + [["stop"]]
-        error = known.ends[0].error
-        assert error is not None
-        assert (error.code, known.ends[0].retry_after_ms) == (Code.UNAVAILABLE, 70)
-        hidden = failed.ends[0].error
-        assert hidden is not None
-        assert "Zero" not in hidden.message
+    async def scenario(running: RunningService, engine: Engine) -> None:
+        engine.abort_s["slow"] = 0.25
+        for name in ("slow", "quick", "unscathed"):
+            ask(running, name)
+        await asyncio.sleep(FIRST_S + 0.05)
+        running.service.runner.cancel_nowait("quick")
+        running.service.runner.cancel_nowait("slow")
+        await running.service.runner.wait_idle()
+        aborted = [each for each in running.recorder.recorded if isinstance(each, events.GenerationAborted)]
+        assert aborted == [events.GenerationAborted(0.0), events.GenerationAborted(0.25)]
 
     run(scenario)
 
 
-def test_submits_and_cancels_inside_an_end_are_carried_out_in_order() -> None:
-    async def scenario(runner: Runner) -> None:
-        order: list[str] = []
+def test_slots_follow_the_engine() -> None:
+    async def scenario(running: RunningService, engine: Engine) -> None:
+        engine.words |= {f"q{number}": ["x"] * 8 for number in range(300)}
+        runner = running.service.runner
+        assert runner.book.num_slots == 2
+        for number in range(300):
+            ask(running, f"q{number}")
+            if number % 4 == 3:
+                await runner.wait_idle()
+        assert runner.book.num_slots > 2
 
-        class Reacts(type(ask("x"))):  # type: ignore[misc]
-            def end(self, outcome: Outcome, usage: Usage) -> None:
-                super().end(outcome, usage)
-                order.append(self.live.id)
-                if self.live.id == "r1":
-                    runner.submit_nowait(third)
-                    runner.cancel_nowait("other")
-                    order.append("reacted")
+    run(scenario, scheduling=dataclasses.replace(FOUR_SLOTS, max_slots=4, min_slots=2, step_tolerance=8.0))
 
-        first, second, third, other = (
-            Reacts(each.live, each.script) for each in (key(1), key(2), key(3), ask("other", seconds=5))
-        )
-        runner.submit_nowait(other)
-        runner.submit_nowait(first)
-        runner.submit_nowait(second)
-        assert order[:2] == ["r1", "reacted"], "an end was reported inside another"
-        assert sorted(order[2:]) == ["other", "r2"]
-        await runner.wait_idle()
-        assert [each.reasons for each in (first, second, third, other)] == [
-            ["superseded"], ["superseded"], ["stop"], ["cancelled"],
-        ]  # fmt: skip
+
+def test_a_deadline_ends_running_and_waiting_requests() -> None:
+    async def scenario(running: RunningService, engine: Engine) -> None:
+        engine.silent_s["runs"] = 100.0
+        runs = ask(running, "runs", deadline=Deadline(2.0))
+        waits = ask(running, "waits", deadline=Deadline(1.0))
+        await asyncio.sleep(1.0)
+        assert waits.outcome is not None
+        assert (await read(runs)).reason is (await read(waits)).reason is FinishReason.DEADLINE
+        await running.service.runner.wait_idle()
+        assert (running.service.now(), engine.aborted, engine.asked) == (2.0, ["runs"], ["runs"])
+
+    run(scenario, scheduling=ONE_SLOT)
+
+
+class Refusing(Prompts):
+    """Prompts of which that of "refused" can't be built."""
+
+    def build(self, request: Request) -> Prompt:
+        if request.id == "refused":
+            raise UnavailableError("away", retry_after_ms=70)
+        return super().build(request)
+
+
+def test_a_failure_ends_only_its_own_request() -> None:
+    async def scenario(running: RunningService, engine: Engine) -> None:
+        engine.faults = {"bug": ZeroDivisionError, "dies": lambda: EngineDeadError("it died"), "ends": lambda: None}
+        opened = {name: ask(running, name) for name in ("refused", "bug", "dies", "ends", "fine")}
+        ends = {name: (await read(each)).end for name, each in opened.items()}
+        errors = {name: end.outcome.error for name, end in ends.items() if end.outcome.reason is FinishReason.ERROR}
+        codes = {name: error.code for name, error in errors.items() if error is not None}
+        assert codes == {
+            "refused": Code.UNAVAILABLE, "bug": Code.INTERNAL, "dies": Code.UNAVAILABLE, "ends": Code.INTERNAL,
+        }  # fmt: skip
+        assert (ends["refused"].outcome.retry_after_ms, ends["fine"].outcome.reason) == (70, FinishReason.STOP)
+        assert "Zero" not in str(errors["bug"])
+
+    run(scenario, prompts=Refusing(), scheduling=dataclasses.replace(FOUR_SLOTS, max_slots=5))
+
+
+def test_a_generation_that_can_not_start_ends_its_request_and_waiting_ones() -> None:
+    async def scenario(running: RunningService, _engine: Engine) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError("TaskGroup is shutting down")
+
+        asked = [ask(running, f"r{number}") for number in range(8)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio.TaskGroup, "create_task", fail)
+            await running.service.runner.wait_idle()
+        reasons = [each.outcome.reason for each in asked if each.outcome is not None]
+        assert reasons == [FinishReason.STOP] + [FinishReason.ERROR] * 7
+
+    run(scenario, scheduling=ONE_SLOT)
+
+
+def test_an_engine_that_stands_still_is_reported_when_it_goes_on() -> None:
+    async def scenario(running: RunningService, engine: Engine) -> None:
+        for number in range(5):
+            await read(ask(running, f"r{number}"))
+        latency = running.service.runner.book.latency
+        estimate_s = latency.first_token_s
+        engine.silent_s["late"] = 40.0
+        await read(ask(running, "late"))
+        assert latency.first_token_s == pytest.approx(estimate_s)
+        stalls = [each for each in running.recorder.recorded if isinstance(each, events.EngineStalled)]
+        assert [each.seconds for each in stalls] == [pytest.approx(40.0)]
+
+    run(scenario)
+
+
+def test_a_request_that_ended_while_its_diverged_generation_stopped_does_not_begin_another() -> None:
+    async def scenario(running: RunningService, engine: Engine) -> None:
+        engine.abort_s["old"] = 1.0
+        running.open("old", "x")
+        newer = running.open("new", "xq")
+        await asyncio.sleep(FIRST_S + 0.5)  # it has diverged, and the engine lets it go slowly
+        newer.cancel()
+        assert (await read(newer)).reason is FinishReason.CANCELLED
+        await running.service.runner.wait_idle()
+        assert (engine.asked, engine.aborted) == (["old"], ["old"])
+
+    run(scenario, scheduling=ONE_SLOT)
+
+
+class FaultyRules(TextRules):
+    """Rules that fail for requests that a test names."""
+
+    faulty: frozenset[str] = frozenset()
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self._is_faulty = request.id in self.faulty
+
+    def feed(self, text: str) -> str:
+        if self._is_faulty:
+            raise ZeroDivisionError
+        return super().feed(text)
+
+
+@pytest.mark.parametrize("faulty", ["r0", "r1"])
+def test_a_reader_that_fails_does_not_disturb_the_others(faulty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion, "TextRules", FaultyRules)
+    monkeypatch.setattr(FaultyRules, "faulty", frozenset([faulty]))
+
+    async def scenario(running: RunningService, engine: Engine) -> None:
+        caller = Caller("u", "s")
+        names = ("r0", "r1", "r2")
+        asked = {name: running.open(name, "x", caller=caller, lane=name) for name in names}
+        answers = {name: await read(each) for name, each in asked.items()}
+        assert engine.asked == ["r0"]
+        error = answers.pop(faulty).end.outcome.error
+        assert error is not None
+        assert "Zero" not in error.message
+        assert [(each.text, each.reason) for each in answers.values()] == [("abcd", FinishReason.STOP)] * 2
 
     run(scenario)
 
 
 def test_a_runner_that_does_not_run_refuses_requests() -> None:
-    with pytest.raises(RuntimeError):
-        Runner(Book(1, 1), LoopClock()).submit_nowait(ask("r"))
+    async def scenario(running: RunningService, _engine: Engine) -> None:
+        service = running.service
+        service.runner._group = None
+        with pytest.raises(RuntimeError):
+            ask(running, "r")
+
+    run(scenario)
 
 
-def test_a_reattach_that_raises_ends_its_request_and_aborts_the_generation() -> None:
-    async def scenario(runner: Runner) -> None:
-        older, newer, waiting = typed(1, "x"), typed(2, "xa"), ask("waiting")
-        newer.fault = "receive"
-        runner.submit_nowait(older)
-        await asyncio.sleep(0.6)  # "ab" was generated
-        runner.submit_nowait(waiting)
-        runner.submit_nowait(newer)
-        assert (older.reasons, newer.reasons) == (["superseded"], ["error"])
-        await runner.wait_idle()
-        assert older.was_aborted
-        assert (newer.num_generations, waiting.reasons) == (0, ["stop"])
-        assert newer.ends[0].error is not None
-        assert "Zero" not in newer.ends[0].error.message
-
-    run(scenario, num_slots=1)
+TEXT = "".join(WORDS)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["", "", "", "engine", "rules"]),
+        st.sampled_from(["ann", "bob", "cem", "dan"]),
+        st.sampled_from(Trigger),
+        st.sampled_from(["x", "xa", "xab", "xq"]),
+        st.none() | st.integers(0, 11),
+        st.sampled_from([0.0, 0.0, 0.05, 0.15, 0.4]),
+    ),
+    min_size=1,
+    max_size=12,
+)
 
 
-def test_an_engine_that_stands_still_is_reported_when_it_goes_on() -> None:
-    stalls: list[float] = []
+@given(STEPS, st.integers(1, 2))
+@settings(max_examples=examples(4))
+def test_any_requests_cancels_and_faults_leave_one_end_and_a_whole_text(
+    steps: list[tuple[str, str, Trigger, str, int | None, float]], num_slots: int
+) -> None:
+    async def scenario(running: RunningService, engine: Engine) -> None:
+        engine.words = {
+            f"r{number}": TEXT.removeprefix(prefix[1:]) for number, (_, _, _, prefix, *_) in enumerate(steps)
+        }
+        asked: list[tuple[str, completion.Completion]] = []
+        for number, (fault, user, trigger, prefix, cancelled, pause_s) in enumerate(steps):
+            if fault == "engine":
+                engine.faults[f"r{number}"] = ZeroDivisionError
+            caller = Caller(user, user, tenant="t", is_verified=True)
+            asked.append((prefix, running.open(f"r{number}", prefix, caller=caller, trigger=trigger)))
+            if cancelled is not None:
+                running.service.runner.cancel_nowait(f"r{cancelled}", CANCELLED)
+            await asyncio.sleep(pause_s)
+        await running.service.runner.wait_idle()
+        ends = Counter(each.request.id for each in running.recorder.recorded if isinstance(each, events.RequestEnded))
+        assert ends == Counter(f"r{number}" for number in range(len(steps)))
+        for prefix, each in asked:
+            answer = await read(each)
+            whole = TEXT.removeprefix(prefix[1:])
+            assert whole.startswith(answer.text), "text that is not the answer's, or twice"
+            assert answer.text == whole or answer.reason is not FinishReason.STOP, "text is missing"
 
-    def note(event: Event) -> None:
-        if isinstance(event, EngineStalled):
-            stalls.append(event.seconds)
-
-    async def scenario(runner: Runner) -> None:
-        for number in range(5):
-            runner.submit_nowait(ask(f"r{number}", lane=f"r{number}"))
-            await runner.wait_idle()
-        estimate_s = runner.book.latency.first_token_s
-        runner.submit_nowait(ask("late", seconds=40))
-        await runner.wait_idle()
-        assert runner.book.latency.first_token_s == pytest.approx(estimate_s)
-
-    run(scenario, emit=note)
-    assert stalls[0] == pytest.approx(10.0)
-
-
-def test_a_generation_that_can_not_start_ends_its_request_and_waiting_ones() -> None:
-    async def scenario(runner: Runner) -> None:
-        def fail(*_: object, **__: object) -> None:
-            raise RuntimeError("TaskGroup is shutting down")
-
-        joining = [ask(name, answer_key="x") for name in ("first", "second")]
-        requests = [ask("running"), *(ask(f"r{i}") for i in range(7)), *joining]
-        for each in requests:
-            runner.submit_nowait(each)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(asyncio.TaskGroup, "create_task", fail)
-            await runner.wait_idle()
-        assert [each.reasons for each in requests] == [["stop"]] + [["error"]] * 9
-
-    run(scenario, num_slots=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(completion, "TextRules", FaultyRules)
+        faulty = frozenset(f"r{number}" for number, (fault, *_) in enumerate(steps) if fault == "rules")
+        patch.setattr(FaultyRules, "faulty", faulty)
+        scheduling = dataclasses.replace(FOUR_SLOTS, max_slots=num_slots, max_queued=20)
+        run(scenario, scheduling=scheduling, cache_scope="tenant")

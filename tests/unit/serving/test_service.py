@@ -21,15 +21,13 @@ from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTime
 from completion_server.scheduling.queue import newest_first
 from completion_server.scheduling.requests import LiveRequest
 from completion_server.scheduling.shedding import Shedding
-from completion_server.serving.generate import Generator
-from completion_server.serving.isolation import Isolation
 from completion_server.serving.settings import ServingSettings, make_book
 from tests.support.clocks import ManualClock
+from tests.support.recorded_book import RecordedBook
 from tests.support.services import (
     FOUR_SLOTS,
     REQUEST,
     EventRecorder,
-    Prompts,
     RecordedEdits,
     RunningService,
     in_virtual_time,
@@ -65,9 +63,9 @@ async def test_a_short_prompt_is_built_on_the_event_loop_and_a_long_one_in_a_thr
 )
 async def test_large_edits_are_built_into_a_prompt_in_a_thread(diff: str, is_here: bool) -> None:
     edits = RecordedEdits()
-    generator = Generator(Prompts(), quick_engine(), CLOCK, Isolation(bytes(32)), edits=edits)
     asked = dataclasses.replace(REQUEST, mode=Mode.NEXT_EDIT, next_edit=NextEdit(0, (RecentEdit("a.py", diff),)))
-    await generator._build_prompt(asked)
+    async with running_service(quick_engine, CLOCK, edits=edits) as running:
+        await running.service.runner._build_prompt(asked)
     assert (edits.threads == [threading.get_ident()]) is is_here
 
 
@@ -149,9 +147,9 @@ def test_a_lane_belongs_to_a_user_or_a_session_or_one_request() -> None:
 def test_the_ttft_deadline_is_the_budget_or_the_calls_deadline() -> None:
     async def scenario(running: RunningService) -> None:
         await asyncio.sleep(1.0)
-        patient = running.open("patient", "x", trigger=Trigger.EXPLICIT, deadline=Deadline(100.0)).live
+        patient = running.open("patient", "x", trigger=Trigger.EXPLICIT, deadline=Deadline(100.0))
         assert (patient.trigger, patient.arrived_at, patient.ttft_deadline) == (Trigger.EXPLICIT, 1.0, 11.0)
-        hurried = running.open("hurried", "x", deadline=Deadline(2.0)).live
+        hurried = running.open("hurried", "x", deadline=Deadline(2.0))
         assert (hurried.deadline, hurried.ttft_deadline) == (Deadline(2.0), 2.0)
 
     in_virtual_time(scenario, slow_engine)
@@ -160,7 +158,7 @@ def test_the_ttft_deadline_is_the_budget_or_the_calls_deadline() -> None:
 def test_a_newer_request_on_another_replica_supersedes() -> None:
     async def scenario(running: RunningService) -> None:
         older = running.open("older", "x")
-        running.service.runner.supersede_nowait(older.live.lane, 1)
+        running.service.runner.supersede_nowait(older.lane, 1)
         assert (await read(older)).reason is FinishReason.SUPERSEDED
 
     in_virtual_time(scenario, slow_engine)
@@ -188,7 +186,7 @@ def test_every_key_reaches_the_book(max_slots: int, num_slots: int) -> None:
         f"scheduling.max_slots={max_slots}", "admission.retry_after_ms=70",
     )  # fmt: skip
     config = load_config(None, overrides, {})
-    book = make_book(ServingSettings(config.admission, config.scheduling, config.shed))
+    book = make_book(ServingSettings(config.admission, config.scheduling, config.shed), RecordedBook(1, 1))
     assert (book.order, book.shedding) == (newest_first, Shedding.PREDICTED)
     assert (book.num_slots, book.max_queued, book.max_retry_after_ms) == (num_slots, 7, 70)
 
