@@ -3,7 +3,9 @@
 Knows nothing of users, queues, the wire or the policy that chooses the number of speculative tokens.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from completion_server.core.immutable import immutable
@@ -128,6 +130,26 @@ class EngineStep:
         return len(self.drafted)
 
 
+class Sink(Protocol):
+    """Receives what becomes of one generation. Its methods return at once and must not raise."""
+
+    def push(self, output: Output, /) -> None:
+        """Take an output; the last one has a finish reason."""
+        ...
+
+    def fail(self, error: Exception, /) -> None:
+        """Take the error that ended the generation, such as EngineDeadError."""
+        ...
+
+
+class Work(Protocol):
+    """One generation in an engine."""
+
+    def abort(self) -> None:
+        """Stop the work. Its sink hears nothing more. Does nothing after the last output or an error."""
+        ...
+
+
 class SpeculationControl(Protocol):
     """Changes the number of speculative tokens (K) of a running engine."""
 
@@ -183,14 +205,35 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
-        """Generate. Closing the generator, or cancelling the task that consumes it, aborts the work in the engine.
+    def submit(self, request: GenerationRequest, sink: Sink) -> Work:
+        """Begin to generate; never waits. `sink` hears nothing before this has returned.
+
+        Raises:
+            EngineDeadError: the engine can't serve.
+            ValueError: the request does not fit.
+
+        """
+        ...
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
+        """Generate, for a caller that waits. Outputs that it did not take yet are merged.
+
+        Closing the generator, or cancelling the task that consumes it, aborts the work in the engine.
 
         Raises:
             EngineDeadError: the engine died before the generation ended.
 
         """
-        ...
+        inbox = _Inbox()
+        work = self.submit(request, inbox)
+        try:
+            while True:
+                output = await inbox.take()
+                yield output
+                if output.finish is not None:
+                    return
+        finally:
+            work.abort()
 
     def stats(self) -> EngineStats:
         """Return the engine's counters as last reported; never waits."""
@@ -212,6 +255,38 @@ class Engine(Protocol):
     async def stop(self) -> None:
         """Free everything, in any state of the engine. May be called more than once."""
         ...
+
+
+class _Inbox:
+    """A sink for one reader that waits. It has one slot, in which unread outputs are merged."""
+
+    def __init__(self) -> None:
+        self._output: Output | None = None
+        self._error: Exception | None = None
+        self._has_news = asyncio.Event()
+
+    def push(self, output: Output) -> None:
+        before = self._output
+        if before is not None:
+            text, num_tokens = before.text + output.text, before.num_tokens + output.num_tokens
+            output = replace(output, text=text, num_tokens=num_tokens)
+        self._output = output
+        self._has_news.set()
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._has_news.set()
+
+    async def take(self) -> Output:
+        await self._has_news.wait()
+        self._has_news.clear()
+        output, self._output = self._output, None
+        if self._error is not None:
+            if output is None:
+                raise self._error
+            self._has_news.set()
+        assert output is not None
+        return output
 
 
 def constant_lookup(num_speculative_tokens: int, max_num_seqs: int) -> SpeculationLookup:

@@ -7,8 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 
@@ -22,10 +21,12 @@ from completion_server.engine.interface import (
     EngineStep,
     GenerationRequest,
     Output,
+    Sink,
     SpeculationControl,
+    Work,
     constant_lookup,
 )
-from completion_server.engine.quarantine import Quarantine
+from completion_server.engine.quarantine import AdmittedPrompt, Quarantine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.speculation_control import SupervisedSpeculation
 from completion_server.engine.start_times import RestartBackoff, StartEstimate, StartTimes
@@ -47,7 +48,57 @@ class EngineState(Enum):
     STOPPED = "stopped"
 
 
-class SupervisedEngine:
+class _WatchedGeneration:
+    """A generation of the current engine: tells the watch and the quarantine of what its sink hears."""
+
+    def __init__(self, sink: Sink, clock: Clock, vitals: Vitals, quarantine: Quarantine, entry: AdmittedPrompt) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._vitals = vitals
+        self._quarantine = quarantine
+        self._entry = entry
+        self._number = 0
+        self._work: Work | None = None
+        self._is_open = True
+
+    def begin(self, engine: Engine, request: GenerationRequest, now: float) -> None:
+        """Begin in the engine. Raises what that raises."""
+        self._number = self._vitals.generation_opened(now)
+        try:
+            self._work = engine.submit(request, self)
+        except BaseException:
+            self._close()
+            raise
+
+    def push(self, output: Output) -> None:
+        """Take an output of the engine."""
+        self._vitals.output_received(self._clock.now())
+        self._quarantine.output_received(self._entry)
+        if output.finish is not None:
+            self._quarantine.last_output_received(self._entry)
+            self._close()
+        self._sink.push(output)
+
+    def fail(self, error: Exception) -> None:
+        """Take the error of the engine."""
+        self._close()
+        self._sink.fail(error)
+
+    def abort(self) -> None:
+        """Stop the work in the engine."""
+        work = self._work
+        self._close()
+        if work is not None:
+            work.abort()
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._is_open, self._work = False, None  # the work refers to this as its sink
+            self._vitals.generation_closed(self._number)
+            self._quarantine.leave(self._entry)
+
+
+class SupervisedEngine(Engine):
     """An engine that is restarted after a failure. Generations that were open at the failure get EngineDeadError."""
 
     def __init__(
@@ -145,11 +196,11 @@ class SupervisedEngine:
             self._change(EngineState.FAILED)
             await self._replace(served_s=now - ready_at)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
-        """Generate; see the interface.
+    def submit(self, request: GenerationRequest, sink: Sink) -> Work:
+        """Begin to generate; see the interface.
 
         Raises:
-            EngineDeadError: the engine is not ready, or failed before the generation ended.
+            EngineDeadError: the engine is not ready.
             SuspectedPromptError: the engine failed more than once while it computed this prompt.
             UnavailableError: the engine failed while it computed this prompt and others; they are tried one at a time.
 
@@ -159,20 +210,11 @@ class SupervisedEngine:
             raise EngineDeadError(msg)
         if not self._engine.is_alive:
             raise EngineDeadError("the engine died")
-        entry = self._quarantine.enter(request.prompt_token_ids, self._clock.now())
-        vitals = self._vitals
-        number = vitals.generation_opened(self._clock.now())
-        try:
-            async with aclosing(self._engine.generate(request)) as outputs:
-                async for output in outputs:
-                    vitals.output_received(self._clock.now())
-                    self._quarantine.output_received(entry)
-                    if output.finish is not None:
-                        self._quarantine.last_output_received(entry)
-                    yield output
-        finally:
-            vitals.generation_closed(number)
-            self._quarantine.leave(entry)
+        now = self._clock.now()
+        entry = self._quarantine.enter(request.prompt_token_ids, now)
+        watched = _WatchedGeneration(sink, self._clock, self._vitals, self._quarantine, entry)
+        watched.begin(self._engine, request, now)
+        return watched
 
     def stats(self) -> EngineStats:
         """Return the counters; token counts include those of the engines before a restart."""

@@ -72,7 +72,8 @@ class Completion(LiveRequest):
 
     request: Request
     services: Services
-    reservation: Reservation
+    reservation: Reservation | None
+    """The tokens charged for it; None once its generation has it, which settles it when it stops."""
     lookup: CacheLookup | None = None
     """Keeps the answer if it is computed whole."""
     edit_rules: EditRules | None = None
@@ -196,7 +197,8 @@ class Completion(LiveRequest):
             self._count(edit.text or "\n")  # a deletion, too, is an answer that a user reacts to
         end = End(outcome, usage, timings_of(marks, marks.ended), edit=edit)
         self._mailbox.close_nowait(end)
-        self.reservation.settle(0, marks.ended)
+        if self.reservation is not None:
+            self.reservation.settle(0, marks.ended)
         if self._num_characters and marks.first_output is not None:
             cache_level = CacheLevel.NONE if self._cached is None else self._cached.level
             services.answered(self.request, self._num_characters, marks.first_output - marks.received, cache_level)

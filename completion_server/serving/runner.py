@@ -1,12 +1,12 @@
 """Runs the generations of the book: builds a prompt, asks the engine, and charges the caller for the tokens computed.
 
-Each entry calls the book once; `run` holds the tasks of generations and the book's timer.
+There is no task for a request or a generation: each entry calls the book once, and the engine pushes its outputs.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from completion_server.core.clock import Alarm, Clock
 from completion_server.core.errors import CompletionError, UnavailableError
 from completion_server.core.outcome import CANCELLED, INTERNAL_ERROR, FinishReason, Outcome
 from completion_server.core.request import Request
-from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
+from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output, Sink, Work
 from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.book import Book, Executor
 from completion_server.scheduling.requests import Generation, LiveRequest
@@ -32,9 +32,37 @@ _INLINE_CHARACTERS = 16_384
 class Generates(Protocol):
     """The part of an engine that generates, see `engine.interface.Engine`."""
 
-    def generate(self, request: GenerationRequest, /) -> AsyncGenerator[Output]:
-        """Generate. Closing the generator aborts the work in the engine."""
+    def submit(self, request: GenerationRequest, sink: Sink, /) -> Work:
+        """Begin to generate; `sink` gets the outputs."""
         ...
+
+
+class _Run:
+    """A generation from its start to its stop: the sink of the engine's outputs."""
+
+    __slots__ = ("_runner", "failure", "generation", "is_over", "reservation", "work")
+
+    def __init__(self, runner: "Runner", generation: Generation, reservation: Reservation | None) -> None:
+        self._runner = runner
+        self.generation = generation
+        self.reservation = reservation
+        self.work: Work | None = None
+        """None before the prompt is built."""
+        self.failure: Outcome | None = None
+        self.is_over = False
+        """Whether it has had its last output or error, or was aborted."""
+
+    def push(self, output: Output) -> None:
+        """Take an output of the engine."""
+        if not self.is_over:
+            self.is_over = output.finish is not None
+            self._runner._output(self, output)
+
+    def fail(self, error: Exception) -> None:
+        """Take the error that ended the generation in the engine."""
+        if not self.is_over:
+            self._runner._end(self, self._runner._outcome_of(error, self.generation))
+            self._runner._changed()
 
 
 class Runner:
@@ -59,8 +87,10 @@ class Runner:
         self._prompts = prompts
         self._isolation = isolation
         self._retry_after_ms = retry_after_ms
-        self._tasks: dict[Generation, asyncio.Task[None]] = {}
-        self._group: asyncio.TaskGroup | None = None
+        self._runs: dict[Generation, _Run] = {}
+        self._stopping: deque[_Run] = deque()
+        """Generations that are over, of which the book does not know yet."""
+        self._is_running = False
         self._alarm = Alarm(clock, self._tick)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -69,9 +99,8 @@ class Runner:
 
     def submit_nowait(self, request: LiveRequest) -> None:
         """Take a request in. Its `end` may be called before this returns."""
-        if self._group is None:
-            msg = "the runner does not run"
-            raise RuntimeError(msg)
+        if not self._is_running:
+            raise RuntimeError("the runner does not run")
         self._idle.clear()
         self.book.submit(request, self._clock.now())
         self._changed()
@@ -104,90 +133,97 @@ class Runner:
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Own the tasks and the timer, until cancelled."""
+        """Own the book's timer, until cancelled."""
+        self._is_running = True
         try:
-            async with asyncio.TaskGroup() as group:
-                self._group = group
-                self._alarm.set_nowait(self.book.next_tick)
-                await asyncio.get_running_loop().create_future()
+            self._alarm.set_nowait(self.book.next_tick)
+            await asyncio.get_running_loop().create_future()
         finally:
-            self._group = None
+            self._is_running = False
             self._alarm.clear()
 
     def _tick(self) -> None:
-        if self._group is not None:
-            self.book.tick(self._clock.now())
+        self.book.tick(self._clock.now())
+        self._changed()
+
+    # What the book calls
+
+    def start(self, generation: Generation) -> None:
+        """Begin a generation with the prompt of its leader, which is not kept: it may end before the generation."""
+        leader = generation.leader
+        assert isinstance(leader, Completion)
+        run = self._runs[generation] = _Run(self, generation, leader.reservation)
+        leader.reservation = None
+        build = partial(self._prompts(leader.request).build, leader.request)
+        if _num_characters(leader.request) <= _INLINE_CHARACTERS:
+            self._begin(run, leader.request, build)
+        else:
+            building = asyncio.get_running_loop().run_in_executor(None, build)
+            building.add_done_callback(partial(self._built, run, leader.request))
+
+    def abort(self, generation: Generation) -> None:
+        """Stop a generation, unless it has had its last output."""
+        run = self._runs[generation]
+        if not run.is_over:
+            self._end(run, None)
+            if run.work is not None:
+                run.work.abort()
+
+    # What becomes of a generation
+
+    def _built(self, run: _Run, request: Request, building: "asyncio.Future[Prompt]") -> None:
+        """Go on with a prompt that a thread has built."""
+        if not run.is_over and not building.cancelled():
+            self._begin(run, request, building.result)
             self._changed()
 
+    def _begin(self, run: _Run, request: Request, prompt_of: Callable[[], Prompt]) -> None:
+        """Give the prompt to the engine. A failure ends the generation."""
+        try:
+            prompt = prompt_of()
+            self.book.prompt_ready(run.generation, len(prompt.token_ids), prompt.num_new_tokens, self._clock.now())
+            run.work = self._engine.submit(self._request_of(request, prompt), run)
+        except Exception as error:  # noqa: BLE001 - it is the outcome of this generation alone
+            self._end(run, self._outcome_of(error, run.generation))
+
+    def _output(self, run: _Run, output: Output) -> None:
+        try:
+            self.book.output(run.generation, output, self._clock.now())
+        except Exception:  # a bug, which must not end the engine's loop
+            logger.exception("an output of generation %s failed", run.generation.id)
+            self._end(run, INTERNAL_ERROR)
+        if output.finish is not None:
+            self._end(run, None)
+        self._changed()
+
+    def _end(self, run: _Run, failure: Outcome | None) -> None:
+        """Have a generation stop when the book's turn is over. The first reason counts."""
+        if run.generation in self._runs:
+            run.is_over, run.failure = True, failure
+            del self._runs[run.generation]
+            self._stopping.append(run)
+
     def _changed(self) -> None:
+        """Tell the book of generations that have stopped, and set the time of its next tick."""
+        while self._stopping:
+            run = self._stopping.popleft()
+            now, generation = self._clock.now(), run.generation
+            run.work = None  # which refers to the run
+            if run.reservation is not None:
+                num_computed = generation.num_new_tokens + generation.num_tokens if generation.has_prompt else 0
+                run.reservation.settle(num_computed, now)
+            self.book.stopped(generation, run.failure, now)
         self._alarm.set_nowait(self.book.next_tick)
         if self.book.is_idle:
             self._idle.set()
 
-    # Generations: what the book calls
-
-    def start(self, generation: Generation) -> None:
-        """Begin a generation with the prompt of its leader. The task must not hold the leader, which may end before."""
-        assert self._group is not None
-        leader = generation.leader
-        assert isinstance(leader, Completion)
-        work = self._generate(generation, leader.request, leader.reservation)
-        try:
-            task = self._group.create_task(work, name=f"completion-{generation.id}")
-        except RuntimeError:  # the task group is shutting down
-            work.close()
-            logger.exception("generation %s could not start", generation.id)
-            asyncio.get_running_loop().call_soon(self._stopped, generation, INTERNAL_ERROR)
-            return
-        self._tasks[generation] = task
-        task.add_done_callback(partial(self._task_done, generation))
-
-    def abort(self, generation: Generation) -> None:
-        """Stop a generation.
-
-        The task whose output led to this ends by itself: a cancel would meet it at the abort in the engine.
-        """
-        task = self._tasks.get(generation)
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
-
-    async def _generate(self, generation: Generation, request: Request, reservation: Reservation) -> None:
-        """Run a generation to its end. Failures are outcomes; only a cancel escapes."""
-        failure: Outcome | None = None
-        try:
-            await self._read_engine(generation, request, reservation)
-            if generation.leader is not None:
-                raise CompletionError("the engine ended a generation without a finish reason")
-        except EngineDeadError:
-            away = UnavailableError("the engine failed and is being restarted", retry_after_ms=self._retry_after_ms())
-            failure = Outcome(FinishReason.ERROR, error=away, retry_after_ms=away.retry_after_ms)
-        except CompletionError as error:
-            failure = Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
-        except Exception:
-            logger.exception("generation %s failed", generation.id)
-            failure = INTERNAL_ERROR
-        finally:
-            self._stopped(generation, failure)
-
-    async def _read_engine(self, generation: Generation, request: Request, reservation: Reservation) -> None:
-        """Generate until the engine ends it or no request reads it; charge the tokens computed.
-
-        Raises:
-            InvalidRequestError: the prompt does not fit.
-            EngineDeadError: the engine failed.
-
-        """
-        prompt = await self._build_prompt(request)
-        self.book.prompt_ready(generation, len(prompt.token_ids), prompt.num_new_tokens, self._clock.now())
-        try:
-            async with aclosing(self._engine.generate(self._request_of(request, prompt))) as outputs:
-                async for output in outputs:
-                    self.book.output(generation, output, self._clock.now())
-                    self._changed()
-                    if generation.leader is None:
-                        return
-        finally:
-            reservation.settle(generation.num_new_tokens + generation.num_tokens, self._clock.now())
+    def _outcome_of(self, error: Exception, generation: Generation) -> Outcome:
+        if isinstance(error, EngineDeadError):
+            error = UnavailableError("the engine failed and is being restarted", retry_after_ms=self._retry_after_ms())
+        if isinstance(error, CompletionError):
+            return Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
+        logger.error("generation %s failed", generation.id, exc_info=error)
+        return INTERNAL_ERROR
 
     def _request_of(self, request: Request, prompt: Prompt) -> GenerationRequest:
         return GenerationRequest(
@@ -203,21 +239,10 @@ class Runner:
             trace_headers=request.trace.headers() if request.trace is not None and request.trace.is_sampled else None,
         )
 
-    async def _build_prompt(self, request: Request) -> Prompt:
-        build = self._prompts(request).build
-        num_characters = len(request.prefix) + len(request.suffix) + sum(len(s.text) for s in request.snippets)
-        if request.next_edit is not None:
-            num_characters += sum(len(each.diff) for each in request.next_edit.recent_edits)
-        if num_characters <= _INLINE_CHARACTERS:
-            return build(request)
-        return await asyncio.to_thread(build, request)
 
-    def _stopped(self, generation: Generation, failure: Outcome | None = None) -> None:
-        self._tasks.pop(generation, None)
-        self.book.stopped(generation, failure, self._clock.now())
-        self._changed()
-
-    def _task_done(self, generation: Generation, task: asyncio.Task[None]) -> None:
-        """A task that is cancelled before its first step never enters its own `finally`."""
-        if self._tasks.get(generation) is task:
-            self._stopped(generation)
+def _num_characters(request: Request) -> int:
+    """Return how much text a prompt is built from."""
+    num_characters = len(request.prefix) + len(request.suffix) + sum(len(each.text) for each in request.snippets)
+    if request.next_edit is not None:
+        num_characters += sum(len(each.diff) for each in request.next_edit.recent_edits)
+    return num_characters

@@ -25,6 +25,8 @@ class ScriptedBatch:
         self._running: list[ScriptedGeneration] = []
         self._num_arrived = 0
         self._num_used_blocks = 0
+        self.written: list[ScriptedGeneration] = []
+        """The batch of the last step, whose outputs are not delivered yet."""
         self.num_waiting = 0
         """Generations in the queue, without the aborted ones."""
         self.num_generated_tokens = 0
@@ -145,6 +147,7 @@ class ScriptedBatch:
             num = self._write(generation, lengths[-1] if generation.is_decoding and speculates else 0)
             num_seqs += num > 0
             num_tokens += num
+        self.written = list(self._running)
         still_running = [each for each in self._running if not (each.is_aborted or each.is_over)]
         self._num_used_blocks = sum(each.num_blocks for each in still_running)
         self._running = still_running

@@ -6,17 +6,19 @@ loop's, so that the engine also runs in virtual time. Knows nothing of users.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from completion_server.engine.interface import (
+    Engine,
     EngineDeadError,
     EngineInfo,
     EngineStats,
     EngineStep,
     GenerationRequest,
-    Output,
+    Sink,
     SpeculationControl,
+    Work,
     constant_lookup,
 )
 from completion_server.engine.scripted.batch import ScriptedBatch
@@ -49,7 +51,7 @@ _MAX_MODEL_LEN = 8192
 _NO_DRAFT = "the engine was started without a draft model"
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """An engine without a model."""
 
     def __init__(
@@ -128,24 +130,6 @@ class ScriptedEngine:
         self._loop_task = asyncio.create_task(self._run(), name="scripted engine")
         self._loop_task.add_done_callback(self._see_end)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
-        """Generate; see the interface.
-
-        Raises:
-            EngineDeadError: it died before the generation ended.
-            ValueError: the prompt does not fit, or a generation of this id is open.
-
-        """
-        generation = self._submit(request)
-        try:
-            while True:
-                output = await generation.read()
-                yield output
-                if output.finish is not None:
-                    return
-        finally:
-            self._abort(generation)
-
     def stats(self) -> EngineStats:
         """Return the counters."""
         batch = self._batch
@@ -181,11 +165,11 @@ class ScriptedEngine:
         self._death = self._death or reason
         if self._loop_task is not None:
             self._loop_task.cancel()
-        for generation in self._open.values():
-            if not generation.is_over:
-                generation.fail(EngineDeadError(self._death))
-        self._open.clear()
         self._batch.clear()
+        failed, self._open = self._open, {}
+        for generation in failed.values():
+            generation.is_aborted = True
+            generation.sink.fail(EngineDeadError(self._death))
 
     def hang(self) -> None:
         """Stop in the middle of a step: no more outputs until `resume`."""
@@ -200,7 +184,14 @@ class ScriptedEngine:
         if not task.cancelled():
             self.crash(f"the engine failed: {task.exception()!r}")
 
-    def _submit(self, request: GenerationRequest) -> ScriptedGeneration:
+    def submit(self, request: GenerationRequest, sink: Sink) -> Work:
+        """Begin to generate; see the interface.
+
+        Raises:
+            EngineDeadError: it is not alive.
+            ValueError: the prompt does not fit, or a generation of this id is open.
+
+        """
         if not self.is_alive:
             raise EngineDeadError(self._death or "the engine has not started")
         num_prompt_tokens = len(request.prompt_token_ids)
@@ -214,17 +205,15 @@ class ScriptedEngine:
         salt = self._speculation.salt(request.cache_salt)
         if salt != request.cache_salt:
             request = replace(request, cache_salt=salt)
-        generation = ScriptedGeneration(request, max_tokens, iter(self._script(request)), self._seed)
+        generation = ScriptedGeneration(request, sink, max_tokens, iter(self._script(request)), self._seed)
         self._batch.add(generation)
         self._open[request.id] = generation
         self._has_work.set()
-        return generation
+        return _OpenGeneration(self, generation)
 
     def _abort(self, generation: ScriptedGeneration) -> None:
-        if self._open.get(generation.request.id) is not generation:
-            return
-        del self._open[generation.request.id]
-        if not generation.is_over:
+        if self._open.get(generation.request.id) is generation:
+            del self._open[generation.request.id]
             self._batch.abort(generation)
 
     async def _run(self) -> None:
@@ -243,6 +232,23 @@ class ScriptedEngine:
                 self._on_step(step)
             if batch.is_empty:
                 self._has_work.clear()
+            written, batch.written = batch.written, []
+            for generation in written:
+                if generation.is_over:
+                    self._open.pop(generation.request.id, None)
+                generation.deliver()
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenGeneration:
+    """The work of one generation."""
+
+    engine: ScriptedEngine
+    generation: ScriptedGeneration
+
+    def abort(self) -> None:
+        """Stop; see the interface."""
+        self.engine._abort(self.generation)
 
 
 def _ignore(_step: EngineStep) -> None:

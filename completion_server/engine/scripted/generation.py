@@ -1,20 +1,22 @@
-"""One generation of the scripted engine, with its progress and its unread output."""
+"""One generation of the scripted engine, with its progress and the output of the last step."""
 
-import asyncio
 import random
 import zlib
 from collections.abc import Iterator
 from functools import cached_property
 
-from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
+from completion_server.engine.interface import GenerationRequest, Output, Sink
 from completion_server.engine.scripted.model import BLOCK_TOKENS, Token, blocks_of
 
 
 class ScriptedGeneration:
-    """A generation that the engine writes to and that its caller reads from."""
+    """A generation that the engine writes to and whose output goes to a sink after each step."""
 
-    def __init__(self, request: GenerationRequest, max_tokens: int, tokens: Iterator[str | Token], seed: int) -> None:
+    def __init__(
+        self, request: GenerationRequest, sink: Sink, max_tokens: int, tokens: Iterator[str | Token], seed: int
+    ) -> None:
         self.request = request
+        self.sink = sink
         self.max_tokens = max_tokens
         self.num_blocks = -(-(len(request.prompt_token_ids) + max_tokens) // BLOCK_TOKENS)
         self.blocks = blocks_of(request.prompt_token_ids, request.cache_salt)
@@ -35,10 +37,8 @@ class ScriptedGeneration:
         self._num_generated = 0
         self._num_drafted = 0
         self._num_accepted = 0
-        self._unread: Output | None = None
-        self._error: EngineDeadError | None = None
-        self._reader: asyncio.Future[None] | None = None
-        """Waits for an output or an error."""
+        self._output: Output | None = None
+        """Of the last step."""
 
     @cached_property
     def _rng(self) -> random.Random:
@@ -76,36 +76,11 @@ class ScriptedGeneration:
         self._num_generated += num
         self._num_accepted += num - 1
         self.is_over = finish is not None
-        self._put(text, num, finish)
+        self._output = Output(text, num, finish, self.num_cached, self._num_drafted, self._num_accepted)
         return num
 
-    def fail(self, error: EngineDeadError) -> None:
-        """End with an error."""
-        self._error = error
-        self._wake()
-
-    async def read(self) -> Output:
-        """Wait for output and return all since the last call, merged.
-
-        Raises:
-            EngineDeadError: the engine died before the end.
-
-        """
-        while (output := self._unread) is None:
-            if self._error is not None:
-                raise self._error
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        self._unread = None
-        return output
-
-    def _put(self, text: str, num_tokens: int, finish: str | None) -> None:
-        before = self._unread
-        if before is not None:
-            text, num_tokens = before.text + text, before.num_tokens + num_tokens
-        self._unread = Output(text, num_tokens, finish, self.num_cached, self._num_drafted, self._num_accepted)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+    def deliver(self) -> None:
+        """Give the output of the last step to the sink, unless the generation was aborted meanwhile."""
+        output, self._output = self._output, None
+        if output is not None and not self.is_aborted:
+            self.sink.push(output)

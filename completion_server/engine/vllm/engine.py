@@ -5,7 +5,7 @@ The engine core runs in a process of its own; the server's process talks to it t
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import psutil
@@ -25,9 +25,10 @@ from completion_server.engine.interface import (
     EngineStats,
     EngineStep,
     GenerationRequest,
-    Output,
+    Sink,
     SpeculationControl,
     SpeculationLookup,
+    Work,
 )
 from completion_server.engine.loading import Loading
 from completion_server.engine.processes import Remnants, cpu_seconds, kill_and_wait, still_running
@@ -42,9 +43,10 @@ from completion_server.engine.vllm.arguments import (
     schedulers_locked_reason,
 )
 from completion_server.engine.vllm.compiled import CompiledCode
-from completion_server.engine.vllm.conversion import output_of, sampling_params
+from completion_server.engine.vllm.conversion import sampling_params
 from completion_server.engine.vllm.drafts.names import SET_LOOKUP
 from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback, without_spans
+from completion_server.engine.vllm.generation import VllmGeneration, ignore, run_eagerly
 from completion_server.engine.vllm.patches import log_patches
 from completion_server.engine.vllm.patches.server import sampled_spans, span_exporter
 from completion_server.engine.vllm.process import yield_to_server
@@ -140,9 +142,11 @@ class VllmEngine(Engine):
     def _publish(self, lookup: SpeculationLookup, is_off: bool) -> None:
         """Tell the engine core, and the accounting, which estimates the drafts of aborted generations from K."""
         self._accounting.lookup = lookup
-        change = asyncio.get_running_loop().create_task(self._change(lookup, is_off), name="change of K")
-        self._changes.add(change)
-        change.add_done_callback(self._changes.discard)
+        # At once: the core hears of a new K before it gets a prompt with the new salt.
+        change = run_eagerly(self._change(lookup, is_off), ignore, ignore)
+        if change is not None:
+            self._changes.add(change)
+            change.add_done_callback(self._changes.discard)
 
     async def _change(self, lookup: SpeculationLookup, is_off: bool) -> None:
         if self._llm is not None:
@@ -192,34 +196,23 @@ class VllmEngine(Engine):
     def _make_stats(self, _config: VllmConfig, _engine_index: int = 0) -> LastStatistics:
         return self._stats
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
-        """Generate; see the interface."""
+    def submit(self, request: GenerationRequest, sink: Sink) -> Work:
+        """Begin to generate; see the interface."""
         llm = self._llm
         if llm is None:
             msg = "the engine is not running"
             raise EngineDeadError(msg)
-        if self._changes:
-            await asyncio.sleep(0)  # the core hears of a new K before it gets a prompt with the new salt
         speculates = request.sampling.speculate or bool(self._locked_reason)
         progress = self._accounting.progress[request.id] = GenerationProgress(speculates)
         salt = self._speculation.salt(request.cache_salt) if self._speculation else request.cache_salt
         prompt = tokens_input(request.prompt_token_ids, cache_salt=salt or None)
         headers = request.trace_headers if self._traces_endpoint else None
-        stream = llm.generate(
-            prompt, sampling_params(request), request.id, priority=request.priority, trace_headers=headers
+        adding = llm.add_request(
+            request.id, prompt, sampling_params(request), priority=request.priority, trace_headers=headers
         )
-        num_given = len(request.begins_with)
-        try:
-            async for result in stream:
-                yield output_of(result, progress, num_given)
-                num_given = max(0, num_given - len(result.outputs[0].text))
-        except VllmEngineDeadError as error:
-            msg = "the engine died"
-            raise EngineDeadError(msg) from error
-        finally:
-            # Forget it before the abort, so that tokens which the engine still computes for it count as aborted.
-            self._accounting.progress.pop(request.id, None)
-            await stream.aclose()
+        generation = VllmGeneration(llm, self._accounting, request, progress, sink)
+        generation.begin(adding)
+        return generation
 
     def stats(self) -> EngineStats:
         """Return the counters as last reported."""

@@ -3,8 +3,7 @@
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from completion_server.core.clock import Deadline
 from completion_server.core.errors import Code, UnavailableError
 from completion_server.core.outcome import CANCELLED, FinishReason
 from completion_server.core.request import Caller, Request, Trigger
-from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
+from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output, Sink, Work
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.prompt.builder import Prompt
 from completion_server.serving import completion
@@ -30,36 +29,45 @@ FIRST_S, STEP_S = 0.1, 0.1
 
 
 class Engine(ScriptedEngine):
-    """Generates WORDS; a test may have one generation fail, never begin to speak, or take its time to stop."""
+    """Generates WORDS; a test may have a generation fail after its first output, or not begin for a while."""
 
     def __init__(self) -> None:
         super().__init__(lambda request: self.words.get(request.id, WORDS), ServiceTimes(FIRST_S, decode_base_s=STEP_S))
         self.words: dict[str, Any] = {}
-        self.faults: dict[str, Callable[[], Exception | None]] = {}
-        """Raised after the first output; None ends the generation without a finish reason."""
+        self.faults: dict[str, Exception] = {}
         self.silent_s: dict[str, float] = {}
-        self.abort_s: dict[str, float] = {}
         self.asked: list[str] = []
         self.aborted: list[str] = []
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
+    def submit(self, request: GenerationRequest, sink: Sink) -> Work:
         self.asked.append(request.id)
-        is_whole = False
-        try:
-            await asyncio.sleep(self.silent_s.get(request.id, 0.0))
-            async with aclosing(super().generate(request)) as outputs:
-                async for output in outputs:
-                    yield output
-                    is_whole = output.finish is not None
-                    if request.id in self.faults:
-                        is_whole = True
-                        if error := self.faults[request.id]():
-                            raise error
-                        return
-        finally:
-            if not is_whole:
-                self.aborted.append(request.id)
-                await asyncio.sleep(self.abort_s.get(request.id, 0.0))
+        work = Faulty(self, request, sink)
+        asyncio.get_running_loop().call_later(self.silent_s.get(request.id, 0.0), work.begin)
+        return work
+
+
+class Faulty:
+    """A generation whose outputs, faults and abort a test sees."""
+
+    def __init__(self, engine: Engine, request: GenerationRequest, sink: Sink) -> None:
+        self.engine, self.request, self.sink = engine, request, sink
+        self.work: Work | None = None
+
+    def begin(self) -> None:
+        self.work = ScriptedEngine.submit(self.engine, self.request, self)
+
+    def push(self, output: Output) -> None:
+        self.sink.push(output)
+        if error := self.engine.faults.get(self.request.id):
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        self.sink.fail(error)
+
+    def abort(self) -> None:
+        self.engine.aborted.append(self.request.id)
+        if self.work is not None:
+            self.work.abort()
 
 
 def run(scenario: Callable[[RunningService, Engine], Any], **options: Any) -> None:
@@ -72,24 +80,9 @@ def ask(running: RunningService, name: str, prefix: str = "x", **fields: Any) ->
     return running.open(name, prefix, **{"caller": Caller(name, name), "use_completion_cache": False} | fields)
 
 
-def test_the_duration_of_an_abort_is_reported() -> None:
-    async def scenario(running: RunningService, engine: Engine) -> None:
-        engine.abort_s["slow"] = 0.25
-        for name in ("slow", "quick", "unscathed"):
-            ask(running, name)
-        await asyncio.sleep(FIRST_S + 0.05)
-        running.service.runner.cancel_nowait("quick")
-        running.service.runner.cancel_nowait("slow")
-        await running.service.runner.wait_idle()
-        aborted = [each for each in running.recorder.recorded if isinstance(each, events.GenerationAborted)]
-        assert aborted == [events.GenerationAborted(0.0), events.GenerationAborted(0.25)]
-
-    run(scenario)
-
-
 def test_slots_follow_the_engine() -> None:
     async def scenario(running: RunningService, engine: Engine) -> None:
-        engine.words |= {f"q{number}": ["x"] * 8 for number in range(300)}
+        engine.words |= {f"q{number}": ["x"] * (4 + number % 5) for number in range(300)}
         runner = running.service.runner
         assert runner.book.num_slots == 2
         for number in range(300):
@@ -126,31 +119,25 @@ class Refusing(Prompts):
 
 def test_a_failure_ends_only_its_own_request() -> None:
     async def scenario(running: RunningService, engine: Engine) -> None:
-        engine.faults = {"bug": ZeroDivisionError, "dies": lambda: EngineDeadError("it died"), "ends": lambda: None}
-        opened = {name: ask(running, name) for name in ("refused", "bug", "dies", "ends", "fine")}
+        engine.faults = {"bug": ZeroDivisionError(), "dies": EngineDeadError("it died")}
+        opened = {name: ask(running, name) for name in ("refused", "bug", "dies", "fine")}
         ends = {name: (await read(each)).end for name, each in opened.items()}
         errors = {name: end.outcome.error for name, end in ends.items() if end.outcome.reason is FinishReason.ERROR}
         codes = {name: error.code for name, error in errors.items() if error is not None}
-        assert codes == {
-            "refused": Code.UNAVAILABLE, "bug": Code.INTERNAL, "dies": Code.UNAVAILABLE, "ends": Code.INTERNAL,
-        }  # fmt: skip
+        assert codes == {"refused": Code.UNAVAILABLE, "bug": Code.INTERNAL, "dies": Code.UNAVAILABLE}
         assert (ends["refused"].outcome.retry_after_ms, ends["fine"].outcome.reason) == (70, FinishReason.STOP)
         assert "Zero" not in str(errors["bug"])
 
     run(scenario, prompts=Refusing(), scheduling=dataclasses.replace(FOUR_SLOTS, max_slots=5))
 
 
-def test_a_generation_that_can_not_start_ends_its_request_and_waiting_ones() -> None:
-    async def scenario(running: RunningService, _engine: Engine) -> None:
-        def fail(*_: object, **__: object) -> None:
-            raise RuntimeError("TaskGroup is shutting down")
-
+def test_generations_that_can_not_start_end_with_their_requests() -> None:
+    async def scenario(running: RunningService, engine: Engine) -> None:
         asked = [ask(running, f"r{number}") for number in range(8)]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(asyncio.TaskGroup, "create_task", fail)
-            await running.service.runner.wait_idle()
-        reasons = [each.outcome.reason for each in asked if each.outcome is not None]
-        assert reasons == [FinishReason.STOP] + [FinishReason.ERROR] * 7
+        await asyncio.sleep(FIRST_S)
+        engine.crash()
+        await running.service.runner.wait_idle()
+        assert [each.outcome and each.outcome.reason for each in asked] == [FinishReason.ERROR] * 8
 
     run(scenario, scheduling=ONE_SLOT)
 
@@ -168,20 +155,6 @@ def test_an_engine_that_stands_still_is_reported_when_it_goes_on() -> None:
         assert [each.seconds for each in stalls] == [pytest.approx(40.0)]
 
     run(scenario)
-
-
-def test_a_request_that_ended_while_its_diverged_generation_stopped_does_not_begin_another() -> None:
-    async def scenario(running: RunningService, engine: Engine) -> None:
-        engine.abort_s["old"] = 1.0
-        running.open("old", "x")
-        newer = running.open("new", "xq")
-        await asyncio.sleep(FIRST_S + 0.5)  # it has diverged, and the engine lets it go slowly
-        newer.cancel()
-        assert (await read(newer)).reason is FinishReason.CANCELLED
-        await running.service.runner.wait_idle()
-        assert (engine.asked, engine.aborted) == (["old"], ["old"])
-
-    run(scenario, scheduling=ONE_SLOT)
 
 
 class FaultyRules(TextRules):
@@ -221,7 +194,7 @@ def test_a_reader_that_fails_does_not_disturb_the_others(faulty: str, monkeypatc
 def test_a_runner_that_does_not_run_refuses_requests() -> None:
     async def scenario(running: RunningService, _engine: Engine) -> None:
         service = running.service
-        service.runner._group = None
+        service.runner._is_running = False
         with pytest.raises(RuntimeError):
             ask(running, "r")
 
@@ -255,7 +228,7 @@ def test_any_requests_cancels_and_faults_leave_one_end_and_a_whole_text(
         asked: list[tuple[str, completion.Completion]] = []
         for number, (fault, user, trigger, prefix, cancelled, pause_s) in enumerate(steps):
             if fault == "engine":
-                engine.faults[f"r{number}"] = ZeroDivisionError
+                engine.faults[f"r{number}"] = ZeroDivisionError()
             caller = Caller(user, user, tenant="t", is_verified=True)
             asked.append((prefix, running.open(f"r{number}", prefix, caller=caller, trigger=trigger)))
             if cancelled is not None:

@@ -18,6 +18,9 @@ from completion_server.core.outcome import FinishReason, ShedReason
 from completion_server.core.request import Caller, Mode, Trigger
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from completion_server.prompt.edits.answers import EditAnswer
+from completion_server.prompt.edits.region import Reach, find_region
+from completion_server.prompt.edits.zeta import Zeta2
 from completion_server.scheduling.queue import newest_first
 from completion_server.scheduling.requests import LiveRequest
 from completion_server.scheduling.shedding import Shedding
@@ -62,10 +65,12 @@ async def test_a_short_prompt_is_built_on_the_event_loop_and_a_long_one_in_a_thr
     ("diff", "is_here"), [("@@ -1 +1 @@\n-a\n+b\n", True), ("@@ -1 +1 @@\n+" + "a" * 50_000, False)]
 )
 async def test_large_edits_are_built_into_a_prompt_in_a_thread(diff: str, is_here: bool) -> None:
-    edits = RecordedEdits()
-    asked = dataclasses.replace(REQUEST, mode=Mode.NEXT_EDIT, next_edit=NextEdit(0, (RecentEdit("a.py", diff),)))
+    request = dataclasses.replace(REQUEST, mode=Mode.NEXT_EDIT, next_edit=NextEdit(0, (RecentEdit("a.py", diff),)))
+    region = find_region(request, Reach(1, 1), (), 512)
+    assert region is not None
+    edits = RecordedEdits(rules=EditAnswer(Zeta2(), region, 7))
     async with running_service(quick_engine, CLOCK, edits=edits) as running:
-        await running.service.runner._build_prompt(asked)
+        await read(running.service.open(request))
     assert (edits.threads == [threading.get_ident()]) is is_here
 
 

@@ -123,7 +123,7 @@ def test_a_known_answer_takes_no_slot_and_supersedes() -> None:
         assert (marks.started, marks.first_output) == (None, now)
 
     cached = run(scenario)
-    assert cached.generated == ["first"]
+    assert cached.generated == ["first", "older"]
     assert cached.levels == [CacheLevel.LOCAL]
     assert cached.recorder.ends["first"].usage.cache_level is CacheLevel.NONE
 

@@ -145,8 +145,11 @@ def test_many_names_at_one_address_leave_the_others_served() -> None:
     assert served.share_answered(without=ABUSER) >= 0.9
 
 
-@pytest.mark.parametrize("num_tokens", [1500, 3000])
+@pytest.mark.parametrize("num_tokens", [800, 1500, 3000])
 def test_a_rare_user_is_served_beside_an_address_that_floods_alone(num_tokens: int) -> None:
-    rare = [Ask(at, "rare", "192.0.2.1", 400, ANSWER_TOKENS, Trigger.AUTOMATIC, is_pause=True) for at in (65.0, 135.0)]
-    served = serve(iter(rare), abuse(140.0, num_tokens))
+    rare = [
+        Ask(30.0 + 7.137 * number, "rare", "192.0.2.1", 400, ANSWER_TOKENS, Trigger.AUTOMATIC, is_pause=True)
+        for number in range(8)
+    ]
+    served = serve(iter(rare), abuse(90.0, num_tokens))
     assert served.share_answered(without=ABUSER) == 1.0
