@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from completion_server.core.clock import Deadline
 from completion_server.core.outcome import End
 from completion_server.core.request import Caller, Mode, Request, Trigger
 from completion_server.core.trace_context import no_trace
-from completion_server.engine.interface import GenerationRequest, Output
+from completion_server.engine.interface import GenerationRequest, Output, Sink, Work
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
@@ -309,17 +309,44 @@ class _RecordingEngine:
     engine: Generates
     generations: list[EngineCall]
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
+    def submit(self, request: GenerationRequest, sink: Sink) -> Work:
         """Generate with the engine behind this one."""
-        loop, is_whole = asyncio.get_running_loop(), False
-        began_at = loop.time()
-        try:
-            async with aclosing(self.engine.generate(request)) as outputs:
-                async for output in outputs:
-                    is_whole = output.finish is not None
-                    yield output
-        finally:
-            self.generations.append(EngineCall(request, began_at, loop.time(), is_whole))
+        recorded = _RecordedWork(self.generations, request, sink, asyncio.get_running_loop().time())
+        recorded.work = self.engine.submit(request, recorded)
+        return recorded
+
+
+@dataclass(slots=True)
+class _RecordedWork:
+    """One generation, which is recorded when it ends."""
+
+    generations: list[EngineCall]
+    request: GenerationRequest
+    sink: Sink
+    began_at: float
+    work: Work | None = None
+
+    def push(self, output: Output) -> None:
+        """Pass on an output."""
+        if output.finish is not None:
+            self._record(is_whole=True)
+        self.sink.push(output)
+
+    def fail(self, error: Exception) -> None:
+        """Pass on an error."""
+        self._record(is_whole=False)
+        self.sink.fail(error)
+
+    def abort(self) -> None:
+        """Abort in the engine behind this one."""
+        if self.work is not None:
+            self.work.abort()
+            self._record(is_whole=False)
+
+    def _record(self, *, is_whole: bool) -> None:
+        self.work = None
+        ended_at = asyncio.get_running_loop().time()
+        self.generations.append(EngineCall(self.request, self.began_at, ended_at, is_whole))
 
 
 @dataclass(slots=True)

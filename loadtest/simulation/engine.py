@@ -4,12 +4,19 @@ import asyncio
 import json
 import math
 import random
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from completion_server.engine.interface import Engine, EngineInfo, EngineStats, GenerationRequest, Output
+from completion_server.engine.interface import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    GenerationRequest,
+    Output,
+    Sink,
+    Work,
+)
 from completion_server.engine.scripted.model import LARGE_MODEL_ON_A_GPU, ServiceTimes
 
 SIMULATED_TOKENS = tuple(f" {number}" for number in range(256))
@@ -55,17 +62,13 @@ class SlotEngine(Engine):
         """Become ready at once."""
         self._has_started = True
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
-        """Yield a request's tokens at their times; see the interface."""
+    def submit(self, request: GenerationRequest, sink: Sink) -> Work:
+        """Push a request's tokens at their times; see the interface."""
+        prefill_s = self._prefill_s * math.exp(self._chance.gauss(0.0, self._prefill_sigma))
         self._num_running += 1
-        try:
-            await asyncio.sleep(self._prefill_s * math.exp(self._chance.gauss(0.0, self._prefill_sigma)))
-            yield Output(SIMULATED_TOKENS[0], 1)
-            num_left = request.max_tokens - 1
-            await asyncio.sleep(num_left * self._step_s)
-            yield Output("".join(SIMULATED_TOKENS[1 : num_left + 1]), num_left, "length")
-        finally:
-            self._num_running -= 1
+        slot = _Slot(self, sink, request.max_tokens - 1)
+        slot.timer = asyncio.get_running_loop().call_later(prefill_s, slot.first_token)
+        return slot
 
     def stats(self) -> EngineStats:
         """Return the number of running requests."""
@@ -74,6 +77,34 @@ class SlotEngine(Engine):
     async def stop(self) -> None:
         """Stop the engine."""
         self._has_started = False
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One request of a slot engine."""
+
+    engine: SlotEngine
+    sink: Sink
+    num_left: int
+    timer: asyncio.TimerHandle | None = None
+
+    def first_token(self) -> None:
+        """Push the first token, and the others at the time of the last one."""
+        left_s = self.num_left * self.engine._step_s
+        self.timer = asyncio.get_running_loop().call_later(left_s, self.last_token)
+        self.sink.push(Output(SIMULATED_TOKENS[0], 1))
+
+    def last_token(self) -> None:
+        """Push the other tokens."""
+        self.abort()
+        self.sink.push(Output("".join(SIMULATED_TOKENS[1 : self.num_left + 1]), self.num_left, "length"))
+
+    def abort(self) -> None:
+        """Free the slot."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+            self.engine._num_running -= 1
 
 
 class OtherWork:
