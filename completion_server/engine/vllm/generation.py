@@ -64,11 +64,11 @@ class VllmGeneration:
         if self._is_over:  # aborted while vLLM had to wait
             run_eagerly(self._llm.abort(self._vllm_id, internal=True), ignore, ignore)
             return
-        collector.put = self._put  # type: ignore[method-assign, assignment]
+        collector.put = self.put  # type: ignore[method-assign, assignment]
         if (output := collector.output) is not None:
-            self._put(output)
+            self.put(output)
 
-    def _put(self, result: Any) -> None:
+    def put(self, result: Any) -> None:
         """Take what vLLM's output handler has for this request: an output or the error that ended it."""
         if self._is_over:
             return
