@@ -9,12 +9,10 @@ from typing import Self
 
 from completion.v1 import completion_pb2 as pb
 from completion_client.attempts import Attempts
-from completion_client.choice import EndpointOrder, UserChoice, rendezvous_order
 from completion_client.completion import Completion, CompletionBuilder
 from completion_client.endpoint import Endpoint, Metadata, caller_metadata
-from completion_client.region_settings import RoutingSettings
 from completion_client.regions import Regions
-from completion_client.replicas import OnMove, Replicas
+from completion_client.replicas import EndpointOrder, OnMove, Replicas, rendezvous_order
 from completion_client.request_fields import Numbering
 from completion_client.session import Session
 from completion_client.session_settings import SessionSettings, StreamListener
@@ -44,7 +42,6 @@ class CompletionClient:
         tenant: str | None = None,
         token: Token | None = None,
         connection: int | None = None,
-        settings: RoutingSettings | None = None,
         connect_timeout_s: float | None = None,
         order: EndpointOrder = rendezvous_order,
     ) -> None:
@@ -72,15 +69,18 @@ class CompletionClient:
             for each in self.regions.endpoints:
                 each.check_token(token)
         name = user or self._numbering.session_id
-        choice = UserChoice(self.regions.distances, self.regions.availability, name, tenant or "", settings, order)
         if connect_timeout_s is None:
-            connect_timeout_s = _CONNECT_TIMEOUT_S if len(choice.order) == 1 else _CONNECT_TIMEOUT_OF_SEVERAL_S
-        self._replicas = Replicas(self.regions, choice, connection, connect_timeout_s, token)
+            is_only = len(self.regions.endpoints) == 1
+            connect_timeout_s = _CONNECT_TIMEOUT_S if is_only else _CONNECT_TIMEOUT_OF_SEVERAL_S
+        self._replicas = Replicas(
+            self.regions, name, tenant or "",
+            order=order, number=connection, connect_timeout_s=connect_timeout_s, token=token,
+        )  # fmt: skip
 
     @property
     def order(self) -> Sequence[Endpoint]:
         """The servers in the user's order of preference."""
-        return self._replicas.choice.order
+        return self._replicas.order
 
     @property
     def endpoint(self) -> Endpoint:
@@ -125,7 +125,7 @@ class CompletionClient:
 
     def reorder(self, order: EndpointOrder) -> None:
         """Order the servers by another function from now on. Open requests stay where they are."""
-        self._replicas.choice.reorder(order)
+        self._replicas.reorder(order)
 
     async def complete(
         self,

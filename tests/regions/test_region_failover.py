@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -181,26 +181,16 @@ async def test_a_server_that_goes_silent_is_left_within_the_budget_of_one_reques
         assert near.num_answered == 2
 
 
-async def test_one_silent_request_is_sent_elsewhere_alone_and_two_move_all_users() -> None:
-    """The health check is too patient to decide here."""
-    settings = RegionSettings(silence_max_s=0.4, check_timeout_s=60.0, recheck_s=0.05, return_spread_s=0.0)
+async def test_a_silent_request_moves_alone_until_a_patient_check_has_failed() -> None:
+    settings = replace(SETTINGS, check_timeout_s=60.0)
     async with three_regions(settings) as (near, middle, _, regions, view):
-        views = [CompletionClient(regions, user=f"user {number}") for number in range(3)]
-        for view in views:
-            assert (await view.complete(REQUEST, timeout_s=BUDGET_S)).address == near.address
+        await view.complete(REQUEST, timeout_s=BUDGET_S)
         near.swallow()
-        found = []
-        for view in views:
-            completion = await view.complete(REQUEST, timeout_s=BUDGET_S)
-            found.append((completion.address, completion.num_sent, health_of(regions, near)))
-        one, all_users = Health.USABLE, Health.SUSPECT
-        address = middle.address
-        assert found == [(address, 2, one), (address, 2, all_users), (address, 1, all_users)]
-        await near.heal()
-        near.proxy.reset_all()
-        await eventually(lambda: health_of(regions, near) is Health.USABLE)
-        bob = await CompletionClient(regions, user="bob").complete(REQUEST, timeout_s=BUDGET_S)
-        assert (bob.address, bob.num_sent) == (near.address, 1)
+        completion = await view.complete(REQUEST, timeout_s=BUDGET_S)
+        assert (completion.address, completion.num_sent) == (middle.address, 2)
+        assert view.endpoint.address == middle.address
+        assert CompletionClient(regions, user="bob").endpoint.address == near.address
+        assert health_of(regions, near) is Health.USABLE
 
 
 @pytest.mark.full
@@ -284,23 +274,15 @@ async def test_a_draining_server_is_left_without_the_loss_of_a_request() -> None
         assert (await pending.result()).finish_reason == "cancelled"
 
 
-@pytest.mark.full
-async def test_a_health_check_alone_moves_users_from_a_server_that_does_not_serve() -> None:
-    settings = RegionSettings(check_interval_s=0.05)
-    async with three_regions(settings) as (near, middle, _, regions, _):
-        near.server.app.drain(0.0)
-        await eventually(lambda: health_of(regions, near) is Health.FAILED)
-        completion = await CompletionClient(regions, user="ada").complete(REQUEST, timeout_s=BUDGET_S)
-        assert (completion.address, completion.num_sent) == (middle.address, 1)
-
-
-async def test_when_all_are_down_the_error_names_each_within_the_budget() -> None:
-    loop = asyncio.get_running_loop()
+async def test_when_all_are_silent_or_down_the_error_comes_in_time_and_names_each() -> None:
     async with three_regions() as (*three, _, view), view.session(settings=QUICK) as session:
         await view.complete(REQUEST, timeout_s=BUDGET_S)
         for region in three:
+            region.swallow()
+        with pytest.raises((ConnectionLostError, DeadlineExceededError)):
+            await view.complete(REQUEST, timeout_s=0.6)
+        for region in three:
             region.kill()
-        began_s = loop.time()
         with pytest.raises(UnavailableError) as caught:
             await view.complete(REQUEST, timeout_s=1.0)
         assert all(region.address in caught.value.message for region in three)
@@ -308,20 +290,7 @@ async def test_when_all_are_down_the_error_names_each_within_the_budget() -> Non
         with pytest.raises(ConnectionLostError) as caught:
             session.submit_nowait(REQUEST)
         assert all(region.address in caught.value.message for region in three)
-        assert loop.time() - began_s < 6.0
         for region in three:
             await region.heal()
         await eventually(lambda: session.is_connected)
         assert (await session.complete(REQUEST, timeout_s=BUDGET_S)).text == TEXT
-
-
-async def test_when_all_are_silent_the_error_comes_within_the_budget() -> None:
-    loop = asyncio.get_running_loop()
-    async with three_regions() as (*three, _, view):
-        await view.complete(REQUEST, timeout_s=BUDGET_S)
-        for region in three:
-            region.swallow()
-        began_s = loop.time()
-        with pytest.raises((ConnectionLostError, DeadlineExceededError)):
-            await view.complete(REQUEST, timeout_s=0.6)
-        assert loop.time() - began_s < 6.0
