@@ -82,7 +82,7 @@ def test_a_source_that_fails_says_why(tmp_path: Path) -> None:
         (TokenFile(tmp_path), "not a regular file"),
         (TokenCommand("/nowhere/vault read"), "can't be run: no such file or directory"),
         (python("import sys; print('secret', file=sys.stderr); sys.exit(3)"), "ended with status 3; run it by hand"),
-        (python("print('x' * 100_000)"), "it printed more than 16 KiB"),
+        (python("print('x' * 100_000)"), "it holds more than 16 KiB"),
         (python("pass"), "it is empty"),
     ):
         with pytest.raises(SourceError, match=said) as caught:
@@ -100,7 +100,7 @@ def test_a_source_that_fails_says_why(tmp_path: Path) -> None:
     ids=["it hangs", "it goes on", "a child holds its output"],
 )
 def test_a_command_has_a_time_limit(code: str) -> None:
-    with pytest.raises(SourceError, match=r"it (printed no token|did not end) within 0.5 s"):
+    with pytest.raises(SourceError, match="it did not end within 0.5 s"):
         python(code, 0.5).fetch()
 
 

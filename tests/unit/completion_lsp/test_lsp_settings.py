@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from completion_lsp.exclude import CODE, SECRET_WORDS, SECRETS
-from completion_lsp.settings import Settings, section_of, updated
+from completion_lsp.settings import CODE, SECRET_WORDS, SECRETS, Settings, section_of, updated
 from tests.support.policy_cases import TABLE
 
 
