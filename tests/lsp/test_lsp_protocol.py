@@ -12,7 +12,7 @@ from tests.support.server import eventually, make_config, run_server
 from tests.support.vocabularies import embedded
 
 ANSWER = ("😋", "ab", "(c)")
-SLOW = ServiceTimes(decode_base_s=0.3)
+SLOW = ServiceTimes(decode_base_s=0.1)
 
 
 def engine(answer: Sequence[str] = ANSWER, times: ServiceTimes | None = None) -> ScriptedEngine:

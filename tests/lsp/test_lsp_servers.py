@@ -4,13 +4,15 @@ import asyncio
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Endpoint, Token
+from completion_client import Endpoint, Move, Token
 from completion_lsp.link import Link, Servers
 from tests.support.guarded_replica import run_guarded
 from tests.support.oracle_server import LINE, run_oracle
@@ -96,6 +98,20 @@ async def test_the_loss_of_one_of_several_servers_is_no_pause(caplog: pytest.Log
         assert (await session.complete(request)).text == LINE[2:]
         assert "away" not in events.names
         await link.aclose()
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+async def test_a_move_without_a_loss_is_another_connection(is_connected: bool) -> None:
+    """The other server may write next edits where the one before did not. After a loss the reconnect tells."""
+    here, there = Endpoint("here.test:1"), Endpoint("there.test:1")
+    link, events = Link(Servers([here, there])), Events()
+    link.listeners.append(events)
+    session: Any = SimpleNamespace(is_connected=is_connected)
+    link._session = session
+    link._on_move(Move(here, there, ""))
+    assert events.names == [], "a listener was told within the call that moves"
+    await asyncio.sleep(0)
+    assert events.names == ["connected"] * is_connected
 
 
 async def test_a_refused_token_is_told_once_and_another_is_used(tmp_path: Path) -> None:
