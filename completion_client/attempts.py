@@ -61,11 +61,8 @@ class Attempts:
     async def events(self) -> Events:
         """Yield the events of the answer, which is one server's alone. Leaving cancels the call.
 
-        A token that is refused is fetched anew and presented again, once.
-
-        Raises:
-            ServiceError: every server that was asked failed, or the time is over.
-
+        A token that is refused is fetched anew and presented again, once. Raises ServiceError if every server that was
+        asked failed, or the time is over.
         """
         remaining = deque(self._replicas.candidates())
         while remaining:
@@ -138,11 +135,8 @@ class Attempts:
     async def _call(self, connection: Connection, presented: str) -> Events:
         """Yield the events of one server's answer; none if it refuses and another may do better.
 
-        A server that sends nothing is given up: at once if nothing has come, else when the time is over.
-
-        Raises:
-            ServiceError: the call failed, or the server sends nothing.
-
+        A server that sends nothing is given up: at once if nothing has come, else when the time is over. Raises
+        ServiceError: the call failed, or the server sends nothing.
         """
         left_s, sent_at_s, is_begun = self._left_s(), time.monotonic(), False
         stub: CompletionServiceAsyncStub = CompletionServiceStub(connection.channel)

@@ -54,12 +54,9 @@ class CompletionClient:
 
         A process with many users makes one `Regions` and gives it to the client of each, and closes that when the user
         leaves. A few dozen users share a connection to each endpoint; `connection` is the number of another one.
-        `connect_timeout_s` is 10 s for the only server, 2 s for one of several.
-
-        Raises:
-            EndpointError: there is no endpoint, one is there twice, a name has characters that can't be sent, or the
-                token would leave this machine in plain text.
-
+        `connect_timeout_s` is 10 s for the only server, 2 s for one of several. Raises EndpointError if there is no
+        endpoint, one is there twice, a name has characters that can't be sent, or the token would leave this machine in
+        plain text.
         """
         self._metadata = caller_metadata(user, tenant)
         self._numbering = Numbering()
@@ -112,9 +109,7 @@ class CompletionClient:
     async def connect(self) -> None:
         """Connect to the best server that can be reached, so that the first request does not wait for it.
 
-        Raises:
-            ConnectionLostError: none can be reached in time. A server with a PEM file that can't be read is not.
-
+        Raises ConnectionLostError if none can be reached in time. A server with a PEM file that can't be read is not.
         """
         await self._replicas.ready()
         await self._replicas.first_connected()
@@ -140,12 +135,8 @@ class CompletionClient:
         has not failed: see `Completion.finish_reason`. Cancelling this coroutine cancels the request.
 
         A server that refuses, is lost or sends nothing before any text is passed over, and the next one is asked.
-        `timeout_s` is for all of it. `Completion.address` is the server that answered.
-
-        Raises:
-            ServiceError: the call or the request failed at every server that was asked, or the timeout passed. A
-                server with a PEM file that can't be read counts as not reachable.
-
+        `timeout_s` is for all of it. `Completion.address` is the server that answered. Raises ServiceError if the call
+        or the request failed at every server that was asked, or the timeout passed.
         """
         builder = CompletionBuilder(time.monotonic())
         message = self._numbering.numbered(request)
@@ -202,11 +193,8 @@ class CompletionClient:
 
         Each request goes to the best server of the moment. Requests that have no text when their server is lost or
         refuses are sent to the next, if there is one. `listener` gets the losses of the stream, for a display of the
-        connection's state; `on_move` gets each change to another server.
-
-        Raises:
-            ConnectionLostError: no server can be reached in time. A server with a PEM file that can't be read is not.
-
+        connection's state; `on_move` gets each change to another server. Raises ConnectionLostError if no server can be
+        reached in time. A server with a PEM file that can't be read is not.
         """
         await self.connect()
         stream = self.stream(settings=settings, listener=listener, on_move=on_move)

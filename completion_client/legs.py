@@ -68,9 +68,7 @@ class Legs:
     def open(self, endpoint: Endpoint) -> SessionStream:
         """Open a leg, which is the current one then. The one before ends with its last request.
 
-        Raises:
-            ConnectionLostError: a PEM file of the endpoint can't be read.
-
+        Raises ConnectionLostError if a PEM file of the endpoint can't be read.
         """
         before, replicas = self.current, self._replicas
         connection = replicas.connection(endpoint)

@@ -19,9 +19,7 @@ _MOST: dict[str, float] = {"silence_share": 1.0}
 class RegionSettings:
     """How endpoints are measured, left and returned to. Times in seconds unless the name says milliseconds.
 
-    Raises:
-        EndpointError: a value is out of its range.
-
+    Raises EndpointError if a value is out of its range.
     """
 
     tier_margin_ms: float = 10.0

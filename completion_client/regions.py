@@ -56,11 +56,7 @@ class Regions:
         """Use the servers at `endpoints`, such as "a:1,b:2,c:3". A `seed` makes the draws of times repeatable.
 
         `now` is a monotonic clock in seconds, for the decisions; waits are those of the event loop. `channel_options`
-        are gRPC's, besides those of this library.
-
-        Raises:
-            EndpointError: there is no endpoint, or one is there twice.
-
+        are gRPC's, besides those of this library. Raises EndpointError if there is no endpoint, or one is there twice.
         """
         if isinstance(endpoints, Endpoint):
             endpoints = [endpoints]
@@ -130,9 +126,7 @@ class Regions:
     async def connected(self, endpoint: Endpoint, number: int, within_s: float) -> Connection:
         """Return a connection when it is connected.
 
-        Raises:
-            ConnectionLostError: the server refuses it or takes longer than `within_s`, or a PEM file can't be read.
-
+        Raises ConnectionLostError if the server refuses it or takes too long, or a PEM file can't be read.
         """
         connection = self.connections.get(endpoint, number)
         if connection.is_ready:

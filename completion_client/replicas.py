@@ -210,10 +210,8 @@ class Replicas:
     def connection(self, endpoint: Endpoint) -> Connection:
         """Return the user's connection to an endpoint, connected or not.
 
-        Raises:
-            ConnectionLostError: a PEM file of the endpoint can't be read: it is passed over then. Or the client is
-                closed.
-
+        Raises ConnectionLostError if a PEM file of the endpoint can't be read, which is passed over then, or the client
+        is closed.
         """
         try:
             return self.regions.connections.get(endpoint, self._number)
@@ -224,9 +222,7 @@ class Replicas:
     async def connected(self, endpoint: Endpoint, within_s: float | None = None) -> Connection:
         """Return the user's connection to an endpoint when it is connected, also within `within_s` if that is given.
 
-        Raises:
-            ConnectionLostError: see `Regions.connected`, or the client is closed. The endpoint is passed over then.
-
+        Raises ConnectionLostError as `Regions.connected` does; the endpoint is passed over then.
         """
         timeout_s = self.connect_timeout_s if within_s is None else min(within_s, self.connect_timeout_s)
         try:
@@ -238,9 +234,7 @@ class Replicas:
     async def first_connected(self) -> Endpoint:
         """Connect to the first endpoint in the order that can be reached, and return it.
 
-        Raises:
-            ConnectionLostError: none can.
-
+        Raises ConnectionLostError if none can.
         """
         failures: list[str] = []
         for endpoint in self.candidates():

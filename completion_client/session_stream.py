@@ -131,11 +131,7 @@ class SessionStream:
     def send_nowait(self, request: OpenRequest, silence_s: float | None) -> None:
         """Send a request whose sequence number is higher than those before it.
 
-        The server may send nothing for `silence_s`, or for ever.
-
-        Raises:
-            ConnectionLostError: the stream has ended.
-
+        The server may send nothing for `silence_s`, or for ever. Raises ConnectionLostError if the stream has ended.
         """
         if self._has_ended:
             msg = "not connected"

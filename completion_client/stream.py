@@ -65,9 +65,7 @@ class ReplicaStream:
     def start_nowait(self) -> None:
         """Open the first leg, to the best server, or to the next if a PEM file of that can't be read.
 
-        Raises:
-            ConnectionLostError: the files of none can be read.
-
+        Raises ConnectionLostError if the files of none can be read.
         """
         if self._legs.for_next() is None:
             self._legs.open(self._replicas.best())
@@ -77,12 +75,8 @@ class ReplicaStream:
     ) -> None:
         """Send a request whose sequence number is higher than those before it.
 
-        `timeout_s` is how long the caller waits: a share of it is for each of several servers.
-
-        Raises:
-            ValueError: the number is not above 0 and above those before it; a server would not answer it.
-            ConnectionLostError: no server can be used.
-
+        `timeout_s` is how long the caller waits: a share of it is for each of several servers. Raises ValueError if the
+        number is not above 0 and above those before it, ConnectionLostError if no server can be used.
         """
         leg = self._legs.for_next()
         if leg is None:

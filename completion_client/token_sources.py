@@ -68,9 +68,7 @@ class TokenFile:
     def fetch(self) -> str:
         """Return the token. A pipe is refused: it can't be read twice, and a read of it may wait.
 
-        Raises:
-            SourceError: there is no file, or no token in it.
-
+        Raises SourceError if there is no file, or no token in it.
         """
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):
@@ -103,9 +101,7 @@ class TokenCommand:
     def fetch(self) -> str:
         """Return the token; waits. What the command writes to standard error is dropped: it may hold the token.
 
-        Raises:
-            SourceError: it failed, took too long or printed no token.
-
+        Raises SourceError if it failed, took too long or printed no token.
         """
         arguments = self._arguments()
         try:
@@ -134,9 +130,7 @@ TokenSource = FixedToken | TokenFile | TokenCommand
 def checked(raw: bytes) -> str:
     """Return a token without the white space around it.
 
-    Raises:
-        SourceError: it is empty, too long, or no token: it has characters that metadata can't hold.
-
+    Raises SourceError if it is empty, too long, or no token: it has characters that metadata can't hold.
     """
     if len(raw) > MAX_TOKEN_BYTES:
         raise SourceError(f"it holds more than {MAX_TOKEN_BYTES // 1024} KiB")
@@ -164,9 +158,7 @@ def expiry_of(token: str) -> float | None:
 def _output(process: "subprocess.Popen[bytes]", limit_s: float) -> bytes:
     """Return what a process prints; end it with its children, which may hold the pipe open, if it takes too long.
 
-    Raises:
-        SourceError: it took too long.
-
+    Raises SourceError if it took too long.
     """
     try:
         return process.communicate(timeout=limit_s)[0]
