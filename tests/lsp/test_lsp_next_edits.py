@@ -1,11 +1,14 @@
 """Next edits in the form of Copilot's server, seen by a client that is not ours."""
 
+import pytest
+
 from completion.v1 import completion_pb2 as pb
 from completion_server.composition.engine_factory import make_engine_factory
 from tests.support.node_lsp import Json, play
 from tests.support.oracle_server import run_oracle
 from tests.support.server import eventually, make_config, run_server
 
+pytestmark = pytest.mark.full
 WRITES_EDITS = ("engine.kind=scripted", "engine.scripted_times=instant", "prompt.next_edit_template=sweep")
 
 

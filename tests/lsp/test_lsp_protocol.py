@@ -10,6 +10,8 @@ from tests.support.node_lsp import Json, play
 from tests.support.server import eventually, make_config, run_server
 from tests.support.vocabularies import embedded
 
+pytestmark = pytest.mark.full
+
 ANSWER = ("😋", "ab", "(c)")
 
 

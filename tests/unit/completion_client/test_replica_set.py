@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -24,12 +25,13 @@ from completion_client.connections import Connections
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.fault_proxy import FaultProxy
 from tests.support.regions import script
-from tests.support.replica_fakes import Clock, FakeReplica, Losses, fake_replicas, view_of
+from tests.support.replica_fakes import ONE_REGION, Clock, FakeReplica, Losses, fake_replicas, view_of
 from tests.support.server import RunningServer, endless_config, endless_engine, eventually, run_server
 
 REQUEST = pb.CompleteRequest(prefix="x = ")
 DEAD = "127.0.0.1:1"
 QUICK = SessionSettings(backoff_min_s=0.001, backoff_max_s=0.01)
+SOON = replace(ONE_REGION, move_spread_s=0.05)
 BUSY = RegionSettings(tier_margin_ms=60_000, check_interval_s=0.02, silence_min_s=10.0, silence_max_s=10.0)
 """Checks the connections again and again."""
 
@@ -50,7 +52,7 @@ async def two_servers(
     async with (
         run_server(endless_config(*overrides), engine) as first,
         run_server(endless_config(), engine) as second,
-        view_of(first.ready.address, second.ready.address, clock=clock) as view,
+        view_of(first.ready.address, second.ready.address, clock=clock, settings=SOON) as view,
     ):
         yield [first, second], view
 

@@ -20,6 +20,7 @@ from completion_client import (
     TokenRefusedError,
     UnauthenticatedError,
     blocking,
+    tokens,
 )
 from completion_client.token_sources import TokenFile
 from tests.support.guarded_replica import Guarded, run_guarded
@@ -94,7 +95,10 @@ async def test_a_refused_call_is_sent_again_once_with_another_token(path: Path) 
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED])
-async def test_a_session_that_is_refused_waits_until_the_token_is_another(path: Path, code: grpc.StatusCode) -> None:
+async def test_a_session_that_is_refused_waits_until_the_token_is_another(
+    path: Path, code: grpc.StatusCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_LOOK_S", 0.02)
     clock, losses = Clock(), Losses()
     put(path, "bad")
     kind = PermissionDeniedError if code is grpc.StatusCode.PERMISSION_DENIED else TokenRefusedError
