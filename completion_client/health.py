@@ -52,7 +52,7 @@ async def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T | None:
         for _ in range(_STEPS):
             done, _open = await asyncio.wait({task}, timeout=limit_s / _STEPS)
             if done:
-                return task.result()
+                return None if task.cancelled() else task.result()
         return None
     finally:
         task.cancel()

@@ -36,7 +36,7 @@ class Legs:
         self._settings = settings
         self._listener = listener
         self._on_move = on_move
-        self._owner = owner
+        self.owner = owner
         self._backoff = Backoff(settings)
         self._random = random.Random(settings.backoff_seed)
         self._loop = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ class Legs:
         """
         before, replicas = self.current, self._replicas
         connection = replicas.connection(endpoint)
-        leg = SessionStream(self, self._owner, replicas, connection, self._metadata, self._settings, self._lost_at_s)
+        leg = SessionStream(self, replicas, connection, self._metadata, self._settings, self._lost_at_s)
         self.current = leg
         if self._on_move is not None and endpoint != self.endpoint:
             self._on_move(Move(self.endpoint, endpoint, replicas.why_not(self.endpoint)))

@@ -32,7 +32,7 @@ from completion_client.errors import (
     error_of_call,
     error_of_message,
 )
-from completion_client.open_request import OpenRequest, RequestOwner
+from completion_client.open_request import OpenRequest
 from completion_client.replicas import Replicas
 from completion_client.session_settings import SessionSettings
 from completion_client.silence import SilenceError, SilenceGuard
@@ -53,13 +53,12 @@ _ACCEPTED_AFTER_S = 60.0
 class SessionStream:
     """Sends the requests of one session to one server and passes the answers on: the leg of a session.
 
-    `legs` learn of its loss, `owner` of its server's silence.
+    `legs` learn of its loss, their owner of its server's silence.
     """
 
     def __init__(
         self,
         legs: "Legs",
-        owner: RequestOwner,
         replicas: Replicas,
         connection: Connection,
         metadata: Metadata,
@@ -79,7 +78,7 @@ class SessionStream:
         """Whether it ended without a loss: they may be sent to the same server, too."""
         self.last_sequence = 0
         self._legs = legs
-        self._owner = owner
+        self._owner = legs.owner
         self._replicas = replicas
         self._loop = asyncio.get_running_loop()
         self._metadata = metadata

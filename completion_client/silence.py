@@ -51,13 +51,13 @@ class SilenceGuard:
 
     def expect_nowait(self, limit_s: float) -> None:
         """Begin to watch, with a limit; or go on watching, with this limit if it is the shorter one."""
-        if self._watching is None:
+        if self._watching is None or self._watching.done():
             self._heard_at_s = self.now()
         elif self._is_asking or self.is_silent or limit_s >= self._limit_s:
             return
         else:
             self._watching.cancel()
-        self._limit_s = limit_s
+        self._limit_s, self._is_asking = limit_s, False
         self._watching = asyncio.create_task(self._watch())
 
     def heard_nowait(self) -> None:
