@@ -11,7 +11,6 @@ caller presents), `request_fields` (the fields that the library sets), `blocking
 """
 
 from completion_client.attempts import Attempts
-from completion_client.choice import EndpointOrder, Health, rendezvous_order
 from completion_client.client import CompletionClient, ReplicaSet
 from completion_client.completion import Completion
 from completion_client.endpoint import ChannelOptions, Endpoint, EndpointError, Metadata, parse_endpoints
@@ -31,14 +30,15 @@ from completion_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from completion_client.region_settings import RegionSettings, RoutingSettings
+from completion_client.region_settings import RegionSettings
 from completion_client.regions import EndpointState, Regions
-from completion_client.replicas import Move, OnMove
+from completion_client.replicas import EndpointOrder, Move, OnMove, rendezvous_order
 from completion_client.request_fields import make_traceparent
 from completion_client.session import PendingCompletion, Session
 from completion_client.session_settings import RequestListener, SessionSettings, StreamListener
 from completion_client.stream import ReplicaStream, Route
 from completion_client.tokens import Token
+from completion_client.watcher import Health
 
 __version__ = "0.1.0"
 
@@ -70,7 +70,6 @@ __all__ = [
     "RequestListener",
     "ResourceExhaustedError",
     "Route",
-    "RoutingSettings",
     "ServiceError",
     "Session",
     "SessionSettings",

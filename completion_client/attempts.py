@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
@@ -49,6 +50,8 @@ class Attempts:
         self._ends_at_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._metadata = (*metadata, *trace_metadata(request))
         self._failures: dict[Endpoint, ServiceError] = {}
+        self._refused: set[Endpoint] = set()
+        """Those that refused the token."""
         self._refusal: tuple[Endpoint, pb.CompleteResponse] | None = None
         self.endpoint: Endpoint | None = None
         """The server that was asked last, or whose refusal is the answer."""
@@ -58,26 +61,25 @@ class Attempts:
     async def events(self) -> Events:
         """Yield the events of the answer, which is one server's alone. Leaving cancels the call.
 
-        Raises:
-            ServiceError: every server that was asked failed, or the time is over.
-
+        A token that is refused is fetched anew and presented again, once. Raises ServiceError if every server that was
+        asked failed, or the time is over.
         """
-        candidates = self._replicas.candidates()
-        for endpoint in candidates:
-            connection = await self._connected(endpoint, is_last=endpoint == candidates[-1])
+        remaining = deque(self._replicas.candidates())
+        while remaining:
+            endpoint = remaining.popleft()
+            connection = await self._connected(endpoint, is_last=not remaining)
             if connection is None:
                 continue
+            presented = await self._presented(self._replicas.token(endpoint))
             is_begun = False
             try:
-                async with aclosing(self._call(connection)) as events:
+                async with aclosing(self._call(connection, presented)) as events:
                     async for event in events:
                         is_begun = True
                         yield event
             except ServiceError as error:
-                if not self._replicas.note_error(connection, error) or is_begun:
-                    raise
-                self._failures[endpoint] = error
-                candidates += await self._once_more(connection, error, candidates)
+                if await self._is_repeated(connection, presented, error, is_begun):
+                    remaining.appendleft(endpoint)
             if is_begun:
                 return
         if self._refusal is None:
@@ -86,18 +88,27 @@ class Attempts:
         self.endpoint, event = self._refusal
         yield event
 
-    async def _once_more(
-        self, connection: Connection, error: ServiceError, candidates: list[Endpoint]
-    ) -> list[Endpoint]:
-        """Return the only endpoint if its connection was closed under a call: another server may be at the address.
+    async def _is_repeated(self, connection: Connection, presented: str, error: ServiceError, is_begun: bool) -> bool:
+        """Note a failed call; return whether its server is asked again, once. Raises the error if no server is asked.
 
-        A server or proxy that turns a call away keeps the connection; asking again would add to its load.
+        The only server is asked again if its connection was closed under the call: another may be at the address. A
+        server or proxy that turns a call away keeps the connection; asking again would add to its load.
         """
-        if len(candidates) > 1 or error.retry_after_ms is not None:
-            return []
+        endpoint, token = connection.endpoint, self._replicas.token(connection.endpoint)
+        if token.is_given and isinstance(error, UnauthenticatedError):
+            token.refused(presented, error)
+            if is_begun or endpoint in self._refused:
+                raise token.refusal(error) from error
+            self._refused.add(endpoint)
+            return True
+        if not self._replicas.note_error(connection, error) or is_begun:
+            raise error
+        is_first = endpoint not in self._failures
+        self._failures[endpoint] = error
+        if self._replicas.has_choice or not is_first or error.retry_after_ms is not None:
+            return False
         left_s = self._left_s()
-        is_closed = await connection.closes_within(_CLOSES_S if left_s is None else min(_CLOSES_S, left_s))
-        return candidates[:] if is_closed else []
+        return await connection.closes_within(_CLOSES_S if left_s is None else min(_CLOSES_S, left_s))
 
     async def _connected(self, endpoint: Endpoint, *, is_last: bool) -> Connection | None:
         """Return the connection to a server, None if there is none; leave time for the others unless it is the last."""
@@ -112,61 +123,36 @@ class Attempts:
             self._failures[endpoint] = error
             return None
 
-    async def _call(self, connection: Connection) -> Events:
-        """Yield the events of one server's answer; none if it refuses and another may do better.
-
-        A token that is refused is fetched anew and presented again, once.
-
-        Raises:
-            ServiceError: the call failed, there is no token, or the server sends nothing.
-
-        """
-        token = self._replicas.token(connection.endpoint)
-        for is_last in (False, True):
-            presented = await self._presented(token)
-            is_begun = False
-            try:
-                async with aclosing(self._call_with(connection, presented)) as events:
-                    async for event in events:
-                        if not is_begun:
-                            token.accepted(presented)
-                        is_begun = True
-                        yield event
-            except UnauthenticatedError as error:
-                if not token.is_given:
-                    raise
-                token.refused(presented, error)
-                if is_begun or is_last:
-                    raise token.refusal(error) from error
-            else:
-                return
-
     async def _presented(self, token: Token) -> str:
         """Return the token, if it is fetched within the time that is left."""
-        left_s = self._left_s()
         try:
-            async with asyncio.timeout(left_s):
+            async with asyncio.timeout(self._left_s()):
                 return await token.get()
         except TimeoutError:
             msg = f"the deadline passed before there was a token: {token.where} takes long"
             raise DeadlineExceededError(msg) from None
 
-    async def _call_with(self, connection: Connection, presented: str) -> Events:
-        left_s = self._left_s()
+    async def _call(self, connection: Connection, presented: str) -> Events:
+        """Yield the events of one server's answer; none if it refuses and another may do better.
+
+        A server that sends nothing is given up: at once if nothing has come, else when the time is over. Raises
+        ServiceError: the call failed, or the server sends nothing.
+        """
+        left_s, sent_at_s, is_begun = self._left_s(), time.monotonic(), False
         stub: CompletionServiceAsyncStub = CompletionServiceStub(connection.channel)
-        self.num_sent += 1
-        sent_at_s = time.monotonic()
         call = stub.Complete(self._request, timeout=left_s, metadata=with_token(self._metadata, presented))
-        watched = _WatchedCall(self._replicas, connection, call, left_s)
-        is_begun = False
+        self.num_sent += 1
+        guard = _CallGuard(self._replicas, connection, call, left_s)
         try:
             async for event in call:
-                watched.heard()
+                guard.heard_nowait()
                 if event.HasField("end"):
                     may_retry = self._replicas.note_end(connection, event.end, time.monotonic() - sent_at_s)
                     if may_retry and not is_begun and not event.end.text:
                         self._refusal = connection.endpoint, event
                         return
+                if not is_begun:
+                    self._replicas.token(connection.endpoint).accepted(presented)
                 is_begun = True
                 yield event
         except grpc.aio.AioRpcError as error:
@@ -174,11 +160,11 @@ class Attempts:
         except asyncio.CancelledError:
             # gRPC raises it for a cancelled call, too. Only the cancellation of this task is passed on.
             task = asyncio.current_task()
-            if watched.error is None or (task is not None and task.cancelling()):
+            if guard.error is None or (task is not None and task.cancelling()):
                 raise
-            raise watched.error from None
+            raise guard.error from None
         finally:
-            watched.stop()
+            guard.stop_nowait()
             call.cancel()
 
     def _left_s(self) -> float | None:
@@ -210,40 +196,38 @@ class Attempts:
         )
 
 
-class _WatchedCall:
+class _CallGuard(SilenceGuard):
     """Cancels a call whose server sends nothing any more: at once if nothing has come, else when its time is over."""
 
     def __init__(self, replicas: Replicas, connection: Connection, call: "Call", left_s: float | None) -> None:
-        self.error: ConnectionLostError | None = None
+        alive_at_s = partial(replicas.regions.alive_at_s, connection)
+        super().__init__(alive_at_s, self._note_silent, self._cancel)
+        self.error: SilenceError | None = None
         """Set if the server was silent."""
         self._replicas = replicas
         self._connection = connection
         self._call: Call | None = call
-        self._loop = asyncio.get_running_loop()
-        self._ends_at_s = None if left_s is None else self._loop.time() + left_s
         self._is_begun = False
-        self._guard = SilenceGuard(partial(replicas.regions.alive_at_s, connection), self._on_silent, self._give_up)
-        limit_s = replicas.silence_s(connection, left_s)
-        if limit_s is not None:
-            self._guard.expect_nowait(limit_s)
+        self._ends_at_s = None if left_s is None else self.now() + left_s
+        if (limit_s := replicas.silence_s(connection, left_s)) is not None:
+            self.expect_nowait(limit_s)
 
-    def heard(self) -> None:
+    def heard_nowait(self) -> None:
+        super().heard_nowait()
         self._is_begun = True
-        self._guard.heard_nowait()
-        self._connection.heard_at_s = self._loop.time()
+        self._connection.heard_at_s = self.now()
 
-    def stop(self) -> None:
-        self._guard.stop_nowait()
+    def stop_nowait(self) -> None:
+        super().stop_nowait()
         self._call = None  # breaks a reference cycle: the channel closes with its last call
 
-    def _on_silent(self) -> float:
-        self._replicas.note_silence(self._connection)
+    def _note_silent(self) -> float:
+        self._replicas.pass_over(self._connection.endpoint, "it sends nothing")
         if not self._is_begun:
-            return self._loop.time()
-        ends_at_s = self._loop.time() if self._ends_at_s is None else self._ends_at_s
-        return ends_at_s + self._replicas.regions.settings.silence_max_s
+            return self.now()
+        return (self._ends_at_s or self.now()) + self._replicas.regions.settings.silence_max_s
 
-    def _give_up(self, silence_s: float) -> None:
+    def _cancel(self, silence_s: float) -> None:
         self.error = SilenceError.of(self._connection.endpoint.address, silence_s)
         if self._call is not None:
             self._call.cancel()

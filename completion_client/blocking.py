@@ -50,9 +50,7 @@ def complete(
 def check_health(channel: grpc.Channel, timeout_s: float) -> str:
     """Return the health of the whole server, such as "SERVING".
 
-    Raises:
-        grpc.RpcError: the server was not reached, or this listener does not offer health checks.
-
+    Raises grpc.RpcError if the server was not reached, or this listener does not offer health checks.
     """
     check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK)
     return status_of(check(WHOLE_SERVER, timeout=timeout_s))
@@ -88,11 +86,7 @@ def open_in_order(
     """Open channels and yield them in the user's order of preference; leaving the context closes them.
 
     Several endpoints race with health checks. Those that don't answer within `race_s`, or some time after the first,
-    come last. A single endpoint is not measured.
-
-    Raises:
-        EndpointError: a PEM file of an endpoint can't be read.
-
+    come last. A single endpoint is not measured. Raises EndpointError if a PEM file of an endpoint can't be read.
     """
 
     async def race() -> list[tuple[Endpoint, float | None]]:

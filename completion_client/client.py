@@ -9,12 +9,10 @@ from typing import Self
 
 from completion.v1 import completion_pb2 as pb
 from completion_client.attempts import Attempts
-from completion_client.choice import EndpointOrder, UserChoice, rendezvous_order
 from completion_client.completion import Completion, CompletionBuilder
 from completion_client.endpoint import Endpoint, Metadata, caller_metadata
-from completion_client.region_settings import RoutingSettings
 from completion_client.regions import Regions
-from completion_client.replicas import OnMove, Replicas
+from completion_client.replicas import EndpointOrder, OnMove, Replicas, rendezvous_order
 from completion_client.request_fields import Numbering
 from completion_client.session import Session
 from completion_client.session_settings import SessionSettings, StreamListener
@@ -44,7 +42,6 @@ class CompletionClient:
         tenant: str | None = None,
         token: Token | None = None,
         connection: int | None = None,
-        settings: RoutingSettings | None = None,
         connect_timeout_s: float | None = None,
         order: EndpointOrder = rendezvous_order,
     ) -> None:
@@ -57,12 +54,9 @@ class CompletionClient:
 
         A process with many users makes one `Regions` and gives it to the client of each, and closes that when the user
         leaves. A few dozen users share a connection to each endpoint; `connection` is the number of another one.
-        `connect_timeout_s` is 10 s for the only server, 2 s for one of several.
-
-        Raises:
-            EndpointError: there is no endpoint, one is there twice, a name has characters that can't be sent, or the
-                token would leave this machine in plain text.
-
+        `connect_timeout_s` is 10 s for the only server, 2 s for one of several. Raises EndpointError if there is no
+        endpoint, one is there twice, a name has characters that can't be sent, or the token would leave this machine in
+        plain text.
         """
         self._metadata = caller_metadata(user, tenant)
         self._numbering = Numbering()
@@ -72,15 +66,18 @@ class CompletionClient:
             for each in self.regions.endpoints:
                 each.check_token(token)
         name = user or self._numbering.session_id
-        choice = UserChoice(self.regions.distances, self.regions.availability, name, tenant or "", settings, order)
         if connect_timeout_s is None:
-            connect_timeout_s = _CONNECT_TIMEOUT_S if len(choice.order) == 1 else _CONNECT_TIMEOUT_OF_SEVERAL_S
-        self._replicas = Replicas(self.regions, choice, connection, connect_timeout_s, token)
+            is_only = len(self.regions.endpoints) == 1
+            connect_timeout_s = _CONNECT_TIMEOUT_S if is_only else _CONNECT_TIMEOUT_OF_SEVERAL_S
+        self._replicas = Replicas(
+            self.regions, name, tenant or "",
+            order=order, number=connection, connect_timeout_s=connect_timeout_s, token=token,
+        )  # fmt: skip
 
     @property
     def order(self) -> Sequence[Endpoint]:
         """The servers in the user's order of preference."""
-        return self._replicas.choice.order
+        return self._replicas.order
 
     @property
     def endpoint(self) -> Endpoint:
@@ -112,9 +109,7 @@ class CompletionClient:
     async def connect(self) -> None:
         """Connect to the best server that can be reached, so that the first request does not wait for it.
 
-        Raises:
-            ConnectionLostError: none can be reached in time. A server with a PEM file that can't be read is not.
-
+        Raises ConnectionLostError if none can be reached in time. A server with a PEM file that can't be read is not.
         """
         await self._replicas.ready()
         await self._replicas.first_connected()
@@ -125,7 +120,7 @@ class CompletionClient:
 
     def reorder(self, order: EndpointOrder) -> None:
         """Order the servers by another function from now on. Open requests stay where they are."""
-        self._replicas.choice.reorder(order)
+        self._replicas.reorder(order)
 
     async def complete(
         self,
@@ -140,12 +135,8 @@ class CompletionClient:
         has not failed: see `Completion.finish_reason`. Cancelling this coroutine cancels the request.
 
         A server that refuses, is lost or sends nothing before any text is passed over, and the next one is asked.
-        `timeout_s` is for all of it. `Completion.address` is the server that answered.
-
-        Raises:
-            ServiceError: the call or the request failed at every server that was asked, or the timeout passed. A
-                server with a PEM file that can't be read counts as not reachable.
-
+        `timeout_s` is for all of it. `Completion.address` is the server that answered. Raises ServiceError if the call
+        or the request failed at every server that was asked, or the timeout passed.
         """
         builder = CompletionBuilder(time.monotonic())
         message = self._numbering.numbered(request)
@@ -202,11 +193,8 @@ class CompletionClient:
 
         Each request goes to the best server of the moment. Requests that have no text when their server is lost or
         refuses are sent to the next, if there is one. `listener` gets the losses of the stream, for a display of the
-        connection's state; `on_move` gets each change to another server.
-
-        Raises:
-            ConnectionLostError: no server can be reached in time. A server with a PEM file that can't be read is not.
-
+        connection's state; `on_move` gets each change to another server. Raises ConnectionLostError if no server can be
+        reached in time. A server with a PEM file that can't be read is not.
         """
         await self.connect()
         stream = self.stream(settings=settings, listener=listener, on_move=on_move)

@@ -81,12 +81,7 @@ class Completion:
         return (self.end.usage.completion_tokens - 1) * _MS_PER_S / self.end.timings.decode_ms
 
     def raise_for_error(self) -> None:
-        """Raise the error, if there is one.
-
-        Raises:
-            ServiceError: the call or the request failed.
-
-        """
+        """Raise the error, if the call or the request failed."""
         if self.error is not None:
             raise self.error
 

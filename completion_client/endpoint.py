@@ -37,12 +37,8 @@ class EndpointError(ValueError):
 class Endpoint:
     """A server's address and the credentials for it.
 
-    The connection is encrypted if `ca` or `certificate` is given.
-
-    Raises:
-        EndpointError: a certificate comes without its key, or a key without its certificate, or a token would be sent
-            to another machine in plain text.
-
+    The connection is encrypted if `ca` or `certificate` is given. Raises EndpointError if a certificate or its key
+    comes alone, or a token would be sent to another machine in plain text.
     """
 
     address: str
@@ -72,9 +68,7 @@ class Endpoint:
     def check_token(self, token: Token) -> None:
         """Check that a token may be sent to the server.
 
-        Raises:
-            EndpointError: it would leave this machine in plain text.
-
+        Raises EndpointError if it would leave this machine in plain text.
         """
         if token.is_given and not (self.is_encrypted or is_loopback(self.address)):
             how = "give the file of the server's authority (ca, or --tls-ca)"
@@ -84,11 +78,7 @@ class Endpoint:
     def open_channel(self, options: ChannelOptions = ()) -> grpc.Channel:
         """Return a channel for blocking calls, a context manager. It connects with the first call.
 
-        All calls on it carry the token.
-
-        Raises:
-            EndpointError: a PEM file can't be read, or there is no token.
-
+        All calls on it carry the token. Raises EndpointError if a PEM file can't be read, or there is no token.
         """
         options, credentials = self._options(options), self._credentials()
         if self.token is not None:
@@ -107,9 +97,7 @@ class Endpoint:
     def open_aio_channel(self, options: ChannelOptions = ()) -> grpc.aio.Channel:
         """Return a channel for asyncio. It connects with the first call. Its calls are to be given the token.
 
-        Raises:
-            EndpointError: a PEM file can't be read.
-
+        Raises EndpointError if a PEM file can't be read.
         """
         options, credentials = self._options(options), self._credentials()
         if credentials is None:
@@ -131,9 +119,7 @@ class Endpoint:
 def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
     """Return the endpoints of "a:1,b:2,c:3", without TLS.
 
-    Raises:
-        EndpointError: there is none, an address is empty, or one is there twice.
-
+    Raises EndpointError if there is none, an address is empty, or one is there twice.
     """
     addresses = [each.strip() for each in text.split(",")]
     if not all(addresses):
@@ -153,9 +139,7 @@ def with_port(address: str, port: int = DEFAULT_PORT) -> str:
 def caller_metadata(user: str | None = None, tenant: str | None = None) -> Metadata:
     """Return the metadata that identifies a caller.
 
-    Raises:
-        EndpointError: a name has characters other than printable ASCII.
-
+    Raises EndpointError if a name has characters other than printable ASCII.
     """
     for kind, name in (("user", user), ("tenant", tenant)):
         if name and not (name.isascii() and name.isprintable()):

@@ -5,10 +5,13 @@ Its two messages, one empty and one with one enum, are read and written here: no
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+
+T = TypeVar("T")
 
 CHECK = "/grpc.health.v1.Health/Check"
 WHOLE_SERVER = b""
@@ -18,7 +21,6 @@ SERVING = "SERVING"
 _NAMES = {0: "UNKNOWN", 1: SERVING, 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
 _STATUS_FIELD = 0x08
 """Field 1, a varint."""
-
 _STEPS = 10
 _NO_ANSWER = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 
@@ -39,6 +41,23 @@ class CheckResult:
     """Why the server can't be used; "" if it serves."""
 
 
+async def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the result of some work; None if it is not done within a time in which this process could run.
+
+    The time in which it could not, because the computer slept or is overloaded, is no fault of the server. So the wait
+    has short steps, and a step that takes longer than it should counts as long as it should.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        for _ in range(_STEPS):
+            done, _open = await asyncio.wait({task}, timeout=limit_s / _STEPS)
+            if done:
+                return None if task.cancelled() else task.result()
+        return None
+    finally:
+        task.cancel()
+
+
 async def connect(channel: grpc.aio.Channel) -> bool:
     """Connect a channel; return whether it is connected. Unlike `channel_ready`, it does not wait after a refusal."""
     while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
@@ -48,28 +67,6 @@ async def connect(channel: grpc.aio.Channel) -> bool:
     return True
 
 
-async def is_done_within(task: "asyncio.Task[Any]", limit_s: float) -> bool:
-    """Wait for a task; return whether it is done within a time in which this process could run.
-
-    The time in which it could not, because the computer slept or is overloaded, is no fault of the server. So the wait
-    has short steps, and a step that takes longer than it should counts as long as it should.
-    """
-    for _ in range(_STEPS):
-        done, _open = await asyncio.wait({task}, timeout=limit_s / _STEPS)
-        if done:
-            return True
-    return False
-
-
-async def connects_within(channel: grpc.aio.Channel, limit_s: float) -> bool | None:
-    """Connect a channel; return whether it is connected, None if that is not decided within a limit."""
-    connecting = asyncio.create_task(connect(channel))
-    try:
-        return connecting.result() if await is_done_within(connecting, limit_s) else None
-    finally:
-        connecting.cancel()
-
-
 async def check_health(channel: grpc.aio.Channel) -> CheckResult:
     """Connect a channel, if it is not connected, and ask for the health of the whole server, without a time limit.
 
@@ -77,18 +74,12 @@ async def check_health(channel: grpc.aio.Channel) -> CheckResult:
     """
     if not await connect(channel):
         return CheckResult(None, "no connection")
-    return await _ask(channel)
-
-
-async def _ask(channel: grpc.aio.Channel) -> CheckResult:
     check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK)
     asked_s = time.perf_counter()
     try:
-        answer = await check(WHOLE_SERVER)
+        status = status_of(await check(WHOLE_SERVER))
     except grpc.aio.AioRpcError as error:
         if error.code() in _NO_ANSWER:
             return CheckResult(None, error.details() or "no answer to a health check")
-        return CheckResult(time.perf_counter() - asked_s)
-    round_trip_s = time.perf_counter() - asked_s
-    status = status_of(answer)
-    return CheckResult(round_trip_s, "" if status == SERVING else status)
+        status = SERVING
+    return CheckResult(time.perf_counter() - asked_s, "" if status == SERVING else status)

@@ -5,15 +5,16 @@ The first request after a change opens the new leg and travels with it, so a mov
 
 import asyncio
 import random
-from collections.abc import Callable
 from contextlib import suppress
 
 from completion_client.endpoint import Endpoint, Metadata
 from completion_client.errors import ConnectionLostError, PermissionDeniedError, ServiceError, UnauthenticatedError
+from completion_client.open_request import RequestOwner
 from completion_client.replicas import Move, OnMove, Replicas
 from completion_client.session_settings import Backoff, SessionSettings, StreamListener
 from completion_client.session_stream import SessionStream
 
+_REFUSED = UnauthenticatedError, PermissionDeniedError
 _MS_PER_S = 1000
 
 
@@ -27,18 +28,15 @@ class Legs:
         settings: SessionSettings,
         listener: StreamListener | None,
         on_move: OnMove | None,
-        on_silent: Callable[[SessionStream], float | None],
+        owner: RequestOwner,
     ) -> None:
-        """Open none yet; `on_move` gets each change to another server.
-
-        `on_silent` gets a leg whose server sends nothing; it returns the loop's time at which to give that up.
-        """
+        """Open none yet; `on_move` gets each change to another server, `owner` what becomes of requests."""
         self._replicas = replicas
         self._metadata = metadata
         self._settings = settings
         self._listener = listener
         self._on_move = on_move
-        self._on_silent = on_silent
+        self.owner = owner
         self._backoff = Backoff(settings)
         self._random = random.Random(settings.backoff_seed)
         self._loop = asyncio.get_running_loop()
@@ -70,9 +68,7 @@ class Legs:
     def open(self, endpoint: Endpoint) -> SessionStream:
         """Open a leg, which is the current one then. The one before ends with its last request.
 
-        Raises:
-            ConnectionLostError: a PEM file of the endpoint can't be read.
-
+        Raises ConnectionLostError if a PEM file of the endpoint can't be read.
         """
         before, replicas = self.current, self._replicas
         connection = replicas.connection(endpoint)
@@ -125,7 +121,7 @@ class Legs:
             self.current = None
         if leg.is_quiet:
             leg.may_retry = True
-            if is_current and isinstance(error, UnauthenticatedError | PermissionDeniedError):
+            if is_current and isinstance(error, _REFUSED):
                 with suppress(ConnectionLostError):
                     self.open(leg.endpoint)  # with a token that is fetched anew
             return
@@ -133,20 +129,6 @@ class Legs:
             leg.may_retry = self._replicas.note_error(leg.connection, error)
         if is_current:
             self._note_lost(leg, error)
-
-    def _note_lost(self, leg: SessionStream, error: ServiceError) -> None:
-        is_first_loss = self._lost_at_s is None or leg.was_connected
-        if self._lost_at_s is None:  # else this leg replaced one that was lost, but was never accepted
-            self._lost_at_s = self._loop.time()
-        if self._listener is not None and is_first_loss:
-            self._listener.on_lost(error)
-        if self._reopening is None or self._reopening.done():
-            self._reopening = asyncio.create_task(self._reopen(leg.endpoint, error))
-
-    def leg_silent(self, leg: SessionStream) -> float | None:
-        """Take the silence of a server; return the loop's time at which it is given up, None for never."""
-        self._replicas.note_silence(leg.connection)
-        return self._on_silent(leg)
 
     def note_answer(self) -> None:
         """Note that a server answered a request: the next loss is the first."""
@@ -158,6 +140,15 @@ class Legs:
             self._lost_at_s = None
             if self._listener is not None:
                 self._listener.on_reconnected(away_s)
+
+    def _note_lost(self, leg: SessionStream, error: ServiceError) -> None:
+        is_first_loss = self._lost_at_s is None or leg.was_connected
+        if self._lost_at_s is None:  # else this leg replaced one that was lost, but was never accepted
+            self._lost_at_s = self._loop.time()
+        if self._listener is not None and is_first_loss:
+            self._listener.on_lost(error)
+        if self._reopening is None or self._reopening.done():
+            self._reopening = asyncio.create_task(self._reopen(leg.endpoint, error))
 
     def _all(self) -> tuple[SessionStream, ...]:
         return (*self._former, *([self.current] if self.current else []))
@@ -171,16 +162,13 @@ class Legs:
         best, is_lost = replicas.best(), self.current is None and self._lost_at_s is not None
         if is_lost and (not replicas.has_choice or replicas.token(best).problem):
             return None  # the back-off decides when to try again
-        if leg is not None and leg.endpoint == best and not leg.is_outdated and self._is_held(leg):
+        is_held = leg is not None and replicas.regions.connections.holds(leg.connection)
+        if leg is not None and is_held and leg.endpoint == best and not leg.is_outdated:
             return leg
         if self.current is None and not replicas.has_choice:
             return self.open(best)
-        if replicas.is_usable(best) or (leg is None and replicas.connection(best).is_ready):  # nothing is left to lose
-            return self.open(best)
-        return leg
-
-    def _is_held(self, leg: SessionStream) -> bool:
-        return self._replicas.regions.connections.holds(leg.connection)
+        has_nothing_to_lose = leg is None and (self.current is not None or replicas.connection(best).is_ready)
+        return self.open(best) if replicas.is_usable(best) or has_nothing_to_lose else leg
 
     def _end(self, leg: SessionStream) -> None:
         self._former.discard(leg)
@@ -198,7 +186,7 @@ class Legs:
         retry_after_s = (error.retry_after_ms or 0) / _MS_PER_S
         if self._replicas.has_choice and self._replicas.best() != lost:
             retry_after_s = self._random.uniform(0, self._replicas.regions.settings.move_spread_s)
-        if isinstance(error, UnauthenticatedError | PermissionDeniedError):
+        if isinstance(error, _REFUSED):
             retry_after_s = 0.0
             await self._replicas.token(lost).until_usable()
         while self.current is None:

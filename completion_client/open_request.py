@@ -1,22 +1,21 @@
-"""A request of a session on its way through the servers."""
+"""A request of a session on its way through the servers, and who hears what becomes of it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from completion.v1 import completion_pb2 as pb
+from completion_client.errors import ServiceError
 from completion_client.request_fields import give_timeout
 from completion_client.session_settings import RequestListener
 
 if TYPE_CHECKING:
     from completion_client.session_stream import SessionStream
-    from completion_client.stream import ReplicaStream
 
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
     """A request that has no whole answer yet. It may be sent to another server until text has come."""
 
-    owner: "ReplicaStream"
     message: pb.CompleteRequest
     listener: RequestListener
     ends_at_s: float | None
@@ -43,3 +42,19 @@ class OpenRequest:
         is_older = other.message.sequence < self.message.sequence and other.leg.endpoint != self.leg.endpoint
         kinds = self.message.trigger, other.message.trigger
         return is_older and not (other.is_cancelled or other.has_ended) and pb.TRIGGER_PREFETCH not in kinds
+
+
+class RequestOwner(Protocol):
+    """Hears what becomes of the requests of a session."""
+
+    def request_ended(self, request: OpenRequest, end: pb.End) -> None:
+        """Take the end that a server sent."""
+        ...
+
+    def request_failed(self, request: OpenRequest, error: ServiceError) -> None:
+        """Take the end of the stream of a request."""
+        ...
+
+    def leg_silent(self, leg: "SessionStream") -> float | None:
+        """Take the silence of a server; return the loop's time at which it is given up, None for never."""
+        ...

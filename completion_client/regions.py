@@ -1,27 +1,25 @@
 """What all users of a process share about its endpoints: distances, health and connections."""
 
 import asyncio
-import logging
 import random
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from completion_client.choice import Availability, Health
-from completion_client.connections import Connection, Connections, TlsFiles
+from completion_client.connections import Connection, Connections, tls_file_states
 from completion_client.distances import Distances
 from completion_client.endpoint import ChannelOptions, Endpoint, EndpointError, parse_endpoints
 from completion_client.errors import ConnectionLostError
-from completion_client.health import connects_within
+from completion_client.health import connect, within
 from completion_client.region_settings import RegionSettings
-from completion_client.silence import SilenceRecord
-from completion_client.watcher import Watcher
+from completion_client.watcher import Health, Watcher
 
-_log = logging.getLogger(__name__)
-
+_RACE_TRIPS = 4
+"""Round trips from opening a connection to the first answer: TCP, TLS and the check, and one to spare."""
 _MS_PER_S = 1000
 
 
@@ -58,11 +56,7 @@ class Regions:
         """Use the servers at `endpoints`, such as "a:1,b:2,c:3". A `seed` makes the draws of times repeatable.
 
         `now` is a monotonic clock in seconds, for the decisions; waits are those of the event loop. `channel_options`
-        are gRPC's, besides those of this library.
-
-        Raises:
-            EndpointError: there is no endpoint, or one is there twice.
-
+        are gRPC's, besides those of this library. Raises EndpointError if there is no endpoint, or one is there twice.
         """
         if isinstance(endpoints, Endpoint):
             endpoints = [endpoints]
@@ -74,11 +68,10 @@ class Regions:
         self.settings = settings = settings or RegionSettings()
         self.now = now
         self.distances = Distances(found, settings)
-        self.availability = Availability(found, settings.return_spread_s, seed)
         self.connections = Connections(channel_options, settings.users_per_connection)
-        self._watcher = Watcher(self.connections, self.distances, self.availability, settings, now, random.Random(seed))
-        self._tls_files = TlsFiles(found)
-        self._silences = {each: SilenceRecord() for each in found}
+        self.watchers = {each: Watcher(each, self.connections, self.distances, settings, seed, now) for each in found}
+        self._race_over = asyncio.Event()
+        self._tls_files = {each: tls_file_states(each) for each in found if each.is_encrypted}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -97,11 +90,9 @@ class Regions:
         if self._tasks:
             return
         if len(self.endpoints) > 1:
-            self._tasks.append(asyncio.create_task(self._watcher.run()))
+            self._tasks.append(asyncio.create_task(self._watch()))
         if self._tls_files:
             self._tasks.append(asyncio.create_task(self._watch_tls_files()))
-        for task in self._tasks:
-            task.add_done_callback(_log_error)
 
     async def aclose(self) -> None:
         """Measure no longer and drop the connections; open calls go on until they end."""
@@ -116,13 +107,11 @@ class Regions:
     async def ready(self, left_s: float | None = None) -> None:
         """Wait until the nearest endpoint is known, at most `race_s`, and a share of what a request has left."""
         self.start_nowait()
-        if len(self.endpoints) == 1 or self._watcher.race_over.is_set():
+        if len(self.endpoints) == 1:
             return
-        try:
+        with suppress(TimeoutError):  # each endpoint is as good as the others then
             async with asyncio.timeout(None if left_s is None else self.settings.silence_share * left_s):
-                await self._watcher.race_over.wait()
-        except TimeoutError:
-            return  # each endpoint is as good as the others then
+                await self._race_over.wait()
 
     def states(self) -> list[EndpointState]:
         """Return what is known about each endpoint, the nearest tier first."""
@@ -130,40 +119,32 @@ class Regions:
 
     def state(self, endpoint: Endpoint) -> EndpointState:
         """Return what is known about an endpoint."""
-        round_trip_s = self.distances.round_trip_s(endpoint)
-        return EndpointState(
-            endpoint,
-            self.distances.tier(endpoint),
-            None if round_trip_s is None else round_trip_s * _MS_PER_S,
-            self.availability.health(endpoint),
-            self.availability.why(endpoint),
-        )
+        round_trip_s, watcher = self.distances.round_trip_s(endpoint), self.watchers[endpoint]
+        round_trip_ms = None if round_trip_s is None else round_trip_s * _MS_PER_S
+        return EndpointState(endpoint, self.distances.tier(endpoint), round_trip_ms, watcher.health, watcher.why)
 
     async def connected(self, endpoint: Endpoint, number: int, within_s: float) -> Connection:
         """Return a connection when it is connected.
 
-        Raises:
-            ConnectionLostError: the server refuses it or takes longer than `within_s`, or a PEM file can't be read.
-
+        Raises ConnectionLostError if the server refuses it or takes too long, or a PEM file can't be read.
         """
         connection = self.connections.get(endpoint, number)
         if connection.is_ready:
             return connection
-        is_connected = await connects_within(connection.channel, within_s)
+        is_connected = await within(within_s, connect(connection.channel))
         if is_connected:
             return connection
         if is_connected is not None or len(self.endpoints) == 1:
             self.connections.drop(connection)  # the next try begins anew, without gRPC's own back-off
+        self.watchers[endpoint].check_now()
         msg = f"no connection to {endpoint.address}"
-        self._suspect(endpoint, msg)
         raise ConnectionLostError(msg)
 
     async def alive_at_s(self, connection: Connection, since_s: float, within_s: float) -> float | None:
         """Return the time of the server's last message on a connection.
 
         None if there is none after `since_s`, a time of the loop, and a health check is not answered within `within_s`.
-        A single late answer moves one request, not all users. They leave until a patient check has ended if
-        `silent_requests` were silent one after another.
+        The connection gets no new call then, and a check with more patience decides about the endpoint.
         """
         if connection.is_silent:
             return None
@@ -171,54 +152,49 @@ class Regions:
             return connection.heard_at_s
         asked = connection
         if not self.connections.holds(connection):  # it gets no new call
-            try:
+            with suppress(ConnectionLostError):  # its PEM files are being replaced
                 asked = self.connections.get(connection.endpoint)
-            except ConnectionLostError:  # its PEM files are being replaced
-                _log.debug("%s is asked on its old connection", connection.endpoint.address)
         await asked.check(within_s)
         heard_at_s = max(connection.heard_at_s, asked.heard_at_s)
         if heard_at_s > since_s:
             return heard_at_s
-        self._note_silent(connection, since_s)
+        connection.is_silent = True
+        self.connections.drop(connection)
+        self.lost(connection)
         return None
 
-    def measured(self, connection: Connection, round_trip_s: float) -> None:
-        """Note the round trip of a request, without the server's own time."""
-        self._watcher.measured(connection.endpoint, round_trip_s)
-
-    def lost(self, connection: Connection, why: str) -> None:
+    def lost(self, connection: Connection) -> None:
         """Note that a call or stream was lost: check the server before it is used again."""
         if not connection.is_ready:
             self.connections.drop(connection)
-        self._suspect(connection.endpoint, why)
+        self.watchers[connection.endpoint].check_now()
 
-    def _note_silent(self, connection: Connection, since_s: float) -> None:
-        """Note a request to which nothing came: check its endpoint, and leave it or the connection if others say so."""
-        endpoint, now_s = connection.endpoint, asyncio.get_running_loop().time()
-        heard_at_s = max(connection.heard_at_s, self.connections.heard_at_s(endpoint))
-        connection.silence.note(since_s, connection.heard_at_s, now_s)
-        is_long = now_s - connection.silence.began_at_s > self.settings.silence_max_s
-        if is_long and connection.silence.num_silent >= self.settings.silent_requests:
-            connection.is_silent = True
-            self.connections.drop(connection)
-        silence = self._silences[endpoint]
-        if heard_at_s <= since_s:
-            silence.note(since_s, heard_at_s, now_s)
-            if silence.num_silent >= self.settings.silent_requests:
-                self._suspect(endpoint, "it sends nothing")
-                return
-        self._watcher.check_now(endpoint)
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        timer, started_s = loop.call_later(self.settings.race_s, self._race_over.set), loop.time()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for each in self.watchers.values():
+                    group.create_task(each.run(lambda: self._end_race(started_s)))
+        finally:
+            timer.cancel()
+            self._race_over.set()
 
-    def _suspect(self, endpoint: Endpoint, why: str) -> None:
-        if len(self.endpoints) > 1:
-            self._watcher.suspect(endpoint, why)
+    def _end_race(self, started_s: float) -> None:
+        """End the race some time after the first good answer: others that are as near must have answered by then."""
+        loop, watchers = asyncio.get_running_loop(), self.watchers.values()
+        if all(each.num_checks for each in watchers):
+            self._race_over.set()
+        elif sum(each.num_checks > each.num_failures for each in watchers) == 1:
+            margin_ms, elapsed_s = _RACE_TRIPS * self.settings.tier_margin_ms, loop.time() - started_s
+            grace_s = max(margin_ms / _MS_PER_S, self.settings.tier_margin_share * elapsed_s)
+            loop.call_later(grace_s, self._race_over.set)
 
     async def _watch_tls_files(self) -> None:
+        """Replace the connections to each endpoint with changed files."""
         while True:
             await asyncio.sleep(self.settings.certificate_interval_s * random.uniform(0.5, 1.5))
-            await self._tls_files.renew(self.connections, self.settings.check_timeout_s)
-
-
-def _log_error(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()):
-        _log.error("the endpoints are watched no longer", exc_info=error)
+            for endpoint, seen in self._tls_files.items():
+                now = tls_file_states(endpoint)
+                if now and now != seen and await self.connections.replace(endpoint, self.settings.check_timeout_s):
+                    self._tls_files[endpoint] = now

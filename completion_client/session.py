@@ -45,11 +45,8 @@ class Session:
         """Send a request and return its answer to come.
 
         The session sets `session_id` and `sequence`, and gives the server `timeout_s` as the deadline. After that time
-        the request is cancelled and fails with DeadlineExceededError.
-
-        Raises:
-            ConnectionLostError: the stream is lost and not open again.
-
+        the request is cancelled and fails with DeadlineExceededError. Raises ConnectionLostError if the stream is lost
+        and not open again.
         """
         message = self._numbering.numbered(request, names_own=False)
         if timeout_s is not None:
@@ -64,9 +61,7 @@ class Session:
     async def complete(self, request: pb.CompleteRequest, *, timeout_s: float | None = None) -> Completion:
         """Send a request and return its whole answer. Cancelling this coroutine cancels the request.
 
-        Raises:
-            ServiceError: the request or the stream failed, or the timeout passed.
-
+        Raises ServiceError if the request or the stream failed, or the timeout passed.
         """
         return await self.submit_nowait(request, timeout_s=timeout_s).result()
 
@@ -87,9 +82,7 @@ class Session:
     async def aclose(self) -> None:
         """End the stream; open requests fail with ConnectionLostError.
 
-        Raises:
-            Exception: a listener raised it, which ended the stream.
-
+        Raises Exception if a listener raised it, which ended the stream.
         """
         closing = self._stream.close_nowait()
         for pending in tuple(self._pending.values()):
@@ -130,9 +123,7 @@ class PendingCompletion:
     async def __aiter__(self) -> AsyncIterator[str]:
         """Yield the text as it arrives. Leaving the iteration early does not cancel the request.
 
-        Raises:
-            ServiceError: the request or the stream failed, or the timeout passed.
-
+        Raises ServiceError if the request or the stream failed, or the timeout passed.
         """
         while not self._completion.done() or self._unread:
             await self._changed.wait()
@@ -145,9 +136,7 @@ class PendingCompletion:
     async def result(self) -> Completion:
         """Return the whole answer. Cancelling this coroutine cancels the request.
 
-        Raises:
-            ServiceError: the request or the stream failed, or the timeout passed.
-
+        Raises ServiceError if the request or the stream failed, or the timeout passed.
         """
         try:
             completion = await asyncio.shield(self._completion)

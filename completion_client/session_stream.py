@@ -51,14 +51,14 @@ _ACCEPTED_AFTER_S = 60.0
 
 
 class SessionStream:
-    """Sends the requests of one session to one server and passes the answers on.
+    """Sends the requests of one session to one server and passes the answers on: the leg of a session.
 
-    `owner` learns of its loss and of its server's silence.
+    `legs` learn of its loss, their owner of its server's silence.
     """
 
     def __init__(
         self,
-        owner: "Legs",
+        legs: "Legs",
         replicas: Replicas,
         connection: Connection,
         metadata: Metadata,
@@ -77,7 +77,9 @@ class SessionStream:
         self.is_quiet = False
         """Whether it ended without a loss: they may be sent to the same server, too."""
         self.last_sequence = 0
-        self._owner = owner
+        self._legs = legs
+        self._owner = legs.owner
+        self._replicas = replicas
         self._loop = asyncio.get_running_loop()
         self._metadata = metadata
         self._token = replicas.token(connection.endpoint)
@@ -88,9 +90,7 @@ class SessionStream:
         self._lost_at_s = lost_at_s
         """When the stream before was lost, until the server answers on this one."""
         self._requests: dict[int, OpenRequest] = {}
-        self._guard = SilenceGuard(
-            partial(replicas.regions.alive_at_s, connection), partial(owner.leg_silent, self), self._give_up
-        )
+        self._guard = SilenceGuard(partial(replicas.regions.alive_at_s, connection), self._on_silent, self._give_up)
         self._has_logged_refusal = False
         self._has_ended = self._is_closing = False
         self._outgoing: deque[pb.SessionRequest] = deque()
@@ -130,11 +130,7 @@ class SessionStream:
     def send_nowait(self, request: OpenRequest, silence_s: float | None) -> None:
         """Send a request whose sequence number is higher than those before it.
 
-        The server may send nothing for `silence_s`, or for ever.
-
-        Raises:
-            ConnectionLostError: the stream has ended.
-
+        The server may send nothing for `silence_s`, or for ever. Raises ConnectionLostError if the stream has ended.
         """
         if self._has_ended:
             msg = "not connected"
@@ -169,10 +165,10 @@ class SessionStream:
         if self._has_ended:
             return
         self._has_ended = True
-        self._owner.leg_ended(self, error)
+        self._legs.leg_ended(self, error)
         requests, self._requests = self._requests, {}
         for each in requests.values():
-            each.owner.request_failed(each, error)
+            self._owner.request_failed(each, error)
 
     def close_nowait(self) -> list[asyncio.Task[None]]:
         """End the stream; return the tasks that end with it, for the caller to await.
@@ -251,7 +247,7 @@ class SessionStream:
             away_s = self._loop.time() - self._lost_at_s
             self._lost_at_s = None
             self._heard()
-            self._owner.leg_accepted(self, away_s)
+            self._legs.leg_accepted(self, away_s)
 
     def _dispatch(self, response: pb.SessionResponse) -> None:
         self._heard()
@@ -271,9 +267,9 @@ class SessionStream:
             is_superseded = response.end.finish_reason == pb.FINISH_REASON_SUPERSEDED
             if is_superseded and request.is_sent_again and response.sequence == self.last_sequence:
                 error = ConnectionLostError("the server still had the request of a lost connection")
-                request.owner.request_failed(request, error)
+                self._owner.request_failed(request, error)
             else:
-                request.owner.request_ended(request, response.end)
+                self._owner.request_ended(request, response.end)
         elif response.HasField("delta"):
             request.has_text = True
             request.listener.on_text(response.delta.text)
@@ -286,6 +282,10 @@ class SessionStream:
         """Expect nothing more if no request is open."""
         if not self._requests:
             self._guard.stop_nowait()
+
+    def _on_silent(self) -> float | None:
+        self._replicas.pass_over(self.endpoint, "it sends nothing")
+        return self._owner.leg_silent(self)
 
     def _give_up(self, silence_s: float) -> None:
         self.drop_nowait(SilenceError.of(self.endpoint.address, silence_s))

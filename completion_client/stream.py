@@ -41,7 +41,7 @@ class ReplicaStream:
     ) -> None:
         """Open the first leg with `start_nowait`; `on_move` gets each change to another server."""
         self._replicas = replicas
-        self._legs = Legs(replicas, metadata, settings or SessionSettings(), listener, on_move, self._leg_silent)
+        self._legs = Legs(replicas, metadata, settings or SessionSettings(), listener, on_move, self)
         self._feedback = FeedbackCalls(replicas, metadata)
         self._loop = asyncio.get_running_loop()
         self._requests: dict[int, OpenRequest] = {}
@@ -65,9 +65,7 @@ class ReplicaStream:
     def start_nowait(self) -> None:
         """Open the first leg, to the best server, or to the next if a PEM file of that can't be read.
 
-        Raises:
-            ConnectionLostError: the files of none can be read.
-
+        Raises ConnectionLostError if the files of none can be read.
         """
         if self._legs.for_next() is None:
             self._legs.open(self._replicas.best())
@@ -77,12 +75,8 @@ class ReplicaStream:
     ) -> None:
         """Send a request whose sequence number is higher than those before it.
 
-        `timeout_s` is how long the caller waits: a share of it is for each of several servers.
-
-        Raises:
-            ValueError: the number is not above 0 and above those before it; a server would not answer it.
-            ConnectionLostError: no server can be used.
-
+        `timeout_s` is how long the caller waits: a share of it is for each of several servers. Raises ValueError if the
+        number is not above 0 and above those before it, ConnectionLostError if no server can be used.
         """
         leg = self._legs.for_next()
         if leg is None:
@@ -92,7 +86,7 @@ class ReplicaStream:
             raise ValueError(msg)
         ends_at_s = None if timeout_s is None else self._loop.time() + timeout_s
         self._last_sequence = request.sequence
-        opened = self._requests[request.sequence] = OpenRequest(self, request, listener, ends_at_s, leg)
+        opened = self._requests[request.sequence] = OpenRequest(request, listener, ends_at_s, leg)
         try:
             self._send(opened, leg)
         except ConnectionLostError:
@@ -152,16 +146,7 @@ class ReplicaStream:
         is_cancelled = request.is_cancelled and request.leg.is_quiet
         self._finish(request, pb.End(finish_reason=pb.FINISH_REASON_CANCELLED) if is_cancelled else error)
 
-    def _finish(self, request: OpenRequest, last: pb.End | ServiceError) -> None:
-        """Give the listener its last event; the request has its route until then."""
-        request.has_ended = True
-        if isinstance(last, ServiceError):
-            request.listener.on_error(last)
-        else:
-            request.listener.on_end(last)
-        self._requests.pop(request.message.sequence, None)
-
-    def _leg_silent(self, leg: SessionStream) -> float | None:
+    def leg_silent(self, leg: SessionStream) -> float | None:
         """Send requests without text to another server; return until when the others wait, None if there is none.
 
         The server may have stalled, so they wait until their deadlines: they can't be sent elsewhere.
@@ -172,6 +157,15 @@ class ReplicaStream:
         now_s = self._loop.time()
         ends_at_s = [now_s if each.ends_at_s is None else each.ends_at_s for each in self._on(leg)]
         return max(ends_at_s) + self._replicas.regions.settings.silence_max_s if ends_at_s else None
+
+    def _finish(self, request: OpenRequest, last: pb.End | ServiceError) -> None:
+        """Give the listener its last event; the request has its route until then."""
+        request.has_ended = True
+        if isinstance(last, ServiceError):
+            request.listener.on_error(last)
+        else:
+            request.listener.on_end(last)
+        self._requests.pop(request.message.sequence, None)
 
     def _on(self, leg: SessionStream) -> list[OpenRequest]:
         return [each for each in self._requests.values() if each.leg is leg]

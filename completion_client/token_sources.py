@@ -9,8 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
-import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,9 +68,7 @@ class TokenFile:
     def fetch(self) -> str:
         """Return the token. A pipe is refused: it can't be read twice, and a read of it may wait.
 
-        Raises:
-            SourceError: there is no file, or no token in it.
-
+        Raises SourceError if there is no file, or no token in it.
         """
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):
@@ -104,9 +101,7 @@ class TokenCommand:
     def fetch(self) -> str:
         """Return the token; waits. What the command writes to standard error is dropped: it may hold the token.
 
-        Raises:
-            SourceError: it failed, took too long or printed no token.
-
+        Raises SourceError if it failed, took too long or printed no token.
         """
         arguments = self._arguments()
         try:
@@ -119,9 +114,9 @@ class TokenCommand:
             )
         except OSError as error:
             raise SourceError(f"it can't be run: {(error.strerror or str(error)).lower()}") from error
-        output, status = _output(process, self.limit_s)
-        if status:
-            raise SourceError(f"it ended with status {status}; run it by hand to see why")
+        output = _output(process, self.limit_s)
+        if process.returncode:
+            raise SourceError(f"it ended with status {process.returncode}; run it by hand to see why")
         return checked(output)
 
     def _arguments(self) -> list[str]:
@@ -135,9 +130,7 @@ TokenSource = FixedToken | TokenFile | TokenCommand
 def checked(raw: bytes) -> str:
     """Return a token without the white space around it.
 
-    Raises:
-        SourceError: it is empty, too long, or no token: it has characters that metadata can't hold.
-
+    Raises SourceError if it is empty, too long, or no token: it has characters that metadata can't hold.
     """
     if len(raw) > MAX_TOKEN_BYTES:
         raise SourceError(f"it holds more than {MAX_TOKEN_BYTES // 1024} KiB")
@@ -162,43 +155,18 @@ def expiry_of(token: str) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _output(process: "subprocess.Popen[bytes]", limit_s: float) -> tuple[bytes, int]:
-    """Return what a process prints and its exit status; end it with its children if it takes or prints too much.
+def _output(process: "subprocess.Popen[bytes]", limit_s: float) -> bytes:
+    """Return what a process prints; end it with its children, which may hold the pipe open, if it takes too long.
 
-    Raises:
-        SourceError: it took too long or printed too much.
-
+    Raises SourceError if it took too long.
     """
-    stdout = process.stdout
-    assert stdout is not None
-    chunks: list[bytes] = []
-    # A child that goes on may hold the pipe open, so the read has a thread of its own, which ends with the pipe.
-    reader = threading.Thread(target=lambda: chunks.append(stdout.read(MAX_TOKEN_BYTES + 1)), daemon=True)
-    ends_at_s = time.monotonic() + limit_s
-    reader.start()
     try:
-        reader.join(limit_s)
-        if not chunks:
-            raise SourceError(f"it printed no token within {limit_s:g} s")
-        if len(chunks[0]) > MAX_TOKEN_BYTES:
-            raise SourceError(f"it printed more than {MAX_TOKEN_BYTES // 1024} KiB")
-        status = process.wait(max(0.0, ends_at_s - time.monotonic()))
-    except (SourceError, subprocess.TimeoutExpired) as error:
-        _kill(process)
-        reader.join(_ENDS_WITHIN_S)
-        if isinstance(error, SourceError):
-            raise
+        return process.communicate(timeout=limit_s)[0]
+    except subprocess.TimeoutExpired:
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)  # its number is no other's: it has not been waited for
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_ENDS_WITHIN_S)
         raise SourceError(f"it did not end within {limit_s:g} s") from None
-    finally:
-        if not reader.is_alive():
-            stdout.close()
-    return chunks[0], status
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """End a process with its children, which may outlive it."""
-    if sys.platform == "win32":
-        process.kill()
-    else:
-        os.killpg(process.pid, signal.SIGKILL)  # its number is no other's: it has not been waited for
-    process.wait()

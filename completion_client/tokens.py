@@ -83,11 +83,8 @@ class Token:
     def of_command(cls, command: str, ttl_s: float = 300.0) -> Self:
         """Return the token that a command prints, such as "vault read -field=token secret/me". No shell runs it.
 
-        It is run again before a JWT expires, after `ttl_s` for another token, and after a refusal.
-
-        Raises:
-            ValueError: there is no command, or a quotation mark without its other.
-
+        It is run again before a JWT expires, after `ttl_s` for another token, and after a refusal. Raises ValueError if
+        there is no command, or a quotation mark without its other.
         """
         if not shlex.split(command):
             raise ValueError("there is no command")
@@ -133,10 +130,8 @@ class Token:
     async def get(self) -> str:
         """Return the token, "" without a source; wait until it is fetched, but not while it is refused.
 
-        Raises:
-            TokenError: the source has none, or (TokenRefusedError) the server refused it; see `retry_after_ms`.
-            UnauthenticatedError: the server wants one, and there is no source.
-
+        Raises TokenError if the source has none, TokenRefusedError if the server refused it (see `retry_after_ms`), and
+        UnauthenticatedError if the server wants one, and there is no source.
         """
         while (value := self.at_hand()) is None:
             if (fetching := self._awaited()) is not None:

@@ -10,18 +10,34 @@ from dataclasses import replace
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Session
-from completion_client.editing import Ask, Change, Snippet, SnippetRing, Text
+from completion_client.editing import (
+    Ask,
+    Change,
+    EditingPolicy,
+    EditingSettings,
+    Show,
+    Snippet,
+    SnippetRing,
+    Text,
+    Trigger,
+)
+from completion_lsp.calls import Ended
 from completion_lsp.cursor import Cursor, kind_of
 from completion_lsp.documents import Document, Edit
 from completion_lsp.offers import Offer, Offers, looks_accepted
 from completion_lsp.positions import raw_length, unix_lines
 from completion_lsp.requests import request_of
-from completion_lsp.runner import PolicyRunner
+from completion_lsp.runner import Runner
 from completion_lsp.settings import Settings
 from completion_lsp.survival import Survival
 
 _CANCEL_AFTER_S = 0.05
 """An editor that cancels a request because of a key asks again at once, often for what is being generated."""
+_LEAST_DELAY_MS = 1
+"""Without a delay the policy would ask at each change, before the editor does."""
+_AUTOMATIC_TIMEOUT_S = 2.0
+"""At most, for what no user asked: while a request is open, later keys may ask nothing."""
+_WHOLE = ("stop", "length")
 _UNDERSTOOD = (Change.TYPED, Change.PASTED, Change.DELETED)
 """Changes after which the policy knows whether to ask."""
 
@@ -42,7 +58,7 @@ class Completer:
         """Hears whether a completion is asked, perhaps more often than that changes."""
         self._session = session
         self._settings = settings
-        self._runner = PolicyRunner(session, settings, self)
+        self._runner = self._make_runner()
         self._offers, self._ring, self._survival = Offers(), SnippetRing(), Survival()
         self._offer: Offer | None = None
         """The last one."""
@@ -57,7 +73,7 @@ class Completer:
         self._end_waiting()
         self._runner.stop()
         self._settings = settings
-        self._runner, self._ring = PolicyRunner(self._session, settings, self), SnippetRing()
+        self._runner, self._ring = self._make_runner(), SnippetRing()
         self._offers.forget()
         self._offer = self._cursor = self._text = None
 
@@ -75,12 +91,12 @@ class Completer:
         is_understood = text == self._text and self._change in _UNDERSTOOD
         self._go_to(cursor, text)
         if is_explicit:
-            self._runner.explicit(text)
+            self._runner.tell(self._runner.policy.explicit, text)
         elif is_understood:
-            self._runner.moved(text)
+            self._runner.tell(self._runner.policy.moved, text)
         else:
             self._change = Change.PASTED
-            self._runner.changed(text, Change.PASTED)
+            self._runner.tell(self._runner.policy.changed, text, Change.PASTED)
         try:
             return await waiting
         except asyncio.CancelledError:
@@ -106,7 +122,7 @@ class Completer:
         if self.infers_acceptance and before and is_one and self._accept_inserted(before, edits[0]):
             return
         self._change = kind_of(edits)
-        self._runner.changed(cursor.text, self._change)
+        self._runner.tell(self._runner.policy.changed, cursor.text, self._change)
 
     def accepted(self, token: str) -> None:
         """Take the command that the editor runs after it has put in an offer."""
@@ -122,7 +138,7 @@ class Completer:
         """Take that the editor shows an offer."""
         self._reports_drawn = True
         if offer := self._offers.find(token):
-            self._runner.drawn(offer.request)
+            self._runner.tell(self._runner.policy.shown, offer.request)
 
     def focused(self, uri: str) -> None:
         """Take that the user looks at a document."""
@@ -141,7 +157,7 @@ class Completer:
         self._text = None
         self._runner.on_connected()
         if self._is_starting and self._waiting is not None and self._cursor is not None:
-            self._runner.changed(self._cursor.text, Change.PASTED)
+            self._runner.tell(self._runner.policy.changed, self._cursor.text, Change.PASTED)
         self._is_starting = False
         self.on_settled()
 
@@ -158,26 +174,34 @@ class Completer:
         """See runner.Editor."""
         return self._waiting is not None
 
-    def make_request(self, ask: Ask) -> pb.CompleteRequest:
+    def make_request(self, ask: Ask) -> tuple[pb.CompleteRequest, float]:
         """See runner.Editor."""
-        cursor, is_long = self._cursor, self._settings.multi_line
+        cursor, settings = self._cursor, self._settings
         assert cursor is not None
         text, document = cursor.text, cursor.document
         whole = replace(text, before=document.earlier_cells + text.before)
-        return request_of(whole, document.language_id, ask, self.snippets(text), is_long)
+        request = request_of(whole, document.language_id, ask, self.snippets(text), settings.multi_line)
+        is_explicit = ask.trigger is Trigger.EXPLICIT
+        return request, settings.timeout_s if is_explicit else min(settings.timeout_s, _AUTOMATIC_TIMEOUT_S)
 
-    def on_failed(self) -> None:
-        """See runner.Editor. The next request is to ask again."""
-        self._text = None
+    def on_text(self, number: int, text: str) -> None:
+        """See runner.Editor."""
+        self._runner.tell(self._runner.policy.received, number, text)
+
+    def on_ended(self, number: int, ended: Ended) -> None:
+        """See runner.Editor. After a request without a whole answer the next one is to ask again."""
+        if ended.reason not in _WHOLE:
+            self._text = None
+        self._runner.tell(self._runner.policy.ended, number, ended.reason, retry_after_ms=ended.retry_after_ms)
 
     def on_settled(self) -> None:
         """See runner.Editor. Answers the request that waits, unless more is to come."""
         self.on_busy(self._runner.is_asking)
-        waiting, cursor, shown = self._waiting, self._cursor, self._runner.final
+        waiting, cursor, shown = self._waiting, self._cursor, self._runner.shown if self._runner.is_final else None
         if waiting is None or waiting.done() or cursor is None:
             return
         if shown is None:
-            if self._runner.is_idle and not self._is_starting:
+            if not self._runner.policy.is_pending and not self._is_starting:
                 waiting.set_result(())
             return
         end = cursor.end + shown.replaced
@@ -185,7 +209,13 @@ class Completer:
         self._offer = offer
         waiting.set_result((offer,))
         if not self._reports_drawn:
-            self._runner.drawn(shown.request)
+            self._runner.tell(self._runner.policy.shown, shown.request)
+
+    def _make_runner(self) -> Runner[EditingPolicy, Show]:
+        delay_ms = self._settings.delay_ms
+        least_ms = max(_LEAST_DELAY_MS, delay_ms or 0)
+        policy = EditingPolicy(EditingSettings(follows_rhythm=delay_ms is None, delay_min_ms=least_ms))
+        return Runner(policy, self._session, self)
 
     def _why_not(self, document: Document) -> str | None:
         return self._settings.why_not(document.uri, document.language_id, document.folders)
@@ -203,7 +233,7 @@ class Completer:
 
     def _leave(self) -> None:
         self._cursor = self._text = None
-        self._runner.left()
+        self._runner.tell(self._runner.policy.left)
 
     def _leave_unless_wanted(self, cursor: Cursor) -> None:
         if self._waiting is None and self._cursor is cursor:
@@ -233,4 +263,4 @@ class Completer:
             self._survival.watch(offer.request, document, start, end, report)
         self._go_to(cursor, cursor.text)
         self._change = Change.PASTED
-        self._runner.accepted(offer.request, cursor.text, offer.extent, inserted)
+        self._runner.tell(self._runner.policy.accepted, offer.request, cursor.text, offer.extent, inserted)

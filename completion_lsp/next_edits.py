@@ -8,16 +8,29 @@ from dataclasses import dataclass
 from lsprotocol import types
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Session
-from completion_client.editing import LineEdit, RecentEdits, Snippet, Text
+from completion_client import InvalidArgumentError, ServiceError, Session
+from completion_client.editing import (
+    NO_NEXT_EDITS,
+    AskEdit,
+    Change,
+    LineEdit,
+    NextEditPolicy,
+    RecentEdits,
+    ShowEdit,
+    Snippet,
+    Text,
+)
+from completion_lsp.calls import Ended
 from completion_lsp.cursor import Cursor
 from completion_lsp.documents import Document, Edit
 from completion_lsp.positions import raw_length, unix_lines
 from completion_lsp.requests import edit_request_of
-from completion_lsp.runner import EditRunner
+from completion_lsp.runner import Runner, now_ms
 from completion_lsp.settings import Settings
 from completion_lsp.survival import Survival
-from completion_lsp.timer import now_ms
+
+_NO_NEXT_EDITS = "NO_NEXT_EDITS"
+"""The contract's ErrorReason of a server whose model writes no edits. An older server does not know the mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +58,7 @@ class NextEdits:
         self._session = session
         self._settings = settings
         self._snippets = snippets
-        self._runner, self._recent = EditRunner(session, settings.timeout_s, self), RecentEdits()
+        self._runner, self._recent = self._make_runner(), RecentEdits()
         self._survival = Survival()
         self._tokens = itertools.count(1)
         self._offered: OfferedEdit | None = None
@@ -58,7 +71,7 @@ class NextEdits:
         """Begin anew with other settings, without text of documents that these may exclude."""
         self._runner.stop()
         self._settings = settings
-        self._runner, self._recent = EditRunner(self._session, settings.timeout_s, self), RecentEdits()
+        self._runner, self._recent = self._make_runner(), RecentEdits()
         self._offered = self._cursor = None
 
     async def edit_at(self, cursor: Cursor, version: int | None) -> OfferedEdit | None:
@@ -73,12 +86,12 @@ class NextEdits:
             return None
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting, self._cursor = waiting, cursor
-        self._runner.wanted(cursor.text, _version(document))
+        self._runner.tell(self._runner.policy.wanted, cursor.text, _version(document))
         try:
             await waiting
         except asyncio.CancelledError:
             if self._waiting is waiting:  # else a newer request has joined
-                self._runner.left()
+                self._runner.tell(self._runner.policy.left)
             raise
         finally:
             if self._waiting is waiting:
@@ -101,7 +114,7 @@ class NextEdits:
             self._end_waiting()
             at = edits[-1].start + len(edits[-1].text)
             self._cursor = Cursor(document, at, at)
-            self._runner.changed(self._cursor.text, _version(document))
+            self._runner.tell(self._runner.policy.changed, self._cursor.text, _version(document), Change.OTHER)
 
     def closed(self, uri: str) -> None:
         """Take that a document was closed."""
@@ -109,13 +122,13 @@ class NextEdits:
         self._recent.forget(uri)
         if self._cursor is not None and self._cursor.document.uri == uri:
             self._cursor = None
-            self._runner.left()
+            self._runner.tell(self._runner.policy.left)
 
     def drawn(self, token: str) -> None:
         """Take that the editor shows an edit."""
         self._reports_drawn = True
         if self._offered is not None and self._offered.token == token:
-            self._runner.drawn(self._offered.request)
+            self._runner.tell(self._runner.policy.shown, self._offered.request)
 
     def accepted(self, token: str) -> None:
         """Take the command that the editor runs after it has put an edit in."""
@@ -130,11 +143,11 @@ class NextEdits:
             self._survival.watch(offered.request, document, start, end, report)
         at = start + raw_length(document.source, text.removesuffix("\n"))
         self._cursor = Cursor(document, at, at)
-        self._runner.accepted(offered.request, self._cursor.text, _version(document))
+        self._runner.tell(self._runner.policy.accepted, offered.request, self._cursor.text, _version(document))
 
     def busy(self, is_busy: bool) -> None:
         """Take whether a completion is asked, which goes first."""
-        self._runner.busy(is_busy)
+        self._runner.tell(self._runner.policy.busy, is_busy)
 
     def on_connected(self) -> None:
         """See LinkListener."""
@@ -144,18 +157,39 @@ class NextEdits:
         """See LinkListener."""
         self._runner.on_away()
 
-    def make_edit_request(self) -> pb.CompleteRequest | None:
-        """See runner.EditEditor."""
+    def is_waiting(self) -> bool:
+        """See runner.Editor."""
+        return True
+
+    def make_request(self, _ask: AskEdit) -> tuple[pb.CompleteRequest, float] | None:
+        """See runner.Editor."""
         cursor = self._cursor
         assert cursor is not None
         text, document = cursor.text, cursor.document
-        recent = self._recent.choose()
-        return edit_request_of(text, document.language_id, _version(document), recent, self._snippets(text))
+        recent, version = self._recent.choose(), _version(document)
+        request = edit_request_of(text, document.language_id, version, recent, self._snippets(text))
+        return None if request is None else (request, self._settings.timeout_s)
 
-    def on_edits_settled(self) -> None:
-        """See runner.EditEditor. Answers the request that waits, unless more is to come."""
-        if self._waiting is not None and not self._waiting.done() and self._runner.is_idle:
+    def on_text(self, number: int, text: str) -> None:
+        """See runner.Editor. An edit comes with the end."""
+
+    def on_ended(self, number: int, ended: Ended) -> None:
+        """See runner.Editor."""
+        edit, version = None, None
+        if ended.end is not None and ended.end.HasField("edit"):
+            found = ended.end.edit
+            edit, version = LineEdit(found.first_line, found.line_count, found.text), found.document_version
+        reason = NO_NEXT_EDITS if ended.error is not None and _writes_none(ended.error) else ended.reason
+        more = {"edit": edit, "version": version, "retry_after_ms": ended.retry_after_ms}
+        self._runner.tell(self._runner.policy.ended, number, reason, **more)
+
+    def on_settled(self) -> None:
+        """See runner.Editor. Answers the request that waits, unless more is to come."""
+        if self._waiting is not None and not self._waiting.done() and not self._runner.policy.is_pending:
             self._waiting.set_result(None)
+
+    def _make_runner(self) -> Runner[NextEditPolicy, ShowEdit]:
+        return Runner(NextEditPolicy(), self._session, self)
 
     def _allows(self, document: Document) -> bool:
         return self._settings.why_not(document.uri, document.language_id, document.folders) is None
@@ -175,9 +209,14 @@ class NextEdits:
             token = f"edit-{next(self._tokens)}"
             self._offered = OfferedEdit(token, shown.request, cursor.document, shown.version, shown.edit)
         if not self._reports_drawn:
-            self._runner.drawn(shown.request)
+            self._runner.tell(self._runner.policy.shown, shown.request)
         return self._offered
 
 
 def _version(document: Document) -> int:
     return document.version or 0
+
+
+def _writes_none(error: ServiceError) -> bool:
+    is_mode_unknown = isinstance(error, InvalidArgumentError) and any(each.field == "mode" for each in error.violations)
+    return error.reason == _NO_NEXT_EDITS or is_mode_unknown

@@ -1,23 +1,27 @@
-"""What is left of an answer at a place, and the answers that are remembered."""
+"""Answers: what is left of one at a place, those of open requests, and those that are remembered."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from completion_client.editing.feedback import Feedback
+from completion_client.editing.messages import Trigger
 from completion_client.editing.place import Place
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
     """A request's answer so far."""
 
-    __slots__ = ("feedback", "place", "request", "text")
+    request: int
+    place: Place
+    trigger: Trigger
+    asked_ms: float
+    text: str = ""
+    feedback: Feedback = field(init=False)
 
-    def __init__(self, request: int, place: Place) -> None:
-        """Begin without text."""
-        self.request = request
-        self.place = place
-        self.text = ""
-        self.feedback = Feedback(request)
+    def __post_init__(self) -> None:
+        """Begin without a report."""
+        self.feedback = Feedback(self.request)
 
     def rest_at(self, place: Place) -> "Rest | None":
         """Return what is left of the answer at a place; None if the place contradicts it.
@@ -54,6 +58,44 @@ class Rest:
     def is_visible(self) -> bool:
         """Whether there is more than white space to show."""
         return bool(self.text.strip())
+
+
+class OpenRequests(dict[int, Answer]):
+    """The answers of the requests that have no end, by their numbers."""
+
+    def __init__(self, *, types_along: bool) -> None:
+        """Begin without a request. With `types_along` a request is of use while its text is typed."""
+        super().__init__()
+        self._types_along = types_along
+
+    def receive(self, number: int, text: str, at_ms: float) -> float | None:
+        """Add text to the answer of a request; return the time to its first text, if this is it."""
+        answer = self.get(number)
+        if answer is None or not text:
+            return None
+        is_first = not answer.text
+        answer.text += text
+        return at_ms - answer.asked_ms if is_first else None
+
+    def unanswered(self) -> list[Answer]:
+        """Return the answers without text, but for requests of users who asked."""
+        return [each for each in self.values() if each.trigger is not Trigger.EXPLICIT and not each.text]
+
+    def useless_at(self, place: Place | None) -> list[Answer]:
+        """Return the answers that can't continue the text at a place; all of them at None."""
+        return [each for each in self.values() if place is None or not self._is_of_use(each, place)]
+
+    def has_any_for(self, place: Place) -> bool:
+        """Tell whether an answer may continue the text at a place."""
+        return any(self._is_of_use(each, place) for each in self.values())
+
+    def rest_at(self, place: Place) -> Rest | None:
+        """Return what there is to show of the newest request that has something to show."""
+        rests = [each.rest_at(place) for each in reversed(self.values()) if self._is_of_use(each, place)]
+        return next((rest for rest in rests if rest is not None and rest.is_visible), None)
+
+    def _is_of_use(self, answer: Answer, place: Place) -> bool:
+        return answer.place == place or (self._types_along and answer.may_continue_at(place))
 
 
 class KnownAnswers:

@@ -5,10 +5,12 @@ asked and shown only while no completion is.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
-from completion_client.editing.edit_offers import Asked, EditOffer, EditPlace
-from completion_client.editing.line_edits import LineEdit, lines_of
+from completion_client.editing.feedback import Feedback, num_units
+from completion_client.editing.line_edits import LineEdit, fitted, lines_of
 from completion_client.editing.messages import AskEdit, Cancel, Change, EditDecision, Hide, ShowEdit, Text, Wait
 from completion_client.editing.settings import NextEditSettings
 
@@ -27,6 +29,57 @@ class _Wish:
     needs_pause: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A version of a document, and the cursor's line in it."""
+
+    uri: str
+    version: int
+    line: int
+
+    def is_same_text(self, other: "_Place | None") -> "TypeGuard[_Place]":
+        """Tell whether the other place is in the same version of the document."""
+        return other is not None and (self.uri, self.version) == (other.uri, other.version)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """An open request."""
+
+    request: int
+    place: _Place
+    lines: Sequence[str]
+    """The document's."""
+
+    def offer(self, edit: LineEdit) -> "_Offer | None":
+        """Return the edit of the answer, whose lines are counted from the cursor's; None if it changes nothing."""
+        found = fitted(self.lines, LineEdit(self.place.line + edit.first, edit.num_lines, edit.text))
+        if found is None:
+            return None
+        old = "".join(self.lines[found.first : found.first + found.num_lines])
+        num_characters = min(num_units(found.text), num_units(edit.text))
+        return _Offer(self.request, self.place, found, old, num_characters, Feedback(self.request))
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """An edit that is or was shown."""
+
+    request: int
+    place: _Place
+    edit: LineEdit
+    old: str
+    """The text that it replaces."""
+    num_characters: int
+    """New ones, in UTF-16 code units, at most those of the answer."""
+    feedback: Feedback
+
+    @property
+    def content(self) -> tuple[str, str, str]:
+        """What makes it the same edit as another."""
+        return self.place.uri, self.old, self.edit.text
+
+
 class NextEditPolicy:
     """Decides for one editor window. Each method takes an event and its time, as those of `EditingPolicy` do.
 
@@ -37,12 +90,12 @@ class NextEditPolicy:
         """Begin without a document, connected."""
         self.settings = settings or NextEditSettings()
         self._text = Text("", "", "")
-        self._place: EditPlace | None = None
+        self._place: _Place | None = None
         self._wish: _Wish | None = None
-        self._open: Asked | None = None
+        self._open: _Asked | None = None
         self._num_asked = 0
-        self._answered: EditPlace | None = None
-        self._offer: EditOffer | None = None
+        self._answered: _Place | None = None
+        self._offer: _Offer | None = None
         """The last one that was shown."""
         self._is_shown = False
         self._rejected: deque[tuple[str, str, str]] = deque(maxlen=self.settings.num_rejections)
@@ -154,16 +207,16 @@ class NextEditPolicy:
         self._place = self._wish = self._answered = None
         return self._settle(at_ms)
 
-    def _go_to(self, text: Text, version: int) -> EditPlace:
+    def _go_to(self, text: Text, version: int) -> _Place:
         self._text = text
-        self._place = EditPlace(text.uri, version, text.before.count("\n"))
+        self._place = _Place(text.uri, version, text.before.count("\n"))
         return self._place
 
     def _restart_pause(self, at_ms: float) -> None:
         if self._wish is not None and self._wish.needs_pause:
             self._wish = _Wish(at_ms + self.settings.pause_ms, True)
 
-    def _take(self, asked: Asked, edit: LineEdit | None, version: int | None) -> None:
+    def _take(self, asked: _Asked, edit: LineEdit | None, version: int | None) -> None:
         """Show the edit of an answer, unless it is stale, changes nothing or was rejected."""
         is_of_use = version == asked.place.version and asked.place.is_same_text(self._place) and not self._is_busy
         offer = asked.offer(edit) if edit is not None and is_of_use else None
@@ -189,7 +242,7 @@ class NextEditPolicy:
         decisions, self._decisions = self._decisions, []
         return decisions
 
-    def _ask(self, place: EditPlace, wish: _Wish, at_ms: float) -> None:
+    def _ask(self, place: _Place, wish: _Wish, at_ms: float) -> None:
         """Ask for the present place, if that is of use and due."""
         due_ms = max(wish.due_ms, self._backoff_until_ms)
         if self._is_in_vain(place):
@@ -198,14 +251,14 @@ class NextEditPolicy:
             return
         if at_ms >= due_ms:
             self._num_asked += 1
-            self._open = Asked(self._num_asked, place, lines_of(self._text.before + self._text.after))
+            self._open = _Asked(self._num_asked, place, lines_of(self._text.before + self._text.after))
             self._wish = None
             self._decisions.append(AskEdit(self._num_asked))
         elif self._waits_until_ms != due_ms:
             self._waits_until_ms = due_ms
             self._decisions.append(Wait(due_ms))
 
-    def _is_in_vain(self, place: EditPlace) -> bool:
+    def _is_in_vain(self, place: _Place) -> bool:
         """Tell whether the answer can't come, was rejected here, is awaited or is known."""
         if self._is_away or self._is_refused or self._open is not None:
             return True

@@ -5,11 +5,12 @@ the order of events: text is shown only where it continues the document, and not
 rejected or of no use.
 """
 
+import statistics
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from completion_client.editing.answers import Answer, KnownAnswers, Rest
+from completion_client.editing.answers import Answer, KnownAnswers, OpenRequests, Rest
 from completion_client.editing.messages import (
     Ask,
     Cancel,
@@ -22,9 +23,7 @@ from completion_client.editing.messages import (
     Trigger,
     Wait,
 )
-from completion_client.editing.open_requests import OpenRequests
 from completion_client.editing.place import Place, is_word
-from completion_client.editing.rhythm import Rhythm
 from completion_client.editing.settings import EditingSettings
 
 _ASKING_CHANGES = (Change.TYPED, Change.PASTED)
@@ -44,6 +43,37 @@ class _Wish:
         return self.trigger is Trigger.EXPLICIT
 
 
+class _Rhythm:
+    """The user's usual time between keys and the server's usual time to the first text."""
+
+    def __init__(self, settings: EditingSettings) -> None:
+        """Begin with the times that are assumed."""
+        self._settings = settings
+        self._gaps_ms: deque[float] = deque([settings.gap_ms], settings.num_gaps)
+        self._ttfts_ms: deque[float] = deque([settings.ttft_ms], settings.num_ttfts)
+        self._key_ms: float | None = None
+
+    def typed(self, at_ms: float) -> None:
+        """Take a key."""
+        gap_ms = self._settings.gap_max_ms if self._key_ms is None else at_ms - self._key_ms
+        if gap_ms < self._settings.gap_max_ms:
+            self._gaps_ms.append(gap_ms)
+        self._key_ms = at_ms
+
+    def answered(self, ttft_ms: float) -> None:
+        """Take the time from a request to its first text."""
+        self._ttfts_ms.append(ttft_ms)
+
+    @property
+    def delay_ms(self) -> float:
+        """The wait between a key and its request: none if the text can be there before the next key."""
+        settings = self._settings
+        gap_ms, ttft_ms = statistics.median(self._gaps_ms), statistics.median(self._ttfts_ms)
+        if not settings.follows_rhythm or ttft_ms <= settings.fast_share * gap_ms:
+            return settings.delay_min_ms
+        return min(settings.delay_max_ms, max(settings.delay_min_ms, settings.delay_factor * gap_ms))
+
+
 class EditingPolicy:
     """Decides for one editor window.
 
@@ -56,7 +86,7 @@ class EditingPolicy:
         """Begin without a document, connected."""
         self.settings = settings or EditingSettings()
         self._place: Place | None = None
-        self._rhythm = Rhythm(self.settings)
+        self._rhythm = _Rhythm(self.settings)
         self._known = KnownAnswers(self.settings.num_answers)
         self._rejected: deque[Place] = deque(maxlen=self.settings.num_rejections)
         self._open = OpenRequests(types_along=self.settings.types_along)
@@ -71,7 +101,7 @@ class EditingPolicy:
     @property
     def is_pending(self) -> bool:
         """Whether an answer may still come for the present place without a further event of the user."""
-        return self._wish is not None or not self._open.is_empty
+        return self._wish is not None or bool(self._open)
 
     def changed(self, text: Text, change: Change, at_ms: float) -> list[Decision]:
         """The document changed, but not by an acceptance; if an editor can't tell, `accepted` may follow."""
@@ -136,7 +166,7 @@ class EditingPolicy:
         `reason` is the finish reason in lower case, such as "stop"; "error" also for a call that failed.
         """
         self._receive(request, text, at_ms)
-        answer = self._open.remove(request)
+        answer = self._open.pop(request, None)
         if answer and reason in _WHOLE:
             self._known.add(answer)
         elif answer and reason in _REFUSED:
@@ -167,7 +197,7 @@ class EditingPolicy:
 
     def _answer(self, number: int) -> Answer | None:
         """Return the answer of a request that is open or remembered."""
-        return self._open.answer_of(number) or self._known.of_request(number)
+        return self._open.get(number) or self._known.of_request(number)
 
     def _go_to(self, text: Text) -> Place:
         place = Place.of(text, self.settings.context_chars)
@@ -206,7 +236,7 @@ class EditingPolicy:
         due_ms = wish.due_ms if wish.is_explicit else max(wish.due_ms, self._backoff_until_ms)
         if at_ms >= due_ms:
             self._num_asked += 1
-            self._open.add(Answer(self._num_asked, place), wish.trigger, at_ms)
+            self._open[self._num_asked] = Answer(self._num_asked, place, wish.trigger, at_ms)
             mode = place.mode(is_new=wish.trigger is not Trigger.AUTOMATIC)
             self._decisions.append(Ask(self._num_asked, wish.trigger, mode))
             self._wish = None
@@ -226,7 +256,7 @@ class EditingPolicy:
 
     def _cancel(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
-            self._open.remove(answer.request)
+            del self._open[answer.request]
             self._decisions.append(Cancel(answer.request))
 
     def _present(self, rest: Rest | None) -> None:

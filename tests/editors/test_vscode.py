@@ -102,14 +102,29 @@ def settings_for(servers: Servers) -> dict[str, Any]:
     }
 
 
-class User:
-    """What a user does in VS Code, one method for each thing, in the order in which the test calls them."""
+ARGUMENTS = {"type": "text", "ghost": "text", "nextEdit": "text", "press": "keys", "openFile": "name"}
+STATES = {
+    "off": {"contains": "Completions off"},
+    "on": {"contains": "Completions", "without": "off"},
+    "away": {"contains": "Completions away"},
+    "back": {"contains": "Completions", "without": "away"},
+}
 
-    def __init__(self, page: Page, servers: Servers, workspace: Path) -> None:
+
+class User:
+    """A user of VS Code."""
+
+    def __init__(self, page: Page, servers: Servers, file: Path) -> None:
         self.page = page
         self.servers = servers
-        self.file = workspace / "app.py"
+        self.file = file
         self.document = MEAN
+
+    async def does(self, *steps: tuple[str, str]) -> None:
+        """Do and see things, each a command of the page and its argument."""
+        for command, argument in steps:
+            details = STATES[argument] if command == "status" else {ARGUMENTS[command]: argument}
+            await self.page.do(command, **details)
 
     async def saves(self, text: str) -> None:
         """Save the document until the file has a text: VS Code undoes and accepts without waiting for it."""
@@ -119,135 +134,86 @@ class User:
             await self.page.do("press", keys="Control+s")
             await asyncio.sleep(0.2)
 
+    async def accepts(self, line: str = "") -> None:
+        """Accept the rest of the shown text, and wait until the document has a further line."""
+        await self.page.do("press", keys="Tab")
+        self.document += f"\n{line}" if line else ""
+        await self.saves(self.document)
+
     async def has_fed_back(self, kind: str) -> None:
         """Wait until the server has one report of a kind."""
         await eventually(lambda: self.servers.count("completion_feedback_total", kind=kind) == 1)
-
-    async def now_has(self, line: str) -> None:
-        """Wait until the document has a further line."""
-        self.document += f"\n{line}"
-        await self.saves(self.document)
-
-    async def trusts_the_workspace(self) -> None:
-        await self.page.do("status", contains="Completions off")
-        await self.page.do("trust")
-        await self.page.do("openFile", name="app.py")
-        await self.page.do("status", contains="Completions", without="off")
-
-    async def accepts_many_lines(self) -> None:
-        await self.page.do("type", text="def mean(values):\n")
-        await self.page.do("ghost", text="total = sum(values)\n    return total / len(values)")
-        await self.page.do("press", keys="Tab")
-        await self.saves(self.document)
-        await self.has_fed_back("shown")
-        await self.has_fed_back("accepted")
-
-    async def types_along(self) -> None:
-        """The rest of the shown text stays, without a request."""
-        await self.page.do("type", text="\n\n")
-        await self.page.do("press", keys="Shift+Tab")
-        await self.page.do("type", text="middle = ")
-        await self.page.do("ghost", text="mean([1, 2, 3])")
-        await self.page.do("type", text="mea")
-        await self.page.do("ghost", text="n([1, 2, 3])")
-        await self.page.do("press", keys="Tab")
-        await self.now_has("\nmiddle = mean([1, 2, 3])")
-        typed = ("middle = m", "middle = me", "middle = mea")
-        assert not [prompt for prompt in self.servers.prompts if prompt.endswith(typed)]
-
-    async def undoes(self) -> None:
-        """And types on; the text is still known."""
-        await self.page.do("press", keys="Control+z")
-        await self.saves(self.document.removesuffix("n([1, 2, 3])"))
-        await self.page.do("type", text="n")
-        await self.page.do("ghost", text="([1, 2, 3])")
-        await self.page.do("press", keys="Tab")
-        await self.saves(self.document)
-
-    async def goes_on_after_a_restart(self) -> None:
-        await self.servers.stop()
-        await self.page.do("status", contains="Completions away")
-        await self.servers.start()
-        await self.page.do("status", contains="Completions", without="away")
-
-    async def accepts_a_word_and_the_rest(self) -> None:
-        await self.page.do("type", text="\nlater = ")
-        await self.page.do("ghost", text="mean([4, 5, 6])")
-        await self.page.do("press", keys="Control+ArrowRight")
-        await self.saves(f"{self.document}\nlater = mean")
-        await self.page.do("press", keys="Tab")
-        await self.now_has("later = mean([4, 5, 6])")
-        await self.has_fed_back("accepted_word")
-        await eventually(lambda: self.servers.count("completion_accepted_characters_total") == len("mean([4, 5, 6])"))
-
-    async def types_a_bracket_along(self) -> None:
-        """The editor closes it by itself; the accepted text has it only once."""
-        await self.page.do("type", text="\nprint")
-        await self.page.do("ghost", text="(middle)")
-        await self.page.do("type", text="(")
-        await self.page.do("ghost", text="middle")
-        await self.page.do("press", keys="Tab")
-        await self.now_has("print(middle)")
-
-    async def dismisses(self) -> None:
-        await self.page.do("type", text="\nnever = ")
-        await self.page.do("ghost", text="mean([7, 8, 9])")
-        await self.page.do("press", keys="Escape")
-        await self.page.do("noGhost")
-        await self.has_fed_back("rejected")
-
-    async def reads_the_stages(self) -> None:
-        await self.page.do("run", title="Completions: Show the Stages of the Last Request")
-        stages = await self.page.do("list", title="Stages of the Last Request")
-        assert re.search(r"request \d+: stop\n.*on the server: queue .* prefill .* total ", stages, re.DOTALL), stages
-        assert "mean" not in stages, "the stages have code"
-
-    async def opens_a_file_of_a_language_that_is_off(self) -> None:
-        """The settings of a workspace, also of a trusted one, do not turn it on."""
-        await self.page.do("openFile", name="notes.md")
-        await self.page.do("status", contains="Completions off")
-
-    async def edits_a_secret_file(self) -> None:
-        """Nothing of it is sent, also not as context of another file."""
-        await self.page.do("openFile", name=".env")
-        await self.page.do("status", contains="Completions off")
-        await self.page.do("type", text="middle = ")
-        await self.page.do("openFile", name="app.py")
-        await self.page.do("type", text="\nlater = ")
-        await self.page.do("ghost", text="mean([4, 5, 6])")
-        assert not [prompt for prompt in self.servers.prompts if "PASSWORD" in prompt]
-
-    async def accepts_a_next_edit(self) -> None:
-        """A server whose model writes edits is asked, though the one before it refused."""
-        await self.servers.stop()
-        await self.page.do("status", contains="Completions away")
-        await self.servers.start("prompt.next_edit_template=sweep", "engine.max_model_len=4096")
-        await self.page.do("openFile", name="names.py")
-        await self.page.do("status", contains="Completions", without="away")
-        await self.page.do("press", keys="Control+Home")
-        await self.page.do("press", keys="Control+Delete")
-        await self.page.do("type", text="high")
-        await self.page.do("nextEdit", text="print(high)")
-        await self.page.do("press", keys="Tab")
-        self.file = self.file.with_name("names.py")
-        await self.saves("high = 1\n\nprint(high)\n")
-        await self.has_fed_back("accepted")
 
 
 async def test_a_user_types_accepts_undoes_and_goes_on_after_a_restart(
     servers: Servers, workspace: Path, tmp_path: Path
 ) -> None:
     async with vscode(tmp_path, workspace, settings_for(servers)) as page:
-        user = User(page, servers, workspace)
-        await user.trusts_the_workspace()
-        await user.accepts_many_lines()
-        await user.types_along()
-        await user.undoes()
-        await user.goes_on_after_a_restart()
-        await user.accepts_a_word_and_the_rest()
-        await user.types_a_bracket_along()
-        await user.dismisses()
-        await user.reads_the_stages()
-        await user.opens_a_file_of_a_language_that_is_off()
-        await user.edits_a_secret_file()
-        await user.accepts_a_next_edit()
+        user = User(page, servers, workspace / "app.py")
+        await user.does(("status", "off"))
+        await page.do("trust")
+        await user.does(("openFile", "app.py"), ("status", "on"))
+
+        # Accepts many lines.
+        body = "total = sum(values)\n    return total / len(values)"
+        await user.does(("type", "def mean(values):\n"), ("ghost", body))
+        await user.accepts()
+        await user.has_fed_back("shown")
+        await user.has_fed_back("accepted")
+
+        # Types along: the rest of the shown text stays, without a request.
+        await user.does(("type", "\n\n"), ("press", "Shift+Tab"), ("type", "middle = "), ("ghost", "mean([1, 2, 3])"))
+        await user.does(("type", "mea"), ("ghost", "n([1, 2, 3])"))
+        await user.accepts("\nmiddle = mean([1, 2, 3])")
+        typed = ("middle = m", "middle = me", "middle = mea")
+        assert not [prompt for prompt in servers.prompts if prompt.endswith(typed)]
+
+        # Undoes and types on: the text is still known.
+        await page.do("press", keys="Control+z")
+        await user.saves(user.document.removesuffix("n([1, 2, 3])"))
+        await user.does(("type", "n"), ("ghost", "([1, 2, 3])"))
+        await user.accepts()
+
+        await servers.stop()
+        await user.does(("status", "away"))
+        await servers.start()
+        await user.does(("status", "back"))
+
+        # Accepts a word and the rest.
+        await user.does(("type", "\nlater = "), ("ghost", "mean([4, 5, 6])"), ("press", "Control+ArrowRight"))
+        await user.saves(f"{user.document}\nlater = mean")
+        await user.accepts("later = mean([4, 5, 6])")
+        await user.has_fed_back("accepted_word")
+        await eventually(lambda: servers.count("completion_accepted_characters_total") == len("mean([4, 5, 6])"))
+
+        # Types a bracket along. The editor closes it by itself; the accepted text has it only once.
+        await user.does(("type", "\nprint"), ("ghost", "(middle)"), ("type", "("), ("ghost", "middle"))
+        await user.accepts("print(middle)")
+
+        await user.does(("type", "\nnever = "), ("ghost", "mean([7, 8, 9])"), ("press", "Escape"))
+        await page.do("noGhost")
+        await user.has_fed_back("rejected")
+
+        await page.do("run", title="Completions: Show the Stages of the Last Request")
+        stages = await page.do("list", title="Stages of the Last Request")
+        assert re.search(r"request \d+: stop\n.*on the server: queue .* prefill .* total ", stages, re.DOTALL), stages
+        assert "mean" not in stages, "the stages have code"
+
+        # The settings of a workspace, also of a trusted one, turn no language on.
+        await user.does(("openFile", "notes.md"), ("status", "off"))
+
+        # Nothing of a secret file is sent, also not as context of another file.
+        await user.does(("openFile", ".env"), ("status", "off"), ("type", "middle = "), ("openFile", "app.py"))
+        await user.does(("type", "\nlater = "), ("ghost", "mean([4, 5, 6])"))
+        assert not [prompt for prompt in servers.prompts if "PASSWORD" in prompt]
+
+        # A server whose model writes edits is asked, though the one before it refused.
+        await servers.stop()
+        await user.does(("status", "away"))
+        await servers.start("prompt.next_edit_template=sweep", "engine.max_model_len=4096")
+        await user.does(("openFile", "names.py"), ("status", "back"))
+        await user.does(("press", "Control+Home"), ("press", "Control+Delete"), ("type", "high"))
+        await user.does(("nextEdit", "print(high)"), ("press", "Tab"))
+        user.file = workspace / "names.py"
+        await user.saves("high = 1\n\nprint(high)\n")
+        await user.has_fed_back("accepted")

@@ -130,46 +130,6 @@ const scenarios = {
     return { edit, next: await askEdit(uri, version, at(3, 0)) };
   },
 
-  async together() {
-    await initialize(inline);
-    const uri = "file:///project/a.py";
-    open(uri, "height = \nprint(height)\n");
-    await untilShown(uri, at(0, 9), INVOKED);
-    change(uri, at(0, 0), at(0, 6), "high");
-    const completion = ask(uri, at(0, 7), INVOKED);
-    await pause(100);
-    const edit = askEdit(uri, version, at(0, 7));
-    return { completion: await completion, edit: await edit };
-  },
-
-  async refused() {
-    await initialize(inline);
-    const uri = "file:///project/a.py";
-    open(uri, "x = \ny\n");
-    await untilShown(uri, at(0, 4));
-    const answers = [];
-    for (const text of ["a", "b"]) {
-      change(uri, at(0, 0), at(0, 0), text);
-      answers.push(await askEdit(uri, version, at(0, 0)));
-    }
-    return { answers };
-  },
-
-  async newest() {
-    await initialize(inline);
-    const uri = "file:///project/a.py";
-    open(uri, "x = \n");
-    const first = ask(uri, at(0, 4), INVOKED);
-    await pause(1000);
-    const second = ask(uri, at(1, 0), INVOKED);
-    const cancelling = new lsp.CancellationTokenSource();
-    const third = ask(uri, at(0, 4), INVOKED, {}, cancelling.token);
-    await pause(500);
-    cancelling.cancel();
-    const refusal = await third.then(() => null, (error) => error.code);
-    return { first: await first, second: await second, refusal };
-  },
-
   async menu() {
     const capabilities = await initialize({ completion: {} });
     const uri = "file:///project/a.py";

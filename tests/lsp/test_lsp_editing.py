@@ -274,7 +274,14 @@ def running(encoding: types.PositionEncodingKind) -> Iterator[tuple[Background, 
             background.run(context.__aexit__(None, None, None))
 
 
-@pytest.mark.parametrize("encoding", list(types.PositionEncodingKind))
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        types.PositionEncodingKind.Utf16,
+        pytest.param(types.PositionEncodingKind.Utf8, marks=pytest.mark.full),
+        pytest.param(types.PositionEncodingKind.Utf32, marks=pytest.mark.full),
+    ],
+)
 def test_text_is_never_doubled_lost_or_stale(encoding: types.PositionEncodingKind) -> None:
     with running(encoding) as (background, oracle, client):
         kind = type("EncodedMachine", (Machine,), {

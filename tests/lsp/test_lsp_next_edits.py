@@ -1,13 +1,14 @@
 """Next edits in the form of Copilot's server, seen by a client that is not ours."""
 
+import pytest
+
 from completion.v1 import completion_pb2 as pb
 from completion_server.composition.engine_factory import make_engine_factory
-from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.next_edits import edit_model
 from tests.support.node_lsp import Json, play
 from tests.support.oracle_server import run_oracle
 from tests.support.server import eventually, make_config, run_server
 
+pytestmark = pytest.mark.full
 WRITES_EDITS = ("engine.kind=scripted", "engine.scripted_times=instant", "prompt.next_edit_template=sweep")
 
 
@@ -48,20 +49,3 @@ async def test_a_name_that_is_changed_once_is_changed_elsewhere_by_a_real_server
     edit = seen["edit"]
     assert (edit["text"], edit["range"]) == ("    return width * high\n\nprint(high)\n", lines(1, 4))
     assert seen["next"] == {"edits": []}, "nothing is left to change"
-
-
-async def test_an_edit_waits_for_the_completion_that_it_would_supersede() -> None:
-    script = edit_model(lambda _request: ("a", "b", "c"))
-    config = make_config(*WRITES_EDITS, "engine.max_model_len=4096")
-    async with run_server(config, lambda: ScriptedEngine(script, ServiceTimes(decode_base_s=0.1))) as server:
-        seen = await play(server.ready.address, "together")
-    assert [each["insertText"] for each in seen["completion"]["items"]] == ["abc"]
-    assert [each["text"] for each in seen["edit"]["edits"]] == ["print(high)\n"]
-
-
-async def test_a_server_that_writes_no_edits_is_asked_once() -> None:
-    async with run_oracle() as (oracle, address):
-        oracle.writes_edits = False
-        seen = await play(address, "refused")
-    assert seen["answers"] == [{"edits": []}] * 2
-    assert len(oracle.edit_requests) == 1

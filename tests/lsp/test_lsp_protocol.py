@@ -6,17 +6,17 @@ import pytest
 
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine
-from completion_server.engine.scripted.model import ServiceTimes
 from tests.support.node_lsp import Json, play
 from tests.support.server import eventually, make_config, run_server
 from tests.support.vocabularies import embedded
 
+pytestmark = pytest.mark.full
+
 ANSWER = ("😋", "ab", "(c)")
-SLOW = ServiceTimes(decode_base_s=0.3)
 
 
-def engine(answer: Sequence[str] = ANSWER, times: ServiceTimes | None = None) -> ScriptedEngine:
-    return ScriptedEngine(lambda _request: answer, times or ServiceTimes())
+def engine(answer: Sequence[str] = ANSWER) -> ScriptedEngine:
+    return ScriptedEngine(lambda _request: answer)
 
 
 def span(line: int, start: int, end: int) -> Json:
@@ -40,14 +40,6 @@ async def test_items_commands_and_feedback() -> None:
     assert (seen["rest"]["insertText"], seen["rest"]["range"]) == ("b(c)", span(1, 7, 7))
     assert (seen["selected"]["insertText"], seen["selected"]["range"]) == ("xyz😋ab(c)", span(0, 0, 1))
     assert seen["secret"] == {"items": []}
-
-
-async def test_a_newer_request_ends_the_one_before_and_cancelling_stops_the_server() -> None:
-    async with run_server(make_config(), lambda: engine(["a"] * 40, SLOW)) as server:
-        seen = await play(server.ready.address, "newest")
-        cancelled = {"outcome": "cancelled", "trigger": "explicit", "shed_reason": ""}
-        await eventually(lambda: server.count("completion_requests_total", **cancelled) > 0)
-    assert seen == {"first": None, "second": None, "refusal": -32800}
 
 
 async def test_an_editor_without_inline_completions_gets_an_item_of_its_menu() -> None:

@@ -4,61 +4,19 @@ import asyncio
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Endpoint, Token
+from completion_client import Endpoint, Move, Token
 from completion_lsp.link import Link, Servers
 from tests.support.guarded_replica import run_guarded
 from tests.support.oracle_server import LINE, run_oracle
 from tests.support.server import eventually
-
-URI = "file:///project/a.py"
-TIMEOUT_S = 60.0
-
-
-async def shown(client: LanguageClient) -> str:
-    """Ask at the end of the document until there is something to show."""
-    context = types.InlineCompletionContext(types.InlineCompletionTriggerKind.Invoked)
-    position = types.Position(0, 1_000)
-    params = types.InlineCompletionParams(context, types.TextDocumentIdentifier(URI), position)
-    async with asyncio.timeout(TIMEOUT_S):
-        while True:
-            found = await client.text_document_inline_completion_async(params)
-            if isinstance(found, types.InlineCompletionList) and found.items:
-                return str(found.items[0].insert_text)
-            await asyncio.sleep(0.05)
-
-
-async def test_an_editor_goes_on_at_another_server() -> None:
-    client = LanguageClient("editor", "1")
-    async with AsyncExitStack() as first, AsyncExitStack() as second:
-        oracles = {}
-        for stack in (first, second):
-            oracle, address = await stack.enter_async_context(run_oracle())
-            oracles[address] = (oracle, stack)
-        await client.start_io(sys.executable, "-m", "completion_lsp", "--server", ",".join(oracles), "--user", "ada")
-        document = types.TextDocumentClientCapabilities(inline_completion=types.InlineCompletionClientCapabilities())
-        await client.initialize_async(types.InitializeParams(types.ClientCapabilities(text_document=document)))
-        client.initialized(types.InitializedParams())
-        client.text_document_did_open(
-            types.DidOpenTextDocumentParams(types.TextDocumentItem(URI, "python", 1, LINE[:2]))
-        )
-        assert await shown(client) == LINE[2:]
-        ((own, stack),) = [each for each in oracles.values() if each[0].num_requests]
-        ((other, _),) = [each for each in oracles.values() if each[0] is not own]
-        await stack.aclose()
-        everything = types.TextDocumentContentChangeWholeDocument("al = ")
-        identifier = types.VersionedTextDocumentIdentifier(2, URI)
-        client.text_document_did_change(types.DidChangeTextDocumentParams(identifier, [everything]))
-        assert (await shown(client)).startswith("<")
-        assert other.newest.prefix == "al = "
-        await client.shutdown_async(None)
-        client.exit(None)
-        await client.stop()
 
 
 class Events:
@@ -96,6 +54,20 @@ async def test_the_loss_of_one_of_several_servers_is_no_pause(caplog: pytest.Log
         assert (await session.complete(request)).text == LINE[2:]
         assert "away" not in events.names
         await link.aclose()
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+async def test_a_move_without_a_loss_is_another_connection(is_connected: bool) -> None:
+    """The other server may write next edits where the one before did not. After a loss the reconnect tells."""
+    here, there = Endpoint("here.test:1"), Endpoint("there.test:1")
+    link, events = Link(Servers([here, there])), Events()
+    link.listeners.append(events)
+    session: Any = SimpleNamespace(is_connected=is_connected)
+    link._session = session
+    link._on_move(Move(here, there, ""))
+    assert events.names == [], "a listener was told within the call that moves"
+    await asyncio.sleep(0)
+    assert events.names == ["connected"] * is_connected
 
 
 async def test_a_refused_token_is_told_once_and_another_is_used(tmp_path: Path) -> None:

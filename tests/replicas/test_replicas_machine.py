@@ -14,7 +14,15 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
@@ -30,17 +38,12 @@ REPLICAS = st.integers(0, NUM_REPLICAS - 1)
 _numbers = itertools.count()
 
 
-def _refuse(proxy: FaultProxy) -> None:
-    proxy.refuse()
-    proxy.reset_all()
-
-
-FAULTS: dict[str, Callable[[FaultProxy], None]] = {
+FAULTS: dict[str, Callable[[FaultProxy], object]] = {
     "delay": lambda proxy: setattr(proxy.faults, "reply_delay", Delay(fixed_s=0.03)),
     "jitter": lambda proxy: setattr(proxy.faults, "request_delay", Delay(random_s=0.03)),
     "reset": FaultProxy.reset_all,
     "black hole": lambda proxy: setattr(proxy.faults, "black_hole", True),
-    "refuse": _refuse,
+    "refuse": lambda proxy: (proxy.refuse(), proxy.reset_all()),
     "drop": lambda proxy: setattr(proxy.faults, "drop_pushes", 0.5),
     "duplicate": lambda proxy: setattr(proxy.faults, "duplicate_pushes", 0.5),
 }
@@ -100,6 +103,10 @@ class Machine(RuleBasedStateMachine):
         """Each user's requests in their order."""
         self.sequences = itertools.count(1)
 
+    @invariant()
+    def count(self) -> None:
+        Machine.num_operations += 1
+
     @initialize(target=users)
     def begin(self) -> object:
         names = [f"user-{next(_numbers)}" for _ in range(2)]
@@ -108,7 +115,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(user=users, editor=st.integers(0, 1), replica=REPLICAS)
     def ask(self, user: str, editor: int, replica: int) -> None:
-        Machine.num_operations += 1
         self.check_newest(user)
         number = next(self.sequences)
         request = pb.CompleteRequest(
@@ -125,7 +131,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(user=users)
     def cancel_newest(self, user: str) -> None:
-        Machine.num_operations += 1
         self.check_newest(user)
         if self.asked[user]:
             self.asked[user][-1].is_cancelled = True
@@ -133,7 +138,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(replica=REPLICAS, kind=st.sampled_from(sorted(FAULTS)))
     def break_redis(self, replica: int, kind: str) -> None:
-        Machine.num_operations += 1
         proxy = self.servers.proxies[replica]
 
         async def change() -> None:
@@ -143,18 +147,15 @@ class Machine(RuleBasedStateMachine):
 
     @rule(replica=REPLICAS)
     def heal(self, replica: int) -> None:
-        Machine.num_operations += 1
         self.servers.background.run(self.servers.proxies[replica].heal())
 
     @rule(seconds=st.sampled_from([0.01, 0.05, 0.3]))
     def wait(self, seconds: float) -> None:
-        Machine.num_operations += 1
         time.sleep(seconds)
 
     @rule()
     def settle(self) -> None:
         """After all faults have ended, one request of each user lives at most, and nothing older ended the newest."""
-        Machine.num_operations += 1
         self.servers.heal()
         deadline = time.monotonic() + BOUND_S
         while (alive := self.alive_beside_newer()) and time.monotonic() < deadline:
@@ -189,16 +190,12 @@ def run_machine(servers: ReplicaSet, num_examples: int, num_steps: int) -> int:
     """Run the machine; return the number of operations."""
     Machine.servers, Machine.num_operations = servers, 0
     Machine.channels = [grpc.insecure_channel(replica.address) for replica in servers.replicas]
+    checks = list(HealthCheck)
+    limits = settings(
+        max_examples=num_examples, stateful_step_count=num_steps, deadline=None, suppress_health_check=checks
+    )
     try:
-        run_state_machine_as_test(
-            Machine,
-            settings=settings(
-                max_examples=num_examples,
-                stateful_step_count=num_steps,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_state_machine_as_test(Machine, settings=limits)
     finally:
         servers.heal()
         for channel in Machine.channels:

@@ -39,7 +39,6 @@ class OracleServer(CompletionServiceServicer):
         self.newest = pb.CompleteRequest()
         self.feedback: list[pb.ReportFeedbackRequest] = []
         self.edit_requests: list[pb.CompleteRequest] = []
-        self.writes_edits = True
 
     async def Complete(
         self, request: pb.CompleteRequest, _context: grpc.aio.ServicerContext
@@ -69,12 +68,7 @@ class OracleServer(CompletionServiceServicer):
 
     def _edit_end(self, request: pb.CompleteRequest) -> pb.End:
         self.edit_requests.append(request)
-        if self.writes_edits:
-            return pb.End(finish_reason=pb.FINISH_REASON_STOP, edit=next_edit(request))
-        error = pb.RequestError(
-            code=grpc.StatusCode.FAILED_PRECONDITION.value[0], reason=pb.ERROR_REASON_NO_NEXT_EDITS, message="none"
-        )
-        return pb.End(finish_reason=pb.FINISH_REASON_ERROR, error=error)
+        return pb.End(finish_reason=pb.FINISH_REASON_STOP, edit=next_edit(request))
 
 
 @asynccontextmanager

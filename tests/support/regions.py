@@ -2,10 +2,9 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import ReplicaStream, ServiceError
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.fault_proxy import Delay, FaultProxy, Faults
@@ -80,40 +79,3 @@ async def running_regions(
 def list_of(regions: Iterable[Region]) -> str:
     """Return the addresses of regions, as `--server` takes them."""
     return ",".join(each.address for each in regions)
-
-
-@dataclass
-class Answer:
-    """The events of one request of a stream. Each may come once."""
-
-    stream: ReplicaStream
-    sequence: int
-    sent_at_s: float
-    text: str = ""
-    num_ends: int = 0
-    failure: ServiceError | None = None
-    address: str = ""
-    num_sent: int = 0
-    finish_reason: int = 0
-    done_at_s: float = field(default=0.0)
-    now: Callable[[], float] = lambda: 0.0
-
-    def on_text(self, text: str) -> None:
-        assert not self.num_ends
-        self.text += text
-
-    def on_end(self, end: pb.End) -> None:
-        self.text += end.text
-        self.finish_reason = end.finish_reason
-        self._done()
-
-    def on_error(self, error: ServiceError) -> None:
-        self.failure = error
-        self._done()
-
-    def _done(self) -> None:
-        self.num_ends += 1
-        self.done_at_s = self.now()
-        route = self.stream.route(self.sequence)
-        assert route is not None
-        self.address, self.num_sent = route.endpoint.address, route.num_sent

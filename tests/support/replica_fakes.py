@@ -160,4 +160,4 @@ async def view_of(
 
 def pass_over(view: CompletionClient, endpoint: Endpoint) -> None:
     """Make a user's next request go elsewhere, as after a refusal, until the clock is set forward."""
-    view._replicas.choice.refused(endpoint, view.regions.now())
+    view._replicas.pass_over(endpoint, "a test")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
@@ -29,15 +29,16 @@ from completion_client import (
     UnavailableError,
     make_traceparent,
 )
-from completion_client.request_fields import Numbering, trace_metadata
+from completion_client.request_fields import Numbering
 from completion_client.session_settings import Backoff, SessionSettings
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from loadtest.targets import ClientSettings
 from loadtest.targets.editor import RequestFactory
+from tests.support.examples import examples
 from tests.support.regions import ENDLESS_REQUEST, script
 from tests.support.server import RunningServer, endless_config, endless_engine, eventually, run_server
 
-RATE_LIMIT = ("admission.user_requests_per_s", 0.01)
+REQUEST = pb.CompleteRequest(prefix="x = ")
 
 
 @pytest_asyncio.fixture
@@ -57,22 +58,17 @@ async def client(server: RunningServer) -> AsyncIterator[CompletionClient]:
         yield opened
 
 
-async def test_a_request_returns_its_text_and_its_end(client: CompletionClient) -> None:
-    pieces: list[str] = []
-    completion = await client.complete(pb.CompleteRequest(prefix="x = "), on_text=pieces.append)
-    assert completion.text == "".join(pieces) == "alpha beta"
-    assert completion.finish_reason == "stop"
-    assert completion.error is None
-    assert completion.end is not None
-    assert completion.end.usage.completion_tokens == 3
-    assert completion.ttft_ms is not None
-    assert 0 < completion.ttft_ms <= completion.total_ms
-
-
-async def test_requests_of_a_client_are_numbered(client: CompletionClient) -> None:
-    """The server refuses a request that is older than the session's last one as superseded."""
-    reasons = [(await client.complete(pb.CompleteRequest(prefix="x = "))).finish_reason for _ in range(3)]
-    assert reasons == ["stop"] * 3
+async def test_calls_return_text_and_end_and_are_numbered(client: CompletionClient) -> None:
+    """The server ends a request that is older than the session's last one as superseded."""
+    for sequence in (1, 2):
+        pieces: list[str] = []
+        completion = await client.complete(REQUEST, on_text=pieces.append)
+        assert completion.text == "".join(pieces) == "alpha beta"
+        assert (completion.finish_reason, completion.error, completion.sequence) == ("stop", None, sequence)
+        assert completion.end is not None
+        assert completion.end.usage.completion_tokens == 3
+        assert completion.ttft_ms is not None
+        assert 0 < completion.ttft_ms <= completion.total_ms
 
 
 async def test_a_refused_request_names_its_fields(client: CompletionClient) -> None:
@@ -86,14 +82,15 @@ async def test_a_shed_request_names_its_limit(engine: ScriptedEngine, as_status:
     limits = ("admission.user_requests_per_s=0.01", "admission.user_burst=1")
     config = endless_config(*limits, f"shed.as_status={str(as_status).lower()}")
     async with run_server(config, lambda: engine) as server, CompletionClient(server.ready.address) as client:
-        request = pb.CompleteRequest(prefix="x = ")
-        await client.complete(request)
+        await client.complete(REQUEST)
         if as_status:
             with pytest.raises(ResourceExhaustedError) as caught:
-                await client.complete(request)
-            assert (caught.value.reason, caught.value.limit) == ("RATE_LIMITED", RATE_LIMIT)
+                await client.complete(REQUEST)
+            assert caught.value.reason == "RATE_LIMITED"
+            limit = caught.value.limit
         else:
-            assert (await client.complete(request)).limit == RATE_LIMIT
+            limit = (await client.complete(REQUEST)).limit
+    assert limit == ("admission.user_requests_per_s", 0.01)
 
 
 async def test_a_session_s_error_has_the_reason_of_a_call_s(engine: ScriptedEngine) -> None:
@@ -105,42 +102,38 @@ async def test_a_session_s_error_has_the_reason_of_a_call_s(engine: ScriptedEngi
     ):
         session.submit_nowait(ENDLESS_REQUEST)
         with pytest.raises(ResourceExhaustedError) as caught:
-            await session.complete(pb.CompleteRequest(prefix="x = "))
+            await session.complete(REQUEST)
     assert (caught.value.reason, caught.value.limit) == ("TOO_MANY_OPEN", ("limits.max_requests_per_session", 1))
 
 
-async def test_a_timeout_is_an_error_and_frees_the_engine(client: CompletionClient, engine: ScriptedEngine) -> None:
-    with pytest.raises(DeadlineExceededError):
-        await client.complete(ENDLESS_REQUEST, timeout_s=0.1)
-    await eventually(lambda: engine.stats().num_running == 0)
+@pytest.mark.parametrize("in_session", [False, True], ids=["call", "session"])
+async def test_a_timeout_and_a_cancelled_wait_free_the_engine(
+    client: CompletionClient, engine: ScriptedEngine, in_session: bool
+) -> None:
+    async with client.session() as session:
+        ask = session.complete if in_session else client.complete
+        with pytest.raises(DeadlineExceededError):
+            await ask(ENDLESS_REQUEST, timeout_s=0.1)
+        await eventually(lambda: engine.stats().num_running == 0)
+        asking = asyncio.create_task(ask(ENDLESS_REQUEST))
+        await eventually(lambda: engine.stats().num_running == 1)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await eventually(lambda: engine.stats().num_running == 0)
+        assert (await ask(REQUEST)).text == "alpha beta"
 
 
-async def test_a_cancelled_call_frees_the_engine(client: CompletionClient, engine: ScriptedEngine) -> None:
-    has_text = asyncio.Event()
-    call = asyncio.create_task(client.complete(ENDLESS_REQUEST, on_text=lambda _text: has_text.set()))
-    await eventually(has_text.is_set)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    await eventually(lambda: engine.stats().num_running == 0)
-
-
-async def test_a_server_that_is_away_is_unavailable() -> None:
+async def test_a_server_that_is_away_or_does_not_answer() -> None:
     async with CompletionClient("127.0.0.1:1", connect_timeout_s=0.1) as client:
         with pytest.raises(UnavailableError):
-            await client.complete(pb.CompleteRequest(prefix="x = "), timeout_s=5.0)
+            await client.complete(REQUEST, timeout_s=5.0)
         with pytest.raises(ConnectionLostError, match=r"no connection to 127\.0\.0\.1:1"):
             await client.connect()
-        with pytest.raises(ConnectionLostError):
-            async with client.session():
-                pass
-
-
-async def test_a_timeout_while_connecting_is_that_of_the_request() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         async with CompletionClient(f"127.0.0.1:{silent.getsockname()[1]}") as client:
             with pytest.raises(DeadlineExceededError, match="no connection to"):
-                await client.complete(pb.CompleteRequest(prefix="x = "), timeout_s=0.1)
+                await client.complete(REQUEST, timeout_s=0.1)
 
 
 async def test_names_that_can_not_be_sent_and_a_key_alone_are_refused() -> None:
@@ -150,27 +143,27 @@ async def test_names_that_can_not_be_sent_and_a_key_alone_are_refused() -> None:
         Endpoint("localhost:1", key=Path("key.pem"))
 
 
-async def test_a_request_of_a_session_can_be_cancelled(client: CompletionClient) -> None:
+async def test_a_request_of_a_session_is_cancelled_or_fails_with_the_session(
+    client: CompletionClient, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     async with client.session() as session:
         pending = session.submit_nowait(ENDLESS_REQUEST)
         assert await anext(aiter(pending))
+        session.report_nowait(pb.ReportFeedbackRequest(sequence=pending.sequence, kind=pb.FEEDBACK_KIND_SHOWN))
+        await eventually(lambda: "sequence 1: feedback.sequence: must be that of an answer" in caplog.text)
+        assert not pending.is_done, "a refusal ends no request"
         pending.cancel_nowait()
         completion = await pending.result()
-        assert completion.finish_reason == "cancelled"
-        assert completion.text.startswith(" w0")
-        assert pending.is_done
+        assert (completion.finish_reason, completion.text[:3]) == ("cancelled", " w0")
         pending.cancel_nowait()
+        pending = session.submit_nowait(ENDLESS_REQUEST)
+        assert await anext(aiter(pending))
+    with pytest.raises(ConnectionLostError, match="closed"):
+        await pending.result()
+    await eventually(lambda: engine.stats().num_running == 0)
 
 
-async def test_a_timeout_ends_a_request_of_a_session(client: CompletionClient, engine: ScriptedEngine) -> None:
-    async with client.session() as session:
-        with pytest.raises(DeadlineExceededError):
-            await session.complete(ENDLESS_REQUEST, timeout_s=0.1)
-        await eventually(lambda: engine.stats().num_running == 0)
-        assert (await session.complete(pb.CompleteRequest(prefix="x = "))).text == "alpha beta"
-
-
-async def test_the_server_knows_the_timeout_of_a_request_of_a_session(client: CompletionClient) -> None:
+async def test_the_server_knows_the_timeout_of_a_request_of_a_session() -> None:
     class Recorder:
         def __init__(self) -> None:
             self.timeouts_ms: list[int | None] = []
@@ -180,46 +173,11 @@ async def test_the_server_knows_the_timeout_of_a_request_of_a_session(client: Co
 
     stream: Any = Recorder()
     session = Session(stream, "s")
-    pending = [
-        session.submit_nowait(pb.CompleteRequest(**own), timeout_s=timeout_s)
-        for timeout_s in (None, 0.2501, 1e-9, 1e9)
-        for own in ({}, {"timeout_ms": 100})
-    ]
+    for timeout_s in (None, 0.2501, 1e-9, 1e9):
+        for own in ({}, {"timeout_ms": 100}):
+            pending = session.submit_nowait(pb.CompleteRequest(**own), timeout_s=timeout_s)
+            pending.on_end(pb.End(finish_reason=pb.FINISH_REASON_STOP))
     assert stream.timeouts_ms == [None, 100, 251, 100, 1, 1, 86_400_000, 100]
-    for each in pending:
-        each.on_end(pb.End(finish_reason=pb.FINISH_REASON_STOP))
-
-
-async def test_a_refusal_is_logged_and_ends_no_request(
-    client: CompletionClient, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with client.session() as session:
-        pending = session.submit_nowait(ENDLESS_REQUEST)
-        assert await anext(aiter(pending))
-        session.report_nowait(pb.ReportFeedbackRequest(sequence=pending.sequence, kind=pb.FEEDBACK_KIND_SHOWN))
-        await eventually(lambda: "sequence 1: feedback.sequence: must be that of an answer" in caplog.text)
-        assert not pending.is_done
-        pending.cancel_nowait()
-        assert (await pending.result()).finish_reason == "cancelled"
-
-
-async def test_a_cancelled_wait_cancels_the_request(client: CompletionClient, engine: ScriptedEngine) -> None:
-    async with client.session() as session:
-        waiting = asyncio.create_task(session.complete(ENDLESS_REQUEST))
-        await eventually(lambda: engine.stats().num_running == 1)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await eventually(lambda: engine.stats().num_running == 0)
-
-
-async def test_a_closed_session_fails_its_open_requests(client: CompletionClient, engine: ScriptedEngine) -> None:
-    async with client.session() as session:
-        pending = session.submit_nowait(ENDLESS_REQUEST)
-        assert await anext(aiter(pending))
-    with pytest.raises(ConnectionLostError, match="closed"):
-        await pending.result()
-    await eventually(lambda: engine.stats().num_running == 0)
 
 
 def parent_of(traceparent: str) -> SpanContext:
@@ -227,46 +185,37 @@ def parent_of(traceparent: str) -> SpanContext:
     return get_current_span(context).get_span_context()
 
 
-def test_the_current_span_of_opentelemetry_is_sent() -> None:
+def test_the_current_span_of_opentelemetry_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     span = TracerProvider(shutdown_on_exit=False).get_tracer("test").start_span("keystroke")
     with use_span(span):
-        message = Numbering().numbered(pb.CompleteRequest())
-        explicit = Numbering().numbered(pb.CompleteRequest(traceparent="mine"))
+        parent = parent_of(Numbering().numbered(pb.CompleteRequest()).traceparent)
+        assert Numbering().numbered(pb.CompleteRequest(traceparent="mine")).traceparent == "mine"
     context = span.get_span_context()
-    parent = parent_of(message.traceparent)
     assert (parent.trace_id, parent.span_id) == (context.trace_id, context.span_id)
     assert parent.trace_flags.sampled
-    assert explicit.traceparent == "mine"
     assert Numbering().numbered(pb.CompleteRequest()).traceparent == ""
-
-
-def test_a_program_without_opentelemetry_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "opentelemetry.trace")
-    assert Numbering().numbered(pb.CompleteRequest()).traceparent == ""
+    with use_span(span):
+        assert Numbering().numbered(pb.CompleteRequest()).traceparent == "", "a program without it needs none"
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])
-def test_a_new_trace_is_valid_and_goes_into_the_metadata(is_sampled: bool) -> None:
-    traceparent = make_traceparent(is_sampled=is_sampled)
-    parent = parent_of(traceparent)
+def test_a_new_trace_is_valid(is_sampled: bool) -> None:
+    parent = parent_of(make_traceparent(is_sampled=is_sampled))
     assert parent.is_valid
     assert parent.trace_flags.sampled is is_sampled
-    message = pb.CompleteRequest(traceparent=traceparent, tracestate="vendor=1")
-    assert trace_metadata(message) == (("traceparent", traceparent), ("tracestate", "vendor=1"))
-    assert trace_metadata(pb.CompleteRequest()) == ()
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.25, 200, 300), (1.0, 1000, 1000)])
 def test_the_load_tester_traces_its_share_of_the_requests(share: float, least: int, most: int) -> None:
     factory = RequestFactory(None, "run-1", "u", ClientSettings(traced_share=share))  # type: ignore[arg-type]
-    sent = [factory.traceparent(sequence) for sequence in range(1000)]
-    traced = [parent_of(each) for each in sent if each]
-    assert least <= len(traced) <= most
+    traced = [parent_of(each) for each in map(factory.traceparent, range(1000)) if each]
+    assert least <= len({parent.trace_id for parent in traced}) == len(traced) <= most
     assert all(parent.is_valid and parent.trace_flags.sampled for parent in traced)
-    assert len({parent.trace_id for parent in traced}) == len(traced)
 
 
 @given(st.text(), st.integers(1, 20))
+@settings(max_examples=examples(1))
 def test_waits_stay_below_a_bound_that_doubles(seed: str, count: int) -> None:
     settings = SessionSettings(backoff_min_s=0.1, backoff_max_s=5.0, backoff_seed=seed)
     backoff, same = Backoff(settings), Backoff(settings)

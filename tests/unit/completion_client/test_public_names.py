@@ -7,7 +7,7 @@ from typing import Any
 
 import completion_client
 
-AMONG_ITS_PARTS = {"Connection", "FixedToken", "OpenRequest", "Replicas", "TokenCommand", "TokenFile"}
+AMONG_ITS_PARTS = {"Connection", "FixedToken", "OpenRequest", "Replicas", "SessionStream", "TokenCommand", "TokenFile"}
 """Types of methods that one part of the package has for another, and of constructors that it calls itself."""
 
 

@@ -2,10 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -17,8 +18,9 @@ from completion_client import (
     ConnectionLostError,
     DeadlineExceededError,
     Endpoint,
-    ReplicaStream,
+    RegionSettings,
     ServiceError,
+    Session,
     UnavailableError,
     make_traceparent,
 )
@@ -27,52 +29,70 @@ from tests.support.replica_fakes import ONE_REGION, STOP, Clock, FakeReplica, Lo
 from tests.support.server import eventually
 
 REQUEST = pb.CompleteRequest(prefix="x = ")
+PREFETCH = pb.CompleteRequest(prefix="x = ", trigger=pb.TRIGGER_PREFETCH)
+BUDGET_S = 8.0
+SETTINGS = replace(ONE_REGION, silence_min_s=0.2, silence_max_s=0.4, check_timeout_s=60.0)
 
 
-def report(sequence: int, *, has_survived: bool = False) -> pb.ReportFeedbackRequest:
-    kind = pb.FEEDBACK_KIND_SURVIVED if has_survived else pb.FEEDBACK_KIND_ACCEPTED
-    return pb.ReportFeedbackRequest(sequence=sequence, kind=kind)
+@dataclass
+class Two:
+    """Two replicas, and the view and the session of a user who prefers the first."""
+
+    first: FakeReplica
+    second: FakeReplica
+    view: CompletionClient
+    session: Session
+    clock: Clock
+    losses: Losses
+
+
+@asynccontextmanager
+async def two(
+    first: FakeReplica | None = None, settings: RegionSettings = ONE_REGION, second_address: str = ""
+) -> AsyncIterator[Two]:
+    first, second, clock, losses = first or FakeReplica(), FakeReplica(), Clock(), Losses()
+    async with (
+        fake_replicas(first, second),
+        view_of(first.endpoint, second_address or second.address, settings=settings, clock=clock) as view,
+        view.session(listener=losses) as session,
+    ):
+        await eventually(lambda: all(each.why or each.round_trip_ms is not None for each in view.regions.states()))
+        yield Two(first, second, view, session, clock, losses)
 
 
 async def test_feedback_on_older_answers_goes_to_the_server_that_answered() -> None:
-    first, second, clock = FakeReplica(), FakeReplica(), Clock()
-    async with (
-        fake_replicas(first, second),
-        view_of(first.endpoint, second.endpoint, clock=clock) as view,
-        view.session() as session,
-    ):
+    async with two() as found:
+        first, second, session = found.first, found.second, found.session
+
+        def report(sequence: int) -> None:
+            session.report_nowait(pb.ReportFeedbackRequest(sequence=sequence, kind=pb.FEEDBACK_KIND_ACCEPTED))
+
         for _ in range(3):
             await session.complete(REQUEST)
-        session.report_nowait(report(3))
-        session.report_nowait(report(1, has_survived=True))
+        report(3)
+        report(1)
         await eventually(lambda: first.sequences("feedback") == [3, 1])
-        pass_over(view, first.endpoint)
+        pass_over(found.view, first.endpoint)
         await session.complete(REQUEST)
-        session.report_nowait(report(2))  # the first server's, to which no stream is open
-        session.report_nowait(report(4))
+        report(2)  # the first server's, to which no stream is open
+        report(4)
         await eventually(lambda: second.sequences("feedback") == [4])
         await eventually(lambda: first.sequences("report") == [2])
-        clock.now_s = 60.0
+        found.clock.now_s = 60.0
         await session.complete(REQUEST)
         assert first.sequences("complete") == [1, 2, 3, 5]
-        session.report_nowait(report(2, has_survived=True))
+        report(2)
         await eventually(lambda: first.sequences("feedback") == [3, 1, 2])
-    assert second.sequences("feedback") == [4]
-    assert second.sequences("report") == []
+    assert (second.sequences("feedback"), second.sequences("report")) == ([4], [])
 
 
 async def test_a_move_supersedes_the_older_typed_requests_and_no_prefetch() -> None:
-    first, second = FakeReplica(), FakeReplica()
-    async with (
-        fake_replicas(first, second),
-        view_of(first.endpoint, second.endpoint) as view,
-        view.session() as session,
-    ):
+    async with two() as found:
+        first, session = found.first, found.session
         first.may_answer.clear()
-        older = session.submit_nowait(REQUEST)
-        prefetch = session.submit_nowait(pb.CompleteRequest(prefix="x = ", trigger=pb.TRIGGER_PREFETCH))
+        older, prefetch = session.submit_nowait(REQUEST), session.submit_nowait(PREFETCH)
         await eventually(lambda: len(first.sequences("complete")) == 2)
-        pass_over(view, first.endpoint)
+        pass_over(found.view, first.endpoint)
         assert (await session.complete(REQUEST)).text == "text"
         assert older.is_done
         assert (await older.result()).finish_reason == "superseded"
@@ -82,77 +102,32 @@ async def test_a_move_supersedes_the_older_typed_requests_and_no_prefetch() -> N
         assert (await prefetch.result()).text == "text"
 
 
-async def test_a_request_that_is_sent_again_has_only_the_rest_of_its_timeout() -> None:
-    first, second = FakeReplica(), FakeReplica()
-    async with (
-        fake_replicas(first, second),
-        view_of(first.endpoint, second.endpoint) as view,
-        view.session() as session,
-    ):
-        first.may_answer.clear()
-        first.end = pb.End(finish_reason=pb.FINISH_REASON_SHED, shed_reason=pb.SHED_REASON_DRAINING)
-        pending = session.submit_nowait(REQUEST, timeout_s=60.0)
-        await eventually(lambda: bool(first.timeouts_ms))
-        await asyncio.sleep(0.02)  # the time that is spent
-        first.may_answer.set()
-        assert (await pending.result()).text == "text"
-    assert first.timeouts_ms == [60_000]
-    assert 0 < second.timeouts_ms[0] <= 60_000 - 20
-
-
-class SendsTheNext:
-    """Sends the next request of its stream when its own has ended."""
-
-    def __init__(self, stream: ReplicaStream, on_next: Callable[[], None]) -> None:
-        self.stream = stream
-        self.on_next = on_next
-        self.events: list[str] = []
-
-    def on_text(self, text: str) -> None:
-        self.events.append(text)
-
-    def on_end(self, end: pb.End) -> None:
-        self._ended(f"end {end.finish_reason}")
-
-    def on_error(self, error: ServiceError) -> None:
-        self._ended("error")
-
-    def _ended(self, event: str) -> None:
-        self.events.append(event)
-        if len(self.events) == 1:
-            self.on_next()
-
-
 async def test_a_request_ends_once_if_its_listener_sends_the_next_one_elsewhere() -> None:
-    first, second = FakeReplica(), FakeReplica()
-    async with fake_replicas(first, second), view_of(first.endpoint, second.endpoint) as view:
-        stream = view.stream()
+    async with two() as found:
+        stream, listener = found.view.stream(), Mock(on_text=Mock())
         stream.start_nowait()
-        answered = asyncio.Event()
 
-        def send_next() -> None:
-            pass_over(view, first.endpoint)
+        def send_next(_last: object) -> None:
+            pass_over(found.view, found.first.endpoint)
             newer = pb.CompleteRequest(session_id="s", sequence=2, prefix="x = 1")
-            stream.send_nowait(newer, PendingCompletion(stream, 2, lambda _: answered.set()))
+            stream.send_nowait(newer, PendingCompletion(stream, 2, lambda _: None))
 
-        listener = SendsTheNext(stream, send_next)
+        listener.on_end.side_effect = listener.on_error.side_effect = send_next
         stream.send_nowait(pb.CompleteRequest(session_id="s", sequence=1, prefix="x = "), listener)
-        await eventually(lambda: second.sequences("complete") == [2])
+        await eventually(lambda: found.second.sequences("complete") == [2])
         await eventually(lambda: not stream._requests)
-        assert len(listener.events) == 1
+        assert listener.on_end.call_count + listener.on_error.call_count == 1
         await asyncio.gather(*stream.close_nowait(), return_exceptions=True)
 
 
-async def test_the_trace_of_a_request_is_in_the_metadata_with_one_server_and_with_several() -> None:
-    replica, other, traceparent = FakeReplica(), FakeReplica(), make_traceparent()
-    request = pb.CompleteRequest(prefix="x = ", traceparent=traceparent, tracestate="vendor=1")
-    async with fake_replicas(replica, other):
-        async with view_of(replica.endpoint, other.endpoint) as view:
-            await view.complete(request)
-        async with CompletionClient(replica.endpoint) as client:
-            await client.complete(request)
-    assert [each["traceparent"] for each in replica.metadata] == [traceparent] * 2
-    assert [each["tracestate"] for each in replica.metadata] == ["vendor=1"] * 2
+async def test_the_trace_of_a_request_is_in_the_metadata() -> None:
+    replica, traceparent = FakeReplica(), make_traceparent()
+    async with fake_replicas(replica), CompletionClient(replica.endpoint) as client:
+        await client.complete(pb.CompleteRequest(prefix="x = ", traceparent=traceparent, tracestate="vendor=1"))
+        await client.complete(REQUEST)
+    traced, other = replica.metadata
+    assert (traced["traceparent"], traced["tracestate"]) == (traceparent, "vendor=1")
+    assert not {"traceparent", "tracestate"} & set(other)
 
 
 async def test_an_endpoint_whose_files_can_not_be_read_is_passed_over(tmp_path: Path) -> None:
@@ -200,28 +175,18 @@ async def test_a_request_that_a_server_fails_on_is_not_repeated_after_a_new_conn
     assert other.metadata == []
 
 
-PREFETCH = pb.CompleteRequest(prefix="x = ", trigger=pb.TRIGGER_PREFETCH)
-BUDGET_S = 8.0
-SETTINGS = replace(ONE_REGION, silence_min_s=0.2, silence_max_s=0.4, check_timeout_s=60.0)
-
-
 @asynccontextmanager
-async def stalling(other_address: str = "") -> AsyncIterator[tuple[FakeReplica, FakeReplica, CompletionClient]]:
-    """Yield a server whose first answer stalls after its first text, another, and the view of a user of both."""
-    first = FakeReplica(pb.End(finish_reason=STOP, text=" beta"), first_texts={1: "alpha"})
-    other = FakeReplica()
-    async with (
-        fake_replicas(first, other),
-        view_of(first.endpoint, Endpoint(other_address or other.address), settings=SETTINGS, clock=Clock()) as view,
-    ):
-        await eventually(lambda: all(each.why or each.round_trip_ms is not None for each in view.regions.states()))
+async def stalling(second_address: str = "") -> AsyncIterator[Two]:
+    """Yield two replicas, of which the first stalls after the first text of its first and third answer."""
+    first = FakeReplica(pb.End(finish_reason=STOP, text=" beta"), first_texts={1: "alpha", 3: "alpha"})
+    async with two(first, SETTINGS, second_address) as found:
         first.may_answer.clear()
-        yield first, other, view
+        yield found
 
 
 async def test_a_session_goes_on_elsewhere_and_keeps_the_answer_that_has_begun() -> None:
-    losses = Losses()
-    async with stalling() as (first, other, view), view.session(listener=losses) as session:
+    async with stalling() as found:
+        first, session = found.first, found.session
         begun = session.submit_nowait(REQUEST, timeout_s=BUDGET_S)
         assert await anext(aiter(begun)) == "alpha"
         prefetch = session.submit_nowait(PREFETCH, timeout_s=BUDGET_S)
@@ -229,30 +194,19 @@ async def test_a_session_goes_on_elsewhere_and_keeps_the_answer_that_has_begun()
         first.stall()
         assert (await prefetch.result()).text == "text"
         assert not begun.is_done
+        assert session.is_connected
         first.resume()
         completion = await begun.result()
         assert (completion.finish_reason, completion.text) == ("stop", "alpha beta")
         assert (await session.complete(REQUEST, timeout_s=BUDGET_S)).text == "text"
         await eventually(lambda: first.seen == [("complete", 1), ("complete", 2), ("cancel", 2)])
-        assert other.seen == [("complete", 2), ("complete", 3)]
-    assert losses.errors == []
-
-
-async def test_the_request_after_a_stall_goes_elsewhere() -> None:
-    async with stalling() as (first, other, view), view.session() as session:
-        begun = session.submit_nowait(REQUEST, timeout_s=BUDGET_S)
-        await anext(aiter(begun))
-        first.stall()
-        await eventually(lambda: view.endpoint == other.endpoint)
-        assert not begun.is_done
-        assert session.is_connected
-        assert (await session.complete(REQUEST, timeout_s=BUDGET_S)).text == "text"
-        assert (await begun.result()).finish_reason == "superseded"
-        assert (first.sequences("complete"), other.sequences("complete")) == ([1], [2])
+        assert found.second.seen == [("complete", 2), ("complete", 3)]
+    assert found.losses.errors == []
 
 
 async def test_a_stall_without_another_server_fails_no_request() -> None:
-    async with stalling("127.0.0.1:1") as (first, _, view), view.session() as session:
+    async with stalling("127.0.0.1:1") as found:
+        first, session = found.first, found.session
         begun = session.submit_nowait(REQUEST, timeout_s=BUDGET_S)
         await anext(aiter(begun))
         prefetch = session.submit_nowait(PREFETCH, timeout_s=BUDGET_S)
@@ -265,59 +219,41 @@ async def test_a_stall_without_another_server_fails_no_request() -> None:
 
 
 async def test_an_answer_that_never_goes_on_fails() -> None:
-    losses = Losses()
-    async with stalling() as (first, other, view), view.session(listener=losses) as session:
+    async with stalling() as found:
+        session = found.session
         begun = session.submit_nowait(REQUEST)
         await anext(aiter(begun))
-        first.stall()
-        with pytest.raises(ConnectionLostError, match=f"{first.address} has sent nothing for"):
+        found.first.stall()
+        with pytest.raises(ConnectionLostError, match=f"{found.first.address} has sent nothing for"):
             await begun.result()
-        assert len(losses.errors) == 1
+        assert len(found.losses.errors) == 1
         await eventually(lambda: session.is_connected)
-        assert (await session.complete(REQUEST)).text == "text"
-        limited = session.submit_nowait(REQUEST, timeout_s=BUDGET_S)
-        assert (await limited.result()).text == "text"
-        assert (first.sequences("complete"), other.sequences("complete")) == ([1], [2, 3])
+        for timeout_s in (None, BUDGET_S):
+            assert (await session.complete(REQUEST, timeout_s=timeout_s)).text == "text"
+        assert (found.first.sequences("complete"), found.second.sequences("complete")) == ([1], [2, 3])
 
 
-async def test_an_answer_that_does_not_go_on_before_its_deadline_ends_then() -> None:
-    losses = Losses()
-    async with stalling() as (first, other, view), view.session(listener=losses) as session:
-        begun = session.submit_nowait(REQUEST, timeout_s=1.5)
-        await anext(aiter(begun))
-        first.stall()
-        with pytest.raises(DeadlineExceededError):
-            await begun.result()
-        assert (await session.complete(REQUEST)).text == "text"
-        assert other.sequences("complete") == [2]
-    assert losses.errors == []
-
-
-async def test_a_call_keeps_the_answer_that_has_begun() -> None:
-    async with stalling() as (first, other, view):
-        texts: list[str] = []
-        asking = asyncio.create_task(view.complete(REQUEST, timeout_s=BUDGET_S, on_text=texts.append))
-        await eventually(lambda: texts == ["alpha"])
-        first.stall()
-        await eventually(lambda: view.endpoint == other.endpoint)
-        assert (await view.complete(REQUEST, timeout_s=BUDGET_S)).address == other.address
-        assert not asking.done()
-        first.resume()
-        completion = await asking
-        assert (completion.text, completion.address, completion.num_sent) == ("alpha beta", first.address, 1)
-        assert (len(first.metadata), len(other.metadata)) == (1, 1)
-
-
-async def test_a_call_that_never_goes_on_fails() -> None:
-    async with stalling() as (first, other, view):
-        texts: list[str] = []
-        asking = asyncio.create_task(view.complete(REQUEST, on_text=texts.append))
-        await eventually(lambda: texts == ["alpha"])
-        first.stall()
-        with pytest.raises(ConnectionLostError, match=f"{first.address} has sent nothing for"):
-            await asking
-        assert view.endpoint == other.endpoint
-        assert other.metadata == []
+async def test_a_call_keeps_the_answer_that_has_begun_and_fails_if_it_never_goes_on() -> None:
+    async with stalling() as found:
+        first, view = found.first, found.view
+        for timeout_s in (BUDGET_S, None):
+            texts: list[str] = []
+            asking = asyncio.create_task(view.complete(REQUEST, timeout_s=timeout_s, on_text=texts.append))
+            await eventually(lambda texts=texts: texts == ["alpha"])
+            first.stall()
+            await eventually(lambda: view.endpoint == found.second.endpoint)
+            if timeout_s is None:
+                with pytest.raises(ConnectionLostError, match=f"{first.address} has sent nothing for"):
+                    await asking
+                break
+            assert (await view.complete(REQUEST, timeout_s=BUDGET_S)).address == found.second.address
+            assert not asking.done()
+            first.resume()
+            completion = await asking
+            assert (completion.text, completion.address, completion.num_sent) == ("alpha beta", first.address, 1)
+            first.may_answer.clear()
+            found.clock.now_s += 60.0
+        assert (len(first.metadata), len(found.second.metadata)) == (2, 1)
 
 
 async def test_a_call_whose_only_server_closes_is_made_again_once_at_the_next_one_behind_the_address() -> None:
@@ -352,11 +288,7 @@ async def test_a_call_that_the_only_server_turns_away_is_not_made_again(status: 
         with pytest.raises(UnavailableError):
             await client.complete(REQUEST)
         assert len(replica.metadata) == 1
+        async with fake_replicas(other := FakeReplica()), view_of(replica.endpoint, other.endpoint) as view:
+            assert (await view.complete(REQUEST)).address == other.address, "but elsewhere, if there is another"
         replica.failure = None
         assert (await client.complete(REQUEST)).text == "text"
-
-
-async def test_a_call_that_one_of_several_servers_ends_goes_to_another() -> None:
-    first, second = FakeReplica(failure=grpc.StatusCode.CANCELLED), FakeReplica()
-    async with fake_replicas(first, second), view_of(first.endpoint, second.endpoint) as view:
-        assert (await view.complete(REQUEST)).address == second.address

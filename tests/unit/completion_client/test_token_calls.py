@@ -20,6 +20,7 @@ from completion_client import (
     TokenRefusedError,
     UnauthenticatedError,
     blocking,
+    tokens,
 )
 from completion_client.token_sources import TokenFile
 from tests.support.guarded_replica import Guarded, run_guarded
@@ -94,7 +95,10 @@ async def test_a_refused_call_is_sent_again_once_with_another_token(path: Path) 
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED])
-async def test_a_session_that_is_refused_waits_until_the_token_is_another(path: Path, code: grpc.StatusCode) -> None:
+async def test_a_session_that_is_refused_waits_until_the_token_is_another(
+    path: Path, code: grpc.StatusCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_LOOK_S", 0.02)
     clock, losses = Clock(), Losses()
     put(path, "bad")
     kind = PermissionDeniedError if code is grpc.StatusCode.PERMISSION_DENIED else TokenRefusedError
@@ -152,42 +156,9 @@ async def test_a_session_without_a_token_is_not_retried_in_a_loop() -> None:
     assert not isinstance(losses.errors[0], TokenRefusedError)
 
 
-async def test_an_idle_session_whose_token_ends_is_no_loss(path: Path) -> None:
-    losses = Losses()
-    async with (
-        run_guarded() as (server, _),
-        CompletionClient(server.address, token=Token.of_file(path)) as client,
-        client.session(settings=QUICK, listener=losses) as session,
-    ):
-        assert (await session.complete(REQUEST)).text == "text"
-        put(path, "new")
-        server.revoke("new")
-        await eventually(lambda: server.presented == ["good", "new"])
-        assert (await session.complete(REQUEST)).text == "text"
-    assert losses.errors == []
-
-
-async def test_a_request_without_text_goes_on_with_the_next_token(path: Path) -> None:
-    losses = Losses()
-    async with (
-        run_guarded() as (server, _),
-        CompletionClient(server.address, token=Token.of_file(path)) as client,
-        client.session(settings=QUICK, listener=losses) as session,
-    ):
-        await session.complete(REQUEST)
-        server.may_answer.clear()
-        pending = session.submit_nowait(REQUEST)
-        await eventually(lambda: 2 in server.sequences("complete"))
-        put(path, "new")
-        server.revoke("new")
-        await eventually(lambda: server.presented == ["good", "new"])
-        server.may_answer.set()
-        assert (await pending.result()).text == "text"
-    assert losses.errors == []
-
-
-async def test_a_session_moves_to_the_next_token_before_the_server_ends_it(path: Path) -> None:
-    """Open requests end on the stream that they began on."""
+@pytest.mark.parametrize("ends", ["while idle", "while a request has no text", "later"])
+async def test_a_session_goes_on_with_the_next_token_without_a_loss(path: Path, ends: str) -> None:
+    """Open requests end on the stream that they began on, unless the server ends that."""
     losses = Losses()
     async with (
         run_guarded() as (server, _),
@@ -197,12 +168,16 @@ async def test_a_session_moves_to_the_next_token_before_the_server_ends_it(path:
         await session.complete(REQUEST)
         server.tokens.add("new")
         server.may_answer.clear()
-        before = session.submit_nowait(REQUEST)
+        pending = [] if ends == "while idle" else [session.submit_nowait(REQUEST)]
+        await eventually(lambda: len(server.sequences("complete")) == 1 + len(pending))
         put(path, "new")
-        after = session.submit_nowait(REQUEST)
+        if ends == "later":
+            pending.append(session.submit_nowait(REQUEST))
+        else:
+            server.revoke("new")
         await eventually(lambda: server.presented == ["good", "new"])
         server.may_answer.set()
-        assert [(await each.result()).text for each in (before, after)] == ["text", "text"]
+        assert {(await each.result()).text for each in pending} <= {"text"}
         assert (await session.complete(REQUEST)).text == "text"
     assert server.presented == ["good", "new"]
     assert losses.errors == []

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from completion_lsp.exclude import CODE, SECRET_WORDS, SECRETS
-from completion_lsp.settings import Settings, section_of, updated
+from completion_lsp.settings import CODE, SECRET_WORDS, SECRETS, Settings, section_of, updated
 from tests.support.policy_cases import TABLE
+
+UNSURE = "nothing is completed until that is corrected"
 
 
 def test_settings_are_in_camel_case_and_null_is_the_default() -> None:
@@ -16,44 +17,34 @@ def test_settings_are_in_camel_case_and_null_is_the_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("given", "problem", "is_unsure"),
     [
-        ({"delayMS": 1}, 'unknown setting "delayMS"; did you mean "delayMs"?'),
-        ({"zzz": 1}, 'unknown setting "zzz"; there are enabled, languagesOff'),
-        ({"enabled": "no"}, '"enabled" must be true or false'),
-        ({"delayMs": -1}, '"delayMs" must be milliseconds, 0 to 60000'),
-        ({"delayMs": True}, '"delayMs" must be milliseconds'),
-        ({"exclude": "*.x"}, '"exclude" must be a list of strings'),
+        ({"delayMS": 1}, 'unknown setting "delayMS"; did you mean "delayMs"?', False),
+        ({"zzz": 1}, 'unknown setting "zzz"; there are enabled, languagesOff', False),
+        ({"delayMs": -1}, '"delayMs" must be milliseconds, 0 to 60000', False),
+        ({"delayMs": True}, '"delayMs" must be milliseconds', False),
+        ({"enabled": "no"}, '"enabled" must be true or false', True),
+        ({"enable": False}, 'unknown setting "enable"', True),
+        ({"exclude": "*.x"}, '"exclude" must be a list of strings', True),
+        ({"excludes": ["*.x"]}, 'unknown setting "excludes"', True),
+        ({"languageOff": []}, 'unknown setting "languageOff"', True),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_named_and_the_others_apply(given: dict[str, Any], problem: str) -> None:
+def test_a_setting_that_cannot_be_used_is_named_and_nothing_is_completed_if_that_may_be_kept_back(
+    given: dict[str, Any], problem: str, is_unsure: bool
+) -> None:
     settings, problems = updated(Settings(), {"languagesOff": ["go"]} | given)
     assert problems[0].startswith(problem)
-    assert settings.languages_off == ("go",)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"exclude": "*.x"},
-        {"excludes": ["*.x"]},
-        {"enabled": 0},
-        {"enable": False},
-        {"languagesOff": "go"},
-        {"languageOff": []},
-    ],
-)
-def test_nothing_is_completed_while_it_is_not_known_what_may_be(given: dict[str, Any]) -> None:
-    settings, problems = updated(Settings(), {"enabled": True} | given)
-    assert settings.why_not("file:///project/a.py", "python") == "completions are off"
-    assert problems[1:] == ["nothing is completed until that is corrected"]
+    assert problems[1:] == [UNSURE] * is_unsure
+    assert settings.languages_off == ("go",), "the others apply"
+    reason = settings.why_not("file:///project/a.py", "python")
+    assert reason == ("completions are off" if is_unsure else None)
 
 
 @pytest.mark.parametrize(
     ("given", "section"),
     [
         ({"completion": {"delayMs": 1}, "other": {}}, {"delayMs": 1}),
-        ({"completion": {}}, {}),
         ({"completion": None}, {}),
         ({"completion": False}, {"enabled": False}),
         ({"delayMs": 1}, {"delayMs": 1}),
@@ -68,9 +59,7 @@ def test_settings_come_alone_or_as_a_section(given: Any, section: dict[str, Any]
 
 def test_the_built_in_patterns_are_those_of_the_table() -> None:
     table = TABLE["excludes"]
-    assert list(SECRETS) == table["patterns"]
-    assert list(SECRET_WORDS) == table["words"]
-    assert set(table["code"]) == CODE
+    assert (list(SECRETS), list(SECRET_WORDS), CODE) == (table["patterns"], table["words"], set(table["code"]))
 
 
 @pytest.mark.parametrize("case", TABLE["excludes"]["cases"], ids=lambda case: case["path"])
@@ -81,35 +70,24 @@ def test_a_path_of_the_table_is_excluded_or_not(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "is_allowed"),
+    ("uri", "pattern"),
     [
-        ("file:///project/app.py", True),
-        ("file:///project/.env", False),
-        ("file:///project/.env.local", False),
-        ("file:///project/keys/server.PEM", False),
-        ("file:///home/ada/.ssh/config", False),
-        ("file:///c%3A/project/id_rsa", False),
-        ("file:///project/environment.py", True),
-        ("file:///project/secrets.yaml", False),
-        ("file:///project/private/a.py", False),
-        ("file:///project/a.gen.py", False),
-        ("untitled:Untitled-1", True),
-        ("notebook-cell:/project/.env#c1", False),
+        ("file:///project/environment.py", None),
+        ("file:///project/keys/server.PEM", "*.pem, as files with secrets are"),
+        ("file:///c%3A/project/id_rsa", "id_rsa*, as files with secrets are"),
+        ("notebook-cell:/project/.env#c1", ".env, as files with secrets are"),
+        ("file:///project/private/a.py", "private/*"),
+        ("file:///project/a.gen.py", "*.gen.py"),
+        ("file:///home/acme/w/a.py", "Acme"),
+        ("untitled:Untitled-1", None),
     ],
 )
-def test_files_with_secrets_and_excluded_ones_are_left_out(uri: str, is_allowed: bool) -> None:
-    settings = Settings(exclude=("private/*", "*.gen.py"))
-    assert (settings.why_not(uri, "python") is None) is is_allowed
+def test_files_with_secrets_and_excluded_ones_are_left_out(uri: str, pattern: str | None) -> None:
+    """Patterns of the user see the whole path."""
+    settings = Settings(exclude=("private/*", "*.gen.py", "Acme"))
+    reason = settings.why_not(uri, "python", ["file:///home/acme/w"])
+    assert reason == (pattern and f"excluded by {pattern}")
 
 
-def test_patterns_of_the_user_see_the_whole_path() -> None:
-    settings = Settings(exclude=("Private", "acme/*"))
-    folders = ("file:///home/private/w", "file:///home/acme/w")
-    assert settings.why_not("file:///home/private/w/a.py", "python", folders) == "excluded by Private"
-    assert settings.why_not("file:///home/acme/w/a.py", "python", folders) == "excluded by acme/*"
-    assert settings.why_not("file:///home/a/w/a.py", "python", folders) is None
-
-
-def test_a_language_and_all_of_them_can_be_off() -> None:
+def test_a_language_can_be_off() -> None:
     assert Settings(languages_off=("markdown",)).why_not("file:///a.md", "markdown") == "off for markdown"
-    assert Settings(enabled=False).why_not("file:///a.py", "python") == "completions are off"
