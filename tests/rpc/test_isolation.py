@@ -17,7 +17,7 @@ from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Caller
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.rpc.metadata import identify, metadata_of, split_peer
+from completion_server.rpc.intake import identify, metadata_of, split_peer
 from tests.support.models import TARGET
 from tests.support.server import (
     ENDLESS,
@@ -204,7 +204,7 @@ def test_a_peer_is_a_connection_and_an_address(peer: str, connection: str, addre
 
 
 async def caller_of(call: Call, **settings: bool) -> Caller:
-    return await identify(Callers(AdmissionSettings(**settings), LimitSettings()), call, metadata_of(call))
+    return await identify(Callers(AdmissionSettings(**settings), LimitSettings()), call)
 
 
 async def test_user_and_tenant_names_come_from_the_metadata() -> None:

@@ -19,8 +19,7 @@ from completion_server.core.request import Caller
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.intake import Intake
-from completion_server.rpc.session import SessionCall
-from completion_server.rpc.stream_ends import StreamTimes
+from completion_server.rpc.session import SessionCall, StreamTimes
 from tests.support.authentication import callers
 from tests.support.cancels import cancel_and_wait
 from tests.support.server import eventually, request

@@ -78,7 +78,7 @@ def test_a_field_that_is_too_large_is_named_with_its_limit(
 ) -> None:
     parsed = COMPLETE(pb.CompleteRequest(session_id="s", **message).SerializeToString())
     with pytest.raises(InvalidRequestError) as caught:
-        convert.request_of(parsed, CALLER, LIMITS, None, 0.0)
+        convert.request_of(parsed, CALLER, LIMITS, math.inf, 0.0)
     assert caught.value.violations == (Violation(field, description),)
 
 
@@ -186,7 +186,7 @@ CALLER = Caller("u", "s")
 DEFAULTS = LimitSettings()
 
 
-def request_of(message: pb.CompleteRequest, deadline_s: float | None = None) -> convert.Request:
+def request_of(message: pb.CompleteRequest, deadline_s: float = math.inf) -> convert.Request:
     return convert.request_of(message, CALLER, DEFAULTS, deadline_s, 50.0)
 
 
