@@ -16,9 +16,8 @@ from completion_server.core.errors import CompletionError, InvalidRequestError, 
 from completion_server.http import llama_cpp, openai, tabby
 from completion_server.http.dialect import Dialect, Json
 from completion_server.http.endpoints import AsgiScope, Endpoint, Endpoints
-from completion_server.http.identity import headers_of
-from completion_server.http.receiving import Receive
-from completion_server.http.writing import Send, write_json
+from completion_server.http.exchange import Receive, Send, write_json
+from completion_server.http.requests import headers_of
 
 logger = logging.getLogger(__name__)
 

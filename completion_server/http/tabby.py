@@ -1,7 +1,6 @@
 """Tabby's dialect, as tabby-agent speaks it. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from completion_server.core.errors import InvalidRequestError
@@ -39,12 +38,8 @@ class _Segments(Body):
 
     def snippets(self) -> Iterator[Snippet]:
         """Yield the context, the most relevant first. Declarations have no score, so scores order a group."""
-        groups = (
-            self.declarations,
-            self.relevant_snippets_from_changed_files,
-            self.relevant_snippets_from_recently_opened_files,
-        )
-        for group in groups:
+        changed, opened = self.relevant_snippets_from_changed_files, self.relevant_snippets_from_recently_opened_files
+        for group in (self.declarations, changed, opened):
             for each in sorted(group, key=lambda each: -each.score):
                 yield Snippet(each.filepath, each.body)
         if self.clipboard:
@@ -65,21 +60,8 @@ class _EventBody(Body):
     choice_index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _TabbyReply:
-    is_streamed: bool = False
-
-    def whole(self, answer: Answer) -> Json:
-        """See `Reply`."""
-        return {"id": f"{_ID}{answer.number}", "choices": [{"index": 0, "text": answer.text}]}
-
-    def piece(self, answer: Answer) -> Json:
-        """See `Reply`; never called, because the dialect has no streams."""
-        return self.whole(answer)
-
-    def last(self, answer: Answer) -> list[Json]:
-        """See `piece`."""
-        return [self.whole(answer)]
+def _whole(answer: Answer) -> Json:
+    return {"id": f"{_ID}{answer.number}", "choices": [{"index": 0, "text": answer.text}]}
 
 
 def translate(body: dict[str, Json]) -> tuple[Asked, Reply]:
@@ -97,7 +79,7 @@ def translate(body: dict[str, Json]) -> tuple[Asked, Reply]:
         seed=fields.seed,
         user=fields.user,
     )
-    return asked, _TabbyReply()
+    return asked, Reply(False, _whole, _whole, lambda answer: [_whole(answer)])  # the dialect has no streams
 
 
 def _translate_any(body: dict[str, Json]) -> tuple[Asked, Reply]:

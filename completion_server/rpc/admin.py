@@ -23,13 +23,7 @@ from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.rpc.intake import identify, split_peer
 from completion_server.rpc.status import abort
 from completion_server.serving.service import Service
-from completion_server.speculation.figures import SpeculationFigures
-from completion_server.speculation.live import (
-    ActiveSpeculation,
-    LiveSpeculation,
-    SpeculationLockedError,
-    SpeculationMode,
-)
+from completion_server.speculation.live import LiveSpeculation, SpeculationLockedError, SpeculationMode
 from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule
 from completion_server.state.status import CacheStatus, ReplicationStatus
 
@@ -76,38 +70,9 @@ def _set_speculation(speculation: LiveSpeculation, request: pb.SetSpeculationReq
         raise NotPossibleError(msg) from error
 
 
-def _speculation_to_wire(active: ActiveSpeculation, figures: SpeculationFigures) -> pb.GetSpeculationResponse:
-    """Return the response to GetSpeculation."""
-    return pb.GetSpeculationResponse(
-        schedule=_rows_to_wire(active.schedule),
-        max_num_speculative_tokens=active.max_num_speculative_tokens,
-        since_unix_ms=active.since_unix_ms,
-        mode=_MODES[active.mode],
-        by=active.set_by,
-        table=_rows_to_wire(active.operator_schedule),
-        fixed_because=active.locked_reason,
-        figures=pb.SpeculationFigures(
-            window_s=figures.seconds,
-            generated_tokens=figures.num_tokens,
-            drafted_tokens=figures.num_drafted,
-            accepted_tokens=figures.num_accepted,
-            wasted_tokens=figures.num_wasted,
-            acceptance=figures.acceptance,
-            acceptance_by_position=figures.acceptance_by_position,
-            mean_accepted_length=figures.mean_accepted_length,
-            tokens_per_s=figures.tokens_per_s,
-        ),
-    )
-
-
 def _rows_to_wire(schedule: SpeculationSchedule) -> list[pb.SpeculationRow]:
-    """Return the rows of a schedule as messages."""
-    return [
-        pb.SpeculationRow(
-            first_batch_size=row.first, last_batch_size=row.last, num_speculative_tokens=row.num_speculative_tokens
-        )
-        for row in schedule.rows
-    ]
+    rows = ((each.first, each.last, each.num_speculative_tokens) for each in schedule.rows)
+    return [pb.SpeculationRow(first_batch_size=a, last_batch_size=b, num_speculative_tokens=k) for a, b, k in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +137,29 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def GetSpeculation(self, _request: pb.GetSpeculationRequest, _context: Any) -> pb.GetSpeculationResponse:
         """Return the active schedule of speculative tokens and its figures."""
-        return _speculation_to_wire(self._speculation.active, self._speculation.figures())
+        active, figures = self._speculation.active, self._speculation.figures()
+        return pb.GetSpeculationResponse(
+            schedule=_rows_to_wire(active.schedule),
+            max_num_speculative_tokens=active.max_num_speculative_tokens,
+            since_unix_ms=active.since_unix_ms,
+            mode=_MODES[active.mode],
+            by=active.set_by,
+            table=_rows_to_wire(active.operator_schedule),
+            fixed_because=active.locked_reason,
+            figures=pb.SpeculationFigures(
+                window_s=figures.seconds,
+                generated_tokens=figures.num_tokens,
+                drafted_tokens=figures.num_drafted,
+                accepted_tokens=figures.num_accepted,
+                wasted_tokens=figures.num_wasted,
+                acceptance=figures.acceptance,
+                acceptance_by_position=figures.acceptance_by_position,
+                mean_accepted_length=figures.mean_accepted_length,
+                tokens_per_s=figures.tokens_per_s,
+            ),
+        )
 
-    async def SetSpeculation(
-        self, request: pb.SetSpeculationRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> pb.SetSpeculationResponse:
+    async def SetSpeculation(self, request: pb.SetSpeculationRequest, context: Any) -> pb.SetSpeculationResponse:
         """Change the number of speculative tokens from the engine's next step on."""
         before = self._speculation.active
         try:
@@ -184,14 +167,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         except CompletionError as error:
             await abort(context, error)
         now = self._speculation.active
+        rows, mode = _rows_to_wire(now.schedule), _MODES[now.mode]
         self._changed(context, "speculation", str(before), str(now), request.by)
-        return pb.SetSpeculationResponse(
-            schedule=_rows_to_wire(now.schedule), since_unix_ms=now.since_unix_ms, mode=_MODES[now.mode]
-        )
+        return pb.SetSpeculationResponse(schedule=rows, since_unix_ms=now.since_unix_ms, mode=mode)
 
-    async def SetLogLevel(
-        self, request: pb.SetLogLevelRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> pb.SetLogLevelResponse:
+    async def SetLogLevel(self, request: pb.SetLogLevelRequest, context: Any) -> pb.SetLogLevelResponse:
         """Change the log level."""
         try:
             previous = self._controls.set_log_level(request.level)

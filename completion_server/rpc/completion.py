@@ -111,8 +111,12 @@ class CompletionServicer:
         except CompletionError as error:
             self._service.emit(RequestRefused(error))
             await abort(context, error)
+        # A jitter keeps streams that were opened together from ending together.
+        max_age_s = self._server.max_session_age_s * random.uniform(1 - _AGE_JITTER, 1)
+        admission = self._admission
+        times = StreamTimes(admission.first_request_s, admission.session_idle_s, max_age_s, self._stall_timeout_s)
         with permit:
-            stream = SessionCall(self._service, self._intake, self._times(), context, caller)
+            stream = SessionCall(self._service, self._intake, times, context, caller)
             self._sessions.add(stream)
             opened_at = self._service.now()
             self._service.emit(SessionOpened(caller))
@@ -142,9 +146,3 @@ class CompletionServicer:
         """End every session stream with UNAVAILABLE, so that editors connect to another server."""
         for stream in list(self._sessions):
             stream.close()
-
-    def _times(self) -> StreamTimes:
-        """Return the time limits of a new stream; a jitter keeps streams opened together from ending together."""
-        max_age_s = self._server.max_session_age_s * random.uniform(1 - _AGE_JITTER, 1)
-        admission = self._admission
-        return StreamTimes(admission.first_request_s, admission.session_idle_s, max_age_s, self._stall_timeout_s)

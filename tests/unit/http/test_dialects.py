@@ -13,7 +13,7 @@ from completion_server.core.outcome import End, FinishReason, Outcome, Timings, 
 from completion_server.core.request import Snippet
 from completion_server.http import llama_cpp, openai, tabby
 from completion_server.http.dialect import DONE, Answer, Asked, Body, Dialect, parse, read
-from completion_server.http.writing import dumped
+from completion_server.http.exchange import dumped
 
 USAGE = Usage(prompt_tokens=10, cached_prompt_tokens=4, completion_tokens=5)
 TIMINGS = Timings(prefill_ms=3.0, decode_ms=10.0, total_ms=14.0)

@@ -7,7 +7,7 @@ from completion_server.admission.settings import AdmissionSettings, LimitSetting
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Caller
 from completion_server.http.app import HttpApp
-from completion_server.http.identity import caller_of, identify, with_document
+from completion_server.http.requests import caller_of, identify, with_document
 from tests.support.authentication import KnownCallers, verified
 
 

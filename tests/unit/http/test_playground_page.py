@@ -7,9 +7,9 @@ from completion_server.admission.settings import ServerSettings, TlsSettings
 from completion_server.core.events import LoopLagged, Marks, RequestEnded
 from completion_server.core.outcome import End, FinishReason, Outcome, Usage
 from completion_server.core.request import Caller, Request
-from completion_server.http.playground import files
-from completion_server.http.playground.admin import closed_reason, refusal_reason
-from completion_server.http.playground.figures import LiveFigures
+from completion_server.http import page as files
+from completion_server.http.page import closed_reason, refusal_reason
+from completion_server.http.page import LiveFigures
 from completion_server.serving.service import LoadSnapshot
 
 LOCAL = {"host": "127.0.0.1:8012"}
@@ -32,7 +32,7 @@ def test_each_page_has_a_nonce_of_its_own_and_a_policy_without_exceptions() -> N
 
 @pytest.mark.parametrize("name", files.NAMES)
 def test_the_page_uses_each_of_its_files(name: str) -> None:
-    assert files.read(name)
+    assert files.content(name)
     assert f"/playground/{name}".encode() in files.page()[0]
 
 
