@@ -122,9 +122,7 @@ def parse(data: bytes) -> dict[str, Json]:
 
     Half a surrogate pair, as at the edge of a text that a client cut, becomes U+FFFD.
 
-    Raises:
-        InvalidRequestError: it is no JSON object.
-
+    Raises InvalidRequestError: it is no JSON object.
     """
     try:
         body = from_json(_with_whole_pairs(data), allow_inf_nan=False)
@@ -138,9 +136,7 @@ def parse(data: bytes) -> dict[str, Json]:
 def read(kind: type[B], body: Mapping[str, Json]) -> B:
     """Return the fields of a body.
 
-    Raises:
-        InvalidRequestError: a field has a wrong type or value; the error names the first one.
-
+    Raises InvalidRequestError: a field has a wrong type or value; the error names the first one.
     """
     try:
         return kind.model_validate(body)

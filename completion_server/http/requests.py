@@ -65,9 +65,7 @@ def caller_of(
     unverified name, but less than one in the header, and not at all where names are trusted. A caller without any name
     is known by its address and token: plugins open a new connection for each request.
 
-    Raises:
-        InvalidRequestError: the client's id is too long.
-
+    Raises InvalidRequestError: the client's id is too long.
     """
     if caller.credential is not None or not caller.user:
         check_text("user", body_user, limits.max_session_id_bytes)
@@ -97,25 +95,21 @@ def with_unix_lines(asked: Asked) -> Asked:
 
     Models have seen few "\\r\\n", and requests that differ in nothing else have one answer.
     """
+
+    def unix(text: str, *, may_be_cut: bool = True) -> str:
+        text = text.replace(_CRLF, _LINE_BREAK)
+        return text.removesuffix("\r") if may_be_cut else text  # the client may cut a text in a line end
+
     texts = asked.prefix, asked.suffix
     num_lines = sum(text.count(_LINE_BREAK) for text in texts)
     return replace(
         asked,
-        prefix=_unix(asked.prefix),
-        suffix=_unix_beginning(asked.suffix),
-        snippets=tuple(replace(each, text=_unix_beginning(each.text)) for each in asked.snippets),
-        stop=tuple(map(_unix, asked.stop)),
+        prefix=unix(asked.prefix, may_be_cut=False),
+        suffix=unix(asked.suffix),
+        snippets=tuple(replace(each, text=unix(each.text)) for each in asked.snippets),
+        stop=tuple(unix(each, may_be_cut=False) for each in asked.stop),
         has_crlf=2 * sum(text.count(_CRLF) for text in texts) > num_lines,
     )
-
-
-def _unix(text: str) -> str:
-    return text.replace(_CRLF, _LINE_BREAK)
-
-
-def _unix_beginning(text: str) -> str:
-    """Return a text that the client may have cut in the middle of a line end."""
-    return _unix(text).removesuffix("\r")
 
 
 def request_of(
@@ -132,9 +126,7 @@ def request_of(
 
     What a plugin can't know is adapted to the server's limits: the number of tokens and the amount of context.
 
-    Raises:
-        InvalidRequestError: a text is too large, or a value is out of range.
-
+    Raises InvalidRequestError: a text is too large, or a value is out of range.
     """
     _check_sizes(asked, limits)
     mode = Mode.SINGLE_LINE if _LINE_BREAK in asked.stop else Mode.MULTI_LINE

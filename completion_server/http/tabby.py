@@ -94,9 +94,7 @@ TABBY_OR_OPENAI = Dialect(_translate_any, error_body)
 def event_of(body: dict[str, Json], select_kind: str) -> tuple[int, FeedbackKind] | None:
     """Return the number of an answer and its user's reaction, None for an event that tells nothing about its text.
 
-    Raises:
-        InvalidRequestError: the body names no answer.
-
+    Raises InvalidRequestError: the body names no answer.
     """
     fields = read(_EventBody, body)
     number = fields.completion_id.removeprefix(_ID)

@@ -48,9 +48,7 @@ def metadata_of(context: Any) -> dict[str, str]:
 async def identify(callers: Callers, context: Any, scope: Scope = Scope.COMPLETE, authorization: str = "") -> Caller:
     """Return the caller of a call, who may do what `scope` names; `authorization` is newer than that of the call.
 
-    Raises:
-        CompletionError: as `Callers.identify`.
-
+    Raises CompletionError: as `Callers.identify`.
     """
     connection, peer = split_peer(context.peer())
     metadata = metadata_of(context) | ({AUTHORIZATION: authorization} if authorization else {})
@@ -132,11 +130,7 @@ class Intake:
         """Return a message as a request, which begins now. Its receipt began at `began_at`.
 
         `context` is that of a call with this request alone: its deadline counts, and its trace goes before that of the
-        message, as proxies change it.
-
-        Raises:
-            InvalidRequestError: a field is invalid.
-
+        message, as proxies change it. Raises InvalidRequestError: a field is invalid.
         """
         left_s, headers = (None, {}) if context is None else (context.time_remaining(), metadata_of(context))
         traced = (message.traceparent, message.tracestate)

@@ -25,9 +25,7 @@ _MAPPED = "::ffff:"
 def check_ports(settings: ServerSettings) -> None:
     """Check that the configured addresses are free, also of each other.
 
-    Raises:
-        ConfigError: an address is in use, or does not belong to this machine. The message says what holds it.
-
+    Raises ConfigError: an address is in use, or does not belong to this machine. The message says what holds it.
     """
     sockets = set[str]()
     with contextlib.ExitStack() as bound:
@@ -90,9 +88,7 @@ def _described(process: psutil.Process) -> str:
 def load_certificates(settings: ServerSettings) -> dict[str, CertificateFiles]:
     """Return the TLS files of the listeners "public" and "admin"; a listener without TLS has none.
 
-    Raises:
-        ConfigError: a file can't be read, or the certificate and the key don't belong together.
-
+    Raises ConfigError: a file can't be read, or the certificate and the key don't belong together.
     """
     sections = (("public", "server.tls", settings.tls), ("admin", "server.admin_tls", settings.admin_tls))
     return {

@@ -65,9 +65,7 @@ class Outbox:
     async def run(self) -> None:
         """Write all answers, until `complete` is called and they are written.
 
-        Raises:
-            TimeoutError: a write blocked for the stall timeout.
-
+        Raises TimeoutError: a write blocked for the stall timeout.
         """
         self._writing = asyncio.current_task()
         while self._ready or not self._is_complete or self.completions:

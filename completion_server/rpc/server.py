@@ -69,9 +69,7 @@ def build_public_server(
 ) -> Listener:
     """Return the editors' server, not yet started; without a certificate it has no TLS.
 
-    Raises:
-        ConfigError: the address can't be used.
-
+    Raises ConfigError: the address can't be used.
     """
     server = grpc.aio.server(options=_options(settings, settings.max_message_bytes or limits.max_message_bytes))
     server.add_generic_rpc_handlers((_completion_handlers(servicer),))
@@ -87,9 +85,7 @@ def build_admin_server(
 ) -> Listener:
     """Return the operators' server, not yet started; without a certificate it has no TLS.
 
-    Raises:
-        ConfigError: the address can't be used.
-
+    Raises ConfigError: the address can't be used.
     """
     interceptors = () if callers.is_open else (AdminAccess(callers),)
     server = grpc.aio.server(interceptors=interceptors, options=_options(settings, _MAX_ADMIN_MESSAGE_BYTES))

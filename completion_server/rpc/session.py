@@ -42,9 +42,7 @@ Ends of superseded requests, so a client that types faster than it reads still g
 def reset(seconds: float) -> NoReturn:
     """End the call of a stalled reader without a status, because a status would wait behind the unread messages.
 
-    Raises:
-        CancelledError: always; gRPC resets a call whose handler is cancelled.
-
+    Raises CancelledError: always; gRPC resets a call whose handler is cancelled.
     """
     logger.info("a reader stalled for %g s; its call is reset", seconds)
     raise asyncio.CancelledError

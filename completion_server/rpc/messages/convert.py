@@ -72,9 +72,7 @@ def request_of(
     The earliest of `deadline_s`, the remaining time of the call, of the message's own timeout and of the server's
     limit is the deadline.
 
-    Raises:
-        InvalidRequestError: a field is invalid; the error names the field, the limit and the value.
-
+    Raises InvalidRequestError: a field is invalid; the error names the field, the limit and the value.
     """
     # Each access to a text makes another copy of it.
     uri, language, prefix, suffix = message.document_uri, message.language_id, message.prefix, message.suffix
@@ -112,12 +110,7 @@ def request_of(
 
 
 def session_id_of(message: pb.CompleteRequest | pb.ReportFeedbackRequest, limits: LimitSettings) -> str:
-    """Return a message's session id.
-
-    Raises:
-        InvalidRequestError: it is empty or too long.
-
-    """
+    """Return a message's session id. Raises InvalidRequestError: it is empty or too long."""
     if not message.session_id:
         raise InvalidRequestError("session_id", "must not be empty")
     check_text("session_id", message.session_id, limits.max_session_id_bytes)
@@ -125,12 +118,7 @@ def session_id_of(message: pb.CompleteRequest | pb.ReportFeedbackRequest, limits
 
 
 def feedback_of(message: pb.ReportFeedbackRequest) -> Feedback:
-    """Return the feedback of a message.
-
-    Raises:
-        InvalidRequestError: a field is bad.
-
-    """
+    """Return the feedback of a message. Raises InvalidRequestError: a field is bad."""
     kind = _known("kind", message.kind, _FEEDBACK_KINDS, pb.FeedbackKind.Name)
     if kind == "survived" and message.survived_after_s not in _SURVIVAL_TIMES_S:
         fault = f"must be one of {', '.join(map(str, _SURVIVAL_TIMES_S))}, got {message.survived_after_s}"

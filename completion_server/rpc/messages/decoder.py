@@ -75,12 +75,7 @@ class Decoder(Generic[M]):
         self._parse = message_class.FromString
 
     def __call__(self, data: bytes) -> M:
-        """Return the message.
-
-        Raises:
-            MalformedError: it is none, or has too many fields.
-
-        """
+        """Return the message. Raises MalformedError: it is none, or has too many fields."""
         walk = _Walk(data, self._max_fields)
         try:
             walk.over(self._fields, len(data))
