@@ -221,28 +221,6 @@ async def test_a_request_that_reads_anothers_generation_links_to_its_trace() -> 
             assert_agrees(server, receiver)
 
 
-@pytest.mark.parametrize(
-    ("settings", "num_exported"),
-    [
-        (("shed.budget_ms=1",), 1),
-        (("shed.budget_ms=60000",), 0),
-        (("shed.budget_ms=1", "traces.missed_budget=false"), 0),
-    ],
-)
-async def test_only_requests_that_missed_their_budget_are_exported_if_none_is_sampled(
-    settings: tuple[str, ...], num_exported: int
-) -> None:
-    with grpc_receiver() as receiver:
-        async with traced_server(receiver, "traces.sample_ratio=0", *settings) as server:
-            await ask(server.stub, request("x = "), metadata=(("traceparent", f"00-{TRACE}-{SPAN}-00"),))
-        assert len(receiver.roots()) == num_exported
-        for root in receiver.roots():
-            assert root.attributes["completion.missed_budget"]
-            assert root.attributes["completion.sampled"] == "missed_budget"
-            assert (root.trace_id, root.parent_id) == (TRACE, SPAN)
-            assert list(receiver.children(root)) == STAGES
-
-
 async def test_no_text_and_no_name_is_exported() -> None:
     canaries = [f"canary{name}" for name in ("prefix", "suffix", "uri", "snippet", "session", "user", "tenant", "stop")]
     prefix, suffix, uri, snippet, session, name, tenant, stop = canaries
