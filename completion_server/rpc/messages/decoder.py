@@ -12,7 +12,8 @@ The encoding: https://protobuf.dev/programming-guides/encoding/
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -23,8 +24,7 @@ from completion_server.core.errors import InvalidRequestError
 _OTHER_FIELDS = 500
 """Fields that are not repeated or not in the contract, and entries beyond the limits that `convert` still counts."""
 _FIELDS_PER_ENTRY = 4
-_REQUEST, _SEQUENCE = "complete.", 2
-"""Path of the request in a SessionRequest, and number of its field `sequence`."""
+_SEQUENCE_TAG = 2 << 3
 _VARINT, _LENGTH = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 """Bytes of the kinds of fields that have no length."""
@@ -46,22 +46,23 @@ class MalformedError(InvalidRequestError):
         self.sequence = sequence
 
 
-class _Field(NamedTuple):
-    """A field that is a text or a message."""
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The fields of a message that are texts or messages, by their numbers."""
 
-    name: str
-    is_repeated: bool
-    inner: "Mapping[int, _Field] | None"
-    """The fields of the message by their numbers, None for a text."""
+    sequence_tag: int
+    """Tag of the sequence number of a request, 0 in other messages."""
+    names: Mapping[int, str]
+    """Those of the repeated ones end with "[]"."""
+    inner: "Mapping[int, _Shape]"
 
     @classmethod
-    def all_of(cls, message: Any) -> "Mapping[int, _Field]":
-        kinds = FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE
-        return {
-            each.number: cls(each.name, each.is_repeated, cls.all_of(each.message_type) if each.message_type else None)
-            for each in message.fields
-            if each.type in kinds
-        }
+    def of(cls, message: Any) -> "_Shape":
+        inner = {each.number: cls.of(each.message_type) for each in message.fields if each.message_type}
+        texts = {each.number for each in message.fields if each.type == FieldDescriptor.TYPE_STRING}
+        names = {each.number: each.name + "[]" * each.is_repeated for each in message.fields}
+        is_request = message.name == "CompleteRequest"
+        return cls(_SEQUENCE_TAG * is_request, {each: names[each] for each in {*texts, *inner}}, inner)
 
 
 class Decoder(Generic[M]):
@@ -71,19 +72,19 @@ class Decoder(Generic[M]):
         """Parse messages within the `limits`."""
         entries = limits.max_snippets + limits.max_recent_edits + limits.max_stop
         self._max_fields = _OTHER_FIELDS + _FIELDS_PER_ENTRY * entries
-        self._fields = _Field.all_of(message_class.DESCRIPTOR)
+        self._shape = _Shape.of(message_class.DESCRIPTOR)
         self._parse = message_class.FromString
 
     def __call__(self, data: bytes) -> M:
         """Return the message. Raises MalformedError: it is none, or has too many fields."""
         walk = _Walk(data, self._max_fields)
         try:
-            walk.over(self._fields, len(data))
+            walk.over(self._shape, len(data))
             return self._parse(data)
         except IndexError:
             fault = None
         except DecodeError:
-            fault = walk.text_fault(self._fields)
+            fault = walk.text_fault(self._shape)
         if fault is None:
             fault = "message", f"{len(data)} bytes that are no protobuf message"
         raise MalformedError(*fault, walk.sequence)
@@ -102,11 +103,13 @@ class _Walk:
         self._position = 0
         self._texts: list[tuple[str, int, int]] | None = None
         """Path, begin and end of the texts, if they are looked for."""
+        self._seen = Counter[str]()
+        """How often each path was there so far."""
 
-    def text_fault(self, fields: Mapping[int, _Field]) -> tuple[str, str] | None:
+    def text_fault(self, shape: _Shape) -> tuple[str, str] | None:
         """Return path and fault of the first text that is not UTF-8, None if all are."""
         self._texts, self._num_fields, self._position = [], 0, 0
-        self.over(fields, len(self._data))
+        self.over(shape, len(self._data))
         for path, begin, end in self._texts:
             try:
                 self._data[begin:end].decode()
@@ -114,7 +117,7 @@ class _Walk:
                 return path, f"must be UTF-8, but byte {error.start} is 0x{error.object[error.start]:02x}"
         return None
 
-    def over(self, fields: Mapping[int, _Field], end: int, path: str = "") -> None:
+    def over(self, shape: _Shape, end: int, path: str = "") -> None:
         """Walk over the fields up to `end` of the message at `path`.
 
         Raises:
@@ -122,33 +125,37 @@ class _Walk:
             IndexError: they are no fields.
 
         """
-        seen = Counter[int]()
+        entered = shape.inner if self._texts is None else shape.names
         while self._position < end:
             self._num_fields += 1
             if self._num_fields > self._max_fields:
                 raise MalformedError("message", f"must have at most {self._max_fields} fields, got more", self.sequence)
             tag = self._varint()
-            number, kind = tag >> 3, tag & 7
-            if kind == _LENGTH:
+            if tag & 7 == _LENGTH:
                 after = self._varint() + self._position
-                if number in fields:
-                    self._enter(fields[number], seen[number], min(after, end), path)
-                    seen[number] += 1
+                if tag >> 3 in entered:
+                    self._enter(shape, tag >> 3, min(after, end), path)
                 self._position = after
-            elif kind == _VARINT:
+            elif tag & 7 == _VARINT:
                 value = self._varint()
-                if number == _SEQUENCE and path == _REQUEST:
+                if tag == shape.sequence_tag:
                     self.sequence = value & (2**64 - 1)
-            elif kind in _FIXED_BYTES:
-                self._position += _FIXED_BYTES[kind]
+            elif tag & 7 in _FIXED_BYTES:
+                self._position += _FIXED_BYTES[tag & 7]
             else:  # a group: the contract has none, and they nest without end
                 raise IndexError
 
-    def _enter(self, field: _Field, index: int, end: int, path: str) -> None:
-        name = f"{path}{field.name}" + f"[{index}]" * field.is_repeated
-        if field.inner is not None:
-            self.over(field.inner, end, f"{name}.")
-        elif self._texts is not None:
+    def _enter(self, shape: _Shape, number: int, end: int, path: str) -> None:
+        """Walk over the message in a field, or note its text."""
+        if self._texts is None:  # composing paths takes time
+            self.over(shape.inner[number], end)
+            return
+        name = path + shape.names[number]
+        self._seen[name] += 1
+        name = name.replace("[]", f"[{self._seen[name] - 1}]")
+        if number in shape.inner:
+            self.over(shape.inner[number], end, f"{name}.")
+        else:
             self._texts.append((name, self._position, end))
 
     def _varint(self) -> int:
