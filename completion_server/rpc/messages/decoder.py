@@ -86,7 +86,7 @@ class Decoder(Generic[M]):
         except DecodeError:
             fault = walk.text_fault(self._shape)
         if fault is None:
-            fault = "message", f"{len(data)} bytes that are no protobuf message"
+            raise MalformedError("message", f"{len(data)} bytes that are no protobuf message")
         raise MalformedError(*fault, walk.sequence)
 
 
