@@ -150,7 +150,7 @@ class Endpoints:
         event = tabby.event_of(parse(data), select_kind)
         if event is None:
             return {}
-        number, kind = event
+        number, kind, characters = event
         recent = self._recent.find(number)
         user = recent.user if recent else ""  # events have no `user`
         caller, _has_name = self._caller_of(caller, headers_of(scope), user)
@@ -158,7 +158,7 @@ class Endpoints:
             raise InvalidRequestError("completion_id", "must be that of one of the last completions of its user")
         caller = with_document(caller, recent.document)
         self._service.charge(caller)
-        self._service.report_feedback(caller, number, tabby.feedback_of(kind, recent.text))
+        self._service.report_feedback(caller, number, tabby.feedback_of(kind, recent.text, characters))
         return {}
 
     async def _identify(

@@ -40,6 +40,8 @@ class _OpenAiBody(Body):
     user: str = ""
     language: str = ""
     """The language's id, which the server's own page sends, as Tabby's clients do."""
+    filepath: str = ""
+    """The document's path, likewise."""
 
 
 def _reply(body: _OpenAiBody, *, is_chat: bool) -> Reply:
@@ -105,6 +107,7 @@ def _asked(body: _OpenAiBody) -> Asked:
     return Asked(
         prompt,
         body.suffix or "",
+        document_uri=body.filepath,
         language_id=body.language,
         max_tokens=body.max_tokens or None,
         temperature=body.temperature,
@@ -122,7 +125,7 @@ def from_prompt(asked: Asked) -> Asked:
         asked,
         prefix=parts.prefix,
         suffix=parts.suffix,
-        document_uri=parts.document_uri,
+        document_uri=parts.document_uri or asked.document_uri,
         snippets=parts.snippets[::-1],  # the most relevant file stands next to the edited one
     )
 

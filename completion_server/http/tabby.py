@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.events import Feedback
 from completion_server.core.request import Snippet
@@ -14,8 +16,9 @@ _ID = "cmpl-"
 _MAX_DIGITS = 18
 _MAX_TOKENS = 64
 """Tabby's own default: its answers are not streamed, so an editor waits for all of them."""
-FeedbackKind = Literal["shown", "accepted", "accepted_line", "rejected"]
+FeedbackKind = Literal["shown", "accepted", "accepted_word", "accepted_line", "rejected"]
 _KINDS: dict[str, FeedbackKind] = {"view": "shown", "select": "accepted", "dismiss": "rejected"}
+_PARTS: dict[str, FeedbackKind] = {"word": "accepted_word", "line": "accepted_line"}
 
 
 class _Snippet(Body):
@@ -58,6 +61,8 @@ class _EventBody(Body):
     type: str
     completion_id: str
     choice_index: int = 0
+    accepted_characters: Annotated[int, Field(ge=0)] | None = None
+    """In UTF-16 code units. The server's own page sends them; Tabby's clients accept the first line or all."""
 
 
 def _whole(answer: Answer) -> Json:
@@ -91,8 +96,10 @@ TABBY_OR_OPENAI = Dialect(_translate_any, error_body)
 """Both have the same path."""
 
 
-def event_of(body: dict[str, Json], select_kind: str) -> tuple[int, FeedbackKind] | None:
-    """Return the number of an answer and its user's reaction, None for an event that tells nothing about its text.
+def event_of(body: dict[str, Json], select_kind: str) -> tuple[int, FeedbackKind, int | None] | None:
+    """Return the number of an answer, its user's reaction and the accepted characters if they are told.
+
+    None stands for an event that tells nothing about its text.
 
     Raises InvalidRequestError: the body names no answer.
     """
@@ -100,12 +107,16 @@ def event_of(body: dict[str, Json], select_kind: str) -> tuple[int, FeedbackKind
     number = fields.completion_id.removeprefix(_ID)
     if not (number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS):
         raise InvalidRequestError("completion_id", f"must be the id of a completion, such as {_ID}17")
-    kind = "accepted_line" if (fields.type, select_kind) == ("select", "line") else _KINDS.get(fields.type)
-    return (int(number), kind) if kind else None
+    kind = _KINDS.get(fields.type)
+    if kind == "accepted":
+        kind = _PARTS.get(select_kind, kind)
+    return (int(number), kind, fields.accepted_characters) if kind else None
 
 
-def feedback_of(kind: FeedbackKind, text: str) -> Feedback:
+def feedback_of(kind: FeedbackKind, text: str, characters: int | None = None) -> Feedback:
     """Return a reaction to an answer with this text. Lengths are in UTF-16 code units."""
+    if characters is not None and kind.startswith("accepted"):
+        return Feedback(kind, characters)
     accepted = {"accepted": text, "accepted_line": text.partition("\n")[0]}.get(kind, "")
     return Feedback(kind, len(accepted.encode("utf-16-le")) // 2)
 

@@ -46,7 +46,7 @@ LLAMA_VIM = {
         (openai.OPENAI, CONTINUE, Asked("A", "B", max_tokens=4096, temperature=0.01, stop=("```", "/src/")), True),
         (openai.OPENAI, {"prompt": ["A"], "user": "u", "seed": -1}, Asked("A", user="u"), False),
         (openai.OPENAI, {"prompt": "A", "max_tokens": 0}, Asked("A", is_warm_up=True), False),
-        (openai.OPENAI, {"prompt": "A", "language": "go"}, Asked("A", language_id="go"), False),
+        (openai.OPENAI, {"prompt": "A", "language": "go", "filepath": "a.go"}, Asked("A", "", "a.go", "go"), False),
         (openai.CODESTRAL, {"prompt": "A", "suffix": "B", "stop": "x"}, Asked("A", "B", stop=("x",)), False),
         (
             llama_cpp.INFILL,
@@ -273,6 +273,8 @@ def test_llama_cpp_answers_whole_documents_and_arrays() -> None:
         ({"type": "view"}, "", Feedback("shown")),
         ({"type": "select"}, "", Feedback("accepted", 5)),
         ({"type": "select"}, "line", Feedback("accepted_line", 3)),
+        ({"type": "select", "accepted_characters": 2}, "word", Feedback("accepted_word", 2)),
+        ({"type": "view", "accepted_characters": 2}, "word", Feedback("shown")),
         ({"type": "dismiss"}, "", Feedback("rejected")),
     ],
 )
@@ -282,9 +284,9 @@ def test_events_of_tabby_are_feedback(body: dict[str, str], select_kind: str, fe
         body | {"completion_id": whole["id"], "choice_index": whole["choices"][0]["index"]}, select_kind
     )
     assert event is not None
-    number, kind = event
+    number, kind, characters = event
     assert number == ANSWER.number
-    assert tabby.feedback_of(kind, "a𝒳\nb") == feedback
+    assert tabby.feedback_of(kind, "a𝒳\nb", characters) == feedback
 
 
 @pytest.mark.parametrize("completion_id", ["", "cmpl-", "cmpl-x", "cmpl-" + "9" * 5000])
