@@ -203,6 +203,18 @@ async def test_a_stalled_reader_is_cut_off_and_frees_the_engine() -> None:
         assert server.count("completion_requests_total", outcome="cancelled", trigger="automatic", shed_reason="") == 1
 
 
+async def test_mutated_requests_are_answered_or_closed(server: RunningServer) -> None:
+    whole = head("/infill", f"content-length: {len(BODY)}", "connection: close") + BODY
+    for at in range(0, len(whole), 3):
+        for changed in (whole[:at] + b"\x00" + whole[at + 1 :], whole[:at]):
+            async with raw_connection(server) as connection:
+                await connection.send(changed)
+                connection.writer.write_eof()
+                answer = await connection.rest()
+                assert answer == b"" or answer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 4"))
+    assert await is_served(server)
+
+
 async def test_a_trailer_stands_for_no_header() -> None:
     async with run_server(make_config(HTTP, "admission.require_user=true"), make_engine) as named:
         for header, status in (("x-other: ann", 401), ("x-user-id: ann", 200)):

@@ -1,6 +1,7 @@
 """Plugins' requests over HTTP through the whole server, with a scripted engine behind it."""
 
 import asyncio
+import signal
 
 import openai
 import pytest
@@ -104,6 +105,13 @@ async def test_feedback_of_tabby_is_its_users_and_counts_once(
     for kind in ("view", "select"):
         assert (await post(server, "/v1/events", event | {"type": kind}, own)).status == 200
     assert server.count("completion_feedback_total", kind="accepted") == 1
+
+
+async def test_the_listener_leaves_signals_to_its_process(engine: ScriptedEngine) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    async with run_server(endless_config(HTTP), lambda: engine) as server:
+        assert (await get(server, "/health")).status == 200
+        assert signal.getsignal(signal.SIGTERM) is before
 
 
 async def test_documents_about_the_server(server: RunningServer) -> None:
