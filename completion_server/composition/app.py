@@ -37,7 +37,7 @@ from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.engine.interface import Engine, EngineInfo
 from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.http.playground.figures import LiveFigures
+from completion_server.http.page import LiveFigures
 from completion_server.http.server import HttpListener
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.edits.builder import EditPrompts

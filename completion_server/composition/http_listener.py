@@ -11,9 +11,7 @@ from completion_server.core.trace_context import BeginTrace
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.http.app import HttpApp, ServedModel, dialect_paths
 from completion_server.http.endpoints import Endpoints
-from completion_server.http.playground.admin import HttpAdmin, closed_reason
-from completion_server.http.playground.figures import LiveFigures
-from completion_server.http.playground.files import page_paths
+from completion_server.http.page import HttpAdmin, LiveFigures, closed_reason, page_paths
 from completion_server.http.server import HttpListener, build_http_server
 from completion_server.serving.service import Service
 from completion_server.speculation.live import LiveSpeculation

@@ -16,9 +16,8 @@ from completion_server.core.errors import CompletionError, InvalidRequestError, 
 from completion_server.http import llama_cpp, openai, tabby
 from completion_server.http.dialect import Dialect, Json
 from completion_server.http.endpoints import AsgiScope, Endpoint, Endpoints
-from completion_server.http.identity import headers_of
-from completion_server.http.receiving import Receive
-from completion_server.http.writing import Send, write_json
+from completion_server.http.exchange import Receive, Send, write_json
+from completion_server.http.requests import headers_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +53,14 @@ def dialect_paths(endpoints: Endpoints, model: Callable[[], ServedModel]) -> dic
     def shown(document: Callable[[ServedModel], Json], *options: Dialect, is_public: bool = False) -> Endpoint:
         return endpoints.document(lambda _scope, _identity: document(model()), *options, is_public=is_public)
 
-    posts: dict[str, Endpoint] = {
-        "/v1/completions": endpoints.completions(tabby.TABBY_OR_OPENAI),
-        "/v1/fim/completions": endpoints.completions(openai.CODESTRAL),
-        "/infill": endpoints.completions(llama_cpp.INFILL),
-        "/completion": endpoints.completions(llama_cpp.COMPLETION),
-        "/v1/events": endpoints.events,
+    dialects = {
+        "/v1/completions": tabby.TABBY_OR_OPENAI,
+        "/v1/fim/completions": openai.CODESTRAL,
+        "/infill": llama_cpp.INFILL,
+        "/completion": llama_cpp.COMPLETION,
     }
+    posts = {path: endpoints.completions(dialect) for path, dialect in dialects.items()}
+    posts["/v1/events"] = endpoints.events
     gets: dict[str, Endpoint] = {
         "/v1/models": shown(lambda model: openai.models(model.name, started_s), openai.OPENAI),
         "/health": shown(lambda _model: {"status": "ok"}, is_public=True),

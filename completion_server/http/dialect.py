@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
@@ -62,25 +62,18 @@ class Answer:
         return self.end.outcome.reason in (FinishReason.LENGTH, FinishReason.DEADLINE)
 
 
-class Reply(Protocol):
-    """Writes the answer to one request. Pure."""
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Writes the answer to one request."""
 
-    @property
-    def is_streamed(self) -> bool:
-        """Whether the answer is a stream of server-sent events."""
-        ...
-
-    def whole(self, answer: Answer) -> Json:
-        """Return the answer as one document."""
-        ...
-
-    def piece(self, answer: Answer) -> Json:
-        """Return an event with text; `answer` has only that text, and no end yet."""
-        ...
-
-    def last(self, answer: Answer) -> list[Json]:
-        """Return the events at the end; `answer` has the whole text."""
-        ...
+    is_streamed: bool
+    """Whether the answer is a stream of server-sent events."""
+    whole: Callable[[Answer], Json]
+    """Returns the answer as one document."""
+    piece: Callable[[Answer], Json]
+    """Returns an event with text; the answer has only that text, and no end yet."""
+    last: Callable[[Answer], list[Json]]
+    """Returns the events at the end; the answer has the whole text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +99,8 @@ class Body(BaseModel):
         """Return a body without optional fields that are null: many clients write absent values so."""
         if not isinstance(given, dict):
             return given
-        fields = cls.model_fields
-        return {
-            name: value
-            for name, value in given.items()
-            if value is not None or (name in fields and fields[name].is_required())
-        }
+        required = {name for name, field in cls.model_fields.items() if field.is_required()}
+        return {name: value for name, value in given.items() if value is not None or name in required}
 
 
 _HALF = rb"u[dD][89a-fA-F][\da-fA-F]{2}"
@@ -133,9 +122,7 @@ def parse(data: bytes) -> dict[str, Json]:
 
     Half a surrogate pair, as at the edge of a text that a client cut, becomes U+FFFD.
 
-    Raises:
-        InvalidRequestError: it is no JSON object.
-
+    Raises InvalidRequestError: it is no JSON object.
     """
     try:
         body = from_json(_with_whole_pairs(data), allow_inf_nan=False)
@@ -149,20 +136,17 @@ def parse(data: bytes) -> dict[str, Json]:
 def read(kind: type[B], body: Mapping[str, Json]) -> B:
     """Return the fields of a body.
 
-    Raises:
-        InvalidRequestError: a field has a wrong type or value; the error names the first one.
-
+    Raises InvalidRequestError: a field has a wrong type or value; the error names the first one.
     """
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False)[0]
         path = fault["loc"]
-        names = [part for i, part in enumerate(path) if isinstance(part, int) or i == 0 or not _is_branch(str(part))]
+        names = [part for i, part in enumerate(path) if isinstance(part, int) or i == 0 or not _is_branch(part)]
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".")
-        what = "must be set" if fault["type"] == "missing" else _lowered(fault["msg"])
-        given = "" if fault["type"] == "missing" else f", got {_described(fault['input'])}"
-        raise InvalidRequestError(name or "body", f"{what}{given}") from None
+        what = f"{fault['msg'][:1].lower()}{fault['msg'][1:]}, got {_described(fault['input'])}"
+        raise InvalidRequestError(name or "body", "must be set" if fault["type"] == "missing" else what) from None
 
 
 def _with_whole_pairs(data: bytes) -> bytes:
@@ -175,10 +159,6 @@ def _with_whole_pairs(data: bytes) -> bytes:
 def _is_branch(part: str) -> bool:
     """Return whether a part of an error's path names an alternative of a type, not a field."""
     return part in ("str", "int", "float", "bool") or "[" in part
-
-
-def _lowered(text: str) -> str:
-    return f"{text[:1].lower()}{text[1:]}"
 
 
 def _described(value: Json) -> str:

@@ -19,18 +19,19 @@ from completion_server.core.events import Event, FeedbackRefused, RequestRefused
 from completion_server.core.outcome import SUPERSEDED, End, FinishReason, Outcome
 from completion_server.core.request import Caller
 from completion_server.core.trace_context import TRACEPARENT, TRACESTATE, BeginTrace, no_trace
-from completion_server.http import llama_cpp, tabby
+from completion_server.http import exchange, llama_cpp, requests, tabby
 from completion_server.http.dialect import Answer, Asked, Dialect, Json, parse
-from completion_server.http.identity import caller_of, headers_of, identify, with_document
-from completion_server.http.receiving import (
+from completion_server.http.exchange import (
+    AnswerWriter,
     ClientGoneError,
+    PartReader,
     Receive,
-    discard_body,
-    receive_body,
+    Send,
+    status_of,
+    write_json,
 )
 from completion_server.http.recent import Recent, RecentRequests
-from completion_server.http.requests import next_number, request_of, with_unix_lines
-from completion_server.http.writing import AnswerWriter, PartReader, Send, status_of, write_error, write_json
+from completion_server.http.requests import headers_of, identify, with_document
 from completion_server.serving.completion import Completion
 from completion_server.serving.service import Service
 
@@ -61,7 +62,7 @@ class Endpoints:
         self._limits = limits
         self._receive_timeout_s = server.receive_timeout_s
         self._max_body_bytes = server.max_message_bytes or limits.max_message_bytes
-        self._caller_of = partial(caller_of, limits=limits, trusts_names=admission.trust_user_names)
+        self._caller_of = partial(requests.caller_of, limits=limits, trusts_names=admission.trust_user_names)
         self._callers = callers
         self._recent = RecentRequests()
         self._model = model
@@ -72,33 +73,26 @@ class Endpoints:
         """Return the endpoint that completes in a dialect."""
 
         async def answer(scope: AsgiScope, receive: Receive, send: Send) -> None:
-            is_accepted = False
+            headers, began_at = headers_of(scope), self._service.now()
             try:
-                headers = headers_of(scope)
-                began_at = self._service.now()
                 caller = await self._identify(scope, headers, receive)
                 self._service.gate.check()
                 given, reply = dialect.translate(parse(await self._body(receive, headers)))
-                asked = with_unix_lines(given)
+                asked = requests.with_unix_lines(given)
                 completion, recent = self._open(asked, caller, headers, began_at)
-                is_accepted = True
-                answer = Answer(recent.number, int(time.time()), self._model())
-                writer = AnswerWriter(
-                    send, dialect, reply, answer, has_crlf=asked.has_crlf, sheds_as_status=self._sheds_as_status
-                )
-                if completion is None:
-                    await writer.write_end(_NOTHING)
-                else:
-                    with self._callers.watching(caller, completion.cancel):
-                        await self._write(completion, recent, writer, receive)
-            except ClientGoneError:
-                return
             except CompletionError as error:
-                if not is_accepted:  # else its end is reported
-                    self._service.emit(RequestRefused(error))
-                await write_error(send, error, dialect.error(status_of(error), error))
+                self._service.emit(RequestRefused(error))
+                raise
+            known = Answer(recent.number, int(time.time()), self._model())
+            forms = {"has_crlf": asked.has_crlf, "sheds_as_status": self._sheds_as_status}
+            writer = AnswerWriter(send, dialect, reply, known, **forms)
+            if completion is None:
+                await writer.write_end(_NOTHING)
+                return
+            with self._callers.watching(caller, completion.cancel):
+                await self._write(completion, recent, writer, receive)
 
-        return answer
+        return _told(answer, dialect)
 
     def action(
         self,
@@ -110,18 +104,16 @@ class Endpoints:
         """Return the endpoint of a path whose requests cost no engine time. `act` returns the answer to a body."""
 
         async def answer(scope: AsgiScope, receive: Receive, send: Send) -> None:
+            headers = headers_of(scope)
             try:
-                headers = headers_of(scope)
                 caller = await self._identify(scope, headers, receive, needed)
                 found = act(scope, caller, await self._body(receive, headers))
-                await write_json(send, 200, found)
-            except ClientGoneError:
-                return
             except CompletionError as error:
                 self._service.emit(refused(error))
-                await write_error(send, error, dialect.error(status_of(error), error))
+                raise
+            await write_json(send, 200, found)
 
-        return answer
+        return _told(answer, dialect)
 
     @property
     def events(self) -> Endpoint:
@@ -141,27 +133,23 @@ class Endpoints:
         """
 
         async def answer(scope: AsgiScope, _receive: Receive, send: Send) -> None:
-            try:
-                is_open = is_public or self._callers.is_open
-                caller = None if is_open else await identify(self._callers, headers_of(scope), scope)
-                self._service.gate.check()
-            except CompletionError as error:
-                await write_error(send, error, dialect.error(status_of(error), error))
-            else:
-                await write_json(send, 200, make(scope, caller))
+            is_open = is_public or self._callers.is_open
+            caller = None if is_open else await identify(self._callers, headers_of(scope), scope)
+            self._service.gate.check()
+            await write_json(send, 200, make(scope, caller))
 
-        return answer
+        return _told(answer, dialect)
 
     async def discard_body(self, receive: Receive) -> None:
-        """Receive the body of a request that is refused; see `receiving.discard_body`."""
-        await discard_body(receive, self._max_body_bytes, self._receive_timeout_s)
+        """Receive the body of a request that is refused; see `exchange.discard_body`."""
+        await exchange.discard_body(receive, self._max_body_bytes, self._receive_timeout_s)
 
     def _take_event(self, scope: AsgiScope, caller: Caller, data: bytes) -> Json:
         select_kind = parse_qs(scope["query_string"].decode("latin-1")).get("select_kind", [""])[-1]
         event = tabby.event_of(parse(data), select_kind)
         if event is None:
             return {}
-        number, kind = event
+        number, kind, characters = event
         recent = self._recent.find(number)
         user = recent.user if recent else ""  # events have no `user`
         caller, _has_name = self._caller_of(caller, headers_of(scope), user)
@@ -169,7 +157,7 @@ class Endpoints:
             raise InvalidRequestError("completion_id", "must be that of one of the last completions of its user")
         caller = with_document(caller, recent.document)
         self._service.charge(caller)
-        self._service.report_feedback(caller, number, tabby.feedback_of(kind, recent.text))
+        self._service.report_feedback(caller, number, tabby.feedback_of(kind, recent.text, characters))
         return {}
 
     async def _identify(
@@ -183,7 +171,7 @@ class Endpoints:
             raise
 
     async def _body(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
-        return await receive_body(receive, headers, self._max_body_bytes, self._receive_timeout_s)
+        return await exchange.receive_body(receive, headers, self._max_body_bytes, self._receive_timeout_s)
 
     def _open(
         self, asked: Asked, caller: Caller, headers: Mapping[str, str], began_at: float
@@ -191,9 +179,9 @@ class Endpoints:
         """Open a request; None for one that wants no text, which is checked and charged."""
         caller, has_name = self._caller_of(caller, headers, asked.user)
         now = self._service.now()
-        recent = self._recent.place(caller.owner, asked, next_number(), now, has_name=has_name)
+        recent = self._recent.place(caller.owner, asked, requests.next_number(), now, has_name=has_name)
         trace = self._begin_trace(headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, ""))
-        request = request_of(asked, caller, recent, self._limits, began_at=began_at, now=now, trace=trace)
+        request = requests.request_of(asked, caller, recent, self._limits, began_at=began_at, now=now, trace=trace)
         if asked.is_warm_up:
             self._service.charge(caller)  # not of a document: it may be a new one each time
             return None, recent
@@ -213,3 +201,17 @@ class Endpoints:
             reader.close()
             completion.leave()
             self._recent.end(recent, writer.text, self._service.now())
+
+
+def _told(endpoint: Endpoint, dialect: Dialect) -> Endpoint:
+    """Return an endpoint whose errors are written in a dialect."""
+
+    async def answer(scope: AsgiScope, receive: Receive, send: Send) -> None:
+        try:
+            await endpoint(scope, receive, send)
+        except ClientGoneError:
+            return
+        except CompletionError as error:
+            await exchange.write_error(send, error, dialect.error(status_of(error), error))
+
+    return answer

@@ -1,7 +1,6 @@
 """The dialect of llama.cpp's server, as llama.vim and llama.vscode speak it. Pure."""
 
 import math
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -41,36 +40,24 @@ class _LlamaBody(Body):
     t_max_prompt_ms: float | None = None
     t_max_predict_ms: float | None = None
     response_fields: Annotated[tuple[str, ...], MANY] = ()
+    """The paths to answer, such as "timings/predicted_ms"; all if there are none."""
 
 
 class _PromptBody(_LlamaBody):
     prompt: str
 
 
-@dataclass(frozen=True, slots=True)
-class _LlamaReply:
-    """An answer in llama.cpp's form."""
-
-    is_streamed: bool
-    is_array: bool
-    """Whether several answers were asked for. They would be alike, so the array has one."""
-    fields: tuple[str, ...]
-    """The paths to answer, such as "timings/predicted_ms"; all if there are none."""
-
-    def whole(self, answer: Answer) -> Json:
-        """See `Reply`."""
+def _reply(body: _LlamaBody) -> Reply:
+    def whole(answer: Answer) -> Json:
         found = _document(answer)
-        if self.fields:
-            found = {path: value for path in self.fields if (value := _value_at(found, path)) is not None}
-        return [found] if self.is_array else found
+        if body.response_fields:
+            found = {path: value for path in body.response_fields if (value := _value_at(found, path)) is not None}
+        return [found] if body.n_cmpl > 1 else found  # several answers would be alike, so the array has one
 
-    def piece(self, answer: Answer) -> Json:
-        """See `Reply`."""
+    def piece(answer: Answer) -> Json:
         return {"index": 0, "content": answer.text, "tokens": [], "stop": False, "id_slot": 0}
 
-    def last(self, answer: Answer) -> list[Json]:
-        """See `Reply`."""
-        return [{**_document(answer), "content": ""}]
+    return Reply(body.stream, whole, piece, lambda answer: [_document(answer) | {"content": ""}])
 
 
 def _document(answer: Answer) -> dict[str, Json]:
@@ -132,10 +119,6 @@ def _asked(body: _LlamaBody) -> Asked:
         timeout_s=sum(limits_ms) / _MS_PER_S if limits_ms else math.inf,
         is_warm_up=body.n_predict == 0,
     )
-
-
-def _reply(body: _LlamaBody) -> Reply:
-    return _LlamaReply(body.stream, body.n_cmpl > 1, body.response_fields)
 
 
 def translate_infill(body: dict[str, Json]) -> tuple[Asked, Reply]:

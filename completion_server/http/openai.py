@@ -1,7 +1,6 @@
 """OpenAI's completions, and Codestral's fill-in-the-middle completions. Pure."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Annotated
 
 from pydantic import Field
@@ -41,49 +40,38 @@ class _OpenAiBody(Body):
     user: str = ""
     language: str = ""
     """The language's id, which the server's own page sends, as Tabby's clients do."""
+    filepath: str = ""
+    """The document's path, likewise."""
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenAiReply:
-    """An answer in the form of OpenAI's completions, or with a message in each choice, as Codestral's has."""
+def _reply(body: _OpenAiBody, *, is_chat: bool) -> Reply:
+    """Return the writer of an answer; with `is_chat` each choice has a message, and a stream ends with its tokens."""
+    names = ("chat.completion", "chat.completion.chunk") if is_chat else ("text_completion", "text_completion")
+    options = body.stream_options
 
-    is_streamed: bool
-    has_usage: bool
-    """Whether a stream ends with an event about tokens."""
-    has_timings: bool = False
-    name: str = "text_completion"
-    chunk_name: str = "text_completion"
-    choice: Callable[[str, bool], dict[str, Json]] = lambda text, _is_chunk: {"text": text, "logprobs": None}
-    """Returns a choice with a text; the second argument is whether it is part of a stream."""
-
-    def whole(self, answer: Answer) -> Json:
-        """See `Reply`."""
-        choices = [self._choice(answer.text, finish_reason(answer), is_chunk=False)]
-        return {**self._head(answer, self.name), "choices": choices, "usage": usage(answer)}
-
-    def piece(self, answer: Answer) -> Json:
-        """See `Reply`."""
-        return {**self._head(answer, self.chunk_name), "choices": [self._choice(answer.text, None, is_chunk=True)]}
-
-    def last(self, answer: Answer) -> list[Json]:
-        """See `Reply`."""
-        head = self._head(answer, self.chunk_name)
-        events = [{**head, "choices": [self._choice("", finish_reason(answer), is_chunk=True)]}]
-        if self.has_usage:
-            timings = {"timings": asdict(answer.end.timings)} if self.has_timings else {}
-            events.append({**head, "choices": [], "usage": usage(answer), **timings})
-        return [*events, DONE]
-
-    def _head(self, answer: Answer, name: str) -> dict[str, Json]:
+    def document(answer: Answer, text: str, reason: str | None, *, is_chunk: bool = True) -> dict[str, Json]:
+        content: Json = {"text": text, "logprobs": None}
+        if is_chat:
+            content = {"delta" if is_chunk else "message": {"role": "assistant", "content": text}}
         return {
             "id": f"cmpl-{answer.number}",
-            "object": name,
+            "object": names[is_chunk],
             "created": answer.created_s,
             "model": answer.model,
+            "choices": [{"index": 0, **content, "finish_reason": reason}],
         }
 
-    def _choice(self, text: str, reason: str | None, *, is_chunk: bool) -> dict[str, Json]:
-        return {"index": 0, **self.choice(text, is_chunk), "finish_reason": reason}
+    def whole(answer: Answer) -> Json:
+        return document(answer, answer.text, finish_reason(answer), is_chunk=False) | {"usage": usage(answer)}
+
+    def last(answer: Answer) -> list[Json]:
+        end = document(answer, "", finish_reason(answer))
+        if not (is_chat or options.include_usage):
+            return [end, DONE]
+        timings = {"timings": asdict(answer.end.timings)} if options.include_timings and not is_chat else {}
+        return [end, end | {"choices": [], "usage": usage(answer)} | timings, DONE]
+
+    return Reply(body.stream, whole, lambda answer: document(answer, answer.text, None), last)
 
 
 def finish_reason(answer: Answer) -> str:
@@ -109,10 +97,6 @@ def error_body(_status: int, error: CompletionError) -> Json:
     return {"error": {"message": error.message, "type": kind, "param": param, "code": error.reason or None}}
 
 
-def _fim_choice(text: str, is_chunk: bool) -> dict[str, Json]:
-    return {"delta" if is_chunk else "message": {"role": "assistant", "content": text}}
-
-
 def _asked(body: _OpenAiBody) -> Asked:
     """Return what a body asks for."""
     if body.n != 1:
@@ -123,6 +107,7 @@ def _asked(body: _OpenAiBody) -> Asked:
     return Asked(
         prompt,
         body.suffix or "",
+        document_uri=body.filepath,
         language_id=body.language,
         max_tokens=body.max_tokens or None,
         temperature=body.temperature,
@@ -140,7 +125,7 @@ def from_prompt(asked: Asked) -> Asked:
         asked,
         prefix=parts.prefix,
         suffix=parts.suffix,
-        document_uri=parts.document_uri,
+        document_uri=parts.document_uri or asked.document_uri,
         snippets=parts.snippets[::-1],  # the most relevant file stands next to the edited one
     )
 
@@ -150,15 +135,13 @@ def translate(body: dict[str, Json]) -> tuple[Asked, Reply]:
     fields = read(_OpenAiBody, body)
     asked = _asked(fields)
     asked = from_prompt(asked) if fields.suffix is None else asked
-    options = fields.stream_options
-    return asked, _OpenAiReply(fields.stream, options.include_usage, options.include_timings)
+    return asked, _reply(fields, is_chat=False)
 
 
 def translate_fim(body: dict[str, Json]) -> tuple[Asked, Reply]:
     """Return a request to `/v1/fim/completions`."""
     fields = read(_OpenAiBody, body)
-    names = "chat.completion", "chat.completion.chunk"
-    return _asked(fields), _OpenAiReply(fields.stream, True, False, *names, _fim_choice)
+    return _asked(fields), _reply(fields, is_chat=True)
 
 
 OPENAI = Dialect(translate, error_body)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from completion_server.http.identity import CERTIFICATE
+from completion_server.http.requests import CERTIFICATE
 
 _MAX_HEAD_BYTES = 16 * 1024
 _MAX_HEADERS = 64

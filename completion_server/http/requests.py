@@ -1,25 +1,88 @@
-"""Makes requests of the server from what a dialect asks for. Pure."""
+"""Makes requests of the server from what a dialect asks for, and finds out whose they are.
 
+With authentication on, a bearer token, `x-api-key` or the client's certificate says who it is. While it is off, a name
+in `x-user-id` counts as it does over gRPC. Plugins often send a token that their documents suggest, so people at one
+address may share it: it names no user then, it only tells sessions apart, by a digest, so that no secret gets into logs
+and metrics.
+"""
+
+import hashlib
 import itertools
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from completion_server.admission.fields import default_max_tokens, next_request_id, sampling_of
+from completion_server.admission.callers import Callers, token_in
+from completion_server.admission.fields import (
+    check_entries,
+    check_text,
+    default_max_tokens,
+    next_request_id,
+    sampling_of,
+)
 from completion_server.admission.settings import LimitSettings
+from completion_server.core.addresses import peer_key
 from completion_server.core.clock import Deadline
+from completion_server.core.credential import Scope
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Caller, Mode, Request, Snippet
 from completion_server.core.trace_context import TraceContext
 from completion_server.http.dialect import Asked
-from completion_server.http.identity import with_document
 from completion_server.http.recent import Recent
 
+CERTIFICATE = "certificate"
+"""Key of the client's certificate in a request's state; absent if it is no credential."""
+_DIGITS = 16
+_SESSION = "http"
 _LINE_BREAK, _CRLF = "\n", "\r\n"
 _MAX_STOPS = 32
 """Plugins have one list for all languages, so it may be longer than that of a client of this server."""
-_BYTES_PER_CHARACTER = 4
 _numbers = itertools.count(time.time_ns() // 1_000_000)
+
+
+def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers of a request by their names in lower case; of equal names the last counts."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+async def identify(
+    callers: Callers, headers: Mapping[str, str], scope: Mapping[str, Any], needed: Scope = Scope.COMPLETE
+) -> Caller:
+    """Return the caller of a request, who may do what `needed` names. Raises CompletionError as `Callers.identify`."""
+    host, port = scope["client"] or ("", 0)
+    connection, peer = (f"{host}:{port}", peer_key(host)) if host else ("", "")
+    return await callers.identify(headers, connection, peer, scope["state"].get(CERTIFICATE, b""), needed)
+
+
+def caller_of(
+    caller: Caller, headers: Mapping[str, str], body_user: str, limits: LimitSettings, *, trusts_names: bool = False
+) -> tuple[Caller, bool]:
+    """Return the caller of a request, and whether it is named: while authentication is off, a token may be shared.
+
+    With authentication on, the client's own id in the body only tells the user's sessions apart. Else it counts like an
+    unverified name, but less than one in the header, and not at all where names are trusted. A caller without any name
+    is known by its address and token: plugins open a new connection for each request.
+
+    Raises InvalidRequestError: the client's id is too long.
+    """
+    if caller.credential is not None or not caller.user:
+        check_text("user", body_user, limits.max_session_id_bytes)
+    if caller.credential is not None:
+        return caller.in_session(f"{_SESSION} {body_user}" if body_user else _SESSION), True
+    user = caller.user or ("" if trusts_names else body_user)
+    token = token_in(headers)
+    session = f"{_SESSION} {hashlib.sha256(token.encode()).hexdigest()[:_DIGITS]}" if token else _SESSION
+    return replace(caller, user=user, session=session, connection=caller.peer), bool(user)
+
+
+def with_document(caller: Caller, document: int) -> Caller:
+    """Return a caller in one of its documents, which is what a session stream is over gRPC.
+
+    So at an address without names each document has limits and a lane of its own, besides the limits of the address.
+    """
+    return replace(caller, session=f"{caller.session} {document}", stream=document)
 
 
 def next_number() -> int:
@@ -32,25 +95,21 @@ def with_unix_lines(asked: Asked) -> Asked:
 
     Models have seen few "\\r\\n", and requests that differ in nothing else have one answer.
     """
+
+    def unix(text: str, *, may_be_cut: bool = True) -> str:
+        text = text.replace(_CRLF, _LINE_BREAK)
+        return text.removesuffix("\r") if may_be_cut else text  # the client may cut a text in a line end
+
     texts = asked.prefix, asked.suffix
     num_lines = sum(text.count(_LINE_BREAK) for text in texts)
     return replace(
         asked,
-        prefix=_unix(asked.prefix),
-        suffix=_unix_beginning(asked.suffix),
-        snippets=tuple(replace(each, text=_unix_beginning(each.text)) for each in asked.snippets),
-        stop=tuple(map(_unix, asked.stop)),
+        prefix=unix(asked.prefix, may_be_cut=False),
+        suffix=unix(asked.suffix),
+        snippets=tuple(replace(each, text=unix(each.text)) for each in asked.snippets),
+        stop=tuple(unix(each, may_be_cut=False) for each in asked.stop),
         has_crlf=2 * sum(text.count(_CRLF) for text in texts) > num_lines,
     )
-
-
-def _unix(text: str) -> str:
-    return text.replace(_CRLF, _LINE_BREAK)
-
-
-def _unix_beginning(text: str) -> str:
-    """Return a text that the client may have cut in the middle of a line end."""
-    return _unix(text).removesuffix("\r")
 
 
 def request_of(
@@ -67,9 +126,7 @@ def request_of(
 
     What a plugin can't know is adapted to the server's limits: the number of tokens and the amount of context.
 
-    Raises:
-        InvalidRequestError: a text is too large, or a value is out of range.
-
+    Raises InvalidRequestError: a text is too large, or a value is out of range.
     """
     _check_sizes(asked, limits)
     mode = Mode.SINGLE_LINE if _LINE_BREAK in asked.stop else Mode.MULTI_LINE
@@ -97,24 +154,15 @@ def request_of(
 
 
 def _check_sizes(asked: Asked, limits: LimitSettings) -> None:
-    _check_text("prompt or prefix", asked.prefix, limits.max_prefix_bytes)
-    _check_text("suffix", asked.suffix, limits.max_suffix_bytes)
-    _check_text("filepath", asked.document_uri, limits.max_uri_bytes)
-    _check_text("language", asked.language_id, limits.max_session_id_bytes)
-    if len(asked.stop) > _MAX_STOPS:
-        raise InvalidRequestError("stop", f"must have at most {_MAX_STOPS} entries, got {len(asked.stop)}")
+    check_text("prompt or prefix", asked.prefix, limits.max_prefix_bytes)
+    check_text("suffix", asked.suffix, limits.max_suffix_bytes)
+    check_text("filepath", asked.document_uri, limits.max_uri_bytes)
+    check_text("language", asked.language_id, limits.max_session_id_bytes)
+    check_entries("stop", len(asked.stop), _MAX_STOPS)
     for i, stop in enumerate(asked.stop):
         if not stop:
             raise InvalidRequestError(f"stop[{i}]", "must not be empty")
-        _check_text(f"stop[{i}]", stop, limits.max_stop_bytes)
-
-
-def _check_text(field: str, text: str, max_bytes: int) -> None:
-    if len(text) * _BYTES_PER_CHARACTER <= max_bytes:
-        return
-    num_bytes = len(text.encode())
-    if num_bytes > max_bytes:
-        raise InvalidRequestError(field, f"must be at most {max_bytes} bytes, got {num_bytes}")
+        check_text(f"stop[{i}]", stop, limits.max_stop_bytes)
 
 
 def _snippets(asked: Asked, limits: LimitSettings) -> tuple[Snippet, ...]:

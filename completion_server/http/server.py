@@ -149,9 +149,7 @@ def build_http_server(
 
     `make_app` gets the names of the server. With `takes_certificates` the certificate of a client is a credential.
 
-    Raises:
-        ConfigError: the address can't be used.
-
+    Raises ConfigError: the address can't be used.
     """
     host, port = split_address(settings.http_listen)
     if is_loopback(settings.http_listen):

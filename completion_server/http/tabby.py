@@ -1,8 +1,9 @@
 """Tabby's dialect, as tabby-agent speaks it. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Literal
+
+from pydantic import Field
 
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.events import Feedback
@@ -15,8 +16,9 @@ _ID = "cmpl-"
 _MAX_DIGITS = 18
 _MAX_TOKENS = 64
 """Tabby's own default: its answers are not streamed, so an editor waits for all of them."""
-FeedbackKind = Literal["shown", "accepted", "accepted_line", "rejected"]
+FeedbackKind = Literal["shown", "accepted", "accepted_word", "accepted_line", "rejected"]
 _KINDS: dict[str, FeedbackKind] = {"view": "shown", "select": "accepted", "dismiss": "rejected"}
+_PARTS: dict[str, FeedbackKind] = {"word": "accepted_word", "line": "accepted_line"}
 
 
 class _Snippet(Body):
@@ -39,12 +41,8 @@ class _Segments(Body):
 
     def snippets(self) -> Iterator[Snippet]:
         """Yield the context, the most relevant first. Declarations have no score, so scores order a group."""
-        groups = (
-            self.declarations,
-            self.relevant_snippets_from_changed_files,
-            self.relevant_snippets_from_recently_opened_files,
-        )
-        for group in groups:
+        changed, opened = self.relevant_snippets_from_changed_files, self.relevant_snippets_from_recently_opened_files
+        for group in (self.declarations, changed, opened):
             for each in sorted(group, key=lambda each: -each.score):
                 yield Snippet(each.filepath, each.body)
         if self.clipboard:
@@ -63,23 +61,12 @@ class _EventBody(Body):
     type: str
     completion_id: str
     choice_index: int = 0
+    accepted_characters: Annotated[int, Field(ge=0)] | None = None
+    """In UTF-16 code units. The server's own page sends them; Tabby's clients accept the first line or all."""
 
 
-@dataclass(frozen=True, slots=True)
-class _TabbyReply:
-    is_streamed: bool = False
-
-    def whole(self, answer: Answer) -> Json:
-        """See `Reply`."""
-        return {"id": f"{_ID}{answer.number}", "choices": [{"index": 0, "text": answer.text}]}
-
-    def piece(self, answer: Answer) -> Json:
-        """See `Reply`; never called, because the dialect has no streams."""
-        return self.whole(answer)
-
-    def last(self, answer: Answer) -> list[Json]:
-        """See `piece`."""
-        return [self.whole(answer)]
+def _whole(answer: Answer) -> Json:
+    return {"id": f"{_ID}{answer.number}", "choices": [{"index": 0, "text": answer.text}]}
 
 
 def translate(body: dict[str, Json]) -> tuple[Asked, Reply]:
@@ -97,7 +84,7 @@ def translate(body: dict[str, Json]) -> tuple[Asked, Reply]:
         seed=fields.seed,
         user=fields.user,
     )
-    return asked, _TabbyReply()
+    return asked, Reply(False, _whole, _whole, lambda answer: [_whole(answer)])  # the dialect has no streams
 
 
 def _translate_any(body: dict[str, Json]) -> tuple[Asked, Reply]:
@@ -109,23 +96,27 @@ TABBY_OR_OPENAI = Dialect(_translate_any, error_body)
 """Both have the same path."""
 
 
-def event_of(body: dict[str, Json], select_kind: str) -> tuple[int, FeedbackKind] | None:
-    """Return the number of an answer and its user's reaction, None for an event that tells nothing about its text.
+def event_of(body: dict[str, Json], select_kind: str) -> tuple[int, FeedbackKind, int | None] | None:
+    """Return the number of an answer, its user's reaction and the accepted characters if they are told.
 
-    Raises:
-        InvalidRequestError: the body names no answer.
+    None stands for an event that tells nothing about its text.
 
+    Raises InvalidRequestError: the body names no answer.
     """
     fields = read(_EventBody, body)
     number = fields.completion_id.removeprefix(_ID)
     if not (number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS):
         raise InvalidRequestError("completion_id", f"must be the id of a completion, such as {_ID}17")
-    kind = "accepted_line" if (fields.type, select_kind) == ("select", "line") else _KINDS.get(fields.type)
-    return (int(number), kind) if kind else None
+    kind = _KINDS.get(fields.type)
+    if kind == "accepted":
+        kind = _PARTS.get(select_kind, kind)
+    return (int(number), kind, fields.accepted_characters) if kind else None
 
 
-def feedback_of(kind: FeedbackKind, text: str) -> Feedback:
+def feedback_of(kind: FeedbackKind, text: str, characters: int | None = None) -> Feedback:
     """Return a reaction to an answer with this text. Lengths are in UTF-16 code units."""
+    if characters is not None and kind.startswith("accepted"):
+        return Feedback(kind, characters)
     accepted = {"accepted": text, "accepted_line": text.partition("\n")[0]}.get(kind, "")
     return Feedback(kind, len(accepted.encode("utf-16-le")) // 2)
 

@@ -1,7 +1,11 @@
-"""AdminService: lets operators inspect and control one server."""
+"""AdminService: lets operators inspect and control one server.
+
+With authentication on, only callers with the scope admin may call it, also on loopback.
+"""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,25 +13,21 @@ import grpc
 
 from completion.v1 import admin_pb2 as pb
 from completion.v1 import admin_pb2_grpc
+from completion_server.admission.callers import Callers
 from completion_server.admission.gate import Readiness
+from completion_server.core.credential import Scope
 from completion_server.core.errors import CompletionError, InvalidRequestError, NotPossibleError
 from completion_server.core.events import AdminChanged
 from completion_server.core.request import Caller
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.rpc.admin_access import operator
-from completion_server.rpc.metadata import split_peer
+from completion_server.rpc.intake import identify, split_peer
 from completion_server.rpc.status import abort
 from completion_server.serving.service import Service
-from completion_server.speculation.figures import SpeculationFigures
-from completion_server.speculation.live import (
-    ActiveSpeculation,
-    LiveSpeculation,
-    SpeculationLockedError,
-    SpeculationMode,
-)
+from completion_server.speculation.live import LiveSpeculation, SpeculationLockedError, SpeculationMode
 from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule
 from completion_server.state.status import CacheStatus, ReplicationStatus
 
+ADMIN_SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 _ENGINE_STATES = {each: pb.EngineState.Value(f"ENGINE_STATE_{each.name}") for each in EngineState}
 _MODES = {each: pb.SpeculationMode.Value(f"SPECULATION_MODE_{each.name}") for each in SpeculationMode}
 
@@ -42,79 +42,37 @@ def _set_speculation(speculation: LiveSpeculation, request: pb.SetSpeculationReq
         NotPossibleError: this engine can't change the number of speculative tokens.
 
     """
-    by = _by(request)
+    mode, by, fixed = request.mode, request.by, pb.SPECULATION_MODE_FIXED
+    has_k = request.HasField("num_speculative_tokens")
+    limit = f"must be up to {_MAX_BY_CHARACTERS} printable characters, got {len(by)}"
+    for is_fault, field, fault in (
+        (len(by) > _MAX_BY_CHARACTERS or not by.isprintable(), "by", limit),
+        (mode not in _MODES.values(), "mode", f"must be FIXED, SCHEDULE or AUTO, got {mode}"),
+        (mode == fixed and not has_k, "num_speculative_tokens", "must be set for mode FIXED"),
+        (mode != fixed and has_k, "num_speculative_tokens", "is for mode FIXED alone"),
+        (mode == fixed and bool(request.schedule), "schedule", "must be empty for mode FIXED"),
+    ):
+        if is_fault:
+            raise InvalidRequestError(field, fault)
+    rows = [(row.first_batch_size, row.last_batch_size, row.num_speculative_tokens) for row in request.schedule]
     try:
-        match request.mode:
-            case pb.SPECULATION_MODE_FIXED:
-                _set_fixed(speculation, request, by)
-            case pb.SPECULATION_MODE_SCHEDULE:
-                speculation.set_schedule(_rows(request), by)
-            case pb.SPECULATION_MODE_AUTO:
-                speculation.set_auto(by, _rows(request))
-            case _:
-                raise InvalidRequestError("mode", f"must be FIXED, SCHEDULE or AUTO, got {request.mode}")
+        if mode == fixed:
+            speculation.set_fixed(request.num_speculative_tokens, by)
+        elif mode == pb.SPECULATION_MODE_SCHEDULE:
+            speculation.set_schedule(rows, by)
+        else:
+            speculation.set_auto(by, rows)
     except ScheduleError as error:
-        is_fixed = request.mode == pb.SPECULATION_MODE_FIXED
         field = "schedule" if error.row is None else f"schedule[{error.row}]"
-        raise InvalidRequestError("num_speculative_tokens" if is_fixed else field, error.fault) from error
+        raise InvalidRequestError("num_speculative_tokens" if mode == fixed else field, error.fault) from error
     except SpeculationLockedError as error:
         msg = f"the number of speculative tokens can't be changed on this server: {error}"
         raise NotPossibleError(msg) from error
 
 
-def _speculation_to_wire(active: ActiveSpeculation, figures: SpeculationFigures) -> pb.GetSpeculationResponse:
-    """Return the response to GetSpeculation."""
-    return pb.GetSpeculationResponse(
-        schedule=_rows_to_wire(active.schedule),
-        max_num_speculative_tokens=active.max_num_speculative_tokens,
-        since_unix_ms=active.since_unix_ms,
-        mode=_MODES[active.mode],
-        by=active.set_by,
-        table=_rows_to_wire(active.operator_schedule),
-        fixed_because=active.locked_reason,
-        figures=pb.SpeculationFigures(
-            window_s=figures.seconds,
-            generated_tokens=figures.num_tokens,
-            drafted_tokens=figures.num_drafted,
-            accepted_tokens=figures.num_accepted,
-            wasted_tokens=figures.num_wasted,
-            acceptance=figures.acceptance,
-            acceptance_by_position=figures.acceptance_by_position,
-            mean_accepted_length=figures.mean_accepted_length,
-            tokens_per_s=figures.tokens_per_s,
-        ),
-    )
-
-
 def _rows_to_wire(schedule: SpeculationSchedule) -> list[pb.SpeculationRow]:
-    """Return the rows of a schedule as messages."""
-    return [
-        pb.SpeculationRow(
-            first_batch_size=row.first, last_batch_size=row.last, num_speculative_tokens=row.num_speculative_tokens
-        )
-        for row in schedule.rows
-    ]
-
-
-def _set_fixed(speculation: LiveSpeculation, request: pb.SetSpeculationRequest, by: str) -> None:
-    if not request.HasField("num_speculative_tokens"):
-        raise InvalidRequestError("num_speculative_tokens", "must be set for mode FIXED")
-    if request.schedule:
-        raise InvalidRequestError("schedule", "must be empty for mode FIXED")
-    speculation.set_fixed(request.num_speculative_tokens, by)
-
-
-def _rows(request: pb.SetSpeculationRequest) -> list[tuple[int, int, int]]:
-    if request.HasField("num_speculative_tokens"):
-        raise InvalidRequestError("num_speculative_tokens", "is for mode FIXED alone")
-    return [(row.first_batch_size, row.last_batch_size, row.num_speculative_tokens) for row in request.schedule]
-
-
-def _by(request: pb.SetSpeculationRequest) -> str:
-    if len(request.by) > _MAX_BY_CHARACTERS or not request.by.isprintable():
-        limit = f"must be up to {_MAX_BY_CHARACTERS} printable characters, got {len(request.by)}"
-        raise InvalidRequestError("by", limit)
-    return request.by
+    rows = ((each.first, each.last, each.num_speculative_tokens) for each in schedule.rows)
+    return [pb.SpeculationRow(first_batch_size=a, last_batch_size=b, num_speculative_tokens=k) for a, b, k in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +137,29 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def GetSpeculation(self, _request: pb.GetSpeculationRequest, _context: Any) -> pb.GetSpeculationResponse:
         """Return the active schedule of speculative tokens and its figures."""
-        return _speculation_to_wire(self._speculation.active, self._speculation.figures())
+        active, figures = self._speculation.active, self._speculation.figures()
+        return pb.GetSpeculationResponse(
+            schedule=_rows_to_wire(active.schedule),
+            max_num_speculative_tokens=active.max_num_speculative_tokens,
+            since_unix_ms=active.since_unix_ms,
+            mode=_MODES[active.mode],
+            by=active.set_by,
+            table=_rows_to_wire(active.operator_schedule),
+            fixed_because=active.locked_reason,
+            figures=pb.SpeculationFigures(
+                window_s=figures.seconds,
+                generated_tokens=figures.num_tokens,
+                drafted_tokens=figures.num_drafted,
+                accepted_tokens=figures.num_accepted,
+                wasted_tokens=figures.num_wasted,
+                acceptance=figures.acceptance,
+                acceptance_by_position=figures.acceptance_by_position,
+                mean_accepted_length=figures.mean_accepted_length,
+                tokens_per_s=figures.tokens_per_s,
+            ),
+        )
 
-    async def SetSpeculation(
-        self, request: pb.SetSpeculationRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> pb.SetSpeculationResponse:
+    async def SetSpeculation(self, request: pb.SetSpeculationRequest, context: Any) -> pb.SetSpeculationResponse:
         """Change the number of speculative tokens from the engine's next step on."""
         before = self._speculation.active
         try:
@@ -191,19 +167,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         except CompletionError as error:
             await abort(context, error)
         now = self._speculation.active
+        rows, mode = _rows_to_wire(now.schedule), _MODES[now.mode]
         self._changed(context, "speculation", str(before), str(now), request.by)
-        return pb.SetSpeculationResponse(
-            schedule=_rows_to_wire(now.schedule), since_unix_ms=now.since_unix_ms, mode=_MODES[now.mode]
-        )
+        return pb.SetSpeculationResponse(schedule=rows, since_unix_ms=now.since_unix_ms, mode=mode)
 
-    async def SetLogLevel(
-        self, request: pb.SetLogLevelRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> pb.SetLogLevelResponse:
+    async def SetLogLevel(self, request: pb.SetLogLevelRequest, context: Any) -> pb.SetLogLevelResponse:
         """Change the log level."""
         try:
             previous = self._controls.set_log_level(request.level)
         except ValueError as error:
-            await abort(context, _invalid(str(error)))
+            field, _, fault = str(error).partition(": ")
+            await abort(context, InvalidRequestError(field, fault))
         self._changed(context, "log level", previous, request.level)
         return pb.SetLogLevelResponse(previous_level=previous)
 
@@ -249,6 +223,34 @@ def _cache_to_wire(status: CacheStatus | None) -> pb.CacheStatus | None:
     )
 
 
-def _invalid(fault: str) -> CompletionError:
-    field, _, description = fault.partition(": ")
-    return InvalidRequestError(field, description)
+operator: ContextVar[Caller | None] = ContextVar("operator", default=None)
+"""The verified caller of the method that runs in this context; None if authentication is off."""
+
+
+class AdminAccess(grpc.aio.ServerInterceptor):
+    """Identifies the caller of each method of AdminService, all of which take one message and return one."""
+
+    def __init__(self, callers: Callers) -> None:
+        """Let `callers` with the scope in."""
+        self._callers = callers
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        """Return the handler of a call, behind the check if it is one of AdminService."""
+        handler = await continuation(details)
+        if handler is None or not details.method.startswith(f"/{ADMIN_SERVICE}/"):
+            return handler
+
+        async def serve(request: Any, context: Any) -> Any:
+            try:
+                operator.set(await identify(self._callers, context, Scope.ADMIN))
+            except CompletionError as error:
+                await abort(context, error)
+            return await handler.unary_unary(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(
+            serve,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )

@@ -12,12 +12,11 @@ from completion_server.core.events import RequestRefused, SessionClosed, Session
 from completion_server.core.outcome import AnswerPart, End, FinishReason, Outcome
 from completion_server.core.request import Caller
 from completion_server.core.trace_context import BeginTrace, no_trace
-from completion_server.rpc.intake import Intake
+from completion_server.rpc.intake import Intake, identify
 from completion_server.rpc.messages import convert
 from completion_server.rpc.outbox import Outbox
-from completion_server.rpc.session import CLIENT_GONE, SessionCall, reset
+from completion_server.rpc.session import CLIENT_GONE, SessionCall, StreamTimes, reset
 from completion_server.rpc.status import abort, abort_within
-from completion_server.rpc.stream_ends import StreamTimes
 from completion_server.serving.completion import Completion
 from completion_server.serving.service import Service
 
@@ -69,11 +68,11 @@ class CompletionServicer:
     async def _open(self, context: Context) -> tuple[Completion, Caller]:
         """Receive the request of a call and open it; return it with its caller."""
         began_at = self._service.now()
-        caller = await self._intake.enter(context)
+        caller = await identify(self._intake.callers, context)
         self._service.gate.check()
         message = self._intake.decode_complete(await self._intake.receive(context))
         caller = caller.in_session(convert.session_id_of(message, self._intake.limits))
-        return self._service.open(self._intake.request_of(message, caller, began_at, context=context)), caller
+        return self._service.open(self._intake.request_of(message, caller, began_at, context)), caller
 
     async def _stream(self, completion: Completion, context: Context) -> CompletionError | None:
         """Write an answer; return the failure that the call must end with, if any."""
@@ -107,13 +106,17 @@ class CompletionServicer:
     async def session(self, _messages: Any, context: Context) -> None:
         """Serve one session stream."""
         try:
-            caller = await self._intake.enter(context)
+            caller = await identify(self._intake.callers, context)
             permit = self._service.gate.enter_session(caller)
         except CompletionError as error:
             self._service.emit(RequestRefused(error))
             await abort(context, error)
+        # A jitter keeps streams that were opened together from ending together.
+        max_age_s = self._server.max_session_age_s * random.uniform(1 - _AGE_JITTER, 1)
+        admission = self._admission
+        times = StreamTimes(admission.first_request_s, admission.session_idle_s, max_age_s, self._stall_timeout_s)
         with permit:
-            stream = SessionCall(self._service, self._intake, self._times(), context, caller)
+            stream = SessionCall(self._service, self._intake, times, context, caller)
             self._sessions.add(stream)
             opened_at = self._service.now()
             self._service.emit(SessionOpened(caller))
@@ -131,7 +134,7 @@ class CompletionServicer:
     async def report_feedback(self, _messages: Any, context: Context) -> None:
         """Take an editor's feedback on a completion."""
         try:
-            caller = await self._intake.enter(context, Scope.FEEDBACK)
+            caller = await identify(self._intake.callers, context, Scope.FEEDBACK)
             message = self._intake.decode_feedback(await self._intake.receive(context))
             caller = caller.in_session(convert.session_id_of(message, self._intake.limits))
             self._service.report_feedback(caller, message.sequence, convert.feedback_of(message))
@@ -143,9 +146,3 @@ class CompletionServicer:
         """End every session stream with UNAVAILABLE, so that editors connect to another server."""
         for stream in list(self._sessions):
             stream.close()
-
-    def _times(self) -> StreamTimes:
-        """Return the time limits of a new stream; a jitter keeps streams opened together from ending together."""
-        max_age_s = self._server.max_session_age_s * random.uniform(1 - _AGE_JITTER, 1)
-        admission = self._admission
-        return StreamTimes(admission.first_request_s, admission.session_idle_s, max_age_s, self._stall_timeout_s)

@@ -25,9 +25,7 @@ _MAPPED = "::ffff:"
 def check_ports(settings: ServerSettings) -> None:
     """Check that the configured addresses are free, also of each other.
 
-    Raises:
-        ConfigError: an address is in use, or does not belong to this machine. The message says what holds it.
-
+    Raises ConfigError: an address is in use, or does not belong to this machine. The message says what holds it.
     """
     sockets = set[str]()
     with contextlib.ExitStack() as bound:
@@ -37,19 +35,17 @@ def check_ports(settings: ServerSettings) -> None:
                 if is_unix_socket(address):
                     _check_socket(address, sockets)
                 elif address:
-                    bound.enter_context(_bound(*split_address(address)))
+                    host, port = split_address(address)
+                    # "::" stands for all addresses of IPv4, too, as in gRPC.
+                    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                    new = socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
+                    bound.enter_context(new)
             except OSError as error:
                 cause = error.strerror or str(error)
                 if error.errno == errno.EADDRINUSE:
                     cause = f"{_holder(address)}; {_ASK}"
                 msg = f"server.{key}: can't listen on {address}: {cause}"
                 raise ConfigError(msg) from error
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    # "::" stands for all addresses of IPv4, too, as in gRPC.
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
 
 
 def _check_socket(address: str, others: set[str]) -> None:
@@ -60,9 +56,8 @@ def _check_socket(address: str, others: set[str]) -> None:
     scheme, _, name = address.partition(":")
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_CONNECT_S)
-        is_free = client.connect_ex(f"\0{name}" if scheme == "unix-abstract" else name) != 0
-    if address in others or not is_free:
-        raise OSError(errno.EADDRINUSE, "Address already in use")
+        if address in others or client.connect_ex(f"\0{name}" if scheme == "unix-abstract" else name) == 0:
+            raise OSError(errno.EADDRINUSE, "Address already in use")
     others.add(address)
 
 
@@ -93,9 +88,7 @@ def _described(process: psutil.Process) -> str:
 def load_certificates(settings: ServerSettings) -> dict[str, CertificateFiles]:
     """Return the TLS files of the listeners "public" and "admin"; a listener without TLS has none.
 
-    Raises:
-        ConfigError: a file can't be read, or the certificate and the key don't belong together.
-
+    Raises ConfigError: a file can't be read, or the certificate and the key don't belong together.
     """
     sections = (("public", "server.tls", settings.tls), ("admin", "server.admin_tls", settings.admin_tls))
     return {
@@ -107,6 +100,11 @@ def load_certificates(settings: ServerSettings) -> dict[str, CertificateFiles]:
 
 def credentials(files: CertificateFiles) -> grpc.ServerCredentials:
     """Return the credentials of a listener. Each new connection gets the certificate that is in use by then."""
+
+    def configuration(certificate: ServerCertificate) -> grpc.ServerCertificateConfiguration:
+        pair = certificate.key, certificate.chain
+        return grpc.ssl_server_certificate_configuration([pair], certificate.client_ca)
+
     used = files.current
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
@@ -115,14 +113,10 @@ def credentials(files: CertificateFiles) -> grpc.ServerCredentials:
         if files.current is used:
             return None
         used = files.current
-        return _configuration(used)
+        return configuration(used)
 
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(used),
+        configuration(used),
         changed,  # type: ignore[arg-type]  # gRPC takes None, its types do not say so
         require_client_authentication=used.client_ca is not None,
     )
-
-
-def _configuration(certificate: ServerCertificate) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(certificate.key, certificate.chain)], certificate.client_ca)

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 
-from completion.v1 import admin_pb2, admin_pb2_grpc
+from completion.v1 import admin_pb2_grpc
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.callers import Callers
 from completion_server.admission.settings import LimitSettings, ServerSettings
@@ -16,14 +16,12 @@ from completion_server.core import descriptors
 from completion_server.core.addresses import is_unix_socket
 from completion_server.core.certificates import CertificateFiles
 from completion_server.core.errors import ConfigError
-from completion_server.rpc.admin import AdminServicer
-from completion_server.rpc.admin_access import AdminAccess
+from completion_server.rpc.admin import ADMIN_SERVICE, AdminAccess, AdminServicer
 from completion_server.rpc.completion import CompletionServicer
 from completion_server.rpc.listening import credentials
 from completion_server.rpc.standard_services import add_standard_services
 
 COMPLETION_SERVICE = pb.DESCRIPTOR.services_by_name["CompletionService"].full_name
-ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 _MAX_ADMIN_MESSAGE_BYTES = 64 * 1024
 _UNREAD_BYTES = 64 * 1024
@@ -71,13 +69,11 @@ def build_public_server(
 ) -> Listener:
     """Return the editors' server, not yet started; without a certificate it has no TLS.
 
-    Raises:
-        ConfigError: the address can't be used.
-
+    Raises ConfigError: the address can't be used.
     """
     server = grpc.aio.server(options=_options(settings, settings.max_message_bytes or limits.max_message_bytes))
     server.add_generic_rpc_handlers((_completion_handlers(servicer),))
-    return _finish(server, settings.listen, "server.listen", settings, certificate, health, COMPLETION_SERVICE)
+    return _listener(server, "listen", settings, certificate, health, COMPLETION_SERVICE)
 
 
 def build_admin_server(
@@ -89,42 +85,34 @@ def build_admin_server(
 ) -> Listener:
     """Return the operators' server, not yet started; without a certificate it has no TLS.
 
-    Raises:
-        ConfigError: the address can't be used.
-
+    Raises ConfigError: the address can't be used.
     """
     interceptors = () if callers.is_open else (AdminAccess(callers),)
     server = grpc.aio.server(interceptors=interceptors, options=_options(settings, _MAX_ADMIN_MESSAGE_BYTES))
     admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
-    return _finish(server, settings.admin_listen, "server.admin_listen", settings, certificate, health, ADMIN_SERVICE)
+    return _listener(server, "admin_listen", settings, certificate, health, ADMIN_SERVICE)
 
 
-def _finish(
+def _listener(
     server: grpc.aio.Server,
-    address: str,
     key: str,
     settings: ServerSettings,
     certificate: CertificateFiles | None,
     health: HealthReporter,
     service: str,
 ) -> Listener:
-    reflected = service if settings.reflection else None
-    add_standard_services(server, health.servicer, settings.receive_timeout_s, reflected)
-    return Listener(server, _bind(server, address, key, certificate))
-
-
-def _bind(server: grpc.aio.Server, address: str, key: str, certificate: CertificateFiles | None) -> str:
+    """Add the standard services, and bind the server to the address at a `key` of the settings."""
+    add_standard_services(server, health.servicer, settings.receive_timeout_s, service if settings.reflection else None)
+    address: str = getattr(settings, key)
     try:
         if certificate is None or is_unix_socket(address):
             port = server.add_insecure_port(address)
         else:
             port = server.add_secure_port(address, credentials(certificate))
     except RuntimeError as error:
-        msg = f"{key}: can't listen on {address}; is it in use by another server?"
+        msg = f"server.{key}: can't listen on {address}; is it in use by another server?"
         raise ConfigError(msg) from error
-    if is_unix_socket(address):
-        return address
-    return f"{address.rpartition(':')[0]}:{port}"
+    return Listener(server, address if is_unix_socket(address) else f"{address.rpartition(':')[0]}:{port}")
 
 
 def _options(settings: ServerSettings, max_message_bytes: int) -> list[tuple[str, Any]]:

@@ -1,7 +1,8 @@
-"""One Session stream: reads an editor's messages, opens its requests, and ends the stream (`stream_ends`)."""
+"""One Session stream: reads an editor's messages, opens its requests, and ends at its time limits."""
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
@@ -21,11 +22,10 @@ from completion_server.core.errors import (
 from completion_server.core.events import FeedbackRefused, RequestRefused
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller
-from completion_server.rpc.intake import Intake
+from completion_server.rpc.intake import Intake, identify
 from completion_server.rpc.messages import convert
 from completion_server.rpc.messages.decoder import MalformedError
 from completion_server.rpc.outbox import Outbox
-from completion_server.rpc.stream_ends import StreamTimes
 from completion_server.serving.completion import Completion
 from completion_server.serving.service import Service
 
@@ -42,12 +42,23 @@ Ends of superseded requests, so a client that types faster than it reads still g
 def reset(seconds: float) -> NoReturn:
     """End the call of a stalled reader without a status, because a status would wait behind the unread messages.
 
-    Raises:
-        CancelledError: always; gRPC resets a call whose handler is cancelled.
-
+    Raises CancelledError: always; gRPC resets a call whose handler is cancelled.
     """
     logger.info("a reader stalled for %g s; its call is reset", seconds)
     raise asyncio.CancelledError
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTimes:
+    """The time limits of a stream, in seconds."""
+
+    first_request_s: float
+    """From its start to its first message."""
+    idle_s: float
+    """From one message to the next, without open requests."""
+    max_age_s: float
+    stall_timeout_s: float
+    """How long a write may block."""
 
 
 class SessionCall:
@@ -104,7 +115,7 @@ class SessionCall:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            for completion in self._outbox.completions():
+            for completion in self._outbox.completions.values():
                 completion.leave()
         return self._failure
 
@@ -122,28 +133,31 @@ class SessionCall:
     def _cut(self, failure: CompletionError) -> None:
         """End the stream of a caller that may not go on, and its open requests with it."""
         self._end(failure)
-        for completion in tuple(self._outbox.completions()):
+        for completion in tuple(self._outbox.completions.values()):
             completion.cancel()
 
     def _check_ends(self) -> None:
         """End the stream if a time limit is reached or its caller may not go on, else set a timer to check again."""
-        now, is_busy = self._loop.time(), self._outbox.num_live > 0
+        now, times = self._loop.time(), self._times
         try:
             self._watch.check(now)
         except CompletionError as error:
             self._cut(error)
             return
-        ends_at, reason = self._times.end(self._opened_at, self._received_at, is_busy=is_busy)
+        ends = [(self._opened_at + times.max_age_s, f"it is {times.max_age_s:.3g} s old (server.max_session_age_s)")]
+        if self._received_at is None:
+            reason = f"no request came within {times.first_request_s:g} s (admission.first_request_s)"
+            ends.append((self._opened_at + times.first_request_s, reason))
+        elif not self._outbox.num_live:
+            reason = f"no message for {times.idle_s:g} s (admission.session_idle_s)"
+            ends.append((self._received_at + times.idle_s, reason))
+        ends_at, reason = min(ends)
         if ends_at <= now:
             self._end(SessionEndedError(f"the stream ends: {reason}", retry_after_ms=0))
             return
         # Messages and answers change the end meanwhile, so check again after one idle time at the latest.
-        next_at = min(ends_at, now + self._times.idle_s)
-        if self.caller.credential is not None:
-            next_at = min(next_at, now + CHECK_EVERY_S)
-        self._timer = self._loop.call_at(next_at, self._check_ends)
-
-    # Reading
+        soon_s = times.idle_s if self.caller.credential is None else min(times.idle_s, CHECK_EVERY_S)
+        self._timer = self._loop.call_at(min(ends_at, now + soon_s), self._check_ends)
 
     async def _read_all(self) -> None:
         while self._failure is None and (data := await self._context.read()) is not grpc.aio.EOF:
@@ -164,7 +178,7 @@ class SessionCall:
             case "complete":
                 await self._complete(message.complete, began_at)
             case "cancel":
-                completion = self._outbox.find(message.cancel.sequence)
+                completion = self._outbox.completions.get(message.cancel.sequence)
                 if completion is not None:
                     completion.cancel()
             case "feedback":
@@ -179,7 +193,8 @@ class SessionCall:
         """Take a new token, if there is one; return whether the stream goes on, and end it if not."""
         try:
             if authorization and self.caller.credential is not None:
-                self._watch.renew(await self._intake.enter_again(self._context, authorization))
+                again = await identify(self._intake.callers, self._context, authorization=authorization)
+                self._watch.renew(again)
             self._watch.check(self._loop.time())
         except CompletionError as error:
             self._cut(error)
@@ -187,20 +202,20 @@ class SessionCall:
         return True
 
     async def _complete(self, message: pb.CompleteRequest, began_at: float) -> None:
-        parsed_at = self._service.now()
+        parsed_at, sequence = self._service.now(), message.sequence
         await self._outbox.reserve()
         began_at += self._service.now() - parsed_at  # the stage is receiving, not the wait for a slow reader
-        if not self._is_new(message.sequence):
-            limit = f"must rise within a session: after {self._last_sequence} came {message.sequence}"
-            self._refuse(message.sequence, InvalidRequestError("complete.sequence", limit))
+        if not self._is_new(sequence):
+            limit = f"must rise within a session: after {self._last_sequence} came {sequence}"
+            self._refuse(sequence, InvalidRequestError("complete.sequence", limit))
             return
         try:
             completion = self._open_completion(message, began_at)
         except CompletionError as error:
-            self._end_refused(message.sequence, error)
+            self._end_refused(sequence, error)
             return
         self._received_at = self._loop.time()
-        self._outbox.add(message.sequence, completion)
+        self._outbox.add(sequence, completion)
 
     def _is_new(self, sequence: int) -> bool:
         """Take the sequence number of a request; return whether it has risen, so that the request gets an End."""
@@ -232,20 +247,19 @@ class SessionCall:
             self._service.report_feedback(self._caller_of(message), message.sequence, feedback)
         except (InvalidRequestError, PermissionDeniedError) as error:
             await self._outbox.reserve()
-            self._service.emit(FeedbackRefused())
-            refused = _around(error, "feedback") if isinstance(error, InvalidRequestError) else error
-            self._outbox.write_nowait(convert.refusal_of(message.sequence, refused))
+            refused = _renamed(error, added="feedback.") if isinstance(error, InvalidRequestError) else error
+            self._refuse(message.sequence, refused, FeedbackRefused())
 
     async def _refuse_malformed(self, error: MalformedError) -> None:
         await self._outbox.reserve()
         if self._is_new(error.sequence):
-            self._end_refused(error.sequence, _inside_complete(error))
+            self._end_refused(error.sequence, _renamed(error, removed="complete."))
         else:
             self._refuse(error.sequence, error)
 
-    def _refuse(self, sequence: int, error: InvalidRequestError) -> None:
+    def _refuse(self, sequence: int, error: CompletionError, event: FeedbackRefused | None = None) -> None:
         """Refuse a message that begins no request. Needs a reserved place."""
-        self._service.emit(RequestRefused(error))
+        self._service.emit(event or RequestRefused(error))
         self._outbox.write_nowait(convert.refusal_of(sequence, error))
 
     def _end_refused(self, sequence: int, error: CompletionError) -> None:
@@ -257,13 +271,7 @@ class SessionCall:
         self._outbox.write_nowait(convert.session_response_of(sequence, End(outcome)))
 
 
-def _around(error: InvalidRequestError, path: str) -> InvalidRequestError:
-    """Return an error about a field of a message as one about a field of the message around it."""
+def _renamed(error: InvalidRequestError, *, removed: str = "", added: str = "") -> InvalidRequestError:
+    """Return an error whose field has the path in the message around, or inside, that of the error."""
     (violation,) = error.violations
-    return InvalidRequestError(f"{path}.{violation.field}", violation.description)
-
-
-def _inside_complete(error: InvalidRequestError) -> InvalidRequestError:
-    """Return an error about a field of a SessionRequest as one about a field of its CompleteRequest."""
-    (violation,) = error.violations
-    return InvalidRequestError(violation.field.removeprefix("complete."), violation.description)
+    return InvalidRequestError(added + violation.field.removeprefix(removed), violation.description)

@@ -4,7 +4,6 @@ import asyncio
 from typing import NoReturn
 
 import grpc
-from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
@@ -23,16 +22,16 @@ async def abort(context: "grpc.aio.ServicerContext[object, object]", error: Comp
     status = Status(code=int(error.code), message=error.message)
     if error.violations:
         violations = [BadRequest.FieldViolation(field=v.field, description=v.description) for v in error.violations]
-        status.details.append(_packed(BadRequest(field_violations=violations)))
+        status.details.add().Pack(BadRequest(field_violations=violations))
     if error.reason:
         info = ErrorInfo(reason=error.reason, domain=_DOMAIN)
         if error.limit is not None:
             info.metadata.update(limit=error.limit.name, allowed=f"{error.limit.allowed:.15g}")
-        status.details.append(_packed(info))
+        status.details.add().Pack(info)
     if error.retry_after_ms is not None:
         delay = Duration()
         delay.FromMilliseconds(error.retry_after_ms)
-        status.details.append(_packed(RetryInfo(retry_delay=delay)))
+        status.details.add().Pack(RetryInfo(retry_delay=delay))
     rich = rpc_status.to_status(status)
     await context.abort(rich.code, rich.details, rich.trailing_metadata)
     raise AssertionError  # abort always raises
@@ -50,9 +49,3 @@ async def abort_within(
             await abort(context, error)
     except TimeoutError:
         raise asyncio.CancelledError from None  # a call whose handler is cancelled is reset
-
-
-def _packed(message: BadRequest | ErrorInfo | RetryInfo) -> AnyMessage:
-    packed = AnyMessage()
-    packed.Pack(message)
-    return packed

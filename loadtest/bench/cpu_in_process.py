@@ -35,8 +35,7 @@ from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.prompt.builder import Prompt, PromptBuilder
 from completion_server.rpc.intake import Intake
-from completion_server.rpc.session import SessionCall
-from completion_server.rpc.stream_ends import StreamTimes
+from completion_server.rpc.session import SessionCall, StreamTimes
 from completion_server.scheduling.settings import SchedulingSettings
 from completion_server.serving.completion import Completion
 from completion_server.serving.rules import Prompts

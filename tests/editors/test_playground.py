@@ -150,10 +150,10 @@ async def test_a_user_types_sees_accepts_and_dismisses(server: RunningServer, ta
     await tab.type(" ")  # rejected here, so nothing comes back
     await new_line(tab, "other")
     await tab.ghost("wise = sorted(values)")
-    for kind in ("shown", "accepted", "rejected"):
+    for kind in ("shown", "accepted", "accepted_word", "rejected"):
         await eventually(lambda kind=kind: server.count("completion_feedback_total", kind=kind) > 0)
     assert server.count("completion_feedback_total", kind="refused") == 0
-    assert server.count("completion_accepted_characters_total") == len(MEAN) + len("mean(values[:3])")
+    assert server.count("completion_accepted_characters_total") == len(MEAN) + len("an(values[:3])")
 
 
 async def test_the_languages_have_texts_of_their_own(server: RunningServer, tab: Playground) -> None:

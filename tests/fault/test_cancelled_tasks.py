@@ -20,8 +20,7 @@ from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTime
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.rpc.intake import Intake
-from completion_server.rpc.session import SessionCall
-from completion_server.rpc.stream_ends import StreamTimes
+from completion_server.rpc.session import SessionCall, StreamTimes
 from completion_server.serving.service import Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.state.clients import make_client

@@ -153,26 +153,6 @@ async def test_a_client_that_leaves_while_it_waits_reaches_no_engine(
     assert len(script.generations) == 1
 
 
-@pytest.mark.parametrize(
-    ("path", "options", "num_usages"),
-    [
-        ("/v1/completions", {}, 0),
-        ("/v1/completions", {"stream_options": None}, 0),
-        ("/v1/completions", {"stream_options": {"include_usage": False}}, 0),
-        ("/v1/completions", {"stream_options": {"include_usage": True}}, 1),
-        ("/v1/fim/completions", {}, 1),
-    ],
-)
-async def test_a_stream_has_its_usage_once_if_it_is_asked_for(
-    server: RunningServer, path: str, options: dict[str, Any], num_usages: int
-) -> None:
-    *events, done = (await post(server, path, {"prompt": BEFORE, "stream": True} | options)).events
-    usages = [each["usage"]["completion_tokens"] for each in events if not each["choices"]]
-    assert usages == [each["usage"]["completion_tokens"] for each in events if "usage" in each]
-    assert (len(usages), done) == (num_usages, "[DONE]")
-    assert all(usages)
-
-
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_an_answer_from_the_cache_has_the_usage_of_its_text(
     engine: ScriptedEngine, script: Script, is_streamed: bool

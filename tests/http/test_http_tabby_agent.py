@@ -19,7 +19,6 @@ from tests.support.server import RunningServer, make_config, run_server
 ANSWERS_WITHIN_S = 60.0
 TEXT = "def f(a, b):\n    return a + \n\nprint(f(1, 2))\n"
 WORDS = ("b", " * 2", "\n")
-URI = "file:///project/example.py"
 
 
 @pytest.fixture
@@ -54,47 +53,6 @@ def configure(home: Path, server: RunningServer) -> None:
     folder.mkdir(parents=True)
     settings = f'[server]\nendpoint = "http://{server.ready.http_address}"\ntoken = "any"\n'
     (folder / "config.toml").write_text(f"{settings}[anonymousUsageTracking]\ndisable = true\n")
-
-
-class LanguageServer:
-    """The messages of the Language Server Protocol."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self.stdin, self.stdout = process.stdin, process.stdout
-
-    async def send(self, method: str, params: Any, number: int | None = None) -> None:
-        message = {"jsonrpc": "2.0", "method": method, "params": params} | ({} if number is None else {"id": number})
-        body = json.dumps(message).encode()
-        self.stdin.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-        await self.stdin.drain()
-
-    async def answer(self, number: int) -> Any:
-        """Return the result of a request; other messages are passed over."""
-        while True:
-            head = await self.stdout.readuntil(b"\r\n\r\n")
-            message = json.loads(await self.stdout.readexactly(int(head.split(b":")[1].split()[0])))
-            if message.get("id") == number and "method" not in message:
-                return message["result"]
-
-
-async def test_the_language_server_shows_a_completion(agent: Path, tmp_path: Path) -> None:
-    async with run_server(make_config(HTTP), lambda: ScriptedEngine(lambda _request: WORDS)) as server:
-        configure(tmp_path, server)
-        async with running(agent, tmp_path, "--lsp", "--stdio") as process:
-            client = LanguageServer(process)
-            await client.send("initialize", {"processId": None, "rootUri": None, "capabilities": {}}, 1)
-            await client.answer(1)
-            await client.send("initialized", {})
-            document = {"uri": URI, "languageId": "python", "version": 1, "text": TEXT}
-            await client.send("textDocument/didOpen", {"textDocument": document})
-            asked = {"textDocument": {"uri": URI}, "position": {"line": 1, "character": 15}}
-            await client.send("textDocument/completion", asked, 2)
-            (item,) = (await client.answer(2))["items"]
-        assert item["textEdit"]["newText"] == "b * 2"
-        assert item["data"]["completionId"].startswith("cmpl-")
-        assert server.count("completion_requests_total", outcome="stop", trigger="automatic", shed_reason="") == 1
 
 
 async def test_the_agent_reports_what_its_user_did(agent: Path, tmp_path: Path) -> None:

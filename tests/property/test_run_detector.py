@@ -2,7 +2,6 @@
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,14 +61,3 @@ def check(text: str, pieces: list[str]) -> None:
 @given(long_texts() | repeating_texts(), st.lists(st.integers(0, 2000), min_size=2, max_size=8))
 def test_a_loop_and_a_run_at_the_end_are_found_as_by_its_definition(text: str, cuts: list[int]) -> None:
     check(text, split(text, cuts))
-
-
-@pytest.mark.parametrize("num_before", [0, 300, 700])
-@pytest.mark.parametrize("size", [1, 16, 120, 121])
-def test_a_loop_is_found_far_from_the_beginning(num_before: int, size: int) -> None:
-    chance = random.Random(1)
-    before, unit, blanks = filler(chance, num_before), filler(chance, size), "\n" + " " * (size - 1)
-    for repeated in (unit * (240 // size + 4), unit * 4, (unit * 4)[:-1], (unit * 3)[:-1], (blanks * 700)[:700]):
-        text = before + repeated + "."
-        for cut in (33, 150, 499):
-            check(text, [text[at : at + cut] for at in range(0, len(text), cut)])

@@ -23,22 +23,19 @@ def row_lists(draw: st.DrawFn) -> list[list[int]]:
     return rows
 
 
-@given(row_lists())
-def test_a_schedule_equals_its_rows(rows: list[list[int]]) -> None:
+@given(row_lists(), st.integers(1, 80))
+def test_a_schedule_and_its_lookup_equal_its_rows(rows: list[list[int]], max_batch_size: int) -> None:
     schedule = parse_schedule(rows, MAX_K)
     assert schedule.as_lists() == rows
     for first, last, k in rows:
         assert {schedule.num_speculative_tokens(size) for size in range(first, last + 1)} == {k}
     assert schedule.num_speculative_tokens(10_000) == rows[-1][2]
     assert schedule.largest == max(k for _, _, k in rows)
-
-
-@given(row_lists(), st.integers(1, 80))
-def test_the_lookup_has_an_entry_for_each_batch_size(rows: list[list[int]], max_batch_size: int) -> None:
-    schedule = parse_schedule(rows, MAX_K)
     lookup = schedule.lookup(max_batch_size)
     assert len(lookup) == max_batch_size + 1
     assert lookup[1:] == [schedule.num_speculative_tokens(size) for size in range(1, max_batch_size + 1)]
+    fixed = SpeculationSchedule.fixed(rows[0][2], max_batch_size)
+    assert fixed.rows == (ScheduleRow(1, max_batch_size, rows[0][2]),)
 
 
 @given(lookups)
@@ -75,15 +72,5 @@ def test_a_fault_names_its_row(rows: list[list[int]], data: st.DataObject) -> No
         parse_schedule([*rows[:at], spoilt, *rows[at + 1 :]], MAX_K)
     assert caught.value.row == at
     assert f"schedule[{at}]" in str(caught.value)
-
-
-def test_an_empty_schedule_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="at least one row") as caught:
+    with pytest.raises(ScheduleError, match="at least one row"):
         parse_schedule([], MAX_K)
-    assert caught.value.row is None
-
-
-@given(st.integers(0, MAX_K), st.integers(1, 200))
-def test_one_k_for_all(k: int, max_batch_size: int) -> None:
-    assert SpeculationSchedule.fixed(k, max_batch_size).rows == (ScheduleRow(1, max_batch_size, k),)
-    assert set(SpeculationSchedule.fixed(k, max_batch_size).lookup(max_batch_size)[1:]) == {k}

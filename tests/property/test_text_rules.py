@@ -1,9 +1,7 @@
 """Properties of the text rules for any text in any pieces."""
 
 import dataclasses
-from itertools import product
 
-import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -74,20 +72,6 @@ def test_the_total_does_not_depend_on_the_pieces(request: Request, text: str, cu
     assert (whole_end is None) == (pieces_end is None) == (chars_end is None)
     if chars_end is not None and pieces_end is not None:
         assert chars_end <= pieces_end
-
-
-@pytest.mark.parametrize("mode", Mode)
-@pytest.mark.parametrize(
-    "suffix", ["", "\n", " ", "(", ")", "(x)\n", "/", "=", " # b\n", "b)\n", "\n1 / (a + b)\n", '"']
-)
-def test_a_completion_is_the_same_for_every_division_of_its_text(mode: Mode, suffix: str) -> None:
-    request = dataclasses.replace(REQUEST, suffix=suffix, mode=mode)
-    for text in ("1 / (a + b)", " / (b)\n"):
-        whole, whole_end = run(request, [text], is_cut=False)
-        for is_cut_at in product((False, True), repeat=len(text) - 1):
-            cuts = [at for at, is_cut in enumerate(is_cut_at, 1) if is_cut]
-            found, end = run(request, split(text, cuts), is_cut=False)
-            assert (found, end is None) == (whole, whole_end is None), (text, cuts)
 
 
 @settings(max_examples=examples(2))

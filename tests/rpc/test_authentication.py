@@ -16,7 +16,7 @@ from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.core.credential import Scope
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.authentication import LONG_PAST_S, KnownCallers, verified
+from tests.support.authentication import KnownCallers, verified
 from tests.support.certificates import MakeIdentity
 from tests.support.server import (
     ENDLESS,
@@ -53,7 +53,6 @@ def known() -> KnownCallers:
         {
             "ada": verified("ada", credential="k1"),
             "ada-again": verified("ada", credential="k2"),
-            "ada-expired": verified("ada", credential="k3", expires_at=LONG_PAST_S),
             "bob": verified("bob", credential="k4"),
             "reader": verified("reader", Scope.FEEDBACK, credential="k5"),
             "root": verified("root", Scope.ADMIN, credential="k6"),
@@ -164,45 +163,29 @@ async def test_operators_need_their_scope_on_loopback_too_and_health_needs_none(
             assert health.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_a_revoked_key_s_silent_stream_ends(server: RunningServer, known: KnownCallers) -> None:
-    revoked, other = server.stub.Session(metadata=bearer("ada")), server.stub.Session(metadata=bearer("bob"))
-    for stream in (revoked, other):
-        await stream.initial_metadata()
-    known.revoke("k1")
-    assert await status_of(revoked) is UNAUTHENTICATED
-    assert "key k1: was revoked" in await revoked.details()
-    assert not other.done()
-    assert (await ask(server.stub, request(), metadata=bearer("ada"))).code is UNAUTHENTICATED
-
-
-async def test_a_revoked_key_s_running_call_ends(known: KnownCallers) -> None:
+async def test_a_revoked_key_s_stream_and_running_call_end(known: KnownCallers) -> None:
     def make_engine() -> ScriptedEngine:
         return endless_engine(lambda _request: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
 
     async with run_server(endless_config("engine.heartbeat_s=0"), make_engine, known) as server:
+        streams = [server.stub.Session(metadata=bearer(token)) for token in ("ada", "bob")]
+        for stream in streams:
+            await stream.initial_metadata()
         revoked, other = (
             asyncio.create_task(ask(server.stub, request(max_tokens=ENDLESS), metadata=bearer(token)))
             for token in ("ada", "bob")
         )
         await eventually(lambda: server.count("completion_running_requests") == 2)
         known.revoke("k1")
-        async with named_limit(5.0, "the end of the call"):
+        async with named_limit(ENDS_WITHIN_S, "the end of the call"):
             answer = await revoked
         assert (answer.code, answer.details) == (UNAUTHENTICATED, "key k1: was revoked")
+        assert await status_of(streams[0]) is UNAUTHENTICATED
+        assert "key k1: was revoked" in await streams[0].details()
         assert not other.done()
+        assert not streams[1].done()
+        assert (await ask(server.stub, request(), metadata=bearer("ada"))).code is UNAUTHENTICATED
         other.cancel()
-
-
-async def test_a_stream_goes_on_with_a_new_token_of_its_user(server: RunningServer, known: KnownCallers) -> None:
-    stream = server.stub.Session(metadata=bearer("ada-expired"))
-    await stream.initial_metadata()
-    known.now = LONG_PAST_S
-    await stream.write(pb.SessionRequest(authorization="Bearer ada-again", complete=request(sequence=1)))
-    async with named_limit(ENDS_WITHIN_S, "the end of the request"):
-        while not (await stream.read()).HasField("end"):
-            pass
-    await stream.write(pb.SessionRequest(authorization="Bearer bob"))
-    assert await status_of(stream) is DENIED
 
 
 async def test_a_client_s_certificate_names_its_user(

@@ -106,31 +106,25 @@ async def test_a_deadline_ends_the_work_wherever_it_is(
     assert server.count("completion_requests_total", outcome="deadline", trigger="automatic", shed_reason="") == 1
 
 
-@pytest.mark.parametrize(
-    ("message", "field"),
-    [
-        ({"prefix": "x" * (512 * 1024 + 1)}, "prefix"),
-        ({"snippets": [{}] * 33}, "snippets"),
-        ({"snippets": [{}] * 200_000}, "message"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"session_id": ""}, "session_id"),
-    ],
-)
 async def test_an_invalid_request_is_refused_with_its_field_before_the_engine(
-    server: RunningServer, said: Said, message: dict[str, object], field: str
+    server: RunningServer, said: Said
 ) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for _event in server.stub.Complete(request(**message), timeout=5):
-            pass
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    status = rpc_status.from_call(caught.value)
-    assert status is not None
-    details = BadRequest()
-    assert status.details[0].Unpack(details)
-    assert details.field_violations[0].field == field
-    assert "got" in details.field_violations[0].description or field == "session_id"
+    faults: dict[str, dict[str, Any]] = {
+        "prefix": {"prefix": "x" * (512 * 1024 + 1)},
+        "message": {"snippets": [{}] * 200_000},
+        "session_id": {"session_id": ""},
+    }
+    for field, message in faults.items():
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _event in server.stub.Complete(request(**message), timeout=5):
+                pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        status, details = rpc_status.from_call(caught.value), BadRequest()
+        assert status is not None
+        assert status.details[0].Unpack(details)
+        assert [each.field for each in details.field_violations] == [field]
     assert not said.generations
-    assert server.count("completion_refused_requests_total", code="invalid_argument") == 1
+    assert server.count("completion_refused_requests_total", code="invalid_argument") == len(faults)
 
 
 async def test_typing_the_generated_text_reattaches_to_the_generation(
@@ -174,21 +168,21 @@ async def shed_answer(
     return answer, None
 
 
-async def test_a_full_server_sheds_at_once(engine: ScriptedEngine, said: Said) -> None:
-    answer, error = await shed_answer(engine, said, "scheduling.max_queued=0")
+@pytest.mark.parametrize(
+    ("settings", "reason", "limit"),
+    [
+        (("scheduling.max_queued=0",), pb.SHED_REASON_OVERLOAD, pb.Limit(name="scheduling.max_queued", allowed=0)),
+        (("shed.when=late", "shed.budget_ms=20"), pb.SHED_REASON_DEADLINE_UNREACHABLE, None),
+    ],
+)
+async def test_a_full_server_sheds_at_once_or_what_has_no_token_in_time(
+    engine: ScriptedEngine, said: Said, settings: tuple[str, ...], reason: pb.ShedReason, limit: pb.Limit | None
+) -> None:
+    answer, error = await shed_answer(engine, said, *settings)
     assert error is None
-    assert (answer.reason, answer.text) == ("shed", "")
     assert answer.end is not None
-    assert answer.end.shed_reason == pb.SHED_REASON_OVERLOAD
-    assert answer.end.limit == pb.Limit(name="scheduling.max_queued", allowed=0)
-    assert answer.end.retry_after_ms == 30
-
-
-async def test_a_request_without_a_token_in_time_is_shed(engine: ScriptedEngine, said: Said) -> None:
-    answer, error = await shed_answer(engine, said, "shed.when=late", "shed.budget_ms=20")
-    assert error is None
-    assert answer.end is not None
-    assert (answer.reason, answer.end.shed_reason) == ("shed", pb.SHED_REASON_DEADLINE_UNREACHABLE)
+    assert (answer.reason, answer.text, answer.end.shed_reason) == ("shed", "", reason)
+    assert limit is None or (answer.end.limit, answer.end.retry_after_ms) == (limit, 30)
 
 
 async def test_a_shed_call_fails_with_a_status_if_configured(engine: ScriptedEngine, said: Said) -> None:
@@ -236,4 +230,4 @@ async def test_the_users_of_a_tenant_share_its_limit() -> None:
         for number, tenant in enumerate(("acme", "acme", "acme", "other")):
             metadata = (("x-user-id", f"user-{number}"), ("x-tenant-id", tenant))
             reasons.append((await ask(server.stub, request(), metadata=metadata)).reason)
-        assert reasons == ["stop", "stop", "shed", "stop"]
+    assert reasons == ["stop", "stop", "shed", "stop"]

@@ -1,10 +1,9 @@
 """The listeners: TLS, Unix sockets, health, reflection, metrics, and the operators' service."""
 
 import asyncio
-import itertools
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -19,7 +18,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.certificates import MakeIdentity
 from tests.support.scripted import letters
@@ -38,12 +36,7 @@ from tests.support.server import (
 
 BEGINS_LOW = "begins low; more are added only while nearly all are in use"
 SERVICE = "completion.v1.CompletionService"
-
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[RunningServer]:
-    async with run_server(make_config(), ScriptedEngine) as running:
-        yield running
+FAST = ServiceTimes(0.001, 0.0, 0.001, 0.0, 0.0, 0.0)
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -58,7 +51,7 @@ def admin(server: RunningServer) -> AdminServiceStub:
 
 
 async def test_mutual_tls_admits_only_clients_with_a_certificate(
-    make_identity: MakeIdentity,
+    shared: RunningServer, make_identity: MakeIdentity
 ) -> None:
     ours, theirs, stranger = make_identity("server"), make_identity("client"), make_identity("stranger")
     config = make_config(
@@ -66,20 +59,19 @@ async def test_mutual_tls_admits_only_clients_with_a_certificate(
         f"server.tls.key={ours.key}",
         f"server.tls.client_ca={theirs.certificate}",
     )
+    trusted = grpc.ssl_channel_credentials(ours.certificate.read_bytes())
+    refused = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
     async with run_server(config, ScriptedEngine) as server:
-        async with grpc.aio.secure_channel(server.ready.address, theirs.channel_credentials(ours)) as channel:
-            assert (await ask(CompletionServiceStub(channel), request(max_tokens=4))).code is grpc.StatusCode.OK
-        for credentials in (
-            stranger.channel_credentials(ours),
-            grpc.ssl_channel_credentials(ours.certificate.read_bytes()),
+        for credentials, codes in (
+            (theirs.channel_credentials(ours), {grpc.StatusCode.OK}),
+            (stranger.channel_credentials(ours), refused),
+            (trusted, refused),
         ):
             async with grpc.aio.secure_channel(server.ready.address, credentials) as channel:
-                refused = await ask(CompletionServiceStub(channel), request(), timeout=2)
-                assert refused.code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
-        plain = await ask(server.stub, request(), timeout=2)  # the same call as below, on a server that answers it
-        assert plain.code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
-    async with run_server(make_config(), ScriptedEngine) as server:
-        assert (await ask(server.stub, request())).code is grpc.StatusCode.OK
+                answer = await ask(CompletionServiceStub(channel), request(max_tokens=4), timeout=2)
+                assert answer.code in codes
+        assert (await ask(server.stub, request(), timeout=2)).code in refused  # without TLS
+    assert (await ask(shared.stub, request(), timeout=2)).code is grpc.StatusCode.OK
 
 
 async def test_a_unix_socket_serves_requests(tmp_path: Path) -> None:
@@ -94,17 +86,6 @@ async def test_reachable_listeners_without_tls_log_warnings(caplog: pytest.LogCa
             pass
     assert "server.insecure: server.listen: other machines can reach 0.0.0.0:" in caplog.text
     assert "server.metrics_listen: listening on 0.0.0.0:0 without TLS" in caplog.text
-
-
-async def test_health_is_reported_for_the_server_and_for_each_service(server: RunningServer) -> None:
-    stub = health_pb2_grpc.HealthStub(server.channel)
-    for service in ("", SERVICE):
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
-    assert (await next_event(watch)).status == health_pb2.HealthCheckResponse.SERVING
-    server.app.drain(1.0)
-    assert (await asyncio.wait_for(watch.read(), 5)).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
@@ -122,38 +103,6 @@ async def test_reflection_serves_the_contract(shared: RunningServer, version: st
     assert FileDescriptorProto.FromString(file).name == "completion/v1/completion.proto"
 
 
-async def test_reflection_can_be_switched_off() -> None:
-    async with run_server(make_config("server.reflection=false"), ScriptedEngine) as server:
-        stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
-        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await next_event(call)
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_operators_read_the_servers_status(server: RunningServer) -> None:
-    await ask(server.stub, request(max_tokens=4))
-    status = await admin(server).GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
-    assert status.engine_state == admin_pb2.ENGINE_STATE_READY
-    assert status.prompt_template == server.ready.prompt_template == "embedded"
-    assert dict(status.ended_requests) == {"length": 1}
-    assert status.uptime_s > 0
-    assert not status.draining
-
-
-async def test_the_status_has_the_region_and_a_reason_for_missing_slots() -> None:
-    async with run_server(
-        make_config("scheduling.step_tolerance=8", "server.region=us-east"), ScriptedEngine
-    ) as server:
-        status = await admin(server).GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
-        assert status.region == "us-east"
-        assert (status.slots, status.max_slots) == (8, 32)
-        assert status.slots_reason == server.ready.load.slots_reason == BEGINS_LOW
-    async with run_server(make_config(), ScriptedEngine) as server:
-        status = await admin(server).GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
-        assert (status.slots, status.max_slots, status.slots_reason) == (32, 32, "")
-
-
 async def test_the_contract_of_operators_is_not_served_to_editors(shared: RunningServer) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await AdminServiceStub(shared.channel).Drain(admin_pb2.DrainRequest(), timeout=5)
@@ -169,25 +118,6 @@ async def test_operators_change_the_log_level(shared: RunningServer) -> None:
         await stub.SetLogLevel(admin_pb2.SetLogLevelRequest(level="loud"), timeout=5)
 
 
-async def test_operators_drain_the_server(server: RunningServer) -> None:
-    answer = await admin(server).Drain(admin_pb2.DrainRequest(grace_ms=1000), timeout=5)
-    assert answer.live_requests == 0
-    await asyncio.wait_for(server.task, 10)
-
-
-async def test_metrics_are_served_over_http(shared: RunningServer) -> None:
-    await ask(shared.stub, request(max_tokens=4))
-
-    def scrape() -> bytes:
-        with urlopen(f"http://{shared.ready.metrics_address}/metrics", timeout=5) as answer:
-            body: bytes = answer.read()
-        return body
-
-    body = await asyncio.to_thread(scrape)
-    assert b'completion_stage_seconds_bucket{le="0.2",stage="total"}' in body
-    assert b"completion_engine_ready 1.0" in body
-
-
 async def probe(server: RunningServer, path: str) -> tuple[int, str]:
     def get() -> tuple[int, str]:
         try:
@@ -197,29 +127,6 @@ async def probe(server: RunningServer, path: str) -> tuple[int, str]:
             return error.code, error.read().decode().strip()
 
     return await asyncio.to_thread(get)
-
-
-async def test_health_over_http_is_that_of_the_server(shared: RunningServer) -> None:
-    assert await probe(shared, "/healthz") == (200, "ok")
-    assert await probe(shared, "/readyz") == (200, "ready")
-    assert (await probe(shared, "/ready"))[0] == 404
-
-
-async def test_a_server_that_drains_lives_and_is_not_ready() -> None:
-    def endless(_request: GenerationRequest) -> Iterator[str]:
-        return (f" w{number}" for number in itertools.count())
-
-    def make_engine() -> ScriptedEngine:
-        return endless_engine(endless, ServiceTimes(decode_base_s=0.05))
-
-    async with run_server(endless_config(), make_engine) as server:
-        call = asyncio.create_task(ask(server.stub, request(max_tokens=ENDLESS)))
-        await eventually(lambda: server.count("completion_running_requests") == 1)
-        server.app.drain(1.0)
-        await eventually(lambda: server.app.is_draining)
-        assert await probe(server, "/healthz") == (200, "ok")
-        assert await probe(server, "/readyz") == (503, "draining")
-        await call
 
 
 async def test_a_stuck_event_loop_is_no_life(shared: RunningServer) -> None:
@@ -234,20 +141,52 @@ async def test_a_stuck_event_loop_is_no_life(shared: RunningServer) -> None:
     assert found == [(503, "the event loop did not answer within 0.8 s")]
 
 
-FAST = ServiceTimes(0.001, 0.0, 0.001, 0.0, 0.0, 0.0)
+async def test_a_drain_is_told_on_every_listener_and_ends_the_server() -> None:
+    def make_engine() -> ScriptedEngine:
+        return endless_engine(lambda _request: (f" w{n}" for n in range(ENDLESS)), ServiceTimes(decode_base_s=0.05))
+
+    async with run_server(endless_config("server.reflection=false"), make_engine) as server:
+        health = health_pb2_grpc.HealthStub(server.channel)
+        for service in ("", SERVICE):
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await next_event(watch)).status == health_pb2.HealthCheckResponse.SERVING
+        reflected = reflection_pb2_grpc.ServerReflectionStub(server.channel).ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        )
+        assert await reflected.code() is grpc.StatusCode.UNIMPLEMENTED
+        for path, found in (("/healthz", (200, "ok")), ("/readyz", (200, "ready"))):
+            assert await probe(server, path) == found
+        assert (await probe(server, "/ready"))[0] == 404
+        call = asyncio.create_task(ask(server.stub, request(max_tokens=ENDLESS)))
+        await eventually(lambda: server.count("completion_running_requests") == 1)
+        answered = await admin(server).Drain(admin_pb2.DrainRequest(grace_ms=1000), timeout=5)
+        assert answered.live_requests == 1
+        assert (await next_event(watch)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await probe(server, "/healthz") == (200, "ok")
+        assert await probe(server, "/readyz") == (503, "draining")
+        await call
+        await asyncio.wait_for(server.task, 10)
 
 
-async def test_the_admin_listener_shows_chosen_metrics_of_this_server() -> None:
-    config = make_config("server.region=us-east", "server.metrics_listen=")
+async def test_operators_read_status_and_metrics() -> None:
+    config = make_config("server.region=us-east", "scheduling.step_tolerance=8")
     async with run_server(config, lambda: ScriptedEngine(letters, FAST)) as server:
         await ask(server.stub, request(max_tokens=4))
-        async with grpc.aio.insecure_channel(server.ready.admin_address) as channel:
-            stub = AdminServiceStub(channel)
-            chosen = await stub.GetMetrics(admin_pb2.GetMetricsRequest(names=["completion_requests"]), timeout=10)
-            everything = await stub.GetMetrics(admin_pb2.GetMetricsRequest(), timeout=10)
-            status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=10)
+        stub, names = admin(server), ["completion_requests"]
+        chosen = await stub.GetMetrics(admin_pb2.GetMetricsRequest(names=names), timeout=10)
+        everything = await stub.GetMetrics(admin_pb2.GetMetricsRequest(), timeout=10)
+        status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
+        _, page = await probe(server, "/metrics")
+    assert status.engine_state == admin_pb2.ENGINE_STATE_READY
+    assert status.prompt_template == server.ready.prompt_template == "embedded"
+    assert (dict(status.ended_requests), status.draining, status.region) == ({"length": 1}, False, "us-east")
+    assert (status.slots, status.max_slots) == (8, 32)
+    assert status.slots_reason == server.ready.load.slots_reason == BEGINS_LOW
     line = 'completion_requests_total{outcome="length",region="us-east",shed_reason="",trigger="automatic"} 1.0'
     assert line in chosen.text
     assert "completion_stage_seconds" not in chosen.text
-    assert 'completion_stage_seconds_bucket{le="0.2",region="us-east",stage="total"} 1.0' in everything.text
+    for text in (everything.text, page):
+        assert 'completion_stage_seconds_bucket{le="0.2",region="us-east",stage="total"} 1.0' in text
     assert 0 < chosen.uptime_s <= everything.uptime_s <= status.uptime_s

@@ -1,10 +1,12 @@
 """Next edits through the whole server, with the scripted model of them."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient
@@ -37,36 +39,47 @@ def edit_request(prefix: str = ABOVE, suffix: str = BELOW, *diffs: str, **fields
     )
 
 
-async def test_the_next_edit_of_a_rename_is_its_other_places() -> None:
+@pytest_asyncio.fixture(scope="module")
+async def server() -> AsyncIterator[RunningServer]:
     config = edits_config()
-    async with run_server(config, make_engine_factory(config)) as server:
-        answer = await ask(server.stub, edit_request(ABOVE, BELOW, RENAMED))
-    assert answer.reason == "stop"
-    assert (answer.text, answer.deltas) == ("", 0)
+    async with run_server(config, make_engine_factory(config)) as running:
+        yield running
+
+
+def with_crlf(text: str) -> str:
+    return text.replace("\n", "\r\n")
+
+
+@pytest.mark.parametrize(
+    ("above", "below"), [(ABOVE, BELOW), (with_crlf(ABOVE), with_crlf(BELOW).rstrip())], ids=["LF", "CRLF"]
+)
+async def test_the_next_edit_of_a_rename_is_its_other_places(server: RunningServer, above: str, below: str) -> None:
+    answer = await ask(server.stub, edit_request(above, below, RENAMED))
+    assert (answer.reason, answer.text, answer.deltas) == ("stop", "", 0)
     assert answer.end is not None
     edit = answer.end.edit
     assert edit == pb.Edit(document_version=3, first_line=0, line_count=4, text=edit.text)
-    assert applied(ABOVE, BELOW, edit) == (ABOVE + BELOW).replace("height", "high")
+    assert applied(above, below, edit) == (above + below).replace("height", "high")
     assert answer.end.usage.completion_tokens > 10
+    accepted = pb.ReportFeedbackRequest(
+        session_id="s", sequence=1, kind=pb.FEEDBACK_KIND_ACCEPTED, accepted_characters=9
+    )
+    await server.stub.ReportFeedback(accepted, timeout=20)
 
 
-async def test_line_breaks_of_the_document_stay() -> None:
-    config = edits_config()
-    above, below = ABOVE.replace("\n", "\r\n"), BELOW.replace("\n", "\r\n").rstrip()
-    async with run_server(config, make_engine_factory(config)) as server:
-        answer = await ask(server.stub, edit_request(above, below, RENAMED))
-    assert answer.end is not None
-    assert applied(above, below, answer.end.edit) == (above + below).replace("height", "high")
-
-
-async def test_without_a_change_there_is_no_edit() -> None:
-    config = edits_config()
-    async with run_server(config, make_engine_factory(config)) as server:
-        answer = await ask(server.stub, edit_request())
+@pytest.mark.parametrize(
+    ("message", "is_generated"),
+    [(edit_request(), True), (edit_request("SEPARATOR = '<|file_sep|>", "'\n", RENAMED), False)],
+    ids=["no change", "cursor in a marker"],
+)
+async def test_without_anything_to_change_there_is_no_edit(
+    server: RunningServer, message: pb.CompleteRequest, is_generated: bool
+) -> None:
+    answer = await ask(server.stub, message)
     assert answer.reason == "stop"
     assert answer.end is not None
     assert not answer.end.HasField("edit")
-    assert answer.end.usage.completion_tokens > 10
+    assert bool(answer.end.usage.completion_tokens) is is_generated
 
 
 async def test_an_answer_that_is_cut_is_no_edit() -> None:
@@ -81,16 +94,6 @@ async def test_an_answer_that_is_cut_is_no_edit() -> None:
     assert not answer.end.HasField("edit")
 
 
-async def test_a_cursor_in_a_marker_costs_no_generation() -> None:
-    config = edits_config()
-    async with run_server(config, make_engine_factory(config)) as server:
-        answer = await ask(server.stub, edit_request("SEPARATOR = '<|file_sep|>", "'\n", RENAMED))
-    assert answer.reason == "stop"
-    assert answer.end is not None
-    assert not answer.end.HasField("edit")
-    assert answer.end.usage.completion_tokens == 0
-
-
 async def test_the_same_edit_is_computed_again() -> None:
     config = edits_config("cache.enabled=true")
     async with run_server(config, make_engine_factory(config)) as server:
@@ -100,16 +103,6 @@ async def test_the_same_edit_is_computed_again() -> None:
             assert answer.end.HasField("edit")
             assert answer.end.usage.cache_level == pb.CACHE_LEVEL_NONE
         assert server.count("completion_cache_entries") == 0
-
-
-async def test_feedback_on_an_edit_is_taken() -> None:
-    config = edits_config()
-    async with run_server(config, make_engine_factory(config)) as server:
-        await ask(server.stub, edit_request(ABOVE, BELOW, RENAMED))
-        accepted = pb.ReportFeedbackRequest(
-            session_id="s", sequence=1, kind=pb.FEEDBACK_KIND_ACCEPTED, accepted_characters=9
-        )
-        await server.stub.ReportFeedback(accepted, timeout=20)
 
 
 async def test_a_model_without_a_template_says_so() -> None:
@@ -150,13 +143,9 @@ async def test_a_model_without_a_template_says_so() -> None:
         ),
     ],
 )
-async def test_a_bad_request_names_the_field(fields: dict[str, Any], expected: str) -> None:
-    config = edits_config()
-    async with run_server(config, make_engine_factory(config)) as server:
-        answer = await ask(server.stub, edit_request(**fields))
-        assert (answer.code, answer.details) == (grpc.StatusCode.INVALID_ARGUMENT, expected)
-        end = await _session_end(server, edit_request(**fields))
-    assert end.error.message == expected
+async def test_a_bad_request_names_the_field(server: RunningServer, fields: dict[str, Any], expected: str) -> None:
+    answer = await ask(server.stub, edit_request(**fields))
+    assert (answer.code, answer.details) == (grpc.StatusCode.INVALID_ARGUMENT, expected)
 
 
 async def test_a_completion_supersedes_an_edit_and_the_other_way_round() -> None:
@@ -181,12 +170,8 @@ async def test_a_completion_supersedes_an_edit_and_the_other_way_round() -> None
         await call.done_writing()
 
 
-async def test_the_client_has_the_edit() -> None:
-    config = edits_config()
-    async with (
-        run_server(config, make_engine_factory(config)) as server,
-        CompletionClient(server.ready.address, user="ada") as client,
-    ):
+async def test_the_client_has_the_edit(server: RunningServer) -> None:
+    async with CompletionClient(server.ready.address, user="ada") as client:
         whole = await client.complete(edit_request(ABOVE, BELOW, RENAMED, session_id="", sequence=0), timeout_s=20)
         none = await client.complete(edit_request(session_id="", sequence=0), timeout_s=20)
         async with client.session() as session:

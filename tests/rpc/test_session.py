@@ -1,11 +1,11 @@
 """`Session` through the whole server, with a scripted engine behind it."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc
-import pytest
 import pytest_asyncio
 
 from completion.v1 import completion_pb2 as pb
@@ -18,7 +18,6 @@ from tests.support.server import (
     endless_config,
     endless_engine,
     eventually,
-    next_event,
     request,
     run_server,
 )
@@ -29,58 +28,45 @@ SLOW = 20
 class Editor:
     """An editor on one stream: sends messages and sorts the answers by sequence."""
 
-    def __init__(self, call: Any) -> None:
-        self.call = call
+    def __init__(self, server: RunningServer) -> None:
+        self.call: Any = server.stub.Session()
         self.answers: dict[int, Answer] = {}
         self.refusals: list[tuple[int, str]] = []
         """The sequence and the message of each refusal."""
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        async for response in self.call:
-            if response.HasField("refusal"):
-                self.refusals.append((response.sequence, response.refusal.error.message))
-                continue
-            self.answers.setdefault(response.sequence, Answer()).take(response)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for response in self.call:
+                if response.HasField("refusal"):
+                    self.refusals.append((response.sequence, response.refusal.error.message))
+                else:
+                    self.answers.setdefault(response.sequence, Answer()).take(response)
+
+    async def write(self, **event: Any) -> None:
+        await self.call.write(pb.SessionRequest(**event))
 
     async def complete(self, sequence: int, **fields: Any) -> None:
-        message = request(sequence=sequence, **fields)
-        await self.call.write(pb.SessionRequest(complete=message))
-
-    async def cancel(self, sequence: int) -> None:
-        await self.call.write(pb.SessionRequest(cancel=pb.Cancel(sequence=sequence)))
-
-    async def write(self, message: pb.SessionRequest) -> None:
-        await self.call.write(message)
+        await self.write(complete=request(sequence=sequence, **fields))
 
     async def ended(self, sequence: int) -> Answer:
         await eventually(lambda: sequence in self.answers and self.answers[sequence].end is not None)
         return self.answers[sequence]
 
-    async def refused(self, number: int) -> tuple[int, str]:
-        await eventually(lambda: len(self.refusals) >= number)
-        return self.refusals[number - 1]
-
-    async def begun(self, sequence: int) -> None:
+    async def begin(self, sequence: int, **fields: Any) -> None:
+        await self.complete(sequence, **{"max_tokens": ENDLESS} | fields)
         await eventually(lambda: sequence in self.answers)
-
-    async def close(self) -> grpc.StatusCode:
-        await self.call.done_writing()
-        return await self.status()
 
     async def status(self) -> grpc.StatusCode:
         code: grpc.StatusCode = await asyncio.wait_for(self.call.code(), 10)
         await asyncio.wait([self._reading], timeout=10)
         assert self._reading.done(), "the status has come, and the stream goes on"
-        self._reading.exception()
         return code
 
 
 def script(generation: GenerationRequest) -> Iterable[str]:
-    if generation.max_tokens == ENDLESS:
-        return (f" w{i}" for i in range(ENDLESS))
-    if generation.max_tokens == SLOW:
-        return (f" w{i}" for i in range(SLOW))
+    if generation.max_tokens in {ENDLESS, SLOW}:
+        return (f" w{i}" for i in range(generation.max_tokens))
     return ("alpha", " beta", "\n")
 
 
@@ -91,41 +77,37 @@ async def engine() -> ScriptedEngine:
 
 @pytest_asyncio.fixture
 async def server(engine: ScriptedEngine) -> AsyncIterator[RunningServer]:
-    config = endless_config("admission.max_sessions=2")
-    async with run_server(config, lambda: engine) as running:
+    async with run_server(endless_config("admission.max_sessions=2"), lambda: engine) as running:
         yield running
 
 
 @pytest_asyncio.fixture
 async def editor(server: RunningServer) -> AsyncIterator[Editor]:
-    call = server.stub.Session()
-    yield Editor(call)
-    call.cancel()
+    editor = Editor(server)
+    yield editor
+    editor.call.cancel()
 
 
-async def test_answers_carry_the_sequence_of_their_request(editor: Editor) -> None:
-    await editor.complete(5)
-    assert (await editor.ended(5)).text == "alpha beta"
+async def test_one_stream_answers_supersedes_and_cancels_by_sequence(editor: Editor, engine: ScriptedEngine) -> None:
+    await editor.begin(5)
     await editor.complete(9, session_id="")  # the first request named the session
-    assert (await editor.ended(9)).reason == "stop"
-    assert await editor.close() is grpc.StatusCode.OK
-
-
-async def test_a_newer_request_supersedes_the_older_one(editor: Editor, engine: ScriptedEngine) -> None:
-    await editor.complete(1, max_tokens=ENDLESS)
-    await editor.begun(1)
-    await editor.complete(2)
-    assert (await editor.ended(2)).reason == "stop"
-    assert (await editor.ended(1)).reason == "superseded"
+    answer = await editor.ended(9)
+    assert (answer.text, answer.reason) == ("alpha beta", "stop")
+    assert (await editor.ended(5)).reason == "superseded"
+    await editor.begin(10)
+    for sequence in (10, 77):  # a number that is not in flight is ignored
+        await editor.write(cancel=pb.Cancel(sequence=sequence))
+    assert (await editor.ended(10)).reason == "cancelled"
     await eventually(lambda: engine.stats().num_running == 0)
+    await editor.call.done_writing()
+    assert await editor.status() is grpc.StatusCode.OK
 
 
 async def test_a_user_over_the_rate_limit_is_shed_and_the_stream_goes_on(engine: ScriptedEngine) -> None:
     config = endless_config("admission.user_requests_per_s=1", "admission.user_burst=1", "shed.as_status=true")
     async with run_server(config, lambda: engine) as server:
-        editor = Editor(server.stub.Session())
-        await editor.complete(1, max_tokens=ENDLESS)
-        await editor.begun(1)
+        editor = Editor(server)
+        await editor.begin(1)
         await editor.complete(2)
         shed = await editor.ended(2)
         assert shed.end is not None
@@ -135,25 +117,17 @@ async def test_a_user_over_the_rate_limit_is_shed_and_the_stream_goes_on(engine:
         await asyncio.sleep(shed.end.retry_after_ms / 1000)
         await editor.complete(3)
         assert (await editor.ended(3)).reason == "stop"
-        assert await editor.close() is grpc.StatusCode.OK
+        editor.call.cancel()
 
 
-async def test_a_cancel_ends_the_request_and_frees_the_engine(editor: Editor, engine: ScriptedEngine) -> None:
-    await editor.complete(1, max_tokens=ENDLESS)
-    await editor.begun(1)
-    await editor.cancel(1)
-    await editor.cancel(77)  # not in flight: ignored
-    assert (await editor.ended(1)).reason == "cancelled"
-    await eventually(lambda: engine.stats().num_running == 0)
-
-
-async def test_closing_the_stream_frees_the_engine_and_the_session(
+async def test_sessions_are_bounded_and_one_that_closes_frees_its_place_and_the_engine(
     server: RunningServer, editor: Editor, engine: ScriptedEngine
 ) -> None:
-    leaver = Editor(server.stub.Session())
-    await leaver.complete(1, max_tokens=ENDLESS, session_id="leaver")
-    await leaver.begun(1)
+    leaver = Editor(server)
+    await editor.call.initial_metadata()
+    await leaver.begin(1, session_id="leaver")
     assert server.count("completion_live_sessions") == 2
+    assert await Editor(server).status() is grpc.StatusCode.RESOURCE_EXHAUSTED
     leaver.call.cancel()
     await eventually(lambda: engine.stats().num_running == 0)
     await eventually(lambda: server.count("completion_live_sessions") == 1)
@@ -161,64 +135,44 @@ async def test_closing_the_stream_frees_the_engine_and_the_session(
     assert (await editor.ended(1)).reason == "stop"
 
 
-@pytest.mark.parametrize(
-    ("sequence", "fields", "expected"),
-    [
-        (6, {"session_id": "other"}, "session_id: must be the same on all requests of a stream, or empty"),
-        (6, {"max_tokens": -5}, "max_tokens: must be from 0 (the default) to 1000000, got -5"),
-        (6, {"prefix": "x" * 600_000}, "prefix: must be at most 524288 bytes, got 600000"),
-        (6, {"timeout_ms": 86_400_001}, "timeout_ms: must be from 1 to 86400000, got 86400001"),
-    ],
-)
-async def test_a_bad_request_ends_that_request_and_not_the_stream(
-    editor: Editor, sequence: int, fields: dict[str, Any], expected: str
-) -> None:
-    await editor.complete(5)
-    await editor.ended(5)
-    await editor.complete(sequence, **fields)
-    answer = await editor.ended(sequence)
-    assert answer.end is not None
-    assert (answer.reason, answer.end.error.code, answer.end.error.message) == ("error", 3, expected)
-    await editor.complete(6)  # its End has come, and it has only one
-    assert await editor.refused(1) == (6, "complete.sequence: must rise within a session: after 6 came 6")
+async def test_a_bad_request_ends_that_request_and_not_the_stream(server: RunningServer, editor: Editor) -> None:
+    await editor.complete(1)
+    await editor.ended(1)
+    for sequence, (fields, fault) in enumerate(
+        (
+            ({"session_id": "other"}, "session_id: must be the same on all requests of a stream, or empty"),
+            ({"max_tokens": -5}, "max_tokens: must be from 0 (the default) to 1000000, got -5"),
+            ({"prefix": "x" * 600_000}, "prefix: must be at most 524288 bytes, got 600000"),
+            ({"timeout_ms": 86_400_001}, "timeout_ms: must be from 1 to 86400000, got 86400001"),
+        ),
+        start=2,
+    ):
+        await editor.complete(sequence, **fields)
+        end = (await editor.ended(sequence)).end
+        assert end is not None
+        assert (end.finish_reason, end.error.code, end.error.message) == (pb.FINISH_REASON_ERROR, 3, fault)
+    await editor.complete(5)  # its End has come, and it has only one
+    await editor.write()
+    await eventually(lambda: len(editor.refusals) == 2)
+    assert editor.refusals == [
+        (5, "complete.sequence: must rise within a session: after 5 came 5"),
+        (0, "event: must be set"),
+    ]
+    raw = server.channel.stream_stream(
+        "/completion.v1.CompletionService/Session", response_deserializer=pb.SessionResponse.FromString
+    )()
+    spoilt = pb.SessionRequest(complete=request("SPOIL", sequence=4)).SerializeToString()
+    await raw.write(spoilt.replace(b"SPOIL", b"SP\xffIL"))
+    response = await asyncio.wait_for(raw.read(), 20)
+    assert (response.sequence, response.end.error.message) == (4, "prefix: must be UTF-8, but byte 2 is 0xff")
+    raw.cancel()
     await editor.complete(50)
     assert (await editor.ended(50)).reason == "stop"
 
 
-async def test_requests_cut_short_by_a_drain_end_unavailable(server: RunningServer, editor: Editor) -> None:
-    await editor.complete(1, max_tokens=ENDLESS)
-    await editor.begun(1)
-    server.app.drain(0.1)
-    end = (await editor.ended(1)).end
-    assert end is not None
-    assert (end.error.code, end.error.reason, end.retry_after_ms) == (14, pb.ERROR_REASON_DRAINING, 1000)
-
-
-async def test_bytes_that_are_not_utf8_end_that_request_alone(server: RunningServer) -> None:
-    method = server.channel.stream_stream(
-        "/completion.v1.CompletionService/Session", response_deserializer=pb.SessionResponse.FromString
-    )
-    call = method()
-    bad = pb.SessionRequest(complete=request("SPOIL", sequence=4)).SerializeToString().replace(b"SPOIL", b"SP\xffIL")
-    await call.write(bad)
-    response = await next_event(call)
-    assert response.sequence == 4
-    assert response.end.error.message == "prefix: must be UTF-8, but byte 2 is 0xff"
-    await call.write(pb.SessionRequest(complete=request(sequence=5)).SerializeToString())
-    response = await next_event(call)
-    assert response.delta.text
-    call.cancel()
-
-
-async def test_an_empty_message_is_refused(editor: Editor) -> None:
-    await editor.write(pb.SessionRequest())
-    assert await editor.refused(1) == (0, "event: must be set")
-    assert editor.answers == {}
-
-
 async def test_feedback_has_an_answer_only_if_it_is_refused(server: RunningServer, editor: Editor) -> None:
     async def report(**fields: Any) -> None:
-        await editor.write(pb.SessionRequest(feedback=pb.ReportFeedbackRequest(**fields)))
+        await editor.write(feedback=pb.ReportFeedbackRequest(**fields))
 
     await report(sequence=1, kind=pb.FEEDBACK_KIND_SHOWN)  # nothing was asked yet
     await editor.complete(1)
@@ -228,45 +182,27 @@ async def test_feedback_has_an_answer_only_if_it_is_refused(server: RunningServe
     await report(sequence=1)
     await report(sequence=1, kind=pb.FEEDBACK_KIND_ACCEPTED, accepted_characters=2**32 - 1)
     await eventually(lambda: server.count("completion_feedback_total", kind="shown") == 1)
-    await eventually(lambda: server.count("completion_feedback_total", kind="refused") == 4)
+    await eventually(lambda: len(editor.refusals) == 4)
+    assert server.count("completion_feedback_total", kind="refused") == 4
     assert server.count("completion_accepted_characters_total") == 0
-    await editor.refused(4)
     assert list(editor.answers) == [1]
-    assert editor.refusals == [
-        (1, "feedback.session_id: must not be empty"),
-        (2, "feedback.sequence: must be that of an answer with text, not older than 900 s"),
-        (
-            1,
-            "feedback.kind: must be one of FEEDBACK_KIND_SHOWN, FEEDBACK_KIND_ACCEPTED, FEEDBACK_KIND_ACCEPTED_WORD, "
-            "FEEDBACK_KIND_ACCEPTED_LINE, FEEDBACK_KIND_REJECTED, FEEDBACK_KIND_SURVIVED, "
-            "got FEEDBACK_KIND_UNSPECIFIED",
-        ),
-        (1, "feedback.accepted_characters: must be at most 10, which are left of the answer, got 4294967295"),
+    assert [(sequence, message.partition(":")[0]) for sequence, message in editor.refusals] == [
+        (1, "feedback.session_id"),
+        (2, "feedback.sequence"),
+        (1, "feedback.kind"),
+        (1, "feedback.accepted_characters"),
     ]
 
 
-async def test_sessions_beyond_the_limit_are_refused(server: RunningServer, editor: Editor) -> None:
-    await editor.call.initial_metadata()  # it has its place before the others ask for theirs
-    others = [Editor(server.stub.Session()) for _ in range(2)]
-    calls = [asyncio.ensure_future(other.call.code()) for other in others]
-    await asyncio.wait(calls, timeout=30, return_when=asyncio.FIRST_COMPLETED)
-    refused = [call for call in calls if call.done() and call.result() is grpc.StatusCode.RESOURCE_EXHAUSTED]
-    assert len(refused) >= 1
-    for other in others:
-        other.call.cancel()
-
-
-async def test_draining_sheds_new_requests_finishes_accepted_ones_and_closes_streams(
+async def test_a_drain_sheds_new_requests_finishes_accepted_ones_and_closes_streams(
     server: RunningServer, editor: Editor, engine: ScriptedEngine
 ) -> None:
-    await editor.complete(1, max_tokens=SLOW)
-    await editor.begun(1)
+    await editor.begin(1, max_tokens=SLOW)
     engine.hang()  # so that the first request is still there when the second comes
     server.app.drain(5.0)
     await eventually(lambda: server.app.is_draining)
     await editor.complete(2)
-    assert (await editor.ended(2)).reason == "shed"
-    shed = editor.answers[2].end
+    shed = (await editor.ended(2)).end
     assert shed is not None
     assert shed.shed_reason == pb.SHED_REASON_DRAINING
     assert server.count("completion_slo_requests_total", result="refused") == 0  # another server answers it
@@ -274,3 +210,11 @@ async def test_draining_sheds_new_requests_finishes_accepted_ones_and_closes_str
     assert (await editor.ended(1)).reason == "length"
     assert await editor.status() is grpc.StatusCode.UNAVAILABLE
     await asyncio.wait_for(server.task, 10)
+
+
+async def test_requests_cut_short_by_a_drain_end_unavailable(server: RunningServer, editor: Editor) -> None:
+    await editor.begin(1)
+    server.app.drain(0.1)
+    end = (await editor.ended(1)).end
+    assert end is not None
+    assert (end.error.code, end.error.reason, end.retry_after_ms) == (14, pb.ERROR_REASON_DRAINING, 1000)

@@ -72,18 +72,16 @@ async def test_operators_read_the_active_schedule_and_its_figures(admin: AdminSe
 
 
 async def test_operators_change_the_schedule(admin: AdminServiceStub) -> None:
-    answer = await admin.SetSpeculation(
-        pb.SetSpeculationRequest(mode=FIXED, num_speculative_tokens=0, by="ada@host"), timeout=5
-    )
-    assert (answer.mode, list(answer.schedule)) == (FIXED, rows((1, 16, 0)))
-    now = await get(admin)
-    assert (now.by, now.since_unix_ms) == ("ada@host", answer.since_unix_ms)
     table = rows((1, 4, 4), (5, 16, 0))
-    answer = await admin.SetSpeculation(pb.SetSpeculationRequest(mode=SCHEDULE, schedule=table), timeout=5)
-    assert (answer.mode, list(answer.schedule)) == (SCHEDULE, table)
-    answer = await admin.SetSpeculation(pb.SetSpeculationRequest(mode=AUTO), timeout=5)
-    assert answer.mode == AUTO
-    assert list((await get(admin)).table) == table
+    for asked, schedule in (
+        (pb.SetSpeculationRequest(mode=FIXED, num_speculative_tokens=0, by="ada@host"), rows((1, 16, 0))),
+        (pb.SetSpeculationRequest(mode=SCHEDULE, schedule=table), table),
+        (pb.SetSpeculationRequest(mode=AUTO), None),
+    ):
+        answer, now = await admin.SetSpeculation(asked, timeout=5), await get(admin)
+        assert (now.by, now.since_unix_ms, now.mode) == (asked.by, answer.since_unix_ms, asked.mode)
+        assert schedule is None or list(answer.schedule) == list(now.schedule) == schedule
+    assert list(now.table) == table
 
 
 REFUSED = (

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.fields import (
@@ -22,7 +24,7 @@ from completion_server.core.errors import CompletionError, InvalidRequestError
 from completion_server.core.events import Feedback
 from completion_server.core.next_edit import NextEdit, RecentEdit
 from completion_server.core.outcome import AnswerPart, CacheLevel, Delta, End, FinishReason, ShedReason
-from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet, Trigger
+from completion_server.core.request import Caller, Mode, Request, Snippet, Trigger
 from completion_server.core.trace_context import TraceContext
 
 _TRIGGERS = {
@@ -45,8 +47,12 @@ _FEEDBACK_KINDS = {
     pb.FeedbackKind.Value(f"FEEDBACK_KIND_{kind.upper()}"): kind
     for kind in ("shown", "accepted", "accepted_word", "accepted_line", "rejected", "survived")
 }
+_NAMES: dict[type[Message], tuple[str, ...]] = {
+    kind: tuple(each.name for each in kind.DESCRIPTOR.fields) for kind in (pb.Usage, pb.Timings, pb.Edit)
+}
 T = TypeVar("T")
 V = TypeVar("V", bound=int)
+M = TypeVar("M", bound=Message)
 
 _SURVIVAL_TIMES_S = (30, 90, 180, 360)
 _MAX_TIMEOUT_MS = 86_400_000
@@ -56,20 +62,17 @@ def request_of(
     message: pb.CompleteRequest,
     caller: Caller,
     limits: LimitSettings,
-    deadline_s: float | None,
+    deadline_s: float,
     now: float,
-    *,
     receive_began_at: float | None = None,
     trace: TraceContext | None = None,
 ) -> Request:
     """Return the request of a message that was received by `now`.
 
-    `deadline_s` is the remaining time of the call, None for no deadline. The earliest of it, the message's own timeout
-    and the server's limit is the deadline.
+    The earliest of `deadline_s`, the remaining time of the call, of the message's own timeout and of the server's
+    limit is the deadline.
 
-    Raises:
-        InvalidRequestError: a field is invalid; the error names the field, the limit and the value.
-
+    Raises InvalidRequestError: a field is invalid; the error names the field, the limit and the value.
     """
     # Each access to a text makes another copy of it.
     uri, language, prefix, suffix = message.document_uri, message.language_id, message.prefix, message.suffix
@@ -92,11 +95,13 @@ def request_of(
         snippets=tuple(_snippets(message, limits)),
         trigger=_known("trigger", message.trigger, _TRIGGERS, pb.Trigger.Name),
         mode=mode,
-        sampling=_sampling(message),
-        stop=tuple(_stops(message, limits)),
-        deadline=Deadline.after(
-            min(limits.max_deadline_s, _timeout_s(message), math.inf if deadline_s is None else deadline_s), now
+        sampling=sampling_of(
+            message.temperature if message.HasField("temperature") else None,
+            message.seed if message.HasField("seed") else None,
+            speculate=not message.without_speculation,
         ),
+        stop=tuple(_stops(message, limits)),
+        deadline=Deadline.after(min(limits.max_deadline_s, _timeout_s(message), deadline_s), now),
         use_completion_cache=not message.without_completion_cache,
         next_edit=_next_edit(message.next_edit, limits) if mode is Mode.NEXT_EDIT else None,
         receive_began_at=receive_began_at,
@@ -105,12 +110,7 @@ def request_of(
 
 
 def session_id_of(message: pb.CompleteRequest | pb.ReportFeedbackRequest, limits: LimitSettings) -> str:
-    """Return a message's session id.
-
-    Raises:
-        InvalidRequestError: it is empty or too long.
-
-    """
+    """Return a message's session id. Raises InvalidRequestError: it is empty or too long."""
     if not message.session_id:
         raise InvalidRequestError("session_id", "must not be empty")
     check_text("session_id", message.session_id, limits.max_session_id_bytes)
@@ -118,16 +118,11 @@ def session_id_of(message: pb.CompleteRequest | pb.ReportFeedbackRequest, limits
 
 
 def feedback_of(message: pb.ReportFeedbackRequest) -> Feedback:
-    """Return the feedback of a message.
-
-    Raises:
-        InvalidRequestError: a field is bad.
-
-    """
+    """Return the feedback of a message. Raises InvalidRequestError: a field is bad."""
     kind = _known("kind", message.kind, _FEEDBACK_KINDS, pb.FeedbackKind.Name)
     if kind == "survived" and message.survived_after_s not in _SURVIVAL_TIMES_S:
-        times = ", ".join(map(str, _SURVIVAL_TIMES_S))
-        raise InvalidRequestError("survived_after_s", f"must be one of {times}, got {message.survived_after_s}")
+        fault = f"must be one of {', '.join(map(str, _SURVIVAL_TIMES_S))}, got {message.survived_after_s}"
+        raise InvalidRequestError("survived_after_s", fault)
     if not 0.0 <= message.survived_share <= 1.0:
         raise InvalidRequestError("survived_share", f"must be from 0 to 1, got {message.survived_share:g}")
     return Feedback(kind, message.accepted_characters, message.survived_after_s, message.survived_share)
@@ -164,12 +159,6 @@ def _timeout_s(message: pb.CompleteRequest) -> float:
     return message.timeout_ms / 1000
 
 
-def _sampling(message: pb.CompleteRequest) -> Sampling:
-    temperature = message.temperature if message.HasField("temperature") else None
-    seed = message.seed if message.HasField("seed") else None
-    return sampling_of(temperature, seed, speculate=not message.without_speculation)
-
-
 def _snippets(message: pb.CompleteRequest, limits: LimitSettings) -> Iterator[Snippet]:
     check_entries("snippets", len(message.snippets), limits.max_snippets)
     for i, snippet in enumerate(message.snippets):
@@ -191,57 +180,30 @@ def _stops(message: pb.CompleteRequest, limits: LimitSettings) -> Iterator[str]:
 
 
 def _next_edit(message: pb.NextEdit, limits: LimitSettings) -> NextEdit:
-    before = message.lines_before if message.HasField("lines_before") else None
-    after = message.lines_after if message.HasField("lines_after") else None
-    return NextEdit(
-        message.document_version,
-        tuple(_recent_edits(message, limits)),
-        edit_lines_of("next_edit.lines_before", before, limits),
-        edit_lines_of("next_edit.lines_after", after, limits),
-    )
-
-
-def _recent_edits(message: pb.NextEdit, limits: LimitSettings) -> Iterator[RecentEdit]:
     check_entries("next_edit.recent_edits", len(message.recent_edits), limits.max_recent_edits)
+    edits = list[RecentEdit]()
     for i, edit in enumerate(message.recent_edits):
-        field = f"next_edit.recent_edits[{i}]"
-        uri, diff = edit.document_uri, edit.diff
+        field, uri, diff = f"next_edit.recent_edits[{i}]", edit.document_uri, edit.diff
         check_text(f"{field}.document_uri", uri, limits.max_uri_bytes)
         check_text(f"{field}.diff", diff, limits.max_recent_edit_bytes)
-        yield recent_edit_of(field, uri, diff)
+        edits.append(recent_edit_of(field, uri, diff))
+    before, after = (
+        edit_lines_of(f"next_edit.{name}", getattr(message, name) if message.HasField(name) else None, limits)
+        for name in ("lines_before", "lines_after")
+    )
+    return NextEdit(message.document_version, tuple(edits), before, after)
 
 
 def end_message(end: End) -> pb.End:
     """Return the message of an End."""
-    outcome, usage, timings = end.outcome, end.usage, end.timings
+    outcome = end.outcome
     message = pb.End(
         text=end.text,
         finish_reason=_FINISH_REASONS[outcome.reason],
-        usage=pb.Usage(
-            prompt_tokens=usage.prompt_tokens,
-            cached_prompt_tokens=usage.cached_prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            drafted_tokens=usage.drafted_tokens,
-            accepted_draft_tokens=usage.accepted_draft_tokens,
-            cache_level=_CACHE_LEVELS[usage.cache_level],
-        ),
-        timings=pb.Timings(
-            queue_ms=timings.queue_ms,
-            tokenise_ms=timings.tokenise_ms,
-            prefill_ms=timings.prefill_ms,
-            decode_ms=timings.decode_ms,
-            total_ms=timings.total_ms,
-        ),
+        usage=_copied(pb.Usage, end.usage, cache_level=_CACHE_LEVELS[end.usage.cache_level]),
+        timings=_copied(pb.Timings, end.timings),
+        edit=None if end.edit is None else _copied(pb.Edit, end.edit),
     )
-    if end.edit is not None:
-        message.edit.CopyFrom(
-            pb.Edit(
-                document_version=end.edit.document_version,
-                first_line=end.edit.first_line,
-                line_count=end.edit.line_count,
-                text=end.edit.text,
-            )
-        )
     if outcome.shed_reason is not None:
         message.shed_reason = _SHED_REASONS[outcome.shed_reason]
     if outcome.retry_after_ms is not None:
@@ -255,24 +217,29 @@ def end_message(end: End) -> pb.End:
     return message
 
 
+def _copied(kind: type[M], source: object, **fields: int) -> M:
+    """Return a message with these fields; the others have the names and values of the attributes of `source`."""
+    return kind(**{name: getattr(source, name) for name in _NAMES[kind] if name not in fields}, **fields)
+
+
 def _error_message(error: CompletionError) -> pb.RequestError:
     violations = [pb.FieldViolation(field=v.field, description=v.description) for v in error.violations]
     reason = pb.ErrorReason.Value(f"ERROR_REASON_{error.reason}") if error.reason else pb.ERROR_REASON_UNSPECIFIED
     return pb.RequestError(code=int(error.code), message=error.message, field_violations=violations, reason=reason)
 
 
+def _fields_of(event: AnswerPart) -> dict[str, Any]:
+    return {"delta": pb.Delta(text=event.text)} if isinstance(event, Delta) else {"end": end_message(event)}
+
+
 def response_of(event: AnswerPart) -> pb.CompleteResponse:
     """Return the message of an event of a call."""
-    if isinstance(event, Delta):
-        return pb.CompleteResponse(delta=pb.Delta(text=event.text))
-    return pb.CompleteResponse(end=end_message(event))
+    return pb.CompleteResponse(**_fields_of(event))
 
 
 def session_response_of(sequence: int, event: AnswerPart) -> pb.SessionResponse:
     """Return the message of an event of a request in a session."""
-    if isinstance(event, Delta):
-        return pb.SessionResponse(sequence=sequence, delta=pb.Delta(text=event.text))
-    return pb.SessionResponse(sequence=sequence, end=end_message(event))
+    return pb.SessionResponse(sequence=sequence, **_fields_of(event))
 
 
 def refusal_of(sequence: int, error: CompletionError) -> pb.SessionResponse:

@@ -10,25 +10,20 @@ the wire when compressed, take 40 ms and 64 MB. Reading the tags up to the first
 The encoding: https://protobuf.dev/programming-guides/encoding/
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
 
-from completion.v1 import completion_pb2 as pb
 from completion_server.admission.settings import LimitSettings
 from completion_server.core.errors import InvalidRequestError
 
 _OTHER_FIELDS = 500
 """Fields that are not repeated or not in the contract, and entries beyond the limits that `convert` still counts."""
 _FIELDS_PER_ENTRY = 4
-_COMPLETE = 1
-"""Number of SessionRequest's field with a CompleteRequest."""
 _SEQUENCE_TAG = 2 << 3
 _VARINT, _LENGTH = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
@@ -51,91 +46,117 @@ class MalformedError(InvalidRequestError):
         self.sequence = sequence
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The fields of a message that are texts or messages, by their numbers."""
+
+    sequence_tag: int
+    """Tag of the sequence number of a request, 0 in other messages."""
+    names: Mapping[int, str]
+    """Those of the repeated ones end with "[]"."""
+    inner: "Mapping[int, _Shape]"
+
+    @classmethod
+    def of(cls, message: Any) -> "_Shape":
+        inner = {each.number: cls.of(each.message_type) for each in message.fields if each.message_type}
+        texts = {each.number for each in message.fields if each.type == FieldDescriptor.TYPE_STRING}
+        names = {each.number: each.name + "[]" * each.is_repeated for each in message.fields}
+        is_request = message.name == "CompleteRequest"
+        return cls(_SEQUENCE_TAG * is_request, {each: names[each] for each in {*texts, *inner}}, inner)
+
+
 class Decoder(Generic[M]):
     """Parses one message type."""
 
     def __init__(self, message_class: type[M], limits: LimitSettings) -> None:
-        """Parse messages within the `limits`; prepare a second type whose strings may be any bytes."""
+        """Parse messages within the `limits`."""
         entries = limits.max_snippets + limits.max_recent_edits + limits.max_stop
         self._max_fields = _OTHER_FIELDS + _FIELDS_PER_ENTRY * entries
         self._shape = _Shape.of(message_class.DESCRIPTOR)
-        self._parse: Callable[[bytes], M] = message_class.FromString
-        self._lenient = GetMessageClass(_lenient_types().FindMessageTypeByName(message_class.DESCRIPTOR.full_name))
+        self._parse = message_class.FromString
 
     def __call__(self, data: bytes) -> M:
-        """Return the message.
-
-        Raises:
-            MalformedError: it is none, or has too many fields.
-
-        """
+        """Return the message. Raises MalformedError: it is none, or has too many fields."""
+        walk = _Walk(data, self._max_fields)
         try:
-            _FieldCount(data, self._max_fields, self._shape.inner.get(_COMPLETE)).walk(self._shape, len(data))
+            walk.over(self._shape, len(data))
             return self._parse(data)
-        except (DecodeError, IndexError):
-            raise self._fault(data) from None
-
-    def _fault(self, data: bytes) -> MalformedError:
-        with suppress(DecodeError):
-            found = self._lenient.FromString(data)
-            for field, at, byte in _not_utf8(found, ""):
-                sequence = getattr(getattr(found, "complete", found), "sequence", 0)
-                return MalformedError(field, f"must be UTF-8, but byte {at} is 0x{byte:02x}", sequence)
-        return MalformedError("message", f"{len(data)} bytes that are no protobuf message")
+        except IndexError:
+            fault = None
+        except DecodeError:
+            fault = walk.text_fault(self._shape)
+        if fault is None:
+            raise MalformedError("message", f"{len(data)} bytes that are no protobuf message")
+        raise MalformedError(*fault, walk.sequence)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """Which fields of a message are messages, by their numbers."""
-
-    inner: "Mapping[int, _Shape]"
-
-    @classmethod
-    def of(cls, descriptor: Any) -> "_Shape":
-        return cls({each.number: cls.of(each.message_type) for each in descriptor.fields if each.message_type})
-
-
-class _FieldCount:
+class _Walk:
     """Counts the fields of a message and of those inside it."""
 
-    def __init__(self, data: bytes, max_fields: int, request: _Shape | None) -> None:
-        """`request` is the shape of the message whose sequence number is wanted."""
+    def __init__(self, data: bytes, max_fields: int) -> None:
+        """Begin at the first field of `data`."""
+        self.sequence = 0
+        """That of the request, 0 if it has not come yet."""
         self._data = data
         self._max_fields = max_fields
-        self._request = request
         self._num_fields = 0
         self._position = 0
-        self._sequence = 0
-        """That of the fields so far."""
+        self._texts: list[tuple[str, int, int]] | None = None
+        """Path, begin and end of the texts, if they are looked for."""
+        self._seen = Counter[str]()
+        """How often each path was there so far."""
 
-    def walk(self, shape: _Shape, end: int) -> None:
-        """Count the fields up to `end`.
+    def text_fault(self, shape: _Shape) -> tuple[str, str] | None:
+        """Return path and fault of the first text that is not UTF-8, None if all are."""
+        self._texts, self._num_fields, self._position = [], 0, 0
+        self.over(shape, len(self._data))
+        for path, begin, end in self._texts:
+            try:
+                self._data[begin:end].decode()
+            except UnicodeDecodeError as error:
+                return path, f"must be UTF-8, but byte {error.start} is 0x{error.object[error.start]:02x}"
+        return None
+
+    def over(self, shape: _Shape, end: int, path: str = "") -> None:
+        """Walk over the fields up to `end` of the message at `path`.
 
         Raises:
             MalformedError: they are too many.
             IndexError: they are no fields.
 
         """
+        entered = shape.inner if self._texts is None else shape.names
         while self._position < end:
             self._num_fields += 1
             if self._num_fields > self._max_fields:
-                limit = f"must have at most {self._max_fields} fields, got more"
-                raise MalformedError("message", limit, self._sequence)
+                raise MalformedError("message", f"must have at most {self._max_fields} fields, got more", self.sequence)
             tag = self._varint()
             if tag & 7 == _LENGTH:
                 after = self._varint() + self._position
-                inner = shape.inner.get(tag >> 3)
-                if inner is not None:
-                    self.walk(inner, min(after, end))
+                if tag >> 3 in entered:
+                    self._enter(shape, tag >> 3, min(after, end), path)
                 self._position = after
             elif tag & 7 == _VARINT:
                 value = self._varint()
-                if tag == _SEQUENCE_TAG and shape is self._request:
-                    self._sequence = value & (2**64 - 1)
+                if tag == shape.sequence_tag:
+                    self.sequence = value & (2**64 - 1)
             elif tag & 7 in _FIXED_BYTES:
                 self._position += _FIXED_BYTES[tag & 7]
             else:  # a group: the contract has none, and they nest without end
                 raise IndexError
+
+    def _enter(self, shape: _Shape, number: int, end: int, path: str) -> None:
+        """Walk over the message in a field, or note its text."""
+        if self._texts is None:  # composing paths takes time
+            self.over(shape.inner[number], end)
+            return
+        name = path + shape.names[number]
+        self._seen[name] += 1
+        name = name.replace("[]", f"[{self._seen[name] - 1}]")
+        if number in shape.inner:
+            self.over(shape.inner[number], end, f"{name}.")
+        else:
+            self._texts.append((name, self._position, end))
 
     def _varint(self) -> int:
         value = self._data[self._position]
@@ -150,32 +171,3 @@ class _FieldCount:
             if byte < _MORE:
                 return value
         raise IndexError
-
-
-def _lenient_types() -> DescriptorPool:
-    """Return the contract with every string field as bytes, which accept any content."""
-    pool = DescriptorPool()
-    file = FileDescriptorProto()
-    pb.DESCRIPTOR.CopyToProto(file)
-    file.ClearField("service")
-    for message in file.message_type:
-        for each in message.field:
-            if each.type == FieldDescriptorProto.TYPE_STRING:
-                each.type = FieldDescriptorProto.TYPE_BYTES
-    pool.Add(file)
-    return pool
-
-
-def _not_utf8(message: Message, prefix: str) -> Iterator[tuple[str, int, int]]:
-    """Yield path, offset and value of the first invalid byte of each field that is not UTF-8."""
-    for descriptor, value in message.ListFields():
-        values: Any = value if descriptor.is_repeated else [value]
-        for i, item in enumerate(values):
-            path = prefix + descriptor.name + (f"[{i}]" if descriptor.is_repeated else "")
-            if isinstance(item, Message):
-                yield from _not_utf8(item, f"{path}.")
-            elif isinstance(item, bytes):
-                try:
-                    item.decode()
-                except UnicodeDecodeError as error:
-                    yield path, error.start, item[error.start]

@@ -6,8 +6,14 @@ const MAX_WAIT_MS = 10_000;
 const ANSWERS_WITHIN_MS = 10_000;
 /** The server refuses the token, or needs one: to ask again without another one would be of no use. */
 const REFUSED: readonly number[] = [401, 403];
-/** Tabby's names of reactions. It has none for the acceptance of a word. */
-const EVENTS: Partial<Record<FeedbackName, string>> = { shown: "view", accepted: "select", rejected: "dismiss" };
+/** Tabby's names of reactions. */
+const EVENTS = {
+  shown: "view",
+  accepted: "select",
+  accepted_word: "select",
+  accepted_line: "select",
+  rejected: "dismiss",
+};
 
 export interface Ask {
   request: number;
@@ -78,8 +84,8 @@ export interface ClientHooks {
   token(): string | undefined;
   onText(request: number, text: string): void;
   onEnd(end: End): void;
-  /** Return the id of the document's language. */
-  language(): string;
+  /** Return the document's path and the id of its language. */
+  document(): { filepath: string; language: string };
   onStatus(status: Status): void;
   /** The server needs a token; `why` says why it does not take the last one, if there was one. */
   onSignIn(why: string): void;
@@ -132,8 +138,7 @@ export class Client {
     const end: End = { request, reason: "error", error: "" };
     try {
       const stop = mode === "single_line" ? ["\n"] : [];
-      const language = this.hooks.language();
-      await this.#answer({ prompt: prefix, suffix, language, stop }, controller.signal, end);
+      await this.#answer({ prompt: prefix, suffix, ...this.hooks.document(), stop }, controller.signal, end);
     } catch (error) {
       if (controller.signal.aborted) end.reason = "cancelled";
       else if (this.#newest > request) end.reason = "superseded";
@@ -148,10 +153,10 @@ export class Client {
     this.#open.get(request)?.abort();
   }
 
-  async report(request: number, feedback: FeedbackName): Promise<void> {
-    const [id, type] = [this.#ids.get(request), EVENTS[feedback]];
-    if (id && type)
-      await this.#fetch("/v1/events", { type, completion_id: id, choice_index: 0 }).catch(() => undefined);
+  async report(request: number, feedback: FeedbackName, characters: number): Promise<void> {
+    const [id, extent] = [this.#ids.get(request), feedback.split("_")[1]];
+    const event = { type: EVENTS[feedback], completion_id: id, choice_index: 0, accepted_characters: characters };
+    if (id) await this.#fetch(`/v1/events${extent ? `?select_kind=${extent}` : ""}`, event).catch(() => undefined);
   }
 
   /** Set K; null lets the server choose. */

@@ -14,7 +14,7 @@ export interface Offer {
 export interface CompleterHooks {
   ask(ask: Ask): void;
   cancel(request: number): void;
-  report(request: number, feedback: FeedbackName): void;
+  report(request: number, feedback: FeedbackName, characters: number): void;
   show(offer: Offer | undefined): void;
 }
 
@@ -23,7 +23,7 @@ export class Completer {
   #text?: Text;
   #timer?: ReturnType<typeof setTimeout>;
   /** Reports on each request without its end: the server takes them once it knows the whole answer. */
-  readonly #held = new Map<number, FeedbackName[]>();
+  readonly #held = new Map<number, [FeedbackName, number][]>();
 
   constructor(private readonly hooks: CompleterHooks) {}
 
@@ -57,7 +57,7 @@ export class Completer {
 
   ended({ request, reason, retryAfterMs }: End): void {
     this.#decide((policy, nowMs) => policy.ended(request, reason, nowMs, retryAfterMs));
-    for (const feedback of this.#held.get(request) ?? []) this.hooks.report(request, feedback);
+    for (const report of this.#held.get(request) ?? []) this.hooks.report(request, ...report);
     this.#held.delete(request);
   }
 
@@ -103,10 +103,10 @@ export class Completer {
     }
   }
 
-  #report({ request, feedback }: Extract<Decision, { kind: "report" }>): void {
+  #report({ request, feedback, characters }: Extract<Decision, { kind: "report" }>): void {
     const held = this.#held.get(request);
-    if (held) held.push(feedback);
-    else this.hooks.report(request, feedback);
+    if (held) held.push([feedback, characters]);
+    else this.hooks.report(request, feedback, characters);
   }
 
   #ask({ request, mode }: Extract<Decision, { kind: "ask" }>): void {

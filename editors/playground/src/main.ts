@@ -17,7 +17,7 @@ const sample = () => SAMPLES[select.selectedIndex] ?? SAMPLES[0]!;
 const completer = new Completer({
   ask: (ask) => void client.ask(ask),
   cancel: (request) => client.cancel(request),
-  report: (request, feedback) => void client.report(request, feedback),
+  report: (...report) => void client.report(...report),
   show: (offer) => {
     editor.show(offer);
     status.textContent = offer ? `Suggestion: ${offer.text.slice(0, SAID_CHARACTERS)}` : "";
@@ -27,7 +27,7 @@ const panel = new Panel((k) => void client.setK(k));
 const signIn = new SignIn({ onToken: () => void client.follow(), onDone: () => editor.view.focus() });
 const client = new Client({
   token: () => signIn.token,
-  language: () => sample().language,
+  document: () => ({ filepath: sample().file, language: sample().language }),
   onText: (request, text) => completer.received(request, text),
   onEnd: (end) => {
     panel.ended(end);

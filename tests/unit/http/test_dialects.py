@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 
-from completion_server.core.errors import InvalidRequestError, UnavailableError
+from completion_server.admission.settings import LimitSettings
+from completion_server.core.errors import InvalidRequestError
 from completion_server.core.events import Feedback
 from completion_server.core.outcome import End, FinishReason, Outcome, Timings, Usage
-from completion_server.core.request import Snippet
+from completion_server.core.request import Caller, Snippet
 from completion_server.http import llama_cpp, openai, tabby
 from completion_server.http.dialect import DONE, Answer, Asked, Body, Dialect, parse, read
-from completion_server.http.writing import dumped
+from completion_server.http.exchange import dumped
+from completion_server.http.recent import RecentRequests
+from completion_server.http.requests import request_of
 
 USAGE = Usage(prompt_tokens=10, cached_prompt_tokens=4, completion_tokens=5)
 TIMINGS = Timings(prefill_ms=3.0, decode_ms=10.0, total_ms=14.0)
 ANSWER = Answer(7, 1_800_000_000, "m", "a + b\n", End(Outcome(FinishReason.STOP), USAGE, TIMINGS))
 CUT = Answer(7, 1_800_000_000, "m", "a", End(Outcome(FinishReason.DEADLINE), USAGE, TIMINGS))
-SHED = Answer(7, 1_800_000_000, "m", "", End(Outcome(FinishReason.SHED)))
-
 QWEN = "<|fim_prefix|>A<|fim_suffix|>B<|fim_middle|>"
 ZED = {"model": "m", "prompt": QWEN, "max_tokens": 256, "stop": ["<|endoftext|>"]}
 MINUET = {"model": "m", "prompt": "A", "suffix": "B", "stream": True, "max_tokens": 256, "stop": ["\n\n"]}
@@ -40,11 +41,12 @@ LLAMA_VIM = {
     ("dialect", "body", "asked", "is_streamed"),
     [
         (openai.OPENAI, ZED, Asked("A", "B", max_tokens=256), False),
+        (openai.OPENAI, {"prompt": QWEN, "suffix": None}, Asked("A", "B"), False),
         (openai.OPENAI, MINUET, Asked("A", "B", max_tokens=256, stop=("\n\n",)), True),
         (openai.OPENAI, CONTINUE, Asked("A", "B", max_tokens=4096, temperature=0.01, stop=("```", "/src/")), True),
         (openai.OPENAI, {"prompt": ["A"], "user": "u", "seed": -1}, Asked("A", user="u"), False),
         (openai.OPENAI, {"prompt": "A", "max_tokens": 0}, Asked("A", is_warm_up=True), False),
-        (openai.OPENAI, {"prompt": "A", "language": "go"}, Asked("A", language_id="go"), False),
+        (openai.OPENAI, {"prompt": "A", "language": "go", "filepath": "a.go"}, Asked("A", "", "a.go", "go"), False),
         (openai.CODESTRAL, {"prompt": "A", "suffix": "B", "stop": "x"}, Asked("A", "B", stop=("x",)), False),
         (
             llama_cpp.INFILL,
@@ -123,6 +125,32 @@ def test_what_is_no_body_is_refused_soon(data: bytes, message: str) -> None:
     assert caught.value.message.startswith(message)
 
 
+WORST, BEST = {"filename": "worst.py", "text": "w"}, {"filename": "best.py", "text": "b"}
+FILES = "<|file_sep|>worst.py\nw\n<|file_sep|>best.py\nb\n<|file_sep|>x.py\n"
+DECLARED = [{"filepath": "best.py", "body": "b"}]
+SCORED = [{"filepath": "worst.py", "body": "w", "score": 0.5}, {"filepath": "good.py", "body": "g", "score": 0.9}]
+TABBY = {"prefix": "A", "declarations": DECLARED, "relevant_snippets_from_recently_opened_files": SCORED}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "uris"),
+    [
+        (llama_cpp.INFILL, {"prompt": "A", "input_extra": [WORST, BEST]}, ["best.py", "worst.py"]),
+        (openai.OPENAI, {"prompt": FILES + QWEN}, ["best.py", "worst.py"]),
+        (tabby.TABBY, {"segments": TABBY}, ["best.py", "good.py", "worst.py"]),
+    ],
+)
+def test_the_most_relevant_snippet_gets_the_room_that_there_is(
+    dialect: Dialect, body: dict[str, Any], uris: list[str]
+) -> None:
+    asked, _reply = dialect.translate(body)
+    recent = RecentRequests().place("ann", asked, 1, 0.0, has_name=True)
+    for room in (1, 2, 3):
+        limits = LimitSettings(max_snippets=room)
+        request = request_of(asked, Caller("ann", "s"), recent, limits, began_at=0.0, now=0.0)
+        assert [each.uri for each in request.snippets] == uris[:room]
+
+
 @pytest.mark.parametrize(
     ("json_text", "text"),
     [
@@ -186,12 +214,6 @@ def test_markers_in_a_document_are_its_text(dialect: Dialect, body: dict[str, An
     assert (asked.prefix, asked.suffix, asked.snippets) == (marked, suffix and marked, ())
 
 
-@pytest.mark.parametrize("suffix", [{}, {"suffix": None}], ids=["absent", "null"])
-def test_a_prompt_without_a_suffix_is_in_a_models_format(suffix: dict[str, Any]) -> None:
-    asked, _reply = openai.OPENAI.translate({"prompt": QWEN} | suffix)
-    assert (asked.prefix, asked.suffix) == ("A", "B")
-
-
 USED = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15, "prompt_tokens_details": {"cached_tokens": 4}}
 HEAD = {"id": "cmpl-7", "created": 1_800_000_000, "model": "m"}
 TEXT, CHUNK = HEAD | {"object": "text_completion"}, HEAD | {"object": "chat.completion.chunk"}
@@ -234,10 +256,6 @@ def test_an_answer_is_what_clients_read(
     assert getattr(dialect.translate(body)[1], method)(answer) == written
 
 
-def test_a_shed_answer_has_no_tokens() -> None:
-    assert openai.OPENAI.translate(ZED)[1].whole(SHED)["usage"]["total_tokens"] == 0
-
-
 def test_llama_cpp_answers_whole_documents_and_arrays() -> None:
     whole, (last,) = (getattr(llama_cpp.INFILL.translate({})[1], each)(ANSWER) for each in ("whole", "last"))
     assert last == whole | {"content": ""}
@@ -249,22 +267,14 @@ def test_llama_cpp_answers_whole_documents_and_arrays() -> None:
     assert " " not in dumped(whole | {"content": ""})  # llama.vim looks for `"content":"`
 
 
-def test_errors_have_the_form_of_the_dialect() -> None:
-    invalid, down = InvalidRequestError("prompt", "must be set"), UnavailableError("loading")
-    assert openai.OPENAI.error(400, invalid)["error"] == {
-        "message": "prompt: must be set", "type": "invalid_request_error", "param": "prompt", "code": None,
-    }  # fmt: skip
-    assert llama_cpp.INFILL.error(503, down)["error"] == {
-        "code": 503, "message": "loading", "type": "unavailable_error",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("body", "select_kind", "feedback"),
     [
         ({"type": "view"}, "", Feedback("shown")),
         ({"type": "select"}, "", Feedback("accepted", 5)),
         ({"type": "select"}, "line", Feedback("accepted_line", 3)),
+        ({"type": "select", "accepted_characters": 2}, "word", Feedback("accepted_word", 2)),
+        ({"type": "view", "accepted_characters": 2}, "word", Feedback("shown")),
         ({"type": "dismiss"}, "", Feedback("rejected")),
     ],
 )
@@ -274,9 +284,9 @@ def test_events_of_tabby_are_feedback(body: dict[str, str], select_kind: str, fe
         body | {"completion_id": whole["id"], "choice_index": whole["choices"][0]["index"]}, select_kind
     )
     assert event is not None
-    number, kind = event
+    number, kind, characters = event
     assert number == ANSWER.number
-    assert tabby.feedback_of(kind, "a𝒳\nb") == feedback
+    assert tabby.feedback_of(kind, "a𝒳\nb", characters) == feedback
 
 
 @pytest.mark.parametrize("completion_id", ["", "cmpl-", "cmpl-x", "cmpl-" + "9" * 5000])

@@ -145,14 +145,6 @@ def test_a_named_user_has_the_common_lane() -> None:
     assert caller.ask(OTHER).lane != ""  # a duplicate
 
 
-def test_a_crowd_at_one_address_keeps_its_documents_apart() -> None:
-    caller = Caller()
-    crowd = [Asked(f"def function_{i}():\n    return ") for i in range(30)]
-    first = [caller.ask(each).document for each in crowd]
-    assert len(set(first)) == 30
-    assert [caller.ask(replace(each, prefix=each.prefix + "x")).document for each in crowd] == first
-
-
 def test_nothing_but_the_last_texts_is_kept() -> None:
     caller = Caller()
     recent = [caller.ask(Asked(f"{HEAD}{i}")) for i in range(40)]

@@ -1,12 +1,18 @@
-"""The live figures of the server, and K, which operators may set where `server.http_admin` allows it, as JSON.
+"""The page at `/`, which editors/playground builds: its files, the live figures of the server, and K.
 
-With authentication on, an operator is a caller with the scope admin, wherever it is. The rest is about a server
-without. An admin listener on loopback without client certificates is open to everybody on its machine. The page gives
-the same right to a browser on that machine which addresses the server as such. A proxy there looks like one if it adds
-no header of those below, so the setting is off unless an operator knows that there is none.
+Operators may set K where `server.http_admin` allows it. With authentication on, an operator is a caller with the scope
+admin, wherever it is. The rest is about a server without. An admin listener on loopback without client certificates is
+open to everybody on its machine. The page gives the same right to a browser on that machine which addresses the server
+as such. A proxy there looks like one if it adds no header of those below, so the setting is off unless an operator
+knows that there is none.
 """
 
+import secrets
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from statistics import median
 from typing import Annotated
 
 from pydantic import Field
@@ -15,20 +21,101 @@ from completion_server.admission.settings import ServerSettings
 from completion_server.core.addresses import is_loopback, is_unix_socket
 from completion_server.core.credential import Scope
 from completion_server.core.errors import InvalidRequestError, PermissionDeniedError
-from completion_server.core.events import AdminChanged, RequestRefused
+from completion_server.core.events import AdminChanged, Event, RequestEnded, RequestRefused
+from completion_server.core.outcome import FinishReason
 from completion_server.core.request import Caller
 from completion_server.http.app import READ, WRITE, Path
 from completion_server.http.dialect import Body, Json, parse, read
 from completion_server.http.endpoints import AsgiScope, Endpoints
-from completion_server.http.identity import headers_of
+from completion_server.http.exchange import Receive, Send, write_body
 from completion_server.http.openai import OPENAI
-from completion_server.http.playground.figures import LiveFigures
-from completion_server.serving.service import Service
+from completion_server.http.requests import headers_of
+from completion_server.serving.service import LoadSnapshot, Service
 from completion_server.speculation.live import LiveSpeculation, SpeculationLockedError
 from completion_server.speculation.schedule import ScheduleError
 
+NAMES = ("main.js", "page.css", "icon.svg", "licenses.txt")
+"""The files besides the page itself."""
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml", "txt": "text/plain"}
+_NONCE = b"NONCE"
+"""Stands in the page for the nonce of the editor's style elements."""
+_COMMON = {"cache-control": "no-cache", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+
 _BY = "playground"
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_NUM_TTFTS = 128
+_COUNTED = {
+    FinishReason.STOP: "answered",
+    FinishReason.LENGTH: "answered",
+    FinishReason.SUPERSEDED: "superseded",
+    FinishReason.CANCELLED: "cancelled",
+    FinishReason.SHED: "shed",
+}
+
+
+def page_paths() -> dict[str, Path]:
+    """Return the paths of the page and its files."""
+    return {"/": _path("index.html")} | {f"/playground/{name}": _path(name) for name in NAMES}
+
+
+def page() -> tuple[bytes, dict[str, str]]:
+    """Return the page and its headers. Its policy allows files of this server and style elements with the nonce."""
+    nonce = secrets.token_urlsafe(16)
+    policy = (
+        f"default-src 'self'; style-src 'self' 'nonce-{nonce}'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; object-src 'none'"
+    )
+    body = content("index.html").replace(_NONCE, nonce.encode())
+    return body, _COMMON | {"content-security-policy": policy, "cache-control": "no-store"}
+
+
+@cache
+def content(name: str) -> bytes:
+    """Return what is in a file."""
+    return files(__package__).joinpath("playground", "static", name).read_bytes()
+
+
+def _path(name: str) -> Path:
+    async def answer(_scope: AsgiScope, _receive: Receive, send: Send) -> None:
+        body, headers = page() if name == "index.html" else (content(name), _COMMON)
+        kind = _TYPES[name.rpartition(".")[2]]
+        charset = "; charset=utf-8" if kind.startswith("text/") else ""
+        await write_body(send, 200, body, {"content-type": kind + charset} | headers)
+
+    return Path(answer, READ)
+
+
+class LiveFigures:
+    """Counts ended requests since the start, and their tokens. There is no text and no name in them."""
+
+    def __init__(self) -> None:
+        """Begin with zeros."""
+        self._counts = Counter(dict.fromkeys((*_COUNTED.values(), "prompt_tokens", "cached_tokens"), 0))
+        self._ttfts_ms: deque[float] = deque(maxlen=_NUM_TTFTS)
+
+    def handle(self, event: Event) -> None:
+        """Count an ended request; other events change nothing."""
+        if not isinstance(event, RequestEnded):
+            return
+        usage, name = event.end.usage, _COUNTED.get(event.end.outcome.reason)
+        if name is not None:
+            self._counts[name] += 1
+        if not usage.is_shared:
+            self._counts.update(prompt_tokens=usage.counted_prompt_tokens, cached_tokens=usage.cached_prompt_tokens)
+        if event.ttft_s is not None:
+            self._ttfts_ms.append(event.ttft_s * 1000)
+
+    def document(self, load: LoadSnapshot) -> dict[str, Json]:
+        """Return the counts beside the present load."""
+        return {
+            "sessions": load.num_sessions,
+            "live": load.num_live,
+            "queued": load.num_queued,
+            "running": load.num_occupied,
+            "slots": load.num_slots,
+            **self._counts,
+            "ttft_ms": median(self._ttfts_ms) if self._ttfts_ms else None,
+        }
 
 
 class _SetSpeculation(Body):
@@ -66,16 +153,15 @@ class HttpAdmin:
         }
 
     def _status(self, scope: AsgiScope, caller: Caller | None) -> Json:
-        load, speculation = self._service.load(), self._speculation
-        active = speculation.active
+        load, active = self._service.load(), self._speculation.active
         return {
             **self._about(),
             **self._figures.document(load),
-            "k": speculation.num_speculative_tokens(load.num_occupied),
+            "k": self._speculation.num_speculative_tokens(load.num_occupied),
             "k_max": active.max_num_speculative_tokens,
             "k_mode": active.mode.value,
             "k_locked": self._locked_reason(scope, caller) or active.locked_reason,
-            "acceptance": speculation.figures().acceptance,
+            "acceptance": self._speculation.figures().acceptance,
         }
 
     def _set_speculation(self, scope: AsgiScope, caller: Caller, data: bytes) -> Json:
@@ -111,9 +197,7 @@ def closed_reason(server: ServerSettings, *, trusts_names: bool) -> str:
         return "the server has no admin listener (server.admin_listen)"
     if is_unix_socket(server.admin_listen) or server.admin_tls.client_ca:
         return "operators must use the admin listener: completion-server speculation"
-    if trusts_names:
-        return "callers come through a proxy, which does not tell who is an operator"
-    return ""
+    return "callers come through a proxy, which does not tell who is an operator" if trusts_names else ""
 
 
 def refusal_reason(client: str, headers: Mapping[str, str]) -> str:

@@ -7,9 +7,8 @@ from completion_server.admission.settings import ServerSettings, TlsSettings
 from completion_server.core.events import LoopLagged, Marks, RequestEnded
 from completion_server.core.outcome import End, FinishReason, Outcome, Usage
 from completion_server.core.request import Caller, Request
-from completion_server.http.playground import files
-from completion_server.http.playground.admin import closed_reason, refusal_reason
-from completion_server.http.playground.figures import LiveFigures
+from completion_server.http import page
+from completion_server.http.page import LiveFigures, closed_reason, refusal_reason
 from completion_server.serving.service import LoadSnapshot
 
 LOCAL = {"host": "127.0.0.1:8012"}
@@ -17,7 +16,7 @@ LOAD = LoadSnapshot(Readiness.READY, 3, 2, 1, 1, 8, 32, "")
 
 
 def test_each_page_has_a_nonce_of_its_own_and_a_policy_without_exceptions() -> None:
-    (first, headers), (second, _) = files.page(), files.page()
+    (first, headers), (second, _) = page.page(), page.page()
     policy = headers["content-security-policy"]
     nonce = policy.partition("'nonce-")[2].partition("'")[0]
     assert len(nonce) > 20
@@ -30,10 +29,10 @@ def test_each_page_has_a_nonce_of_its_own_and_a_policy_without_exceptions() -> N
     assert first.count(b"<script") == first.count(b'<script type="module" src=')
 
 
-@pytest.mark.parametrize("name", files.NAMES)
-def test_the_page_uses_each_of_its_files(name: str) -> None:
-    assert files.read(name)
-    assert f"/playground/{name}".encode() in files.page()[0]
+def test_the_page_uses_each_of_its_files() -> None:
+    for name in page.NAMES:
+        assert page.content(name)
+        assert f"/playground/{name}".encode() in page.page()[0]
 
 
 @pytest.mark.parametrize(
