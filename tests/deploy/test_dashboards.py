@@ -116,10 +116,10 @@ def test_a_dashboard_is_one_of_grafana_s_and_each_panel_has_its_text_unit_and_pl
     # Each variable is used in each query, but for the one that names the data source.
     first, *variables = [each["name"] for each in dashboard["templating"]["list"]]
     assert first == "datasource"
-    ids, titles = ([each[key] for each in dashboard["panels"]] for key in ("id", "title"))
-    assert len(set(ids)) == len(ids), "Grafana mixes up panels with one id"
-    assert len(set(titles)) == len(titles)
-    assert all(map(str.strip, titles))
+    for key, owners in (("id", dashboard["panels"]), ("title", panels(dashboard))):
+        found = [each[key] for each in owners]
+        assert len(set(found)) == len(found), "Grafana mixes up panels with one id"
+    assert all(panel["title"].strip() for panel in dashboard["panels"])
     for panel in panels(dashboard):
         assert panel["description"].strip(), panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
