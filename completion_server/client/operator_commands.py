@@ -49,7 +49,7 @@ def _show(endpoint: Endpoint, as_json: bool) -> bool:
         try:
             answer = AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
-            click.echo(failure(error_of_call(error), endpoint, reached=reached), err=True)
+            click.echo(f"Error: {failure(error_of_call(error), endpoint, reached=reached)}", err=True)
             return False
         round_trip_ms = (time.perf_counter() - asked_s) * 1000
         health = health_of(channel, answer)

@@ -89,21 +89,19 @@ def footer(completion: Completion) -> Text:
         else "no draft",
     ]
     line = Text(" · ".join(part for part in parts if part), style="dim")
-    return line if completion.text else line.append(f"\n{why_empty(completion)}")
+    return line if completion.text else line.append(f"\n{_why_empty(completion, completion.end)}")
 
 
-def why_empty(completion: Completion) -> str:
+def _why_empty(completion: Completion, end: pb.End) -> str:
     """Return a sentence for a completion without text."""
-    if completion.end is None:
-        return ""
     reason = completion.finish_reason or ""
     why = f"No completion: {_NO_TEXT.get(reason, reason)}"
     if completion.shed_reason:
         why += f" ({completion.shed_reason.replace('_', ' ')})"
     if completion.limit:
         why += f"; the limit is {completion.limit.name} = {completion.limit.allowed:.15g}"
-    if completion.end.HasField("retry_after_ms"):
-        why += f"; ask again in {completion.end.retry_after_ms} ms"
+    if end.HasField("retry_after_ms"):
+        why += f"; ask again in {end.retry_after_ms} ms"
     return why + "."
 
 
@@ -170,6 +168,8 @@ def _rounded(value: float | None) -> float | None:
 
 def explain(error: ServiceError, address: str, *, reached: bool = True) -> str:
     """Return a sentence with the error and its remedy; `reached` says whether there was a connection at all."""
+    if not reached and error.status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"{address} did not connect within the time that it had. Allow it more with --timeout-ms."
     if not reached:
         cause = error.message.rstrip(".; )]").rsplit(": ", 1)[-1][:_MAX_CAUSE_CHARS]  # the last of gRPC's long message
         return f"No server answers at {address} ({cause}). {START_HINT}; or name another address."

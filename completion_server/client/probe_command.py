@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, Endpoint, ServiceError
 from completion_client.endpoint import caller_metadata, with_port
-from completion_server.client.options import server_options
+from completion_server.client.options import failure, server_options
 
 _METRICS_PORT = 9465
 _USERS = 32
@@ -64,16 +64,19 @@ async def ask(endpoints: Sequence[Endpoint], user: str, number: int, timeout_s: 
         mode=pb.MODE_SINGLE_LINE,
         without_completion_cache=True,
     )
-    ends_at = time.monotonic() + timeout_s
+    ends_at, is_connected = time.monotonic() + timeout_s, False
     try:
         async with (
             asyncio.timeout(timeout_s),
             CompletionClient(endpoints, user=user, connect_timeout_s=timeout_s / 2) as client,
         ):
             await client.connect()
+            is_connected = True
             completion = await client.complete(request, timeout_s=max(0.001, ends_at - time.monotonic()))
     except ServiceError as error:
-        return Seen("failed", why=f"{error.status.name}: {error.message}")
+        if is_connected or len(endpoints) > 1:
+            return Seen("failed", why=f"{error.status.name}: {error.message}")
+        return Seen("failed", why=await asyncio.to_thread(failure, error, endpoints[0], reached=False))
     except TimeoutError:
         return Seen("failed", why=f"no answer within {timeout_s:g} s")
     address = completion.address or ""

@@ -96,9 +96,7 @@ def set_(endpoint: Endpoint, k: int | None, schedule: Path | None, is_auto: bool
 def read_schedule(path: Path) -> list[pb.SpeculationRow]:
     """Return the rows of a JSON file: a list of them, or an object with one under "schedule".
 
-    Raises:
-        click.UsageError: the file has no such rows, or those of an invalid tuning.
-
+    Raises click.UsageError if the file has no such rows, or those of an invalid tuning.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -65,7 +65,7 @@ class PolledServer:
         if token is not None and isinstance(error, UnauthenticatedError):
             token.refused(token.at_hand() or "", error)
         if error.status not in _NO_ANSWER:
-            return failure(error, self._endpoint, reached=True)
+            return f"Error: {failure(error, self._endpoint, reached=True)}"
         if error.status not in self._unreachable:
-            self._unreachable[error.status] = failure(error, self._endpoint, reached=False)
+            self._unreachable[error.status] = f"Error: {failure(error, self._endpoint, reached=False)}"
         return self._unreachable[error.status]
