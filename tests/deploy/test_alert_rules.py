@@ -10,8 +10,8 @@ from tests.deploy.alert_scenarios import POD, SCENARIOS, one
 from tests.support.rules import Scenario, check_scenarios, load_groups, load_rules, selectors
 from tests.support.runbooks import runbooks
 
-_PARTS = ("Means", "Users", "Look", "Type", "Do", "Threshold")
-_REQUIRED = {"Means", "Look", "Type", "Do"}
+_PARTS = ("Means", "Users", "Look", "Do", "Threshold")
+_REQUIRED = {"Means", "Look", "Do"}
 ALERTS = {rule["alert"]: rule for rule in load_rules() if "alert" in rule}
 
 
