@@ -117,9 +117,9 @@ def completion_dict(completion: Completion) -> dict[str, Any]:
         "cache_level": completion.cache_level,
         "usage": plain(end.usage),
         "timings": plain(end.timings),
-        "ttft_ms": _rounded(completion.ttft_ms),
-        "tokens_per_s": _rounded(completion.tokens_per_s),
-        "total_ms": _rounded(completion.total_ms),
+        "ttft_ms": rounded(completion.ttft_ms),
+        "tokens_per_s": rounded(completion.tokens_per_s),
+        "total_ms": rounded(completion.total_ms),
         "error": error_dict(completion.error) if completion.error else None,
     }
 
@@ -162,7 +162,8 @@ def health_from(status: admin_pb2.GetStatusResponse) -> str:
     return SERVING if is_serving else "NOT_SERVING"
 
 
-def _rounded(value: float | None) -> float | None:
+def rounded(value: float | None) -> float | None:
+    """Return a time or a rate with three digits."""
     return None if value is None else round(value, 3)
 
 

@@ -43,9 +43,7 @@ def standard_library() -> list[Path]:
 def samples(files: Sequence[Path], seed: int) -> Iterator[tuple[str, Cursor]]:
     """Yield endless URIs of files with positions within lines of code, the same for the same files and seed.
 
-    Raises:
-        PositionError: a file can't be read, or no file has enough text.
-
+    Raises PositionError if a file can't be read, or no file has enough text.
     """
     texts = [(file, text) for file, text in ((file, _text(file)) for file in files) if text.count("\n") >= _MIN_LINES]
     if not texts:

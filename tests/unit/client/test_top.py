@@ -20,9 +20,8 @@ from rich.console import Console
 
 from completion.v1 import admin_pb2
 from completion_client import Endpoint, Token
-from completion_server.client.top.command import page, top
+from completion_server.client.top.command import PolledServer, ServerState, page, top
 from completion_server.client.top.metrics import Reading, figures_of, merged, parse, quantile
-from completion_server.client.top.poll import PolledServer, ServerState
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.telemetry.metrics import BUCKETS_S
 from tests.support.scripted import letters
