@@ -1,6 +1,7 @@
 """The `probe` command: asks for completions as an editor that starts now would, and exports what it saw."""
 
 import asyncio
+import itertools
 import math
 import signal
 import sys
@@ -95,20 +96,20 @@ class ProbeMetrics:
 
         `certificate` is the file of the probe's own one, which each new connection reads again.
         """
+        prefix = "completion_probe"
         requests = "Requests of the probe, by the server that was asked and the result."
-        self._requests = Counter("completion_probe_requests", requests, ["server", "result"], registry=registry)
+        self._requests = Counter(f"{prefix}_requests", requests, ["server", "result"], registry=registry)
         ttft = "From a request of the probe to its first text, as an editor sees it."
-        self._ttft = Histogram("completion_probe_ttft_seconds", ttft, ["server"], buckets=_BUCKETS_S, registry=registry)
+        self._ttft = Histogram(f"{prefix}_ttft_seconds", ttft, ["server"], buckets=_BUCKETS_S, registry=registry)
         reached = "Requests of the probe that a server answered when it could choose between all of them."
-        self._reached = Counter("completion_probe_reached", reached, ["server"], registry=registry)
-        for server in servers:
+        self._reached = Counter(f"{prefix}_reached", reached, ["server"], registry=registry)
+        for server, result in itertools.product(servers, _RESULTS):
             self._ttft.labels(server)
-            for result in _RESULTS:
-                self._requests.labels(server, result)
+            self._requests.labels(server, result)
         if certificate is not None:
             expiry = "When the probe's own certificate expires, in Unix time."
-            name = "completion_probe_certificate_not_after_timestamp_seconds"
-            Gauge(name, expiry, registry=registry).set_function(partial(_expiry_of, certificate))
+            gauge = Gauge(f"{prefix}_certificate_not_after_timestamp_seconds", expiry, registry=registry)
+            gauge.set_function(partial(_expiry_of, certificate))
 
     def add(self, server: str, seen: Seen) -> None:
         """Count what was seen of a server."""

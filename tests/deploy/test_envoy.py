@@ -163,7 +163,9 @@ async def test_a_replica_in_drain_gets_no_new_calls_and_its_sessions_move(four: 
         assert four.envoy.requests()[address] == before
         ended = {user for user in USERS if streams[user].call.done()}
         assert ended == {user for user in USERS if streams[user].replica == address}
-        assert {await streams[user].call.code() for user in ended} == {grpc.StatusCode.UNAVAILABLE}
+        # INTERNAL is a stream that Envoy resets, because the server's connection ended before its status came.
+        codes = {await streams[user].call.code() for user in ended}
+        assert grpc.StatusCode.UNAVAILABLE in codes <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL}
 
 
 def test_streams_that_servers_end_are_no_failures_of_the_replicas(envoy_binary: str) -> None:
