@@ -4,9 +4,7 @@ Everything here waits without an event loop; use it before and between what a te
 """
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import tempfile
 import time
@@ -19,24 +17,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
 import yaml
 
+from tests.support.kustomize import require_programs
 from tests.support.redis_servers import wait_until
 
 START_TIMEOUT_S = 30.0
 QUERY_TIMEOUT_S = 20.0
 _READY = "Server is ready to receive web requests"
-_PROGRAMS = ("prometheus", "promtool")
 
 
 def require_prometheus() -> None:
     """Skip the test on a machine without Prometheus, and fail it if CI is set."""
-    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
-    if missing and os.environ.get("CI"):
-        pytest.fail(f"{', '.join(missing)} not found; on Debian: apt-get install prometheus")
-    if missing:
-        pytest.skip(f"{', '.join(missing)} not found")
+    require_programs(("prometheus", "promtool"), "prometheus")
 
 
 @dataclass(frozen=True)
