@@ -18,7 +18,7 @@ from completion_client import Endpoint, blocking
 from completion_client.errors import error_of_call
 from completion_client.health import SERVING
 from completion_server.client.options import admin_options, fail, failure
-from completion_server.client.output import engine_state, health_from, plain, rows_table
+from completion_server.client.output import engine_state, plain, rows_table
 from completion_server.client.top.metrics import parse
 
 TIMEOUT_S = 5.0
@@ -103,7 +103,8 @@ def health_of(channel: grpc.Channel, status: admin_pb2.GetStatusResponse, timeou
     try:
         return blocking.check_health(channel, timeout_s)
     except grpc.RpcError:
-        return health_from(status)
+        is_serving = status.engine_state == admin_pb2.ENGINE_STATE_READY and not status.draining
+        return SERVING if is_serving else "NOT_SERVING"
 
 
 def _shed_requests(channel: grpc.Channel, status: admin_pb2.GetStatusResponse) -> dict[str, int]:

@@ -14,7 +14,6 @@ from rich.text import Text
 from completion.v1 import admin_pb2
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, ServiceError, TokenError
-from completion_client.health import SERVING
 from completion_client.token_sources import VARIABLE
 from completion_server.client.cursor import Cursor
 
@@ -32,7 +31,7 @@ _NO_TEXT = {
     "cancelled": "it was cancelled",
 }
 
-START_HINT = "Start one with: completion-server serve --config FILE"
+_NO_SERVER = "Start one with: completion-server serve --config FILE; or name another address."
 
 _MAX_CAUSE_CHARS = 120
 
@@ -120,12 +119,11 @@ def completion_dict(completion: Completion) -> dict[str, Any]:
         "ttft_ms": rounded(completion.ttft_ms),
         "tokens_per_s": rounded(completion.tokens_per_s),
         "total_ms": rounded(completion.total_ms),
-        "error": error_dict(completion.error) if completion.error else None,
+        "error": _error(completion.error) if completion.error else None,
     }
 
 
-def error_dict(error: ServiceError) -> dict[str, Any]:
-    """Return an error with its status, reason and fields."""
+def _error(error: ServiceError) -> dict[str, Any]:
     return {
         "code": error.status.name,
         "message": error.message,
@@ -156,12 +154,6 @@ def engine_state(status: admin_pb2.GetStatusResponse) -> str:
     return admin_pb2.EngineState.Name(status.engine_state).removeprefix("ENGINE_STATE_").lower()
 
 
-def health_from(status: admin_pb2.GetStatusResponse) -> str:
-    """Return the health that a status implies, for a listener that offers no health checks."""
-    is_serving = status.engine_state == admin_pb2.ENGINE_STATE_READY and not status.draining
-    return SERVING if is_serving else "NOT_SERVING"
-
-
 def rounded(value: float | None) -> float | None:
     """Return a time or a rate with three digits."""
     return None if value is None else round(value, 3)
@@ -173,7 +165,7 @@ def explain(error: ServiceError, address: str, *, reached: bool = True) -> str:
         return f"{address} did not connect within the time that it had. Allow it more with --timeout-ms."
     if not reached:
         cause = error.message.rstrip(".; )]").rsplit(": ", 1)[-1][:_MAX_CAUSE_CHARS]  # the last of gRPC's long message
-        return f"No server answers at {address} ({cause}). {START_HINT}; or name another address."
+        return f"No server answers at {address} ({cause}). " + _NO_SERVER
     if isinstance(error, TokenError):
         template = "At {address}: {message}."
     elif error.status is grpc.StatusCode.UNAUTHENTICATED and _ONLY_CERTIFICATE.search(error.message):

@@ -181,7 +181,17 @@ def _measure(
 
     def one(numbered: tuple[int, tuple[str, Cursor]]) -> Completion:
         number, (uri, cursor) = numbered
-        request = _request(f"{run}-{number}", uri, cursor, options)
+        request = pb.CompleteRequest(
+            session_id=f"{run}-{number}",
+            sequence=1,
+            document_uri=uri,
+            prefix=cursor.prefix,
+            suffix=cursor.suffix,
+            trigger=pb.TRIGGER_AUTOMATIC,
+            mode=pb.MODE_MULTI_LINE if options["mode"] == "multi" else pb.MODE_SINGLE_LINE,
+            max_tokens=options["max_tokens"] or 0,
+            without_completion_cache=True,
+        )
         return blocking.complete(channel, request, timeout_s=timeout_s, metadata=caller_metadata(request.session_id))
 
     numbered = enumerate(positions)
@@ -194,20 +204,6 @@ def _measure(
         return list(
             track(completions, "Sending", total=options["requests"], console=console, disable=not console.is_terminal)
         )
-
-
-def _request(name: str, uri: str, cursor: Cursor, options: Mapping[str, Any]) -> pb.CompleteRequest:
-    return pb.CompleteRequest(
-        session_id=name,
-        sequence=1,
-        document_uri=uri,
-        prefix=cursor.prefix,
-        suffix=cursor.suffix,
-        trigger=pb.TRIGGER_AUTOMATIC,
-        mode=pb.MODE_MULTI_LINE if options["mode"] == "multi" else pb.MODE_SINGLE_LINE,
-        max_tokens=options["max_tokens"] or 0,
-        without_completion_cache=True,
-    )
 
 
 def _report(completions: Sequence[Completion], concurrency: int, as_json: bool) -> None:
