@@ -14,7 +14,7 @@ from tests.support.prometheus import require_prometheus
 
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 RULE_FILES = ("recording-rules.yaml", "alerts.yaml", "all-regions.yaml")
-_PROMTOOL_S = 170.0
+_PROMTOOL_S = 600.0
 _SELECTOR = re.compile(r"(?<!:)\b((?:region\w*:|job:|completion_)[\w:]+)(\{[^}]*\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!=|!~|=)\s*"([^"]*)"')
 
