@@ -15,17 +15,9 @@ from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, RegionSettings, UnavailableError, blocking
 from completion_client.blocking import Contender, open_in_order
 from completion_client.endpoint import Metadata, caller_metadata
-from completion_server.client.cursor import (
-    STDIN,
-    Cursor,
-    PositionError,
-    parse_position,
-    read_text,
-    split_text,
-    uri_of,
-)
+from completion_server.client.cursor import STDIN, Cursor, PositionError, parse_position, read_text, split_text, uri_of
 from completion_server.client.options import fail, server_options
-from completion_server.client.output import CompletionView, completion_dict, footer
+from completion_server.client.output import CompletionView, completion_dict, footer, rounded
 
 _LEAST_S = 0.001
 _MODES = {"single": pb.MODE_SINGLE_LINE, "multi": pb.MODE_MULTI_LINE}
@@ -56,14 +48,10 @@ class _Complete(click.Command):
 @click.option("--no-speculation", is_flag=True, help="Use no draft model for this request.")
 @click.option("--no-cache", is_flag=True, help="Have the engine compute the answer: use no completion cache.")
 @click.option("--stop", multiple=True, help="A string that ends the completion. May be given more than once.")
-@click.option(
-    "--timeout-ms", type=click.IntRange(1), default=10_000, show_default=True, help="The deadline of the request."
-)
+@click.option("--timeout-ms", type=click.IntRange(1), default=10_000, show_default=True, help="The request's deadline.")
 @click.option("--user", help="The request's user; a newer request of the same user supersedes it.")
 @click.option("--session", help="The editor session's name; a fresh one if not given.")
-@click.option(
-    "--language", help='The language, such as "python"; the server takes it from the file\'s name if not given.'
-)
+@click.option("--language", help='The language, such as "python"; else the server takes it from the file\'s name.')
 @click.option("--verbose", "-v", is_flag=True, help="Say which servers were measured and which one answered.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def complete(
@@ -102,19 +90,15 @@ def complete(
             measured = "not measured" if each.round_trip_ms is None else f"{each.round_trip_ms:.1f} ms away"
             click.echo(f"{each.endpoint.address} {measured}", err=True)
         contender, completion, reached = _ask_in_order(contenders, request, ends_at_s, user, view)
+    endpoint = contender.endpoint
     if verbose:
-        click.echo(f"asked {contender.endpoint.address}", err=True)
+        click.echo(f"asked {endpoint.address}", err=True)
     if as_json:
-        about = {
-            "server": contender.endpoint.address,
-            "round_trip_ms": None if contender.round_trip_ms is None else round(contender.round_trip_ms, 3),
-            "file": file,
-            "line": cursor.line,
-            "column": cursor.column,
-        }
-        click.echo(json.dumps(completion_dict(completion) | about))
+        about = {"server": endpoint.address, "round_trip_ms": rounded(contender.round_trip_ms)}
+        place = {"file": file, "line": cursor.line, "column": cursor.column}
+        click.echo(json.dumps(completion_dict(completion) | about | place))
     if completion.error:
-        fail(completion.error, contender.endpoint, reached=reached)
+        fail(completion.error, endpoint, reached=reached)
     if not as_json:
         Console(stderr=True, highlight=False).print(footer(completion), soft_wrap=True)
 

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 STDIN = "-"
 
@@ -13,8 +14,7 @@ class PositionError(ValueError):
     """The position does not exist; the message names the range of those that do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """A cursor's position as the user writes it. Lines and columns count from 1; None is the end."""
 
     file: str
@@ -45,41 +45,28 @@ class Cursor:
 def parse_position(text: str) -> Position:
     """Parse FILE[:LINE[:COL]]. A colon without a number after it belongs to the file's name.
 
-    Raises:
-        PositionError: there is no file name, or a number is 0.
-
+    Raises PositionError if there is no file name, or a number is 0.
     """
     match = _POSITION.fullmatch(text)
     if match is None:
-        msg = "expected FILE:LINE or FILE:LINE:COL, got nothing"
-        raise PositionError(msg)
+        raise PositionError("expected FILE:LINE or FILE:LINE:COL, got nothing")
     line, column = (int(number) if number else None for number in match.group("line", "column"))
     if line == 0 or column == 0:
-        msg = f"lines and columns count from 1, got {text!r}"
-        raise PositionError(msg)
+        raise PositionError(f"lines and columns count from 1, got {text!r}")
     return Position(match.group("file"), line, column)
 
 
 def split_text(text: str, position: Position) -> Cursor:
-    """Split a text at a position.
-
-    Raises:
-        PositionError: the line or the column is beyond the text's end.
-
-    """
-    lines = text.split("\n")
+    """Split a text at a position. Raises PositionError if that is beyond the text's end."""
+    name, lines = _name(position.file), text.split("\n")
     line = len(lines) if position.line is None else position.line
     if line > len(lines):
-        msg = f"{_name(position.file)} has {_count(len(lines), 'line')}; line {line} is beyond its end"
-        raise PositionError(msg)
+        raise PositionError(f"{name} has {_count(len(lines), 'line')}; line {line} is beyond its end")
     width = len(lines[line - 1].removesuffix("\r"))
     column = width + 1 if position.column is None else position.column
     if column > width + 1:
-        msg = (
-            f"line {line} of {_name(position.file)} has {_count(width, 'character')}; "
-            f"its columns go from 1 to {width + 1}, got {column}"
-        )
-        raise PositionError(msg)
+        size = f"line {line} of {name} has {_count(width, 'character')}"
+        raise PositionError(f"{size}; its columns go from 1 to {width + 1}, got {column}")
     at = sum(len(earlier) + 1 for earlier in lines[: line - 1]) + column - 1
     return Cursor(text[:at], text[at:], line, column)
 
@@ -87,19 +74,16 @@ def split_text(text: str, position: Position) -> Cursor:
 def read_text(file: str, standard_input: bytes | None = None) -> str:
     """Return a file's text, or the given standard input's if the file is "-".
 
-    Raises:
-        PositionError: the file can't be read, or is not UTF-8.
-
+    Raises PositionError if the file can't be read, or is not UTF-8.
     """
     try:
         raw = (standard_input or b"") if file == STDIN else Path(file).read_bytes()
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        msg = f"{_name(file)} is not UTF-8 text: byte {error.object[error.start]:#04x} at offset {error.start}"
-        raise PositionError(msg) from error
+        fault = f"is not UTF-8 text: byte {error.object[error.start]:#04x} at offset {error.start}"
+        raise PositionError(f"{_name(file)} {fault}") from error
     except OSError as error:
-        msg = f"{_name(file)} can't be read: {(error.strerror or str(error)).lower()}"
-        raise PositionError(msg) from error
+        raise PositionError(f"{_name(file)} can't be read: {(error.strerror or str(error)).lower()}") from error
 
 
 def uri_of(file: str) -> str:

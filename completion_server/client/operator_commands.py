@@ -4,11 +4,11 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import click
 import grpc
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +18,7 @@ from completion_client import Endpoint, blocking
 from completion_client.errors import error_of_call
 from completion_client.health import SERVING
 from completion_server.client.options import admin_options, fail, failure
-from completion_server.client.output import engine_state, health_from, plain, rows_table
+from completion_server.client.output import engine_state, plain, rows_table
 from completion_server.client.top.metrics import parse
 
 TIMEOUT_S = 5.0
@@ -49,7 +49,7 @@ def _show(endpoint: Endpoint, as_json: bool) -> bool:
         try:
             answer = AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
         except grpc.RpcError as error:
-            click.echo(failure(error_of_call(error), endpoint, reached=reached), err=True)
+            click.echo(f"Error: {failure(error_of_call(error), endpoint, reached=reached)}", err=True)
             return False
         round_trip_ms = (time.perf_counter() - asked_s) * 1000
         health = health_of(channel, answer)
@@ -75,8 +75,7 @@ def drain(endpoint: Endpoint, grace_ms: int | None) -> None:
       completion-server drain
       completion-server drain --grace-ms 2000
     """
-    with calling(endpoint) as channel:
-        answer = AdminServiceStub(channel).Drain(admin_pb2.DrainRequest(grace_ms=grace_ms), timeout=TIMEOUT_S)
+    answer = ask_admin(endpoint, "Drain", admin_pb2.DrainRequest(grace_ms=grace_ms))
     click.echo(f"{endpoint.address} is draining; requests still to finish: {answer.live_requests}")
 
 
@@ -89,13 +88,12 @@ def as_dict(status: admin_pb2.GetStatusResponse) -> dict[str, Any]:
     return found | counts
 
 
-@contextmanager
-def calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
-    """Open a channel. A call that fails on it ends the command."""
+def ask_admin(endpoint: Endpoint, method: str, request: Message) -> Any:  # noqa: ANN401 - the method's response
+    """Call a method of the admin service. A call that fails ends the command."""
     with endpoint.open_channel() as channel:
         reached = blocking.connect(channel, TIMEOUT_S)
         try:
-            yield channel
+            return getattr(AdminServiceStub(channel), method)(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             fail(error_of_call(error), endpoint, reached=reached)
 
@@ -105,7 +103,8 @@ def health_of(channel: grpc.Channel, status: admin_pb2.GetStatusResponse, timeou
     try:
         return blocking.check_health(channel, timeout_s)
     except grpc.RpcError:
-        return health_from(status)
+        is_serving = status.engine_state == admin_pb2.ENGINE_STATE_READY and not status.draining
+        return SERVING if is_serving else "NOT_SERVING"
 
 
 def _shed_requests(channel: grpc.Channel, status: admin_pb2.GetStatusResponse) -> dict[str, int]:
@@ -124,58 +123,58 @@ def _shed_requests(channel: grpc.Channel, status: admin_pb2.GetStatusResponse) -
 def _table(
     address: str, round_trip_ms: float, health: str, status: admin_pb2.GetStatusResponse, shed: Mapping[str, int]
 ) -> Table:
-    engine = f"{engine_state(status)}, restarted {status.engine_restarts} times"
-    revision, of_draft = (
-        f", revision {each}" if each else "" for each in (status.model_revision, status.draft_model_revision)
-    )
-    draft = f"{status.draft_model}{of_draft}, up to {status.num_speculative_tokens} tokens a step"
+    fewer = f"{status.slots} of scheduling.max_slots = {status.max_slots}: {status.slots_reason}"
     rows = (
         ("server", f"{address}, version {status.version}, up for {_duration(status.uptime_s)}"),
-        *([("region", status.region)] if status.region else []),
+        ("region", status.region),
         ("round trip", f"{round_trip_ms:.1f} ms"),
         ("health", health + (", draining" if status.draining else "")),
-        ("engine", engine + (f" (last failure: {status.engine_failure})" if status.engine_failure else "")),
-        ("model", status.model + revision),
-        ("draft", draft if status.draft_model else "none"),
+        *_engine(status),
         ("prompt", status.prompt_template),
         ("sessions", str(status.live_sessions)),
         ("requests", f"{status.running_requests} of {status.slots} slots in use, {status.queued_requests} waiting"),
-        *([("slots", _slots(status))] if status.slots_reason else []),
-        *_replication(status),
-        *([("cache", _cache(status.cache))] if status.HasField("cache") else []),
+        ("slots", fewer if status.slots_reason else ""),
+        *_shared(status),
         ("ended", _counts(status.ended_requests) or "none"),
-        *([("shed", _counts(shed))] if shed else []),
+        ("shed", _counts(shed)),
     )
-    return rows_table(rows, {"health": "bold green" if health == SERVING else "bold red"})
+    known = [(name, value) for name, value in rows if value or name == "prompt"]
+    return rows_table(known, {"health": "bold green" if health == SERVING else "bold red"})
 
 
-def _replication(status: admin_pb2.GetStatusResponse) -> Iterator[tuple[str, str]]:
-    """Yield the rows of what replicas share; none for a server that shares nothing."""
-    if not status.HasField("replication"):
-        return
-    shared = status.replication
-    outages = f", {shared.redis_outages} outages" if shared.redis_outages else ""
-    yield "redis", ("available" if shared.redis_available else f"away: {shared.redis_failure}") + outages
-    yield "replica", shared.replica_id
-    listening = "" if shared.listening else "not listening, "
-    yield "lanes", f"{listening}{shared.messages_received} messages of other replicas"
+def _engine(status: admin_pb2.GetStatusResponse) -> Iterator[tuple[str, str]]:
+    """Yield the rows of the engine and of its models."""
+    failure = f" (last failure: {status.engine_failure})" if status.engine_failure else ""
+    yield "engine", f"{engine_state(status)}, restarted {status.engine_restarts} times{failure}"
+    revision, of_draft = (
+        f", revision {each}" if each else "" for each in (status.model_revision, status.draft_model_revision)
+    )
+    yield "model", status.model + revision
+    drafted = f"{status.draft_model}{of_draft}, up to {status.num_speculative_tokens} tokens a step"
+    yield "draft", drafted if status.draft_model else "none"
+
+
+def _shared(status: admin_pb2.GetStatusResponse) -> Iterator[tuple[str, str]]:
+    """Yield the rows of what replicas share, and of the completion cache; none for a server without them."""
+    if status.HasField("replication"):
+        shared = status.replication
+        outages = f", {shared.redis_outages} outage{'s' * (shared.redis_outages > 1)}" if shared.redis_outages else ""
+        yield "redis", ("available" if shared.redis_available else f"away: {shared.redis_failure}") + outages
+        yield "replica", shared.replica_id
+        listening = "" if shared.listening else "not listening, "
+        yield "lanes", f"{listening}{shared.messages_received} messages of other replicas"
+    if status.HasField("cache"):
+        cache = status.cache
+        hits = cache.local_hits + cache.shared_hits
+        lookups = hits + cache.misses
+        kept = f"{cache.entries} completions, {cache.bytes / 2**20:.1f} MiB"
+        answered = f"answered {hits / (lookups or 1):.0%} of {lookups} lookups"
+        levels = f"{cache.local_hits} here, {cache.shared_hits} from Redis"
+        yield "cache", f"{kept}; {answered}: {levels}" if lookups else f"{kept}; no lookups yet"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-
-
-def _cache(cache: admin_pb2.CacheStatus) -> str:
-    hits, lookups = cache.local_hits + cache.shared_hits, cache.local_hits + cache.shared_hits + cache.misses
-    kept = f"{cache.entries} completions, {cache.bytes / 2**20:.1f} MiB"
-    if not lookups:
-        return f"{kept}; no lookups yet"
-    share = f"answered {hits / lookups:.0%} of {lookups} lookups"
-    return f"{kept}; {share}: {cache.local_hits} here, {cache.shared_hits} from Redis"
-
-
-def _slots(status: admin_pb2.GetStatusResponse) -> str:
-    return f"{status.slots} of scheduling.max_slots = {status.max_slots}: {status.slots_reason}"
 
 
 def _duration(seconds: float) -> str:

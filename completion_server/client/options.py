@@ -4,7 +4,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -28,23 +28,39 @@ _FLAGS = {
 _Command = Callable[..., None]
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_CREDENTIALS = (
+    click.option("--tls-ca", type=_FILE, help="Encrypt, and check the server's certificate against this file."),
+    click.option("--tls-cert", type=_FILE, help="The client's certificate, if the server needs one."),
+    click.option("--tls-key", type=_FILE, help="The key of --tls-cert."),
+    click.option(
+        "--token-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="The token that says who you are, if the server wants one: a file with it alone.  "
+        f"[default: the environment variable {VARIABLE}]",
+    ),
+    click.option(
+        "--token-command",
+        metavar="COMMAND",
+        help="A command that prints the token, such as 'vault read -field=token secret/me'. No shell runs it.",
+    ),
+)
 
 
 def server_options(command: _Command) -> _Command:
     """Add the options of the servers to ask; the command gets them as the argument `endpoints`."""
-    return _add_options(
-        command, "--server", DEFAULT_PORT, "COMPLETION_SERVER_ADDRESS", "The server", takes_several=True
-    )
+    address = _address("--server", DEFAULT_PORT, "COMPLETION_SERVER_ADDRESS", "The server", takes_several=True)
+    return _with_endpoints(command, address, "--server", DEFAULT_PORT, takes_several=True)
 
 
 def admin_options(
     what: str = "The server's admin listener", *, takes_several: bool = False
 ) -> Callable[[_Command], _Command]:
-    """Add the options of an admin listener, or of several; see `_add_options`."""
+    """Add the options of an admin listener, or of several; see `_with_endpoints`."""
     env = "COMPLETION_SERVER_ADMIN_ADDRESS"
+    address = _address("--admin", DEFAULT_ADMIN_PORT, env, what, takes_several=takes_several)
     instead = click.option("--server", hidden=True, expose_value=False, callback=_point_to_admin)
     return lambda command: instead(
-        _add_options(command, "--admin", DEFAULT_ADMIN_PORT, env, what, takes_several=takes_several)
+        _with_endpoints(command, address, "--admin", DEFAULT_ADMIN_PORT, takes_several=takes_several)
     )
 
 
@@ -54,14 +70,23 @@ def _point_to_admin(_context: click.Context, _option: click.Parameter, address: 
         raise click.UsageError(msg)
 
 
-def _add_options(command: _Command, flag: str, port: int, env: str, what: str, *, takes_several: bool) -> _Command:
+def _address(flag: str, port: int, env: str, what: str, *, takes_several: bool) -> Callable[[_Command], _Command]:
+    several = "; several replicas with commas between them" if takes_several else ""
+    text = f"{what}: HOST[:PORT], or unix:PATH{several}."
+    shown: dict[str, Any] = {"envvar": env, "show_default": True, "show_envvar": True, "metavar": "ADDRESS"}
+    return click.option(flag, "address", default=f"127.0.0.1:{port}", help=text, **shown)
+
+
+def _with_endpoints(
+    command: _Command, address: Callable[[_Command], _Command], flag: str, port: int, *, takes_several: bool
+) -> _Command:
     """Add options for an address, TLS files and a token; the command gets them as one argument, `endpoint`.
 
     With `takes_several` the argument is `endpoints`, a tuple: the option takes addresses with commas between them.
     """
 
     @functools.wraps(command)
-    def with_endpoint(
+    def with_endpoints(
         address: str,
         tls_ca: Path | None,
         tls_cert: Path | None,
@@ -81,38 +106,10 @@ def _add_options(command: _Command, flag: str, port: int, env: str, what: str, *
             flags = {"address": flag} | _FLAGS
             raise click.UsageError(f"{flags[error.field]}: {error.problem}") from error
 
-    several = "; several replicas with commas between them" if takes_several else ""
-    address = click.option(
-        flag,
-        "address",
-        default=f"127.0.0.1:{port}",
-        envvar=env,
-        show_default=True,
-        show_envvar=True,
-        metavar="ADDRESS",
-        help=f"{what}: HOST[:PORT], or unix:PATH{several}.",
-    )
-    tls = (
-        click.option("--tls-ca", type=_FILE, help="Encrypt, and check the server's certificate against this file."),
-        click.option("--tls-cert", type=_FILE, help="The client's certificate, if the server needs one."),
-        click.option("--tls-key", type=_FILE, help="The key of --tls-cert."),
-    )
-    token = (
-        click.option(
-            "--token-file",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="The token that says who you are, if the server wants one: a file with it alone.  "
-            f"[default: the environment variable {VARIABLE}]",
-        ),
-        click.option(
-            "--token-command",
-            metavar="COMMAND",
-            help="A command that prints the token, such as 'vault read -field=token secret/me'. No shell runs it.",
-        ),
-    )
-    for option in reversed((address, *tls, *token)):
-        with_endpoint = option(with_endpoint)
-    return with_endpoint
+    decorated: _Command = with_endpoints
+    for option in reversed((address, *_CREDENTIALS)):
+        decorated = option(decorated)
+    return decorated
 
 
 def _token(file: Path | None, command: str | None) -> Token:
@@ -126,19 +123,18 @@ def _token(file: Path | None, command: str | None) -> Token:
     try:
         return Token.of_command(command)
     except ValueError as error:
-        msg = f"--token-command: {str(error).lower()}"
-        raise click.UsageError(msg) from error
+        raise click.UsageError(f"--token-command: {str(error).lower()}") from error
 
 
 def fail(error: ServiceError, endpoint: Endpoint, *, reached: bool) -> NoReturn:
     """End the command with status 1 and an explanation."""
-    click.echo(failure(error, endpoint, reached=reached), err=True)
+    click.echo(f"Error: {failure(error, endpoint, reached=reached)}", err=True)
     sys.exit(1)
 
 
 def failure(error: ServiceError, endpoint: Endpoint, *, reached: bool) -> str:
-    """Return the line that explains why a call failed."""
+    """Return a sentence that explains why a call failed. Without a connection it makes a TLS handshake of its own."""
     text = "" if reached else explain_tls(endpoint)
     if endpoint.token is not None and isinstance(error, UnauthenticatedError):
         error = endpoint.token.refusal(error)
-    return f"Error: {text or explain(error, endpoint.address, reached=reached)}"
+    return text or explain(error, endpoint.address, reached=reached)

@@ -14,7 +14,6 @@ from rich.text import Text
 from completion.v1 import admin_pb2
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, ServiceError, TokenError
-from completion_client.health import SERVING
 from completion_client.token_sources import VARIABLE
 from completion_server.client.cursor import Cursor
 
@@ -32,7 +31,7 @@ _NO_TEXT = {
     "cancelled": "it was cancelled",
 }
 
-START_HINT = "Start one with: completion-server serve --config FILE"
+_NO_SERVER = "Start one with: completion-server serve --config FILE; or name another address."
 
 _MAX_CAUSE_CHARS = 120
 
@@ -89,21 +88,19 @@ def footer(completion: Completion) -> Text:
         else "no draft",
     ]
     line = Text(" · ".join(part for part in parts if part), style="dim")
-    return line if completion.text else line.append(f"\n{why_empty(completion)}")
+    return line if completion.text else line.append(f"\n{_why_empty(completion, completion.end)}")
 
 
-def why_empty(completion: Completion) -> str:
+def _why_empty(completion: Completion, end: pb.End) -> str:
     """Return a sentence for a completion without text."""
-    if completion.end is None:
-        return ""
     reason = completion.finish_reason or ""
     why = f"No completion: {_NO_TEXT.get(reason, reason)}"
     if completion.shed_reason:
         why += f" ({completion.shed_reason.replace('_', ' ')})"
     if completion.limit:
         why += f"; the limit is {completion.limit.name} = {completion.limit.allowed:.15g}"
-    if completion.end.HasField("retry_after_ms"):
-        why += f"; ask again in {completion.end.retry_after_ms} ms"
+    if end.HasField("retry_after_ms"):
+        why += f"; ask again in {end.retry_after_ms} ms"
     return why + "."
 
 
@@ -119,15 +116,14 @@ def completion_dict(completion: Completion) -> dict[str, Any]:
         "cache_level": completion.cache_level,
         "usage": plain(end.usage),
         "timings": plain(end.timings),
-        "ttft_ms": _rounded(completion.ttft_ms),
-        "tokens_per_s": _rounded(completion.tokens_per_s),
-        "total_ms": _rounded(completion.total_ms),
-        "error": error_dict(completion.error) if completion.error else None,
+        "ttft_ms": rounded(completion.ttft_ms),
+        "tokens_per_s": rounded(completion.tokens_per_s),
+        "total_ms": rounded(completion.total_ms),
+        "error": _error(completion.error) if completion.error else None,
     }
 
 
-def error_dict(error: ServiceError) -> dict[str, Any]:
-    """Return an error with its status, reason and fields."""
+def _error(error: ServiceError) -> dict[str, Any]:
     return {
         "code": error.status.name,
         "message": error.message,
@@ -158,21 +154,18 @@ def engine_state(status: admin_pb2.GetStatusResponse) -> str:
     return admin_pb2.EngineState.Name(status.engine_state).removeprefix("ENGINE_STATE_").lower()
 
 
-def health_from(status: admin_pb2.GetStatusResponse) -> str:
-    """Return the health that a status implies, for a listener that offers no health checks."""
-    is_serving = status.engine_state == admin_pb2.ENGINE_STATE_READY and not status.draining
-    return SERVING if is_serving else "NOT_SERVING"
-
-
-def _rounded(value: float | None) -> float | None:
+def rounded(value: float | None) -> float | None:
+    """Return a time or a rate with three digits."""
     return None if value is None else round(value, 3)
 
 
 def explain(error: ServiceError, address: str, *, reached: bool = True) -> str:
     """Return a sentence with the error and its remedy; `reached` says whether there was a connection at all."""
+    if not reached and error.status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"{address} did not connect within the time that it had. Allow it more with --timeout-ms."
     if not reached:
         cause = error.message.rstrip(".; )]").rsplit(": ", 1)[-1][:_MAX_CAUSE_CHARS]  # the last of gRPC's long message
-        return f"No server answers at {address} ({cause}). {START_HINT}; or name another address."
+        return f"No server answers at {address} ({cause}). " + _NO_SERVER
     if isinstance(error, TokenError):
         template = "At {address}: {message}."
     elif error.status is grpc.StatusCode.UNAUTHENTICATED and _ONLY_CERTIFICATE.search(error.message):

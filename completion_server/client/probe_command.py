@@ -1,6 +1,7 @@
 """The `probe` command: asks for completions as an editor that starts now would, and exports what it saw."""
 
 import asyncio
+import itertools
 import math
 import signal
 import sys
@@ -17,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, Endpoint, ServiceError
 from completion_client.endpoint import caller_metadata, with_port
-from completion_server.client.options import server_options
+from completion_server.client.options import failure, server_options
 
 _METRICS_PORT = 9465
 _USERS = 32
@@ -64,16 +65,19 @@ async def ask(endpoints: Sequence[Endpoint], user: str, number: int, timeout_s: 
         mode=pb.MODE_SINGLE_LINE,
         without_completion_cache=True,
     )
-    ends_at = time.monotonic() + timeout_s
+    ends_at, is_connected = time.monotonic() + timeout_s, False
     try:
         async with (
             asyncio.timeout(timeout_s),
             CompletionClient(endpoints, user=user, connect_timeout_s=timeout_s / 2) as client,
         ):
             await client.connect()
+            is_connected = True
             completion = await client.complete(request, timeout_s=max(0.001, ends_at - time.monotonic()))
     except ServiceError as error:
-        return Seen("failed", why=f"{error.status.name}: {error.message}")
+        if is_connected or len(endpoints) > 1:
+            return Seen("failed", why=f"{error.status.name}: {error.message}")
+        return Seen("failed", why=await asyncio.to_thread(failure, error, endpoints[0], reached=False))
     except TimeoutError:
         return Seen("failed", why=f"no answer within {timeout_s:g} s")
     address = completion.address or ""
@@ -92,20 +96,20 @@ class ProbeMetrics:
 
         `certificate` is the file of the probe's own one, which each new connection reads again.
         """
+        prefix = "completion_probe"
         requests = "Requests of the probe, by the server that was asked and the result."
-        self._requests = Counter("completion_probe_requests", requests, ["server", "result"], registry=registry)
+        self._requests = Counter(f"{prefix}_requests", requests, ["server", "result"], registry=registry)
         ttft = "From a request of the probe to its first text, as an editor sees it."
-        self._ttft = Histogram("completion_probe_ttft_seconds", ttft, ["server"], buckets=_BUCKETS_S, registry=registry)
+        self._ttft = Histogram(f"{prefix}_ttft_seconds", ttft, ["server"], buckets=_BUCKETS_S, registry=registry)
         reached = "Requests of the probe that a server answered when it could choose between all of them."
-        self._reached = Counter("completion_probe_reached", reached, ["server"], registry=registry)
-        for server in servers:
+        self._reached = Counter(f"{prefix}_reached", reached, ["server"], registry=registry)
+        for server, result in itertools.product(servers, _RESULTS):
             self._ttft.labels(server)
-            for result in _RESULTS:
-                self._requests.labels(server, result)
+            self._requests.labels(server, result)
         if certificate is not None:
             expiry = "When the probe's own certificate expires, in Unix time."
-            name = "completion_probe_certificate_not_after_timestamp_seconds"
-            Gauge(name, expiry, registry=registry).set_function(partial(_expiry_of, certificate))
+            gauge = Gauge(f"{prefix}_certificate_not_after_timestamp_seconds", expiry, registry=registry)
+            gauge.set_function(partial(_expiry_of, certificate))
 
     def add(self, server: str, seen: Seen) -> None:
         """Count what was seen of a server."""

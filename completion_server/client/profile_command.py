@@ -9,7 +9,6 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,7 @@ def standard_library() -> list[Path]:
 def samples(files: Sequence[Path], seed: int) -> Iterator[tuple[str, Cursor]]:
     """Yield endless URIs of files with positions within lines of code, the same for the same files and seed.
 
-    Raises:
-        PositionError: a file can't be read, or no file has enough text.
-
+    Raises PositionError if a file can't be read, or no file has enough text.
     """
     texts = [(file, text) for file, text in ((file, _text(file)) for file in files) if text.count("\n") >= _MIN_LINES]
     if not texts:
@@ -67,29 +64,16 @@ def _text(file: Path) -> str:
     return read_text(str(file)) if file.stat().st_size <= _MAX_BYTES else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """The times of one stage over many requests."""
-
-    name: str
-    meaning: str
-    percentiles_ms: tuple[float, ...]
-    """One for each of PERCENTILES."""
-    share: float
-    """Share of the requests' whole time, 0 to 1; the stages' shares add up to 1."""
-    starts_at: float
-    """Sum of the shares of the earlier stages."""
-
-
-_STAGES = (
-    ("network", "to the server and back, measured by the client"),
-    ("admission", "checks, scheduling and streaming in the server"),
-    ("queue", "waiting for a slot"),
-    ("tokenise", "building the prompt's tokens"),
-    ("prefill", "from the engine's receipt to its first token"),
-    ("first decode", "from the first text to the next"),
-    ("decode", "from there to the last token"),
-)
+_STAGES = {
+    "network": "to the server and back, measured by the client",
+    "admission": "checks, scheduling and streaming in the server",
+    "queue": "waiting for a slot",
+    "tokenise": "building the prompt's tokens",
+    "prefill": "from the engine's receipt to its first token",
+    "first decode": "from the first text to the next",
+    "decode": "from there to the last token",
+}
+"""The stages in their order, and what each means."""
 
 
 def stage_times_ms(completion: Completion) -> tuple[float, ...]:
@@ -118,25 +102,13 @@ def stage_times_ms(completion: Completion) -> tuple[float, ...]:
     )
 
 
-def waterfall(completions: Sequence[Completion]) -> list[Stage]:
-    """Return the stages of at least one ended completion."""
-    columns = list(zip(*(stage_times_ms(each) for each in completions), strict=True))
-    means = [math.fsum(column) / len(column) for column in columns]
-    whole = math.fsum(means) or 1.0
-    stages: list[Stage] = []
-    for (name, meaning), column, mean in zip(_STAGES, columns, means, strict=True):
-        before = stages[-1].starts_at + stages[-1].share if stages else 0.0
-        stages.append(Stage(name, meaning, percentiles(column), mean / whole, before))
-    return stages
-
-
 def percentiles(values: Sequence[float]) -> tuple[float, ...]:
     """Return PERCENTILES of at least one value, by nearest rank: each is one of the values."""
     ranked = sorted(values)
     return tuple(ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)] for percent in PERCENTILES)
 
 
-def summary(completions: Sequence[Completion]) -> dict[str, Any]:
+def figures_of(completions: Sequence[Completion]) -> dict[str, dict[str, float] | None]:
     """Return TTFT, total and rate over all completions, in percentiles."""
     columns = {
         "ttft_ms": [each.ttft_ms for each in completions if each.ttft_ms is not None],
@@ -144,6 +116,16 @@ def summary(completions: Sequence[Completion]) -> dict[str, Any]:
         "tokens_per_s": [each.tokens_per_s for each in completions if each.tokens_per_s is not None],
     }
     return {name: _named(percentiles(values)) if values else None for name, values in columns.items()}
+
+
+def stages_of(completions: Sequence[Completion]) -> list[dict[str, Any]]:
+    """Return each stage's percentiles in milliseconds, and its share of the time of at least one ended completion."""
+    columns = list(zip(*map(stage_times_ms, completions), strict=True))
+    whole = math.fsum(map(math.fsum, columns)) or 1.0
+    return [
+        {"stage": name, **_named(percentiles(column)), "share": round(math.fsum(column) / whole, 4)}
+        for name, column in zip(_STAGES, columns, strict=True)
+    ]
 
 
 def _named(values: Sequence[float]) -> dict[str, float]:
@@ -199,7 +181,17 @@ def _measure(
 
     def one(numbered: tuple[int, tuple[str, Cursor]]) -> Completion:
         number, (uri, cursor) = numbered
-        request = _request(f"{run}-{number}", uri, cursor, options)
+        request = pb.CompleteRequest(
+            session_id=f"{run}-{number}",
+            sequence=1,
+            document_uri=uri,
+            prefix=cursor.prefix,
+            suffix=cursor.suffix,
+            trigger=pb.TRIGGER_AUTOMATIC,
+            mode=pb.MODE_MULTI_LINE if options["mode"] == "multi" else pb.MODE_SINGLE_LINE,
+            max_tokens=options["max_tokens"] or 0,
+            without_completion_cache=True,
+        )
         return blocking.complete(channel, request, timeout_s=timeout_s, metadata=caller_metadata(request.session_id))
 
     numbered = enumerate(positions)
@@ -214,32 +206,16 @@ def _measure(
         )
 
 
-def _request(name: str, uri: str, cursor: Cursor, options: Mapping[str, Any]) -> pb.CompleteRequest:
-    return pb.CompleteRequest(
-        session_id=name,
-        sequence=1,
-        document_uri=uri,
-        prefix=cursor.prefix,
-        suffix=cursor.suffix,
-        trigger=pb.TRIGGER_AUTOMATIC,
-        mode=pb.MODE_MULTI_LINE if options["mode"] == "multi" else pb.MODE_SINGLE_LINE,
-        max_tokens=options["max_tokens"] or 0,
-        without_completion_cache=True,
-    )
-
-
 def _report(completions: Sequence[Completion], concurrency: int, as_json: bool) -> None:
     attempted = [each for each in completions if each.end and each.end.finish_reason in _ATTEMPTED]
     endings = Counter(_ending(each) for each in completions)
     if not attempted:
         click.echo(f"Error: none of {len(completions)} requests was answered: {_counts(endings)}", err=True)
         raise click.exceptions.Exit(1)
-    stages = waterfall(attempted)
-    figures = summary(attempted)
+    stages, figures = stages_of(attempted), figures_of(attempted)
     if as_json:
         report = {"requests": len(completions), "concurrency": concurrency, "endings": dict(endings)}
-        parts = [{"stage": s.name, **_named(s.percentiles_ms), "share": round(s.share, 4)} for s in stages]
-        click.echo(json.dumps(report | figures | {"stages": parts}))
+        click.echo(json.dumps(report | figures | {"stages": stages}))
         return
     console = Console(highlight=False)
     console.print(_table(stages, figures))
@@ -256,25 +232,26 @@ def _counts(endings: Counter[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in endings.most_common())
 
 
-def _table(stages: Sequence[Stage], figures: dict[str, Any]) -> Table:
+def _table(stages: Sequence[dict[str, Any]], figures: Mapping[str, dict[str, float] | None]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("stage")
-    for percent in PERCENTILES:
-        table.add_column(f"p{percent} ms", justify="right")
-    table.add_column("share", justify="right")
+    for name in (*(f"p{percent} ms" for percent in PERCENTILES), "share"):
+        table.add_column(name, justify="right")
     table.add_column("")
     table.add_column("meaning", style="dim")
+    begin = 0.0
     for stage in stages:
-        times = (f"{value:.2f}" for value in stage.percentiles_ms)
-        table.add_row(stage.name, *times, f"{stage.share:.1%}", _bar(stage), stage.meaning)
+        end = begin + stage["share"]
+        times = (f"{stage[f'p{percent}']:.2f}" for percent in PERCENTILES)
+        name = stage["stage"]
+        table.add_row(name, *times, f"{stage['share']:.1%}", _bar(begin, end), _STAGES[name])
+        begin = end
     table.add_section()
     for name, label in (("ttft_ms", "TTFT"), ("total_ms", "whole request"), ("tokens_per_s", "tokens/s")):
-        if figures[name]:
-            table.add_row(label, *(f"{value:.2f}" for value in figures[name].values()), "", "", "")
+        table.add_row(label, *(f"{value:.2f}" for value in (figures[name] or {}).values()), "", "", "")
     return table
 
 
-def _bar(stage: Stage) -> str:
-    start = round(stage.starts_at * _BAR_WIDTH)
-    length = round((stage.starts_at + stage.share) * _BAR_WIDTH) - start
-    return " " * start + ("█" * length if length else "▏" if stage.share else "")
+def _bar(begin: float, end: float) -> str:
+    start, length = round(begin * _BAR_WIDTH), round(end * _BAR_WIDTH) - round(begin * _BAR_WIDTH)
+    return " " * start + ("█" * length if length else "▏" if end > begin else "")

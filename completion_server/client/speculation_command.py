@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from completion.v1 import admin_pb2 as pb
-from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion_client import Endpoint
-from completion_server.client.operator_commands import TIMEOUT_S, calling
+from completion_server.client.operator_commands import ask_admin
 from completion_server.client.options import admin_options
 from completion_server.client.output import plain, rows_table
 
@@ -45,8 +44,7 @@ def get(endpoint: Endpoint, as_json: bool) -> None:
       completion-server speculation get
       completion-server speculation get --json | jq .figures.acceptance
     """
-    with calling(endpoint) as channel:
-        answer = AdminServiceStub(channel).GetSpeculation(pb.GetSpeculationRequest(), timeout=TIMEOUT_S)
+    answer = ask_admin(endpoint, "GetSpeculation", pb.GetSpeculationRequest())
     if as_json:
         click.echo(json.dumps(as_dict(answer)))
     else:
@@ -77,16 +75,14 @@ def set_(endpoint: Endpoint, k: int | None, schedule: Path | None, is_auto: bool
     """
     if (k is not None) + (schedule is not None) + is_auto != 1:
         raise click.UsageError("Give one of --k, --schedule and --auto.")
-    request = pb.SetSpeculationRequest(by=_operator_name())
-    if k is not None:
-        request.mode, request.num_speculative_tokens = pb.SPECULATION_MODE_FIXED, k
-    elif schedule is not None:
-        request.mode = pb.SPECULATION_MODE_SCHEDULE
-        request.schedule.extend(read_schedule(schedule))
-    else:
-        request.mode = pb.SPECULATION_MODE_AUTO
-    with calling(endpoint) as channel:
-        answer = AdminServiceStub(channel).SetSpeculation(request, timeout=TIMEOUT_S)
+    mode = pb.SPECULATION_MODE_FIXED if schedule is None else pb.SPECULATION_MODE_SCHEDULE
+    request = pb.SetSpeculationRequest(
+        by=_operator_name(),
+        mode=pb.SPECULATION_MODE_AUTO if is_auto else mode,
+        num_speculative_tokens=k,
+        schedule=read_schedule(schedule) if schedule else (),
+    )
+    answer = ask_admin(endpoint, "SetSpeculation", request)
     if as_json:
         click.echo(json.dumps(as_dict(answer)))
     else:
@@ -96,9 +92,7 @@ def set_(endpoint: Endpoint, k: int | None, schedule: Path | None, is_auto: bool
 def read_schedule(path: Path) -> list[pb.SpeculationRow]:
     """Return the rows of a JSON file: a list of them, or an object with one under "schedule".
 
-    Raises:
-        click.UsageError: the file has no such rows, or those of an invalid tuning.
-
+    Raises click.UsageError if the file has no such rows, or those of an invalid tuning.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

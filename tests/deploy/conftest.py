@@ -13,6 +13,7 @@ from tests.support.envoy import Envoy, adapted, load_shipped, require_envoy, scr
 from tests.support.models import ROOT
 
 SHIPPED = ROOT / "deploy" / "envoy" / "envoy.yaml"
+LOCAL = ROOT / "deploy" / "local" / "server.toml"
 
 
 @dataclass
@@ -26,8 +27,7 @@ class Site:
 @contextmanager
 def run_site(num: int, *overrides: str, drain_s: int = 60) -> Iterator[Site]:
     with ExitStack() as stack:
-        config = ROOT / "deploy" / "local" / "server.toml"
-        replicas = stack.enter_context(scripted_replicas(num, ("engine.scripted_times=instant", *overrides), config))
+        replicas = stack.enter_context(scripted_replicas(num, ("engine.scripted_times=instant", *overrides), LOCAL))
         document = adapted(load_shipped(SHIPPED), [each.ready["address"] for each in replicas])
         yield Site(replicas, stack.enter_context(Envoy.running(document, num, drain_s=drain_s)))
 

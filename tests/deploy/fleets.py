@@ -7,17 +7,17 @@ from itertools import islice, pairwise
 
 STEP_MINUTES = 2.5
 """Between two samples. A rate over five minutes needs two of them, and Prometheus looks five minutes back."""
-_REGION = 'region="us-east"'
-_JOBS = ("completion-edge", "completion/completion-gateway")
 _STEADY_PER_SERVER_PER_S = 10.0
+_NEVER = float("inf")
 
 DEPLOYMENT = 'kube_deployment_spec_replicas{namespace="completion",deployment="completion-server"}'
 """What the Deployment asks for, by kube-state-metrics."""
 ROLLOUT = 'rollout_info_replicas_desired{namespace="completion",name="completion-server"}'
 """What the Rollout asks for, by Argo Rollouts."""
 
-Traffic = Callable[[float], float]
-"""Requests a second of the region, by minute."""
+ByMinute = Callable[[float], float]
+Values = list[float | None]
+"""One for each step; None is no sample."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Server:
     begins: float = 0
     loads_for: float = 0
     """From its beginning until its engine is ready."""
-    ends: float = float("inf")
+    ends: float = _NEVER
     """Its pod is gone, and its targets and series with it."""
-    late_from: float = float("inf")
+    late_from: float = _NEVER
     """It is late with everything."""
 
     def exists(self, minute: float) -> bool:
@@ -53,14 +53,14 @@ class Fleet:
     minutes: float
     assumed: int
     """What the servers are told of their number."""
-    wanted: Callable[[float], int] | None = None
-    """The replicas of the Deployment, by minute; None without kube-state-metrics."""
-    traffic: Traffic | None = None
-    """None: so much for each wanted server, all the time."""
-    proxies: Callable[[float], int] | None = lambda _minute: 2
+    wanted: ByMinute | None = None
+    """The replicas of the Deployment; None without kube-state-metrics."""
+    traffic: ByMinute | None = None
+    """Requests a second of the region; None: so much for each wanted server, all the time."""
+    proxies: ByMinute | None = lambda _minute: 2
     """Envoys that are up, and proxies of the gateway; None where they are not scraped."""
     redis_is_away: Callable[[float], bool] = lambda _minute: False
-    more: Mapping[str, Callable[[float], float]] = field(default_factory=dict)
+    more: Mapping[str, ByMinute] = field(default_factory=dict)
     """Further series."""
 
     def series(self) -> dict[str, str]:
@@ -68,53 +68,44 @@ class Fleet:
         times = [step * STEP_MINUTES for step in range(int(self.minutes / STEP_MINUTES) + 1)]
         return {name: encoded(values) for name, values in self._series(times)}
 
-    def _series(self, times: Sequence[float]) -> Iterator[tuple[str, list[float | None]]]:
+    def _series(self, times: Sequence[float]) -> Iterator[tuple[str, Values]]:
         for server in self.servers:
-            yield from self._of_server(server, times)
-        if self.wanted is not None:
-            yield DEPLOYMENT, [float(self.wanted(minute)) for minute in times]
-        if self.proxies is not None:
-            for job in _JOBS:
-                yield from self._of_proxies(job, times, self.proxies)
-        for name, read in (_AROUND | dict(self.more)).items():
+            for name, values in self._of_server(server, times):
+                yield name, [value if server.exists(at) else None for at, value in zip(times, values, strict=True)]
+        for job in ("completion-edge", "completion/completion-gateway") if self.proxies is not None else ():
+            for number in range(3):
+                yield from self._of_proxy(f'job="{job}",instance="proxy-{number}"', number, times)
+        around = _AROUND | dict(self.more) | ({DEPLOYMENT: self.wanted} if self.wanted else {})
+        for name, read in around.items():
             yield name, [read(minute) for minute in times]
 
-    def _of_server(self, server: Server, times: Sequence[float]) -> Iterator[tuple[str, list[float | None]]]:
-        own = f'{_REGION},instance="{server.name}"'
+    def _of_server(self, server: Server, times: Sequence[float]) -> Iterator[tuple[str, Iterable[float]]]:
+        own = f'region="us-east",instance="{server.name}"'
         in_time, late = self._counted(server, times)
-
-        def while_it_exists(values: Iterable[float]) -> list[float | None]:
-            return [value if server.exists(at) else None for at, value in zip(times, values, strict=True)]
-
-        def always(value: float) -> list[float | None]:
-            return while_it_exists(value for _ in times)
-
-        yield f'up{{job="completion-server",instance="{server.name}"}}', always(1)
-        yield f"completion_build_info{{{own}}}", always(1)
-        yield f"completion_assumed_replicas{{{own}}}", always(self.assumed)
-        yield f"completion_engine_ready{{{own}}}", while_it_exists(float(server.is_ready(at)) for at in times)
-        yield f'completion_slo_requests_total{{{own},result="in_time"}}', while_it_exists(in_time)
-        yield f'completion_slo_requests_total{{{own},result="late"}}', while_it_exists(late)
         answered = [early + tardy for early, tardy in zip(in_time, late, strict=True)]
-        yield f'completion_requests_total{{{own},outcome="stop"}}', while_it_exists(answered)
+        yield f'up{{job="completion-server",instance="{server.name}"}}', [1.0] * len(times)
+        yield f"completion_build_info{{{own}}}", [1.0] * len(times)
+        yield f"completion_assumed_replicas{{{own}}}", [float(self.assumed)] * len(times)
+        yield f"completion_engine_ready{{{own}}}", [float(server.is_ready(at)) for at in times]
+        yield f'completion_slo_requests_total{{{own},result="in_time"}}', in_time
+        yield f'completion_slo_requests_total{{{own},result="late"}}', late
+        yield f'completion_requests_total{{{own},outcome="stop"}}', answered
         if server not in {self.servers[0], self.servers[-1]}:
             return  # what follows says nothing of a fleet's size, and would only take time
-        yield f"completion_engine_restarts_total{{{own}}}", always(0)
-        reached = (float(not self.redis_is_away(at)) for at in times)
-        yield f"completion_redis_available{{{own}}}", while_it_exists(reached)
+        yield f"completion_engine_restarts_total{{{own}}}", [0.0] * len(times)
+        yield f"completion_redis_available{{{own}}}", [float(not self.redis_is_away(at)) for at in times]
         for kind, num in (("prompt", 1000.0), ("cached_prompt", 950.0), ("drafted", 50.0), ("accepted_draft", 40.0)):
-            tokens = while_it_exists(num * each for each in answered)
-            yield f'completion_tokens_total{{{own},kind="{kind}"}}', tokens
+            yield f'completion_tokens_total{{{own},kind="{kind}"}}', [num * each for each in answered]
 
     def _counted(self, server: Server, times: Sequence[float]) -> tuple[list[float], list[float]]:
         """Return the server's requests that were in time and those that were late."""
         # Whole numbers, which promtool adds up without an error; servers count at different moments.
-        begin = self.servers.index(server) / len(self.servers)
-        num_in_time, num_late = begin, begin
+        num_in_time = num_late = self.servers.index(server) / len(self.servers)
         in_time, late = [0.0], [0.0]
         for minute in times[1:]:
+            per_s = self.traffic(minute) if self.traffic else _STEADY_PER_SERVER_PER_S * self.assumed
             num_ready = sum(each.is_ready(minute) for each in self.servers)
-            num = self._per_s(minute) / num_ready * STEP_MINUTES * 60 if server.is_ready(minute) else 0.0
+            num = per_s / num_ready * STEP_MINUTES * 60 if server.is_ready(minute) else 0.0
             share_late = 1.0 if minute > server.late_from else 0.01
             num_late += num * share_late
             num_in_time += num * (1 - share_late)
@@ -122,42 +113,32 @@ class Fleet:
             late.append(math.floor(num_late))
         return in_time, late
 
-    def _per_s(self, minute: float) -> float:
-        if self.traffic is not None:
-            return self.traffic(minute)
-        return _STEADY_PER_SERVER_PER_S * self.assumed
-
-    def _of_proxies(
-        self, job: str, times: Sequence[float], num_up: Callable[[float], int]
-    ) -> Iterator[tuple[str, list[float | None]]]:
-        for number in range(3):
-            own = f'job="{job}",instance="proxy-{number}"'
-            # The third one is there while a rollout needs it.
-            is_known = [number < max(2, num_up(minute)) for minute in times]
-            is_up = [number < num_up(minute) for minute in times]
-            if not any(is_known):
-                continue
-            yield (
-                f"up{{{own}}}",
-                [float(up) if known else None for up, known in zip(is_up, is_known, strict=True)],
-            )
-            scraped = [step * 1000.0 if up else None for step, up in enumerate(is_up)]
-            yield f'envoy_cluster_upstream_rq_total{{{own},envoy_cluster_name="replicas"}}', scraped
-            for name in ("cx_none_healthy", "rq_pending_overflow"):
-                zeros = [0.0 if up else None for up in is_up]
-                yield f'envoy_cluster_upstream_{name}{{{own},envoy_cluster_name="replicas"}}', zeros
-            yield f"envoy_server_days_until_first_cert_expiring{{{own}}}", [60.0 if up else None for up in is_up]
+    def _of_proxy(self, own: str, number: int, times: Sequence[float]) -> Iterator[tuple[str, Values]]:
+        """Yield the series of a proxy. The third one is there while a rollout needs it."""
+        assert self.proxies is not None
+        is_up = [number < self.proxies(minute) for minute in times]
+        if number >= 2 and not any(is_up):
+            return
+        yield f"up{{{own}}}", [float(up) if up or number < 2 else None for up in is_up]
+        for name, growth in (("rq_total", 1000.0), ("cx_none_healthy", 0.0), ("rq_pending_overflow", 0.0)):
+            values = [step * growth if up else None for step, up in enumerate(is_up)]
+            yield f'envoy_cluster_upstream_{name}{{{own},envoy_cluster_name="replicas"}}', values
+        yield f"envoy_server_days_until_first_cert_expiring{{{own}}}", [60.0 if up else None for up in is_up]
 
 
-_AROUND: Mapping[str, Callable[[float], float]] = {
-    'DCGM_FI_DEV_GPU_TEMP{gpu="0",Hostname="node-1"}': lambda _minute: 65,
-    'DCGM_FI_DEV_XID_ERRORS{gpu="0",Hostname="node-1"}': lambda _minute: 0,
-    'node_timex_offset_seconds{instance="node-1"}': lambda _minute: 0.0005,
-    'node_timex_sync_status{instance="node-1"}': lambda _minute: 1,
-    'redis_memory_used_bytes{namespace="completion",instance="redis-0"}': lambda _minute: 100e6,
-    'redis_memory_max_bytes{namespace="completion",instance="redis-0"}': lambda _minute: 400e6,
-    'redis_evicted_keys_total{namespace="completion",instance="redis-0"}': lambda _minute: 0,
-    'certmanager_certificate_expiration_timestamp_seconds{namespace="completion",name="redis"}': lambda _minute: 6e6,
+def _steady(value: float) -> ByMinute:
+    return lambda _minute: value
+
+
+_AROUND: dict[str, ByMinute] = {
+    'DCGM_FI_DEV_GPU_TEMP{gpu="0",Hostname="node-1"}': _steady(65),
+    'DCGM_FI_DEV_XID_ERRORS{gpu="0",Hostname="node-1"}': _steady(0),
+    'node_timex_offset_seconds{instance="node-1"}': _steady(0.0005),
+    'node_timex_sync_status{instance="node-1"}': _steady(1),
+    'redis_memory_used_bytes{namespace="completion",instance="redis-0"}': _steady(100e6),
+    'redis_memory_max_bytes{namespace="completion",instance="redis-0"}': _steady(400e6),
+    'redis_evicted_keys_total{namespace="completion",instance="redis-0"}': _steady(0),
+    'certmanager_certificate_expiration_timestamp_seconds{namespace="completion",name="redis"}': _steady(6e6),
 }
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from completion_client import Endpoint
 from tests.deploy.conftest import SHIPPED
@@ -20,8 +19,7 @@ from tests.support.envoy import EDITORS, Envoy, adapted, load_shipped
 from tests.support.kustomize import one
 from tests.support.named_users import NamedUsers
 
-_SECRET = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
-_CONTEXT = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext"
+_TYPES = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3"
 
 
 @dataclass
@@ -67,49 +65,39 @@ def run_gateway(replica: str, server: Path, ca: bytes, lists: bytes, max_age: st
 
     `max_age` replaces the age at which connections are drained.
     """
-    folder = server.parent / "clients"
+    folder, secrets = server.parent / "clients", server.parent / "secrets.json"
     folder.mkdir()
     (folder / "ca.crt").write_bytes(ca)
     (folder / "ca.crl").write_bytes(lists)
     policy = one(rendered("crl"), "ClientTrafficPolicy", "completion")["spec"]
-    clients = {
-        "@type": _SECRET,
-        "name": "clients",
-        "validation_context": {
-            "trusted_ca": {"filename": str(folder / "ca.crt")},
-            "crl": {"filename": str(folder / "ca.crl")},
-            "only_verify_leaf_cert_crl": policy["tls"]["clientValidation"]["crl"].get("onlyVerifyLeafCertificate"),
-        },
+    validation = {
+        "trusted_ca": {"filename": str(folder / "ca.crt")},
+        "crl": {"filename": str(folder / "ca.crl")},
+        "only_verify_leaf_cert_crl": policy["tls"]["clientValidation"]["crl"].get("onlyVerifyLeafCertificate"),
     }
-    secrets = server.parent / "secrets.json"
+    clients = {"@type": f"{_TYPES}.Secret", "name": "clients", "validation_context": validation}
     secrets.write_text(json.dumps({"resources": [clients]}))
     document = adapted(load_shipped(SHIPPED), [replica]) | {"node": {"id": "gateway", "cluster": "gateway"}}
     (listener,) = (each for each in document["static_resources"]["listeners"] if each["name"] == EDITORS)
     (chain,) = listener["filter_chains"]
-    chain["transport_socket"] = _transport_socket(server, secrets)
+    source = {"path_config_source": {"path": str(secrets)}}
+    pair = {
+        "certificate_chain": {"filename": str(server)},
+        "private_key": {"filename": str(server.with_suffix(".key"))},
+    }
+    context = {
+        "alpn_protocols": ["h2"],
+        "tls_certificates": [pair],
+        "validation_context_sds_secret_config": {"name": "clients", "sds_config": source},
+    }
+    tls = {"require_client_certificate": True, "common_tls_context": context}
+    chain["transport_socket"] = {
+        "name": "envoy.transport_sockets.tls",
+        "typed_config": {"@type": f"{_TYPES}.DownstreamTlsContext", **tls},
+    }
     manager = chain["filters"][0]["typed_config"]
     age = max_age or policy["connection"]["connectionLimit"]["maxConnectionDuration"]
     manager["common_http_protocol_options"]["max_connection_duration"] = age
     manager["drain_timeout"] = "0.1s"
     with Envoy.running(document, 1) as envoy:
         yield Gateway(envoy, server, folder / "ca.crl")
-
-
-def _transport_socket(server: Path, secrets: Path) -> dict[str, Any]:
-    files = {
-        "certificate_chain": {"filename": str(server)},
-        "private_key": {"filename": str(server.with_suffix(".key"))},
-    }
-    source = {"path_config_source": {"path": str(secrets)}}
-    return {
-        "name": "envoy.transport_sockets.tls",
-        "typed_config": {
-            "@type": _CONTEXT,
-            "require_client_certificate": True,
-            "common_tls_context": {
-                "alpn_protocols": ["h2"],
-                "tls_certificates": [files],
-                "validation_context_sds_secret_config": {"name": "clients", "sds_config": source},
-            },
-        },
-    }

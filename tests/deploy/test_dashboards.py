@@ -7,9 +7,8 @@ import json
 import math
 import re
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +40,6 @@ FOLDER = DEPLOY / "monitoring" / "dashboards"
 DASHBOARDS = sorted(path.stem for path in FOLDER.glob("*.json"))
 GRID_COLUMNS = 24
 REGIONS = ("us-east", "eu-west")
-BUILD = "completion_build_info"
 VARIABLES = {
     "region": "(us-east|eu-west)",
     "model_revision": ".*",
@@ -109,24 +107,37 @@ def queries() -> Iterator[PanelQuery]:
                 yield PanelQuery(place, target["expr"], target["legendFormat"], target.get("instant", False))
 
 
-@pytest.fixture(params=DASHBOARDS)
-def dashboard(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return load(request.param)
-
-
-def test_dashboards_and_their_panels_have_names_of_their_own() -> None:
-    """Grafana replaces a dashboard by another one with its uid, and mixes up panels with the same id."""
-    dashboards = [load(name) for name in DASHBOARDS]
-    assert len({each["uid"] for each in dashboards}) == len({each["title"] for each in dashboards}) == len(dashboards)
-    for each in dashboards:
-        ids = [panel["id"] for panel in each["panels"]]
-        assert len(set(ids)) == len(ids), each["title"]
-
-
-def test_nothing_is_lost_in_the_types_of_grafana(dashboard: dict[str, Any]) -> None:
-    """A key that Grafana's types do not know, or in the wrong place, would be dropped."""
-    again = json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder))
-    assert list(lost(dashboard, again)) == []
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_a_dashboard_is_one_of_grafana_s_and_each_panel_has_its_text_unit_and_place(name: str) -> None:
+    dashboard = load(name)
+    # A key that Grafana's types do not know, or in the wrong place, would be dropped.
+    kept = json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder))
+    assert list(lost(dashboard, kept)) == []
+    # Each variable is used in each query, but for the one that names the data source.
+    first, *variables = [each["name"] for each in dashboard["templating"]["list"]]
+    assert first == "datasource"
+    for key, owners in (("id", dashboard["panels"]), ("title", panels(dashboard))):
+        found = [each[key] for each in owners]
+        assert len(set(found)) == len(found), "Grafana mixes up panels with one id"
+    assert all(panel["title"].strip() for panel in dashboard["panels"])
+    for panel in panels(dashboard):
+        assert panel["description"].strip(), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs) > 0, panel["title"]
+        for owner in (panel, *panel["targets"]):
+            assert owner["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, panel["title"]
+        for target in panel["targets"]:
+            assert all(f"${name}" in target["expr"] for name in variables), target["expr"]
+    places = [each["gridPos"] for each in dashboard["panels"]]
+    taken = [
+        (x, y)
+        for each in places
+        for y in range(each["y"], each["y"] + each["h"])
+        for x in range(each["x"], each["x"] + each["w"])
+    ]
+    num_lines = max(y for _, y in taken) + 1
+    assert sorted(taken) == [(x, y) for x in range(GRID_COLUMNS) for y in range(num_lines)], "a gap, or two in a place"
 
 
 def lost(given: Any, kept: Any, place: str = "") -> Iterator[str]:
@@ -141,52 +152,19 @@ def lost(given: Any, kept: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {given!r} became {kept!r}"
 
 
-def test_panels_have_texts_units_and_queries_of_the_chosen_servers(dashboard: dict[str, Any]) -> None:
-    """Each variable is used in each query, but for the one that names the data source."""
-    first, *variables = [each["name"] for each in dashboard["templating"]["list"]]
-    assert first == "datasource"
-    for panel in panels(dashboard):
-        assert panel["description"].strip(), panel["title"]
-        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
-        refs = [target["refId"] for target in panel["targets"]]
-        assert len(set(refs)) == len(refs) > 0, panel["title"]
-        for owner in (panel, *panel["targets"]):
-            assert owner["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, panel["title"]
-        for target in panel["targets"]:
-            assert all(f"${name}" in target["expr"] for name in variables), target["expr"]
-    titles = [panel["title"] for panel in panels(dashboard)]
-    assert len(set(titles)) == len(titles)
-    assert all(panel["title"].strip() for panel in dashboard["panels"])
-
-
-def test_panels_do_not_overlap_and_fill_their_lines(dashboard: dict[str, Any]) -> None:
-    taken: dict[tuple[int, int], str] = {}
-    for panel in dashboard["panels"]:
-        place = panel["gridPos"]
-        for y in range(place["y"], place["y"] + place["h"]):
-            for x in range(place["x"], place["x"] + place["w"]):
-                assert (x, y) not in taken, f"{panel['title']} is on {taken[x, y]}"
-                assert x < GRID_COLUMNS, panel["title"]
-                taken[x, y] = panel["title"]
-    lines = {y for _, y in taken}
-    assert len(taken) == GRID_COLUMNS * len(lines), "a line has a gap"
-    assert lines == set(range(len(lines)))
-
-
-def test_times_to_the_first_token_are_those_of_the_objective() -> None:
-    """Prefetches are in the histogram and not in the objective: a panel with them would contradict the alerts."""
+def test_dashboards_have_names_of_their_own_and_show_what_the_alerts_count() -> None:
+    """Grafana replaces a dashboard by another one with its uid. Prefetches are in no objective."""
+    dashboards = [load(name) for name in DASHBOARDS]
+    assert len({each["uid"] for each in dashboards}) == len({each["title"] for each in dashboards}) == len(dashboards)
     read = [query for query in queries() if "completion_ttft_seconds_bucket" in query.template]
     assert len(read) > 5
     assert [query.place for query in read if 'trigger!="prefetch"' not in query.template] == []
-
-
-def test_panels_of_latency_over_time_link_to_traces() -> None:
     linked = {
         panel["title"]
         for panel in panels(load("serving"))
         if panel["type"] == "timeseries" and any(target.get("exemplar") for target in panel["targets"])
     }
-    assert linked == {"TTFT", *(f"Stages over time, {share}" for share in ("p50", "p95", "p99"))}
+    assert linked == {"TTFT", *(f"Stages over time, {share}" for share in ("p50", "p95", "p99"))}, "links to traces"
 
 
 @contextmanager
@@ -201,18 +179,11 @@ def front_door(addresses: list[str], folder: Path) -> Iterator[tuple[Envoy, list
     with ExitStack() as stack:
         edge = stack.enter_context(Envoy.running(adapted(load_shipped(SHIPPED), addresses), len(addresses)))
         gateway = stack.enter_context(run_gateway(edge.address, server.certificate, *certificates))
-        port = gateway.envoy.address.rpartition(":")[2]
-        listen = f"127.0.0.1:{free_port()}"
-        options = {
-            "interval": 1,
-            "metrics-listen": listen,
-            "server": f"127.0.0.1:{port},localhost:{port}",
-            "tls-ca": server.certificate,
-            "tls-cert": client.certificate,
-            "tls-key": client.key,
-        }
-        command = (sys.executable, "-m", "completion_server", "probe")
-        stack.enter_context(Child("probe", (*command, *(f"--{name}={value}" for name, value in options.items()))))
+        port, listen = gateway.envoy.address.rpartition(":")[2], f"127.0.0.1:{free_port()}"
+        doors = f"--server=127.0.0.1:{port},localhost:{port}"
+        tls = (f"--tls-ca={server.certificate}", f"--tls-cert={client.certificate}", f"--tls-key={client.key}")
+        command = (*COMMAND, "probe", "--interval=1", f"--metrics-listen={listen}", doors, *tls)
+        stack.enter_context(Child("probe", command))
         path = {"__metrics_path__": "/stats/prometheus"}
         proxies = {"completion-edge": edge, "completion/completion-gateway": gateway.envoy}
         targets = [Target(each.metrics_address, job, path) for job, each in proxies.items()]
@@ -271,50 +242,32 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         yield prometheus
 
 
+def wait_shown(left: list[PanelQuery], is_shown: Callable[[PanelQuery], bool]) -> None:
+    """Wait until all queries are shown."""
+    assert left
+    deadline = time.monotonic() + TIMEOUT_S
+    while left := [query for query in left if not is_shown(query)]:
+        missing = "\n".join(f"{query.place}: {query.template}" for query in left)
+        assert time.monotonic() < deadline, f"no data, or not the labels of the legend:\n{missing}"
+        time.sleep(POLL_S)
+
+
 @pytest.mark.full
 def test_every_query_has_data_with_the_labels_of_its_legend(prometheus: Prometheus) -> None:
-    left = list(queries())
-    assert len(left) > 100
-    deadline = time.monotonic() + TIMEOUT_S
-    while left:
-        left = [query for query in left if not query.is_shown(prometheus)]
-        if left and time.monotonic() > deadline:
-            missing = "\n".join(f"{query.place}: {query.template}" for query in left)
-            pytest.fail(f"no data, or not the labels of the legend:\n{missing}")
-        time.sleep(POLL_S)
+    wait_shown(list(queries()), lambda query: query.is_shown(prometheus))
 
 
-def revisions(prometheus: Prometheus) -> tuple[str, str]:
-    """Return the only revision of the first region, and the one that the second region has, too."""
-    pairs = {(each.labels["region"], each.labels["model_revision"]) for each in prometheus.query(BUILD)}
+@pytest.mark.full
+def test_each_panel_of_servers_shows_the_chosen_revision_alone_and_two_side_by_side(prometheus: Prometheus) -> None:
+    builds = prometheus.query("completion_build_info")
+    pairs = {(each.labels["region"], each.labels["model_revision"]) for each in builds}
     (old,) = (revision for region, revision in pairs if region == REGIONS[0])
     (new,) = {revision for _, revision in pairs} - {old}
-    return old, new
-
-
-@pytest.mark.full
-def test_each_panel_of_servers_shows_the_chosen_revision_alone(prometheus: Prometheus) -> None:
-    old, new = revisions(prometheus)
-    left = [query for query in queries() if "$model_revision" in query.template]
-    assert len(left) > 100
-    assert [each.place for each in left if each.series(prometheus, region=REGIONS[0], model_revision=new)] == []
-    deadline = time.monotonic() + TIMEOUT_S
-    while left:
-        left = [each for each in left if not any(each.is_shown(prometheus, model_revision=one) for one in (old, new))]
-        assert not left or time.monotonic() < deadline, "\n".join(query.place for query in left)
-        time.sleep(POLL_S)
-
-
-@pytest.mark.full
-def test_two_revisions_are_side_by_side(prometheus: Prometheus) -> None:
+    chosen = [query for query in queries() if "$model_revision" in query.template]
+    assert [each.place for each in chosen if each.series(prometheus, region=REGIONS[0], model_revision=new)] == []
+    wait_shown(chosen, lambda query: any(query.is_shown(prometheus, model_revision=each) for each in (old, new)))
     compared = [query for query in queries() if query.legend == "{{model_revision}}" and "$" not in query.place]
-    assert len(compared) == 3
-    for query in compared:
-        wanted = set(revisions(prometheus))
-        deadline = time.monotonic() + TIMEOUT_S
-        while {labels["model_revision"] for labels in query.series(prometheus)} != wanted:
-            assert time.monotonic() < deadline, query.place
-            time.sleep(POLL_S)
+    wait_shown(compared, lambda query: {labels["model_revision"] for labels in query.series(prometheus)} == {old, new})
 
 
 @pytest.mark.full
@@ -329,14 +282,13 @@ def test_regions_and_tenants_are_told_apart(prometheus: Prometheus) -> None:
 
 @pytest.mark.full
 def test_percentiles_of_top_are_those_of_prometheus(prometheus: Prometheus) -> None:
-    for stage in ("queue", "tokenise", "prefill", "decode_token"):
-        labels = f'{{region="{REGIONS[0]}", stage="{stage}"}}'
-        prometheus.wait_for(f"completion_stage_seconds_count{labels} > 0")
-        for share in (0.5, 0.95, 0.99):
-            buckets = f"completion_stage_seconds_bucket{labels}"
-            # One query, so that the percentile is that of these very buckets.
-            query = f'label_replace(histogram_quantile({share}, {buckets}), "le", "quantile", "", "")'
-            found = {each.labels["le"]: each.value for each in prometheus.query(f"{query} or {buckets}")}
-            theirs = found.pop("quantile")
-            counts = sorted((float(bound), count) for bound, count in found.items())
-            assert quantile(dict(counts), share) == pytest.approx(theirs)
+    labels = f'{{region="{REGIONS[0]}", stage="prefill"}}'
+    prometheus.wait_for(f"completion_stage_seconds_count{labels} > 0")
+    for share in (0.5, 0.95, 0.99):
+        buckets = f"completion_stage_seconds_bucket{labels}"
+        # One query, so that the percentile is that of these very buckets.
+        query = f'label_replace(histogram_quantile({share}, {buckets}), "le", "quantile", "", "")'
+        found = {each.labels["le"]: each.value for each in prometheus.query(f"{query} or {buckets}")}
+        theirs = found.pop("quantile")
+        counts = sorted((float(bound), count) for bound, count in found.items())
+        assert quantile(dict(counts), share) == pytest.approx(theirs)

@@ -5,14 +5,13 @@ import re
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -40,7 +39,6 @@ pytestmark = pytest.mark.full
 _PATIENCE_S = 60.0
 """For a machine with much other work."""
 K = 3
-SLOW_LINES = 80
 USER = (("authorization", "Bearer ann"),)
 """A single call without a user shares no cached completion with a later one."""
 CALLERS_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -71,24 +69,24 @@ class Site:
             return json.load(reply)["data"]
 
 
-@dataclass
-class Users:
-    """Editors with unique texts, unless they ask for the same again.
+async def type_for_a_while(stub: CompletionServiceStub, begin: int) -> None:
+    """Accept 4 of 10 fast completions, of which 2 survive, and 4 of 5 slow ones. One more is answered twice.
 
-    Unique in each line: the server's prompt begins at a later line of a long text, and the prefix cache has what
-    begins alike.
+    The other texts are unique in each line: the server's prompt begins at a later line of a long text, and the prefix
+    cache has what begins alike. That one differs from the last time: the cache keeps the last eight completions at one
+    place.
     """
-
-    stub: CompletionServiceStub
-    sequence: int = 0
-
-    async def complete(
-        self, prefix: str, *, is_accepted: bool = False, survives: bool = False, traceparent: str = ""
-    ) -> None:
-        """Ask for a completion, show it and perhaps accept it."""
-        self.sequence += 1
-        message = request(prefix, sequence=self.sequence, traceparent=traceparent)
-        answer = await ask(self.stub, message, metadata=USER)
+    same = f"same_{begin} = "
+    trace = f"00-{CALLERS_TRACE}-00f067aa0ba902b7-01"
+    fast = [(f"fast_{begin + at} = ", at < 4, at < 2, "") for at in range(10)]
+    slow = [
+        ("\n".join(f"v_{begin + at} = compute({n})" for n in range(80)) + "\nslow = ", at > 0, False, "")
+        for at in range(5)
+    ]
+    for at, (prefix, is_accepted, survives, parent) in enumerate(
+        [*fast, *slow, (same, False, False, trace), (same, False, False, "")], begin
+    ):
+        answer = await ask(stub, request(prefix, sequence=at, traceparent=parent), metadata=USER)
         assert answer.text, answer
         kinds: list[dict[str, Any]] = [{"kind": pb.FEEDBACK_KIND_SHOWN}]
         if is_accepted:
@@ -96,20 +94,8 @@ class Users:
         if survives:
             kinds.append({"kind": pb.FEEDBACK_KIND_SURVIVED, "survived_after_s": 30, "survived_share": 1.0})
         for fields in kinds:
-            report = pb.ReportFeedbackRequest(session_id="s", sequence=self.sequence, **fields)
-            await self.stub.ReportFeedback(report, timeout=10, metadata=USER)
-
-    async def type_for_a_while(self) -> None:
-        """Accept 4 of 10 fast completions, of which 2 survive, and 4 of 5 slow ones. One more is answered twice."""
-        for number in range(10):
-            await self.complete(f"fast_{self.sequence} = ", is_accepted=number < 4, survives=number < 2)
-        for number in range(5):
-            text = "\n".join(f"value_{self.sequence} = compute({line})" for line in range(SLOW_LINES))
-            await self.complete(f"{text}\nslow = ", is_accepted=number > 0)
-        # Not the same as last time: the cache keeps the last eight completions at one place.
-        same = f"same_{self.sequence} = "
-        await self.complete(same, traceparent=f"00-{CALLERS_TRACE}-00f067aa0ba902b7-01")
-        await self.complete(same)
+            report = pb.ReportFeedbackRequest(session_id="s", sequence=at, **fields)
+            await stub.ReportFeedback(report, timeout=10, metadata=USER)
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +108,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         background = stack.enter_context(background_loop())
         config = make_config(
             "server.region=us-east", "cache.enabled=true", "engine.warm_up=false",
-            "admission.user_requests_per_s=1000", "admission.user_tokens_per_s=1000000",
-            "admission.user_burst=1000", "admission.user_token_burst=1000000",
+            "admission.user_requests_per_s=0", "admission.user_tokens_per_s=0",
             f"server.admin_tls.certificate={admin.certificate}", f"server.admin_tls.key={admin.key}",
             f"auth.keys_file={folder}/keys.json",
             f"redis.addresses=['127.0.0.1:{free_port()}']", f"records.usage_file={folder}/usage.jsonl",
@@ -132,19 +117,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         servers, known = AsyncExitStack(), KnownCallers({"ann": verified("ann")})
         stack.callback(lambda: background.run(servers.aclose()))
         server = background.run(servers.enter_async_context(run_server(config, make_engine, known)), _PATIENCE_S)
-        channel = background.run(servers.enter_async_context(_channel(server)))
-        rules = write_plain_rules(folder, interval="1s")
         target = Target(server.ready.metrics_address)
+        rules = write_plain_rules(folder, interval="1s")
         prometheus = stack.enter_context(running_prometheus(target, rules=rules))
-        users = Users(CompletionServiceStub(channel))
         for num_rounds in (1, 2):  # all series exist after the first
-            background.run(users.type_for_a_while(), _PATIENCE_S)
+            background.run(type_for_a_while(server.stub, 100 * num_rounds), _PATIENCE_S)
             shown = f'completion_quality_total{{event="shown",cache="local"}} == {num_rounds}'
             prometheus.wait_for(shown, _PATIENCE_S)
         probed = background.run(probe(server.ready.address, admin.certificate), _PATIENCE_S)
         with urllib.request.urlopen(f"http://{server.ready.metrics_address}/metrics", timeout=10) as page:
-            families = list(text_string_to_metric_families(page.read().decode()))
-        families += list(probed.collect())
+            families = [*text_string_to_metric_families(page.read().decode()), *probed.collect()]
         yield Site(server, prometheus, receiver, [sample for family in families for sample in family.samples])
 
 
@@ -159,20 +141,6 @@ async def probe(address: str, certificate: Path) -> CollectorRegistry:
     return registry
 
 
-@asynccontextmanager
-async def _channel(server: RunningServer) -> AsyncIterator[grpc.aio.Channel]:
-    async with grpc.aio.insecure_channel(server.ready.address) as channel:
-        yield channel
-
-
-def documented_query(title: str) -> str:
-    """Return the first query after a title in docs/observability.md."""
-    text = (ROOT / "docs" / "observability.md").read_text()
-    found = re.search(rf"{re.escape(title)}.*?```promql\n(.*?)```", text, re.DOTALL)
-    assert found, f"no query after {title!r}"
-    return found.group(1)
-
-
 def test_latency_against_acceptance_is_one_query(site: Site) -> None:
     def table(query: str) -> dict[str, float]:
         return {each.labels["ttft"]: each.value for each in site.prometheus.query(query)}
@@ -185,7 +153,10 @@ def test_latency_against_acceptance_is_one_query(site: Site) -> None:
     # `increase` looks as far before the first sample as a counter can have been at 0, so not at all for one that was.
     known = table('sum by (ttft) (min_over_time(completion_quality_total{event="accepted"}[1h])) > 0')
     expected = {ttft: accepted[ttft] / shown[ttft] for ttft in known if shown[ttft]}
-    found = {ttft: value for ttft, value in table(documented_query("Acceptance by TTFT")).items() if ttft in expected}
+    text = (ROOT / "docs" / "observability.md").read_text()
+    documented = re.search(r"Acceptance by TTFT.*?```promql\n(.*?)```", text, re.DOTALL)
+    assert documented
+    found = {ttft: value for ttft, value in table(documented[1]).items() if ttft in expected}
     assert found == pytest.approx(expected)
     assert len(found) >= 2, "the fast and the slow ones are in one row"
 
@@ -225,57 +196,45 @@ def test_each_rule_reads_metrics_and_labels_that_a_server_exports(site: Site, ru
             continue
         used = {name for name, _, _ in selector.matchers} - SCRAPED_LABELS
         exact = {name: value for name, operator, value in selector.matchers if operator == "=" and name in used}
-        found = [
-            sample.labels
-            for sample in site.samples
-            if sample.name == selector.name and used <= sample.labels.keys() and exact.items() <= sample.labels.items()
-        ]
+        of_name = (sample.labels for sample in site.samples if sample.name == selector.name)
+        found = [each for each in of_name if used <= each.keys() and exact.items() <= each.items()]
         assert found, f"a server exports no {selector}"
         labels |= found[0].keys()
-    if not labels:
-        return  # a rule about what others export
-    for names in re.findall(r"\bby \(([^)]*)\)", rule["expr"]):
-        assert {name.strip() for name in names.split(",")} <= labels | SCRAPED_LABELS
+    grouped = {name.strip() for names in re.findall(r"\bby \(([^)]*)\)", rule["expr"]) for name in names.split(",")}
+    assert not labels or grouped <= labels | SCRAPED_LABELS  # without labels it is about what others export
 
 
 def test_prometheus_evaluates_all_rules_and_fills_in_the_annotations(site: Site) -> None:
-    def rules() -> list[dict[str, Any]]:
-        return [rule for group in site.get("rules")["groups"] for rule in group["rules"]]
+    def rules() -> dict[str, dict[str, Any]]:
+        return {rule["name"]: rule for group in site.get("rules")["groups"] for rule in group["rules"]}
 
-    wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), _PATIENCE_S)
-    by_name = {rule["name"]: rule for rule in rules()}
-    assert by_name.keys() == {rule.get("record") or rule["alert"] for rule in load_rules()}
-    (alert,) = by_name["CompletionRedisUnavailable"]["alerts"]  # no Redis runs
+    wait_until(lambda: all(rule["health"] == "ok" for rule in rules().values()), _PATIENCE_S)
+    assert rules().keys() == {rule.get("record") or rule["alert"] for rule in load_rules()}
+    (alert,) = rules()["CompletionRedisUnavailable"]["alerts"]  # no Redis runs
     assert alert["labels"]["region"] == "us-east"
     assert site.server.ready.metrics_address in alert["annotations"]["description"]
-    texts = [text for rule in rules() for each in rule.get("alerts", ()) for text in each["annotations"].values()]
-    assert not [text for text in texts if "error expanding" in text]
+    texts = [each["annotations"] for rule in rules().values() for each in rule.get("alerts", ())]
+    assert "error expanding" not in str(texts)
     (late,) = site.prometheus.wait_for("region:completion_slo_errors:ratio_rate5m", _PATIENCE_S)
     assert late.labels["region"] == "us-east"
     assert 0 < late.value < 1  # the slow ones
     assert site.prometheus.wait_for("region:completion_queue_seconds:p95_rate1m", _PATIENCE_S)
 
 
-def documented_queries() -> list[str]:
-    """Return the queries of the runbooks and of docs/observability.md: the blocks, and the code within lines."""
+def documented_queries() -> Iterator[str]:
+    """Yield the queries of the runbooks and of docs/observability.md: the blocks, and the code within lines."""
     text = "".join((ROOT / "docs" / name).read_text() for name in ("runbooks.md", "observability.md"))
-    blocks = re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
-    plain = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    return (
-        blocks
-        + asked()
-        + [
-            " ".join(code.split())
-            for code in re.findall(r"`([^`]+)`", plain)
-            if re.match(r"(sum|count|histogram_quantile|region\w*:|completion_|up\{)", code)
-            and not re.search(r"\{[^=]*\}", code)
-        ]
-    )
+    yield from re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
+    yield from asked()
+    for code in re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        is_query = re.match(r"(sum|count|histogram_quantile|region\w*:|completion_|up\{)", code)
+        if is_query and not re.search(r"\{[^=]*\}", code):
+            yield " ".join(code.split())
 
 
 def test_prometheus_takes_each_query_of_the_documents_and_knows_its_metrics(site: Site) -> None:
     exported = {sample.name for sample in site.samples}
-    queries = documented_queries()
+    queries = list(documented_queries())
     assert len(queries) > 20
     for query in queries:
         site.prometheus.query(query)

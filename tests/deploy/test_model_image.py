@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +16,7 @@ from click.testing import CliRunner
 from completion_server.client.operator_commands import status
 from completion_server.engine.revisions import folder_revision
 from deploy.image.models import main
-from tests.support.kustomize import report
+from tests.support.kustomize import Object, report
 from tests.support.models import DRAFT, ROOT, TARGET
 from tests.support.server import FREE_PORTS
 from tests.support.server_process import flags, serving
@@ -26,6 +25,7 @@ pytestmark = [pytest.mark.full, pytest.mark.serial, pytest.mark.timeout(1200)]
 
 START_TIMEOUT_S = 900.0
 """For a real engine on a busy machine."""
+MODELS = {"target": TARGET, "draft": DRAFT}
 
 
 @dataclass
@@ -36,23 +36,19 @@ class Storage:
 
     def build(self, target: Path, tag: str = "models") -> str:
         """Build an image as `make model-image` does; return its output."""
-        return subprocess.run(
-            ["make", "-o", ".venv/installed", "model-image", f"MODEL={target}", f"DRAFT={DRAFT}", f"TAG={tag}",
-             f"MODEL_IMAGE=--storage {self.folder}"],
-            cwd=ROOT, capture_output=True, text=True, check=True, timeout=300,
-        ).stdout  # fmt: skip
+        options = (f"MODEL={target}", f"DRAFT={DRAFT}", f"TAG={tag}", f"MODEL_IMAGE=--storage {self.folder}")
+        command = ["make", "-o", ".venv/installed", "model-image", *options]
+        return subprocess.check_output(command, cwd=ROOT, text=True, timeout=300)
 
     def buildah(self, *arguments: str) -> str:
         places = (f"--root={self.folder / 'storage'}", f"--runroot={self.folder / 'run'}")
-        done = subprocess.run(["buildah", *places, *arguments], capture_output=True, text=True, check=True, timeout=300)
-        return done.stdout.strip()
+        return subprocess.check_output(["buildah", *places, *arguments], text=True, timeout=300).strip()
 
-    def described(self, tag: str = "models") -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.buildah("inspect", "--type=image", tag))
-        return found
+    def described(self, tag: str = "models") -> Object:
+        return dict(json.loads(self.buildah("inspect", "--type=image", tag)))
 
-    def mount(self, tag: str = "models") -> Path:
-        return Path(self.buildah("mount", self.buildah("from", "--pull-never", tag)))
+    def layers(self, tag: str = "models") -> set[str]:
+        return set(self.described(tag)["OCIv1"]["rootfs"]["diff_ids"])
 
 
 @pytest.fixture(scope="module")
@@ -67,28 +63,29 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
     shutil.rmtree(made.folder)
 
 
+@pytest.fixture(scope="module")
+def root(storage: Storage) -> Path:
+    """Yield the mounted files."""
+    return Path(storage.buildah("mount", storage.buildah("from", "--pull-never", "models")))
+
+
 def contents(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-def test_the_image_has_the_files_and_names_their_revisions(storage: Storage) -> None:
-    root = storage.mount()
-    assert {path.name for path in root.iterdir()} == {"target", "draft"}
-    for name, source in {"target": TARGET, "draft": DRAFT}.items():
+def test_the_image_has_the_files_and_names_their_revisions(storage: Storage, root: Path) -> None:
+    assert {path.name for path in root.iterdir()} == MODELS.keys()
+    for name, source in MODELS.items():
         assert contents(root / name) == contents(source)
         assert folder_revision(root / name) == folder_revision(source)
         assert stat.S_IMODE((root / name).stat().st_mode) == 0o755
         assert {stat.S_IMODE(path.stat().st_mode) for path in (root / name).iterdir()} == {0o444}
-    image = storage.described()["OCIv1"]
-    assert image["config"]["Labels"] == {
-        "org.opencontainers.image.title": "completion-models",
-        "org.opencontainers.image.description": "Models of a completion server, for an image volume",
-        "org.opencontainers.image.revision": folder_revision(TARGET),
-        "completion.target.revision": folder_revision(TARGET),
-        "completion.draft.revision": folder_revision(DRAFT),
-    }
-    num_files = len(list(TARGET.iterdir())) + len(list(DRAFT.iterdir()))
-    assert len(image["rootfs"]["diff_ids"]) == num_files, "a layer for each file"
+    labels = storage.described()["OCIv1"]["config"]["Labels"]
+    assert labels["org.opencontainers.image.revision"] == folder_revision(TARGET)
+    assert {
+        f"completion.{name}.revision": folder_revision(source) for name, source in MODELS.items()
+    }.items() <= labels.items()
+    assert len(storage.layers()) == sum(len(list(each.iterdir())) for each in MODELS.values()), "a layer for each file"
 
 
 def test_the_same_files_make_the_same_digest_and_others_share_what_is_the_same(
@@ -100,17 +97,14 @@ def test_the_same_files_make_the_same_digest_and_others_share_what_is_the_same(
         again.build(copied)
         assert again.described()["FromImageDigest"] == storage.described()["FromImageDigest"]
         (copied / "config.json").write_text((copied / "config.json").read_text() + "\n")
-        said = again.build(copied, tag="changed")
-        before, after = (set(again.described(tag)["OCIv1"]["rootfs"]["diff_ids"]) for tag in ("models", "changed"))
-        assert len(before - after) == len(after - before) == 1
-        assert f"target: revision {folder_revision(copied)}" in said
+        assert f"target: revision {folder_revision(copied)}" in again.build(copied, tag="changed")
+        assert len(again.layers() - again.layers("changed")) == len(again.layers("changed") - again.layers()) == 1
         assert folder_revision(copied) != folder_revision(TARGET)
     finally:
         again.buildah("rmi", "--all", "--force")
 
 
-async def test_a_real_server_serves_it_and_says_its_revision(storage: Storage, tmp_path: Path) -> None:
-    root = storage.mount()
+async def test_a_real_server_serves_it_and_says_its_revision(root: Path, tmp_path: Path) -> None:
     settings = flags(
         f"engine.model={root / 'target'}", f"engine.revision={folder_revision(TARGET)}",
         f"engine.draft_model={root / 'draft'}", f"engine.draft_revision={folder_revision(DRAFT)}",
@@ -119,8 +113,7 @@ async def test_a_real_server_serves_it_and_says_its_revision(storage: Storage, t
     async with serving(tmp_path, "--json", *settings, within_s=START_TIMEOUT_S) as server:
         ready = server.ready
         shown = CliRunner().invoke(status, ["--admin", ready["admin_address"], "--json"])
-    found = json.loads(shown.stdout)
-    for said in (ready, found):
+    for said in (ready, json.loads(shown.stdout)):
         assert said["model"] == str(root / "target")
         assert said["model_revision"] == folder_revision(TARGET)
         assert said["draft_model_revision"] == folder_revision(DRAFT)

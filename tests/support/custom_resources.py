@@ -24,15 +24,8 @@ _PACKAGES = {
     "source.toolkit.fluxcd.io": ("flux-cd",),
 }
 """Where the types of an API group are: in one of these."""
-_OPTIONS = {
-    "noEmit": True,
-    "skipLibCheck": True,
-    "strict": True,
-    "target": "es2022",
-    "module": "esnext",
-    "moduleResolution": "bundler",
-    "types": [],
-}
+_OPTIONS = {"noEmit": True, "skipLibCheck": True, "strict": True, "target": "es2022", "types": []}
+_MODULES = {"module": "esnext", "moduleResolution": "bundler"}
 _TIMEOUT_S = 120
 
 _VALIDATE = """
@@ -66,15 +59,28 @@ def faults(objects: Sequence[Object], folder: Path) -> list[str]:
     """
     types = require_types()
     modules = [(str(_module(each, types)), each) for each in objects]
-    validated = subprocess.run(
-        ["node", "--input-type=module", "--eval", _VALIDATE],
-        env={"PATH": "/usr/bin:/bin:/usr/local/bin", "OBJECTS": json.dumps(modules)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=_TIMEOUT_S,
-    )
-    return validated.stdout.splitlines() + _unknown_fields(modules, types, folder)
+    environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "OBJECTS": json.dumps(modules)}
+    validated = _node("--input-type=module", "--eval", _VALIDATE, env=environment)
+    assert validated.returncode == 0, validated.stderr
+    # As literals of their types the objects may have no other fields.
+    lines = [
+        f"import type {{ I{found['kind']} as T{index} }} from {json.dumps(path)};\n"
+        f"export const o{index}: T{index} = {json.dumps(found)};\n"
+        for index, (path, found) in enumerate(modules)
+    ]
+    (folder / "objects.ts").write_text("".join(lines), encoding="utf-8")
+    project = {"compilerOptions": _OPTIONS | _MODULES, "files": ["objects.ts"]}
+    (folder / "tsconfig.json").write_text(json.dumps(project), encoding="utf-8")
+    compiled = _node(str(types / "typescript" / "bin" / "tsc"), "--project", str(folder))
+    located = re.findall(r"^.*?objects\.ts\((\d+),\d+\): error TS\d+: (.*)$", compiled.stdout, re.MULTILINE)
+    assert bool(located) == bool(compiled.returncode), compiled.stdout + compiled.stderr
+    unknown = [f"{name_of(modules[(int(line) - 1) // 2][1])}: {message}" for line, message in located]
+    return validated.stdout.splitlines() + unknown
+
+
+def _node(*arguments: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    command = ["node", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
 
 
 def _module(found: Object, types: Path) -> Path:
@@ -82,28 +88,3 @@ def _module(found: Object, types: Path) -> Path:
     places = [types / "@kubernetes-models" / each / group / version / found["kind"] for each in _PACKAGES[group]]
     (module,) = (each for each in places if each.with_suffix(".js").exists())
     return module
-
-
-def _unknown_fields(modules: Sequence[tuple[str, Object]], types: Path, folder: Path) -> list[str]:
-    """Compile the objects as literals of their types, in which TypeScript allows no other fields."""
-    lines = []
-    for index, (path, found) in enumerate(modules):
-        literal = json.dumps(found)
-        lines += [f"import type {{ I{found['kind']} as T{index} }} from {json.dumps(path)};"]
-        lines += [f"export const o{index}: T{index} = {literal};"]
-    (folder / "objects.ts").write_text("\n".join(lines), encoding="utf-8")
-    (folder / "tsconfig.json").write_text(
-        json.dumps({"compilerOptions": _OPTIONS, "files": ["objects.ts"]}), encoding="utf-8"
-    )
-    compiled = subprocess.run(
-        ["node", str(types / "typescript" / "bin" / "tsc"), "--project", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_TIMEOUT_S,
-    )
-    if compiled.returncode == 0:
-        return []
-    located = re.findall(r"^.*?objects\.ts\((\d+),\d+\): error TS\d+: (.*)$", compiled.stdout, re.MULTILINE)
-    assert located, compiled.stdout + compiled.stderr
-    return [f"{name_of(modules[(int(line) - 1) // 2][1])}: {message}" for line, message in located]

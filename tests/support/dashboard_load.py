@@ -43,27 +43,31 @@ def _run(addresses: Sequence[str], more: Callable[[], object], is_stopped: threa
     with ExitStack() as stack:
         channels = [stack.enter_context(grpc.insecure_channel(address)) for address in addresses]
         stubs = [CompletionServiceStub(channel) for channel in channels]
-        numbers = itertools.count(1)
-        while not is_stopped.wait(_PAUSE_S):
+        for number in itertools.count(1):
+            if is_stopped.wait(_PAUSE_S):
+                return
             more()
             for place in range(len(stubs)):
-                _ask_round([*stubs[place:], *stubs[:place]], next(numbers))
+                _ask_round([*stubs[place:], *stubs[:place]], len(stubs) * number + place)
 
 
 def _ask_round(stubs: Sequence[CompletionServiceStub], number: int) -> None:
     """One user on the first server, who moves to the others at the end, and others with habits of their own."""
     stub, user, prefix = stubs[0], f"user-{number}", f"value_{number} = "
-    _report(stub, user, _read(_ask(stub, user, 1, prefix)))
+    accepted = {"kind": pb.FEEDBACK_KIND_ACCEPTED, "accepted_characters": _read(_ask(stub, user, 1, prefix))}
+    survived = {"kind": pb.FEEDBACK_KIND_SURVIVED, "survived_after_s": 30, "survived_share": 1.0}
+    for fields in ({"kind": pb.FEEDBACK_KIND_SHOWN}, accepted, survived):
+        report = pb.ReportFeedbackRequest(session_id=user, sequence=1, **fields)
+        stub.ReportFeedback(report, timeout=_TIMEOUT_S, metadata=_metadata(user))
     _read(_ask(stub, user, 2, prefix))  # from the memory of the server
     for other in stubs[1:]:
         _read(_ask(other, user, 3, prefix))  # from Redis
     given_up = _ask(stub, f"gone-{number}", 1, f"gone_{number} = ", **_LONG)
     next(given_up)
     given_up.cancel()
-    fast = f"fast-{number}"
-    superseded = _ask(stub, fast, 1, f"fast_{number} = ", **_LONG)
+    superseded = _ask(stub, f"fast-{number}", 1, f"fast_{number} = ", **_LONG)
     next(superseded)
-    _read(_ask(stub, fast, 2, f"other_{number} = "))
+    _read(_ask(stub, f"fast-{number}", 2, f"other_{number} = "))
     _read(superseded)
     for place in range(4):
         _read(_ask(stub, "often", number + place, f"x{number} = "))
@@ -80,17 +84,6 @@ def _ask(stub: CompletionServiceStub, user: str, sequence: int, prefix: str, **f
 def _read(call: Any) -> int:
     """Return the number of characters of an answer."""
     return sum(len(part.delta.text) + len(part.end.text) for part in call)
-
-
-def _report(stub: CompletionServiceStub, user: str, num_characters: int) -> None:
-    assert num_characters, "the scripted engine always writes something"
-    for fields in (
-        {"kind": pb.FEEDBACK_KIND_SHOWN},
-        {"kind": pb.FEEDBACK_KIND_ACCEPTED, "accepted_characters": num_characters},
-        {"kind": pb.FEEDBACK_KIND_SURVIVED, "survived_after_s": 30, "survived_share": 1.0},
-    ):
-        report = pb.ReportFeedbackRequest(session_id=user, sequence=1, **fields)
-        stub.ReportFeedback(report, timeout=_TIMEOUT_S, metadata=_metadata(user))
 
 
 def _metadata(user: str) -> tuple[tuple[str, str], ...]:

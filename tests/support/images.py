@@ -17,8 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.support.kustomize import report, require_programs
 from tests.support.models import ROOT
 
 PROGRAMS = ("buildah", "debootstrap", "unshare", "setpriv")
@@ -44,8 +43,6 @@ exec chroot "$root" "$@"
 
 @cache
 def _why_not() -> str:
-    if missing := [each for each in PROGRAMS if shutil.which(each) is None]:
-        return f"{', '.join(missing)} not found; on Debian: apt-get install buildah debootstrap"
     if os.geteuid():
         return "the build of an image needs root"
     trial = [*_OWN_NAMESPACES, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
@@ -55,10 +52,9 @@ def _why_not() -> str:
 
 def require_builder() -> None:
     """Skip the test on a machine where no image can be built, and fail it if CI is set."""
+    require_programs(PROGRAMS, "buildah debootstrap")
     if why := _why_not():
-        if os.environ.get("CI"):
-            pytest.fail(why)
-        pytest.skip(why)
+        report(why)
 
 
 @dataclass(frozen=True)

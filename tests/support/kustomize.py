@@ -45,6 +45,12 @@ def report(missing: str) -> NoReturn:
     pytest.skip(missing)
 
 
+def require_programs(programs: Sequence[str], packages: str) -> None:
+    """Skip the test on a machine without some programs of Debian's packages (`report`)."""
+    if missing := [each for each in programs if shutil.which(each) is None]:
+        report(f"{', '.join(missing)} not found; on Debian: apt-get install {packages}")
+
+
 def render(folder: Path) -> list[Object]:
     """Return the objects that a folder makes. An error of kustomize fails the test."""
     done = _run(require_kustomize(), "build", str(folder))

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
@@ -15,9 +15,6 @@ from completion_client.connections import Connections
 from completion_client.endpoint import Metadata, caller_metadata
 from loadtest.bench.runner.contest import AsyncClosing
 from tests.support.envoy import REPLICA_HEADER
-
-if TYPE_CHECKING:
-    from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
 
 _STREAMS = 100
 """Streams on a connection; Envoy accepts 128."""
@@ -53,12 +50,7 @@ class NamedUsers(AsyncClosing):
         self._connections.close()
 
     async def complete(self, metadata: Metadata, sequence: int = 1) -> str:
-        """Complete one request and return the replica that answered it.
-
-        Raises:
-            grpc.aio.AioRpcError: the call failed.
-
-        """
+        """Complete one request and return the replica that answered it. Raises grpc.aio.AioRpcError if it failed."""
         request = pb.CompleteRequest(session_id="s", sequence=sequence, prefix="x = ", max_tokens=1)
         call = self._stub(0).Complete(request, timeout=_TIMEOUT_S, metadata=metadata)
         replica = _replica_in(await call.initial_metadata())
@@ -67,12 +59,7 @@ class NamedUsers(AsyncClosing):
         return replica
 
     async def open_stream(self, metadata: Metadata) -> OpenStream:
-        """Open a Session stream and return it once a replica has accepted it.
-
-        Raises:
-            grpc.aio.AioRpcError: the stream was refused.
-
-        """
+        """Open a Session stream; return it once a replica has accepted it. Raises AioRpcError if it was refused."""
         self._num_streams += 1
         call = self._stub(1 + self._num_streams // _STREAMS).Session(metadata=metadata)
         async with asyncio.timeout(_TIMEOUT_S):
@@ -96,9 +83,8 @@ class NamedUsers(AsyncClosing):
                 group.create_task(open_in_turn())
         return found
 
-    def _stub(self, number: int) -> "CompletionServiceAsyncStub":
-        stub: CompletionServiceAsyncStub = CompletionServiceStub(self._connections.get(self._endpoint, number).channel)
-        return stub
+    def _stub(self, number: int) -> Any:
+        return CompletionServiceStub(self._connections.get(self._endpoint, number).channel)
 
 
 def busiest_over_mean(replicas: Mapping[str, str], num_replicas: int) -> float:

@@ -16,7 +16,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
-_NS_PER_S = 1e9
 
 
 @dataclass(frozen=True)
@@ -87,20 +86,11 @@ def _value(value: Any) -> Any:
 
 def _span(span: Any, resource: dict[str, Any], scope: str) -> ReceivedSpan:
     return ReceivedSpan(
-        span.name,
-        span.trace_id.hex(),
-        span.span_id.hex(),
-        span.parent_span_id.hex(),
-        span.start_time_unix_nano / _NS_PER_S,
-        span.end_time_unix_nano / _NS_PER_S,
-        span.kind,
-        span.status.code,
-        _attributes(span.attributes),
-        tuple(link.trace_id.hex() for link in span.links),
-        span.trace_state,
-        resource,
-        scope,
-    )
+        name=span.name, trace_id=span.trace_id.hex(), span_id=span.span_id.hex(), parent_id=span.parent_span_id.hex(),
+        begin_s=span.start_time_unix_nano / 1e9, end_s=span.end_time_unix_nano / 1e9, kind=span.kind,
+        status=span.status.code, attributes=_attributes(span.attributes), state=span.trace_state,
+        links=tuple(link.trace_id.hex() for link in span.links), resource=resource, scope=scope,
+    )  # fmt: skip
 
 
 @contextmanager

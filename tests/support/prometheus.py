@@ -4,8 +4,7 @@ Everything here waits without an event loop; use it before and between what a te
 """
 
 import json
-import os
-import shutil
+import re
 import subprocess
 import tempfile
 import time
@@ -18,24 +17,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
 import yaml
 
-from tests.support.redis_servers import free_port, wait_until
+from tests.support.kustomize import require_programs
+from tests.support.redis_servers import wait_until
 
 START_TIMEOUT_S = 30.0
 QUERY_TIMEOUT_S = 20.0
-_MAX_ATTEMPTS = 5
-_PROGRAMS = ("prometheus", "promtool")
+_READY = "Server is ready to receive web requests"
 
 
 def require_prometheus() -> None:
     """Skip the test on a machine without Prometheus, and fail it if CI is set."""
-    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
-    if missing and os.environ.get("CI"):
-        pytest.fail(f"{', '.join(missing)} not found; on Debian: apt-get install prometheus")
-    if missing:
-        pytest.skip(f"{', '.join(missing)} not found")
+    require_programs(("prometheus", "promtool"), "prometheus")
 
 
 @dataclass(frozen=True)
@@ -59,44 +53,11 @@ class Series:
 
 @dataclass
 class Prometheus:
-    """A Prometheus process. `start` and `stop` it, or use `running_prometheus`."""
+    """A Prometheus that runs."""
 
-    targets: Sequence[Target]
-    rules: Sequence[Path] = ()
-    """Rule files, evaluated every second."""
-    port: int = 0
-    """0 until the start."""
-
-    def __post_init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="prometheus-")
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """The address of its HTTP interface."""
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> "Prometheus":
-        """Start the process and wait until it answers."""
-        require_prometheus()
-        for _ in range(_MAX_ATTEMPTS):
-            self.port = free_port()
-            if self._starts():
-                return self
-        raise AssertionError(f"prometheus does not start: {self.log()}")
-
-    def stop(self) -> None:
-        """End the process and remove its data. Does nothing the second time."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(START_TIMEOUT_S)
-            self._process = None
-        self._folder.cleanup()
-
-    def log(self) -> str:
-        """Return the log."""
-        path = Path(self._folder.name) / "prometheus.log"
-        return path.read_text() if path.exists() else ""
+    url: str
+    """The address of its HTTP interface."""
+    num_targets: int
 
     def query(self, expression: str) -> list[Series]:
         """Return what an expression has now, [] without data.
@@ -123,10 +84,7 @@ class Prometheus:
 
     def wait_scraped(self, num_scrapes: int = 2, timeout_s: float = QUERY_TIMEOUT_S) -> None:
         """Wait until each target was scraped so often since its first success. A rate needs two scrapes."""
-        wait_until(lambda: self._num_scraped_targets(num_scrapes) == len(self.targets), timeout_s)
-
-    def _num_scraped_targets(self, num_scrapes: int) -> int:
-        return len(self.query(f"sum_over_time(up[10m]) >= {num_scrapes}"))
+        self.wait_for(f"count(sum_over_time(up[10m]) >= {num_scrapes}) == {self.num_targets}", timeout_s)
 
     def _ask(self, path: str, **parameters: Any) -> list[dict[str, Any]]:
         url = f"{self.url}/api/v1/{path}?{urlencode(parameters)}"
@@ -141,50 +99,37 @@ class Prometheus:
         result: list[dict[str, Any]] = data["result"]
         return result
 
-    def _starts(self) -> bool:
-        """Start the process. Return False if it ends at once, because its port is taken."""
-        folder = Path(self._folder.name)
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(self._config()))
-        command = [
-            "prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{self.port}", "--log.level=warn", "--enable-feature=exemplar-storage",
-        ]  # fmt: skip
-        with (folder / "prometheus.log").open("wb") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            wait_until(lambda: self._process.poll() is not None or self._is_ready(), START_TIMEOUT_S)
-        except BaseException:
-            self.stop()
-            raise
-        if self._process.poll() is None:
-            return True
-        assert "address already in use" in self.log(), self.log()
-        return False
 
-    def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=QUERY_TIMEOUT_S):
-                return True
-        except OSError:
-            return False
-
-    def _config(self) -> dict[str, Any]:
-        jobs: dict[str, list[dict[str, Any]]] = {}
-        for target in self.targets:
-            labels = {"targets": [target.address], "labels": dict(target.labels)}
-            jobs.setdefault(target.job, []).append(labels)
-        return {
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(path.resolve()) for path in self.rules],
-            "scrape_configs": [{"job_name": job, "static_configs": found} for job, found in jobs.items()],
-        }
+def _config(targets: Sequence[Target], rules: Sequence[Path]) -> dict[str, Any]:
+    jobs: dict[str, list[dict[str, Any]]] = {}
+    for target in targets:
+        found = {"targets": [target.address], "labels": dict(target.labels)}
+        jobs.setdefault(target.job, []).append(found)
+    return {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(path.resolve()) for path in rules],
+        "scrape_configs": [{"job_name": job, "static_configs": found} for job, found in jobs.items()],
+    }
 
 
 @contextmanager
 def running_prometheus(*targets: Target, rules: Sequence[Path] = ()) -> Iterator[Prometheus]:
-    """Run a Prometheus, and end it by its process id."""
-    prometheus = Prometheus(targets, rules)
-    try:
-        yield prometheus.start()
-    finally:
-        prometheus.stop()
+    """Run a Prometheus that scrapes targets and evaluates rule files, and end it by its process id."""
+    require_prometheus()
+    with tempfile.TemporaryDirectory(prefix="prometheus-") as folder:
+        config, log = Path(folder, "prometheus.yml"), Path(folder, "log")
+        config.write_text(yaml.safe_dump(_config(targets, rules)))
+        command = [
+            "prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/data",
+            "--web.listen-address=127.0.0.1:0", "--enable-feature=exemplar-storage",
+        ]  # fmt: skip
+        with log.open("wb") as written:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=written, stderr=written)
+        try:
+            wait_until(lambda: process.poll() is not None or _READY in log.read_text(), START_TIMEOUT_S)
+            assert process.poll() is None, f"prometheus does not start: {log.read_text()}"
+            (address,) = re.findall(r'msg="Listening on".* address=(\S+)', log.read_text())
+            yield Prometheus(f"http://{address}", len(targets))
+        finally:
+            process.kill()
+            process.wait(START_TIMEOUT_S)

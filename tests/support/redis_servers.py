@@ -3,9 +3,7 @@
 Everything here waits without an event loop; use it before and between what a test awaits.
 """
 
-import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,15 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from tests.support.certificates import Identity, make_identity_in
+from tests.support.kustomize import require_programs
 from tests.support.waits import GaveUpError
 
 START_TIMEOUT_S = 20.0
 CLI_TIMEOUT_S = 10.0
 MASTER_NAME = "mymaster"
-_PROGRAMS = ("redis-server", "redis-cli", "redis-sentinel")
 _MAX_ATTEMPTS = 20
 _BUS_OFFSET = 10_000
 """How far the port of a cluster's bus is from the port for clients, unless configured."""
@@ -32,11 +28,7 @@ _BUS_OFFSET = 10_000
 
 def require_redis() -> None:
     """Skip the test on a machine without Redis, and fail it if CI is set."""
-    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
-    if missing and os.environ.get("CI"):
-        pytest.fail(f"{', '.join(missing)} not found; on Debian: apt-get install redis-server redis-sentinel")
-    if missing:
-        pytest.skip(f"{', '.join(missing)} not found")
+    require_programs(("redis-server", "redis-cli", "redis-sentinel"), "redis-server redis-sentinel")
 
 
 def free_port() -> int:
@@ -44,11 +36,8 @@ def free_port() -> int:
 
     A client that tries such a port while its server is down could be connected to itself.
     """
-    for _ in range(1_000):
-        port = random.SystemRandom().randrange(10_000, 32_768 - _BUS_OFFSET)
-        if all(_can_listen(each) for each in (port, port + _BUS_OFFSET)):
-            return port
-    raise AssertionError("no free port")
+    ports = (random.SystemRandom().randrange(10_000, 32_768 - _BUS_OFFSET) for _ in range(1_000))
+    return next(port for port in ports if _can_listen(port) and _can_listen(port + _BUS_OFFSET))
 
 
 def _can_listen(port: int) -> bool:
@@ -107,12 +96,8 @@ class RedisServer:
     def __post_init__(self) -> None:
         # Not in tmp_path: its name may be longer than a socket's may be.
         self._folder = tempfile.TemporaryDirectory(prefix="redis-")
+        self.folder = Path(self._folder.name)
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def folder(self) -> Path:
-        """The working directory, which holds the log."""
-        return Path(self._folder.name)
 
     @property
     def address(self) -> str:
@@ -272,13 +257,11 @@ def running_sentinels(
     replica = RedisServer(password=password, tls=tls, master=master)
     with running(master, replica):
         wait_until(lambda: replica.info("replication").get("master_link_status") == "up")
-        config = [
-            f"sentinel monitor {MASTER_NAME} 127.0.0.1 {master.port} 2",
-            f"sentinel down-after-milliseconds {MASTER_NAME} {down_after_ms}",
-            f"sentinel failover-timeout {MASTER_NAME} {3 * down_after_ms}",
-            *([f"sentinel auth-pass {MASTER_NAME} {password}"] if password else []),
-            *([f"sentinel sentinel-pass {sentinel_password}"] if sentinel_password else []),
-        ]
+        options = {"down-after-milliseconds": down_after_ms, "failover-timeout": 3 * down_after_ms}
+        options |= {"auth-pass": password} if password else {}
+        config = [f"sentinel monitor {MASTER_NAME} 127.0.0.1 {master.port} 2"]
+        config += [f"sentinel {name} {MASTER_NAME} {value}" for name, value in options.items()]
+        config += [f"sentinel sentinel-pass {sentinel_password}"] if sentinel_password else []
         sentinels = [RedisServer(sentinel_password, is_sentinel=True, tls=tls, config=config) for _ in range(3)]
         with running(*sentinels):
             wait_until(lambda: all(map(_is_complete, sentinels)))
@@ -306,11 +289,8 @@ def running_cluster(num_masters: int = 3, num_replicas: int = 1, node_timeout_ms
 
     Each master has `num_replicas` replicas. Without any, the slots of the other masters are still served.
     """
-    config = (
-        "cluster-enabled yes",
-        f"cluster-node-timeout {node_timeout_ms}",
-        "cluster-require-full-coverage no",
-    )
+    timeout = f"cluster-node-timeout {node_timeout_ms}"
+    config = ("cluster-enabled yes", timeout, "cluster-require-full-coverage no")
     nodes = [RedisServer(config=config) for _ in range(num_masters * (1 + num_replicas))]
     with running(*nodes):
         addresses = [node.address for node in nodes]

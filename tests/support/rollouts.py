@@ -76,20 +76,6 @@ def log_likelihood_ratio(parts: Values, wholes: Values, variance: Variance = var
 
 
 @dataclass(frozen=True, slots=True)
-class Chance:
-    """A chance that differs between users: its mean and its standard deviation, of a beta distribution."""
-
-    mean: float
-    deviation: float
-
-    def draw(self, rng: np.random.Generator, num_users: int) -> Values:
-        """Return the chance of each user."""
-        size = self.mean * (1 - self.mean) / self.deviation**2 - 1
-        drawn: Values = rng.beta(self.mean * size, (1 - self.mean) * size, num_users)
-        return drawn.clip(1e-6, 1 - 1e-6)
-
-
-@dataclass(frozen=True, slots=True)
 class Users:
     """The users of a region, and how they differ: from each other, from quarter to quarter, and all over the day."""
 
@@ -100,8 +86,8 @@ class Users:
     """Of the logarithm of a user's own rate. At 1 the busiest sixth has half of the answers."""
     typing_share: float = 0.5
     """Of the users in each quarter of an hour; the others rest."""
-    chances: tuple[Chance, Chance, Chance] = (Chance(0.83, 0.08), Chance(0.3, 0.12), Chance(0.8, 0.1))
-    """In the order of `Share`."""
+    chances: tuple[tuple[float, float], ...] = ((0.83, 0.08), (0.3, 0.12), (0.8, 0.1))
+    """Mean and standard deviation of the users' own chances, of a beta distribution, in the order of `Share`."""
     mood_sigma: float = 0.5
     """Of a user's log odds, from one quarter to the next."""
     drift: float = 0.4
@@ -116,7 +102,7 @@ class Rollout:
     losses: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """By what part each share of the canary is lower, in the order of `Share`."""
     servers: int = 4
-    minutes: int = 120
+    minutes: int = 60
 
     def count(self, seed: int) -> tuple[Values, Values]:
         """Return the parts and the wholes of the shares, summed since `BEGIN`: minute, share, track, group of users."""
@@ -125,12 +111,14 @@ class Rollout:
         is_canary = rng.integers(self.servers, size=number) == 0
         place = is_canary * NUM_USER_GROUPS + rng.integers(NUM_USER_GROUPS, size=number)
         minute, user = self._answers(rng, minutes)
-        log_odds = self._log_odds(rng, minutes, minute, user)
+        mood = rng.normal(0, self.users.mood_sigma, (_quarters(minutes), number))
+        day = np.sin(2 * np.pi * (minute / _DAY + rng.random()))
+        log_odds = mood[minute // _QUARTER, user] + self.users.drift * day
         chosen = np.ones(len(user), dtype=bool)
         counts = []
         for share in (None, *Share):
             if share is not None:
-                own = self.users.chances[share].draw(rng, number)
+                own = _chances(rng, *self.users.chances[share], number)
                 chance = 1 / (1 + ((1 - own) / own)[user] * np.exp(-log_odds))
                 chosen = chosen & (rng.random(len(user)) < chance * (1 - self.losses[share] * is_canary[user]))
             cell = (minute * 2 * NUM_USER_GROUPS + place[user])[chosen]
@@ -148,33 +136,19 @@ class Rollout:
         minute = quarter * _QUARTER + rng.integers(_QUARTER, size=len(user))
         return minute[minute < minutes], user[minute < minutes]
 
-    def _log_odds(
-        self, rng: np.random.Generator, minutes: int, minute: NDArray[np.int64], user: NDArray[np.int64]
-    ) -> Values:
-        """Return what the hour and a user's mood add to the log odds of every chance of an answer."""
-        mood = rng.normal(0, self.users.mood_sigma, (_quarters(minutes), self.users.number))
-        day = np.sin(2 * np.pi * (minute / _DAY + rng.random()))
-        found: Values = mood[minute // _QUARTER, user] + self.users.drift * day
-        return found
-
 
 def _quarters(minutes: int) -> int:
     return -(-minutes // _QUARTER)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the test made of a rollout."""
-
-    minute: int | None
-    """When the canary was taken back; None if it was not."""
-    num_shown: int
-    """Completions of the canary that were shown since `BEGIN`, until then."""
+def _chances(rng: np.random.Generator, mean: float, deviation: float, num_users: int) -> Values:
+    size = mean * (1 - mean) / deviation**2 - 1
+    drawn: Values = rng.beta(mean * size, (1 - mean) * size, num_users)
+    return drawn.clip(1e-6, 1 - 1e-6)
 
 
-def verdict(parts: Values, wholes: Values, variance: Variance = variance_over_groups) -> Verdict:
-    """Look at the counts of a rollout each minute, as the analysis does, and return its end."""
+def taken_back_at(parts: Values, wholes: Values, variance: Variance = variance_over_groups) -> int | None:
+    """Look at the counts each minute, as the analysis does; return the place of the first that goes back, or None."""
     ratios = np.nan_to_num(log_likelihood_ratio(parts, wholes, variance), nan=-np.inf)
     found = np.flatnonzero(ratios.max(axis=1) >= LIMIT)
-    end = int(found[0]) if found.size else len(ratios) - 1
-    return Verdict(BEGIN + end + 1 if found.size else None, int(wholes[end, Share.ACCEPTED, 1].sum()))
+    return int(found[0]) if found.size else None

@@ -1,9 +1,19 @@
 """The entries of docs/runbooks.md."""
 
 import re
+import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.support.models import ROOT
+
+_STUBS = """
+kubectl() { printf "kubectl %s\\n" "$*"; }
+promtool() { :; }
+cmctl() { :; }
+openssl() { cat; }
+base64() { cat; }
+"""
 
 
 @dataclass(frozen=True)
@@ -15,26 +25,28 @@ class Entry:
     @property
     def commands(self) -> list[str]:
         """What to type first, a command a line."""
-        found = re.search(r"^\*\*Type\*\*\n\n```sh\n(.*?)\n```$", self.text, re.MULTILINE | re.DOTALL)
+        found = re.search(r"^```sh\n(.*?)\n```$", self.text, re.MULTILINE | re.DOTALL)
         return found[1].split("\n") if found else []
-
-
-def head() -> str:
-    """Return what stands before the entries."""
-    return _parts()[0]
 
 
 def runbooks() -> dict[str, Entry]:
     """Return the entries by their alerts."""
-    parts = _parts()
-    return {alert: Entry(entry) for alert, entry in zip(parts[1::2], parts[2::2], strict=True)}
+    _, *parts = _parts()
+    return {alert: Entry(entry) for alert, entry in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def asked() -> list[str]:
     """Return the queries that the entries have somebody type."""
-    return [
-        query for entry in runbooks().values() for query in re.findall(r"^ask '(.+)'$", entry.text, flags=re.MULTILINE)
-    ]
+    text = "\n".join(entry.text for entry in runbooks().values())
+    return re.findall(r"^ask '(.+)'$", text, flags=re.MULTILINE)
+
+
+def typed(commands: Sequence[str]) -> list[str]:
+    """Run commands in a shell with the functions at the head of the page; return the calls of kubectl in them."""
+    functions = re.findall(r"^\w+\(\) \{.+?; \}$", _parts()[0], re.MULTILINE | re.DOTALL)
+    script = "\n".join(("set -e -o pipefail", _STUBS, *functions, *commands))
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.splitlines()
 
 
 def _parts() -> list[str]:

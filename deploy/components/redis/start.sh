@@ -3,8 +3,8 @@
 # start.sh add-password gives the servers' user of this pod a further password, read from a line of its input.
 #
 # NAME is this pod's name in DNS and BIND its address; PEERS are the names of all pods, the first of which is the master of a
-# new group. SECRETS holds password, admin-password and sentinel-password; TLS, if set, a certificate (tls.crt, tls.key) and
-# its authority (ca.crt); DATA is an empty folder.
+# new group. SECRETS holds password, admin-password and sentinel-password; TLS a certificate (tls.crt, tls.key) and its
+# authority (ca.crt); DATA is an empty folder.
 set -eu
 
 password() { cat "$SECRETS/$1"; }
@@ -13,7 +13,7 @@ ask() { # ask HOST PORT PASSWORD-FILE COMMAND...
     host=$1 port=$2 secret=$3
     shift 3
     REDISCLI_AUTH="$(password "$secret")" timeout 2 redis-cli -h "$host" -p "$port" -e \
-        ${TLS:+--tls --cacert "$TLS/ca.crt"} "$@" 2>/dev/null
+        --tls --cacert "$TLS/ca.crt" "$@" 2>/dev/null
 }
 
 # The master that a Sentinel names. Without any Sentinel the group is new.
@@ -30,18 +30,14 @@ find_master() {
 listen() { # listen PORT
     echo "bind $BIND"
     echo "dir $DATA"
-    if [ -n "${TLS:-}" ]; then
-        # Clients prove who they are by passwords, so they need no certificate.
-        echo "port 0"
-        echo "tls-port $1"
-        echo "tls-cert-file $TLS/tls.crt"
-        echo "tls-key-file $TLS/tls.key"
-        echo "tls-ca-cert-file $TLS/ca.crt"
-        echo "tls-auth-clients no"
-        echo "tls-replication yes"
-    else
-        echo "port $1"
-    fi
+    # Clients prove who they are by passwords, so they need no certificate.
+    echo "port 0"
+    echo "tls-port $1"
+    echo "tls-cert-file $TLS/tls.crt"
+    echo "tls-key-file $TLS/tls.key"
+    echo "tls-ca-cert-file $TLS/ca.crt"
+    echo "tls-auth-clients no"
+    echo "tls-replication yes"
 }
 
 redis_config() { # redis_config MASTER
@@ -95,7 +91,7 @@ renew() { # renew redis|sentinel
 }
 
 umask 077
-[ -z "${TLS:-}" ] || [ "$1" = add-password ] || renew "$1" &
+[ "$1" = add-password ] || renew "$1" &
 case "$1" in
 redis)
     redis_config "$(find_master)" >"$DATA/redis.conf"

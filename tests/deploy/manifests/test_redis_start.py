@@ -9,7 +9,7 @@ import resource
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.full
 
 SCRIPT = DEPLOY / "components" / "redis" / "start.sh"
 PASSWORDS = {"password": "of-servers", "admin-password": "of-operators", "sentinel-password": "of-sentinels"}
+ADMIN, SENTINEL = PASSWORDS["admin-password"], PASSWORDS["sentinel-password"]
 FAILOVER_S = 60.0
-COPY_S = 20.0
 FOLDER_BYTES = 1 << 20
 """The most that a process may write into a file here. A pod's folder is small, too."""
 
@@ -34,145 +34,80 @@ FOLDER_BYTES = 1 << 20
 class Pod:
     """A Redis and a Sentinel with an address of their own, as start.sh starts them in a pod."""
 
-    def __init__(self, name: str, peers: list[str], folder: Path, tls: Path | None) -> None:
-        self.name = name
-        self._folder = folder
+    def __init__(self, name: str, peers: list[str], folder: Path) -> None:
+        self.name, self.tls, self._folder = name, folder / "tls", folder
         self._environment = {
             "PATH": os.environ["PATH"],
             "NAME": name,
             "BIND": name,
             "PEERS": " ".join(peers),
             "SECRETS": str(folder / "secrets"),
+            "TLS": str(self.tls),
             "DOWN_AFTER_MS": "1000",
             "RENEW_S": "0.5",
         }
-        if tls:
-            self._environment["TLS"] = str(tls)
-        self._tls = tls
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
         for role in ("redis", "sentinel"):
             data = self._folder / f"{self.name}-{role}"
             data.mkdir(exist_ok=True)
-            with (data / "log").open("ab") as log:
-                process = subprocess.Popen(
-                    ["sh", str(SCRIPT), role],
-                    env=self._environment | {"DATA": str(data)},
-                    stdout=log,
-                    stderr=log,
-                    restore_signals=False,  # a write above the limit is an error then, and no signal
-                )
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (FOLDER_BYTES, FOLDER_BYTES))
-            self._processes[role] = process
+            command, env = ["sh", str(SCRIPT), role], self._environment | {"DATA": str(data)}
+            # With restored signals a write above the limit would be one, and not an error.
+            self.processes[role] = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, restore_signals=False)
+            resource.prlimit(self.processes[role].pid, resource.RLIMIT_FSIZE, (FOLDER_BYTES, FOLDER_BYTES))
+
+    def kill(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait(FAILOVER_S)
+        self.processes.clear()
 
     def add_password(self, password: str) -> str:
         """Run the script's command as `kubectl exec -i` does; return its output."""
-        command = ["sh", str(SCRIPT), "add-password"]
-        options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
-        return str(subprocess.run(command, env=self._environment, input=f"{password}\n", **options).stdout)
-
-    def kill(self) -> None:
-        for process in self._processes.values():
-            process.kill()
-            process.wait(FAILOVER_S)
-        self._processes.clear()
+        command, given = ["sh", str(SCRIPT), "add-password"], f"{password}\n"
+        return subprocess.check_output(command, env=self._environment, input=given, text=True, timeout=FAILOVER_S)
 
     def connect(self, port: int, password: str | None = None, username: str | None = None) -> "redis.Redis[str]":
-        options: dict[str, Any] = {"decode_responses": True, "socket_timeout": 2}
-        if self._tls:
-            # The names of pods are addresses here, which the certificate does not have.
-            options |= {"ssl": True, "ssl_ca_certs": str(self._tls / "ca.crt"), "ssl_check_hostname": False}
-        return redis.Redis(self.name, port, username=username, password=password, **options)
-
-    @property
-    def tls(self) -> Path:
-        assert self._tls is not None
-        return self._tls
-
-    def runs(self, role: str) -> bool:
-        return self._processes[role].poll() is None
+        # The names of pods are addresses here, which the certificate does not have.
+        tls: dict[str, Any] = {"ssl": True, "ssl_ca_certs": str(self.tls / "ca.crt"), "ssl_check_hostname": False}
+        options: dict[str, Any] = {"username": username, "password": password, "decode_responses": True}
+        return redis.Redis(self.name, port, socket_timeout=2, **options, **tls)
 
     def replication(self) -> dict[str, Any]:
-        with self.connect(6379, PASSWORDS["admin-password"]) as client:
-            found: dict[str, Any] = client.info("replication")
-            return found
+        with self.connect(6379, ADMIN) as client:
+            return dict(client.info("replication"))
 
-    def sentinel_state(self) -> dict[str, Any]:
-        with self.connect(26379, PASSWORDS["sentinel-password"]) as client:
-            found: dict[str, Any] = client.sentinel_master("mymaster")
-            return found
-
-
-@contextmanager
-def running_pods(folder: Path, tls: Path | None = None) -> Iterator[list[Pod]]:
-    require_redis()
-    secrets = folder / "secrets"
-    secrets.mkdir()
-    for name, text in PASSWORDS.items():
-        (secrets / name).write_text(text + "\n", encoding="utf-8")
-    network = f"127.{random.SystemRandom().randrange(1, 255)}.{random.SystemRandom().randrange(1, 255)}"
-    names = [f"{network}.{index}" for index in (1, 2, 3)]
-    with ExitStack() as stack:
-        pods = [Pod(name, names, folder, tls) for name in names]
-        for pod in pods:
-            stack.callback(pod.kill)
-            pod.start()
-        wait_until(lambda: all(holds(lambda pod: bool(pod.sentinel_state()), pod) for pod in pods), FAILOVER_S)
-        yield pods
+    def is_complete(self) -> bool:
+        """Return whether the Sentinel knows a master that is up, both replicas, and the two other Sentinels."""
+        with self.connect(26379, SENTINEL) as client:
+            state: dict[str, Any] = client.sentinel_master("mymaster")
+        return (state["num-slaves"], state["num-other-sentinels"]) == (2, 2) and "down" not in str(state["flags"])
 
 
-def holds(check: Callable[[Pod], bool], pod: Pod) -> bool:
-    """Return whether a check holds of a pod; not of one that does not answer."""
+def holds(check: Callable[[Pod], bool], *pods: Pod) -> bool:
+    """Return whether a check holds of all pods; not of one that does not answer."""
     try:
-        return check(pod)
+        return all(map(check, pods))
     except redis.RedisError:
         return False
 
 
-def is_complete(pod: Pod) -> bool:
-    """Return whether a Sentinel knows a master that is up, both replicas, and the two other Sentinels."""
-    state = pod.sentinel_state()
-    counts = (state["num-slaves"], state["num-other-sentinels"])
-    return counts == (2, 2) and "down" not in str(state["flags"])
+def master_of(pods: list[Pod]) -> Pod | None:
+    """Return the one master that is up, or None while there is none or more than one."""
+    found = [pod for pod in pods if holds(lambda pod: bool(pod.replication()["role"] == "master"), pod)]
+    return found[0] if len(found) == 1 else None
 
 
-def master_of(pods: list[Pod]) -> str:
-    """Return the name of the one master that is up, or "" while there is none or more than one."""
-    found = [pod.name for pod in pods if holds(lambda pod: bool(pod.replication()["role"] == "master"), pod)]
-    return found[0] if len(found) == 1 else ""
-
-
-def wait_joined(pods: list[Pod], master: str) -> None:
+def wait_joined(pods: list[Pod], master: Pod) -> None:
     """Wait until pods are replicas of a master."""
 
     def has_joined(pod: Pod) -> bool:
         found = pod.replication()
         state = (found["role"], found.get("master_host"), found.get("master_link_status"))
-        return state == ("slave", master, "up")
+        return state == ("slave", master.name, "up")
 
-    wait_until(lambda: all(holds(has_joined, pod) for pod in pods), FAILOVER_S)
-
-
-def wait_complete(pods: list[Pod]) -> None:
-    wait_until(lambda: all(holds(is_complete, pod) for pod in pods), FAILOVER_S)
-
-
-@pytest.mark.parametrize("has_tls", [False, True], ids=["in clear", "tls"])
-def test_a_lost_master_is_replaced_and_joins_as_a_replica(has_tls: bool, tmp_path: Path) -> None:
-    tls = make_tls(tmp_path, make_identity_in(tmp_path, "authority")) if has_tls else None
-    with running_pods(tmp_path, tls) as pods:
-        first, *others = pods
-        wait_complete(pods)
-        assert master_of(pods) == first.name
-        wait_joined(others, first.name)
-        first.kill()
-        wait_until(lambda: master_of(others) != "", FAILOVER_S)
-        second = master_of(others)
-        first.start()
-        wait_joined([first], second)
-        wait_complete(pods)
-        assert master_of(pods) == second
+    wait_until(lambda: holds(has_joined, *pods), FAILOVER_S)
 
 
 @pytest.fixture(scope="module")
@@ -180,12 +115,34 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Identity:
     return make_identity_in(tmp_path_factory.mktemp("authority"), "authority")
 
 
+def make_tls(folder: Path, authority: Identity) -> Path:
+    """Write what cert-manager writes into a Secret."""
+    identity = make_identity_in(folder, "redis", issuer=authority)
+    (folder / "tls").mkdir()
+    files = {"ca.crt": authority.certificate, "tls.crt": identity.certificate, "tls.key": identity.key}
+    for name, source in files.items():
+        (folder / "tls" / name).write_bytes(source.read_bytes())
+    return folder / "tls"
+
+
 @pytest.fixture(scope="module")
 def pods(tmp_path_factory: pytest.TempPathFactory, authority: Identity) -> Iterator[list[Pod]]:
-    """Yield three pods with TLS, as the regions run them."""
+    """Yield three pods."""
+    require_redis()
     folder = tmp_path_factory.mktemp("pods")
-    with running_pods(folder, make_tls(folder, authority)) as running:
-        yield running
+    make_tls(folder, authority)
+    (folder / "secrets").mkdir()
+    for name, text in PASSWORDS.items():
+        (folder / "secrets" / name).write_text(text + "\n", encoding="utf-8")
+    network = ".".join(map(str, (127, *random.SystemRandom().sample(range(1, 255), 2))))
+    names = [f"{network}.{index}" for index in (1, 2, 3)]
+    pods = [Pod(name, names, folder) for name in names]
+    with ExitStack() as stack:
+        for pod in pods:
+            stack.callback(pod.kill)
+            pod.start()
+        wait_until(lambda: holds(Pod.is_complete, *pods), FAILOVER_S)
+        yield pods
 
 
 def test_the_servers_user_may_do_what_servers_do_and_no_more(pods: list[Pod]) -> None:
@@ -198,12 +155,19 @@ def test_the_servers_user_may_do_what_servers_do_and_no_more(pods: list[Pod]) ->
         for command in ("CONFIG GET *", "EVAL return 0", "KEYS *", "FLUSHALL", "GET other", "PUBLISH completion:x y"):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 client.execute_command(*command.split())
+    with pods[0].connect(6379, ADMIN) as client:
+        config = client.config_get("save", "appendonly", "maxmemory-policy")
+    assert config == {"save": "", "appendonly": "no", "maxmemory-policy": "allkeys-lru"}
+
+
+def test_nobody_is_served_without_a_password_or_in_clear(pods: list[Pod]) -> None:
+    wait_joined(pods[1:], pods[0])
     for port in (6379, 26379):
         with pytest.raises(redis.exceptions.AuthenticationError), pods[0].connect(port) as client:
             client.ping()
-    with pods[0].connect(6379, PASSWORDS["admin-password"]) as client:
-        config = client.config_get("save", "appendonly", "maxmemory-policy")
-    assert config == {"save": "", "appendonly": "no", "maxmemory-policy": "allkeys-lru"}
+        with pytest.raises(redis.RedisError) as refused, redis.Redis(pods[0].name, port, socket_timeout=2) as client:
+            client.ping()
+        assert not isinstance(refused.value, redis.AuthenticationError), "it asks for a password in clear"
 
 
 def test_a_further_password_is_valid_beside_the_old_one(pods: list[Pod]) -> None:
@@ -214,25 +178,17 @@ def test_a_further_password_is_valid_beside_the_old_one(pods: list[Pod]) -> None
                 assert client.ping()
 
 
-def test_with_tls_nothing_is_in_clear(pods: list[Pod]) -> None:
-    wait_joined(pods[1:], pods[0].name)
-    for port in (6379, 26379):
-        with pytest.raises(redis.RedisError) as refused, redis.Redis(pods[0].name, port, socket_timeout=2) as client:
-            client.ping()
-        assert not isinstance(refused.value, redis.AuthenticationError), "it asks for a password in clear"
-
-
 @pytest.mark.parametrize("has_keys", [False, True], ids=["empty", "with keys of its own"])
 def test_a_replica_copies_more_than_its_folder_holds(pods: list[Pod], has_keys: bool) -> None:
-    first, other = pods[0], pods[1]
-    wait_joined([other], first.name)
-    with first.connect(6379, PASSWORDS["admin-password"]) as client:
+    first, other = pods[:2]
+    wait_joined([other], first)
+    with first.connect(6379, ADMIN) as client:
         client.config_set("repl-diskless-sync-delay", 0)
         for index in range(3):
             client.set(f"completion:{index}", random.randbytes(FOLDER_BYTES).hex())
         keys = sorted(client.keys())
     if has_keys:
-        with other.connect(6379, PASSWORDS["admin-password"]) as client:
+        with other.connect(6379, ADMIN) as client:
             client.replicaof("no", "one")
             client.set("completion:lost", "1")
             client.replicaof(first.name, 6379)
@@ -241,10 +197,25 @@ def test_a_replica_copies_more_than_its_folder_holds(pods: list[Pod], has_keys: 
         other.start()
 
     def has_copied(pod: Pod) -> bool:
-        with pod.connect(6379, PASSWORDS["admin-password"]) as client:
+        with pod.connect(6379, ADMIN) as client:
             return pod.replication().get("master_link_status") == "up" and sorted(client.keys()) == keys
 
-    wait_until(lambda: holds(has_copied, other), COPY_S)
+    wait_until(lambda: holds(has_copied, other), FAILOVER_S)
+
+
+def test_a_lost_master_is_replaced_and_joins_as_a_replica(pods: list[Pod]) -> None:
+    first, *others = pods
+    wait_until(lambda: holds(Pod.is_complete, *pods), FAILOVER_S)
+    assert master_of(pods) is first
+    wait_joined(others, first)
+    first.kill()
+    wait_until(lambda: master_of(others) is not None, FAILOVER_S)
+    second = master_of(others)
+    assert second is not None
+    first.start()
+    wait_joined([first], second)
+    wait_until(lambda: holds(Pod.is_complete, *pods), FAILOVER_S)
+    assert master_of(pods) is second
 
 
 def test_a_renewed_certificate_is_taken_without_a_restart_by_hand(
@@ -256,19 +227,9 @@ def test_a_renewed_certificate_is_taken_without_a_restart_by_hand(
     for path in make_tls(tmp_path, authority).iterdir():
         path.replace(first.tls / path.name)
     wait_until(lambda: ssl.get_server_certificate((first.name, 6379)) != before, FAILOVER_S)
-    assert first.runs("redis")
-    wait_until(lambda: not first.runs("sentinel"), FAILOVER_S)  # kubelet starts its container again then
-
-
-def make_tls(folder: Path, authority: Identity) -> Path:
-    """Write what cert-manager writes into a Secret."""
-    identity = make_identity_in(folder, "redis", issuer=authority)
-    tls = folder / "tls"
-    tls.mkdir()
-    files = {"ca.crt": authority.certificate, "tls.crt": identity.certificate, "tls.key": identity.key}
-    for name, source in files.items():
-        (tls / name).write_bytes(source.read_bytes())
-    return tls
+    assert first.processes["redis"].poll() is None
+    # Kubelet starts its container again then.
+    wait_until(lambda: first.processes["sentinel"].poll() is not None, FAILOVER_S)
 
 
 def test_the_container_starts_the_script_with_what_it_needs() -> None:
@@ -279,6 +240,5 @@ def test_the_container_starts_the_script_with_what_it_needs() -> None:
         assert container["command"] == ["sh", "/etc/redis/start.sh", container["name"]]
         given = {each["name"] for each in container["env"]}
         assert given == {"POD_NAME", "NAME", "BIND", "PEERS", "SECRETS", "DATA", "TLS"}
-    memory = pod["containers"][0]["resources"]["limits"]["memory"]
-    assert memory == "512Mi"
+    assert pod["containers"][0]["resources"]["limits"]["memory"] == "512Mi"
     assert "maxmemory 400mb" in SCRIPT.read_text(encoding="utf-8")

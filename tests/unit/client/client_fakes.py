@@ -9,11 +9,15 @@ from click.testing import Result
 from google.protobuf.any_pb2 import Any
 from google.protobuf.message import Message
 from google.rpc import status_pb2
+from grpc_health.v1 import health_pb2
 
 from completion.v1 import admin_pb2
 from completion.v1 import completion_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceServicer
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def delta(text: str) -> pb.CompleteResponse:
@@ -24,21 +28,11 @@ def end(reason: pb.FinishReason, **fields: object) -> pb.CompleteResponse:
     return pb.CompleteResponse(end=pb.End(finish_reason=reason, **fields))
 
 
-GOOD_ANSWER = (
-    delta("a + "),
-    delta("b"),
-    end(
-        pb.FINISH_REASON_STOP,
-        usage=pb.Usage(
-            prompt_tokens=40,
-            cached_prompt_tokens=32,
-            completion_tokens=5,
-            drafted_tokens=8,
-            accepted_draft_tokens=3,
-        ),
-        timings=pb.Timings(queue_ms=0.1, tokenise_ms=0.2, prefill_ms=1.0, decode_ms=2.0, total_ms=3.5),
-    ),
+USAGE = pb.Usage(
+    prompt_tokens=40, cached_prompt_tokens=32, completion_tokens=5, drafted_tokens=8, accepted_draft_tokens=3
 )
+TIMINGS = pb.Timings(queue_ms=0.1, tokenise_ms=0.2, prefill_ms=1.0, decode_ms=2.0, total_ms=3.5)
+GOOD_ANSWER = (delta("a + "), delta("b"), end(pb.FINISH_REASON_STOP, usage=USAGE, timings=TIMINGS))
 
 
 @dataclass
@@ -67,12 +61,11 @@ class FakeServer(CompletionServiceServicer, AdminServiceServicer):
     is_hanging: bool = False
     status: admin_pb2.GetStatusResponse = field(default_factory=admin_pb2.GetStatusResponse)
     metrics: str | None = None
-    requests: list[pb.CompleteRequest] = field(default_factory=list)
+    speculation: admin_pb2.GetSpeculationResponse = field(default_factory=admin_pb2.GetSpeculationResponse)
+    requests: list[Message] = field(default_factory=list)
+    """Of the methods that complete or change something."""
     metadata: list[dict[str, str]] = field(default_factory=list)
     remaining_s: list[float] = field(default_factory=list)
-    drains: list[admin_pb2.DrainRequest] = field(default_factory=list)
-    speculation: admin_pb2.GetSpeculationResponse = field(default_factory=admin_pb2.GetSpeculationResponse)
-    speculation_set: list[admin_pb2.SetSpeculationRequest] = field(default_factory=list)
     address: str = ""
 
     async def Complete(self, request, context):  # noqa: ANN001, ANN201
@@ -80,22 +73,13 @@ class FakeServer(CompletionServiceServicer, AdminServiceServicer):
         self.requests.append(request)
         for event in self.answer:
             yield event
-        if self.failure:
-            await self.failure.abort(context)
+        await self._fail(context)
         if self.is_hanging:
             await asyncio.Event().wait()
 
-    async def Session(self, request_iterator, context):  # noqa: ANN001, ANN201
-        async for _ in request_iterator:
-            yield pb.SessionResponse()
-
-    async def ReportFeedback(self, request, context):  # noqa: ANN001, ANN201
-        return pb.ReportFeedbackResponse()
-
     async def GetStatus(self, request, context):  # noqa: ANN001, ANN201
         self._note(context)
-        if self.failure:
-            await self.failure.abort(context)
+        await self._fail(context)
         return self.status
 
     async def GetMetrics(self, request, context):  # noqa: ANN001, ANN201
@@ -107,22 +91,22 @@ class FakeServer(CompletionServiceServicer, AdminServiceServicer):
         return self.speculation
 
     async def SetSpeculation(self, request, context):  # noqa: ANN001, ANN201
-        if self.failure:
-            await self.failure.abort(context)
-        self.speculation_set.append(request)
+        await self._fail(context)
+        self.requests.append(request)
         rows = request.schedule or [admin_pb2.SpeculationRow(first_batch_size=1, last_batch_size=8)]
         return admin_pb2.SetSpeculationResponse(schedule=rows, since_unix_ms=1_800_000_000_000, mode=request.mode)
 
-    async def SetLogLevel(self, request, context):  # noqa: ANN001, ANN201
-        return admin_pb2.SetLogLevelResponse()
-
     async def Drain(self, request, context):  # noqa: ANN001, ANN201
-        self.drains.append(request)
+        self.requests.append(request)
         return admin_pb2.DrainResponse(live_requests=3)
 
     def _note(self, context: grpc.aio.ServicerContext) -> None:
         self.metadata.append(dict(context.invocation_metadata()))
         self.remaining_s.append(context.time_remaining())
+
+    async def _fail(self, context: grpc.aio.ServicerContext) -> None:
+        if self.failure:
+            await self.failure.abort(context)
 
 
 Serve = Callable[..., Awaitable[FakeServer]]

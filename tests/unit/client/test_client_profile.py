@@ -1,3 +1,5 @@
+"""The command profile: the stages of requests, where they are asked for, and what is printed."""
+
 import json
 import math
 from itertools import islice
@@ -8,40 +10,22 @@ from client_fakes import GOOD_ANSWER, FakeServer, Run, Serve, end
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion
-from completion_server.client.profile_command import (
-    percentiles,
-    profile,
-    samples,
-    stage_times_ms,
-    standard_library,
-    waterfall,
-)
+from completion_server.client.profile_command import percentiles, profile, samples, stage_times_ms, standard_library
 
 STAGES = ["network", "admission", "queue", "tokenise", "prefill", "first decode", "decode"]
 
 
-def answer(**timings: float) -> Completion:
-    return Completion("ab", pb.End(timings=pb.Timings(**timings)), None, (10.0, 12.0), 20.0)
-
-
-def test_a_request_s_stages_add_up_to_its_time() -> None:
-    times = stage_times_ms(
-        answer(queue_ms=1, tokenise_ms=2, prefill_ms=4, decode_ms=8, total_ms=16),
-    )
-    assert times == (4, 1, 1, 2, 4, 2, 6)
-    assert math.fsum(times) == 20
-
-
-def test_the_first_decode_step_is_at_most_the_decode() -> None:
-    times = stage_times_ms(answer(decode_ms=1, total_ms=20))
-    assert times[-2:] == (1, 0)
-
-
-def test_shares_add_up_and_stages_follow_each_other() -> None:
-    stages = waterfall([answer(prefill_ms=5, decode_ms=10, total_ms=18), answer(queue_ms=10, total_ms=15)])
-    assert [stage.name for stage in stages] == STAGES
-    assert math.fsum(stage.share for stage in stages) == pytest.approx(1)
-    assert stages[-1].starts_at + stages[-1].share == pytest.approx(1)
+@pytest.mark.parametrize(
+    ("timings", "expected"),
+    [
+        ({"queue_ms": 1, "tokenise_ms": 2, "prefill_ms": 4, "decode_ms": 8, "total_ms": 16}, (4, 1, 1, 2, 4, 2, 6)),
+        ({"decode_ms": 1, "total_ms": 20}, (0, 19, 0, 0, 0, 1, 0)),  # the first decode step is at most the decode
+    ],
+)
+def test_a_request_s_stages_add_up_to_its_time(timings: dict[str, float], expected: tuple[float, ...]) -> None:
+    answer = Completion("ab", pb.End(timings=pb.Timings(**timings)), None, (10.0, 12.0), 20.0)
+    assert stage_times_ms(answer) == expected
+    assert math.fsum(expected) == 20
 
 
 @pytest.mark.parametrize(
@@ -53,10 +37,8 @@ def test_percentiles_are_values_that_occurred(values: list[float], expected: tup
 
 
 def test_places_repeat_with_the_seed_and_lie_within_code() -> None:
-    files = standard_library()
-    first, again, other = (list(islice(samples(files, seed), 20)) for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
+    first, again, other = (list(islice(samples(standard_library(), seed), 20)) for seed in (1, 1, 2))
+    assert first == again != other
     assert all((cursor.left + cursor.right).strip() for _uri, cursor in first)
     assert len({uri for uri, _cursor in first}) > 1
 
@@ -74,22 +56,21 @@ async def test_profile_for_machines(serve: Serve, run: Run) -> None:
     fake = await serve()
     result = await run(profile, __file__, "--server", fake.address, "--requests", "5", "--mode", "multi", "--json")
     report = json.loads(result.stdout)
-    assert report["requests"] == 5
-    assert report["endings"] == {"stop": 5}
+    assert (report["requests"], report["endings"]) == (5, {"stop": 5})
     assert [stage["stage"] for stage in report["stages"]] == STAGES
+    assert math.fsum(stage["share"] for stage in report["stages"]) == pytest.approx(1, abs=0.001)
     assert report["stages"][4]["p50"] == 1.0
     assert report["ttft_ms"]["p99"] > 0
-    assert {request.document_uri for request in fake.requests} == {Path(__file__).as_uri()}
-    assert {request.mode for request in fake.requests} == {pb.MODE_MULTI_LINE}
-    assert all(request.without_completion_cache for request in fake.requests)
+    for request in fake.requests:
+        assert request.document_uri == Path(__file__).as_uri()
+        assert (request.mode, request.without_completion_cache) == (pb.MODE_MULTI_LINE, True)
 
 
 async def test_requests_that_were_shed_are_counted_apart(serve: Serve, run: Run) -> None:
     class ShedsSome(FakeServer):
         async def Complete(self, request, context):  # noqa: ANN001, ANN202
             self.requests.append(request)
-            shed = (end(pb.FINISH_REASON_SHED, shed_reason=pb.SHED_REASON_OVERLOAD),)
-            for event in shed if len(self.requests) % 2 else GOOD_ANSWER:
+            for event in (end(pb.FINISH_REASON_SHED),) if len(self.requests) % 2 else GOOD_ANSWER:
                 yield event
 
     fake = await serve(ShedsSome())
@@ -103,9 +84,10 @@ async def test_requests_that_were_shed_are_counted_apart(serve: Serve, run: Run)
 
 async def test_files_without_code_or_a_server_are_errors(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\n")
-    result = await run(profile, str(tmp_path / "a.py"))
-    assert result.exit_code == 2
-    assert "FILES: none of 1 files" in result.stderr
-    away = await run(profile, "--server", "127.0.0.1:1")
-    assert away.exit_code == 1
-    assert "No server answers at 127.0.0.1:1" in away.stderr
+    for arguments, status, said in (
+        ((str(tmp_path / "a.py"),), 2, "FILES: none of 1 files"),
+        (("--server", "127.0.0.1:1"), 1, "No server answers at 127.0.0.1:1"),
+    ):
+        result = await run(profile, *arguments)
+        assert result.exit_code == status
+        assert said in result.stderr

@@ -1,36 +1,32 @@
 """The command top: figures of an interval, the page and the JSON, and the live view in a terminal."""
 
 import asyncio
-import contextlib
 import json
 import math
 import os
 import pty
+import re
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
-from io import StringIO
 
 import pytest
-from client_fakes import Failure, FakeServer, Run, Serve
+from client_fakes import SERVING, Failure, FakeServer, Run, Serve
 from grpc import StatusCode
-from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from rich.console import Console
 
 from completion.v1 import admin_pb2
 from completion_client import Endpoint, Token
-from completion_server.client.top.command import page, top
+from completion_server.client.top.command import PolledServer, ServerState, page, top
 from completion_server.client.top.metrics import Reading, figures_of, merged, parse, quantile
-from completion_server.client.top.poll import PolledServer, ServerState
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.telemetry.metrics import BUCKETS_S
 from tests.support.scripted import letters
-from tests.support.server import RunningServer, ask, make_config, request, run_server
+from tests.support.server import RunningServer, ask, eventually, make_config, request, run_server
 
-SERVING = health_pb2.HealthCheckResponse.SERVING
 TIMES = ServiceTimes(0.002, 0.0, 0.001, 0.0, 0.0, 0.0)
 READY = admin_pb2.GetStatusResponse(version="0.0.9", engine_state=admin_pb2.ENGINE_STATE_READY, slots=8)
 
@@ -72,9 +68,7 @@ def test_percentiles_are_those_of_the_interval_and_leave_out_prefetches() -> Non
         readings.append(parse(generate_latest(registry).decode(), seconds))
     before, now = readings[0], replace(readings[1], uptime_s=3.0)
     p50, p95 = figures_of([now.since(before)]).ttft_ms.values()
-    assert p50 is not None
-    assert p95 is not None
-    assert 20 < p50 < p95 <= 40
+    assert 20 < (p50 or 0) < (p95 or 0) <= 40
     assert figures_of([now.since(now)]).ttft_ms == {"p50": None, "p95": None}
 
 
@@ -97,22 +91,16 @@ def counted(region: str = "us", stop: int = 0, shed: int = 0, k: int = 2, **coun
     return parse(PAGE.format(region=region, stop=stop, shed=shed, k=k, **{"drafted": 0, "accepted": 0} | counts), 2.0)
 
 
-def test_rates_and_shares_of_one_server() -> None:
-    found = figures_of([counted(stop=30, shed=10, drafted=50, accepted=40)])
-    assert (found.requests_per_s, found.in_time_share, found.shed_share) == (20.0, 0.75, 0.25)
-    assert (found.acceptance, found.num_speculative_tokens) == (0.8, (2, 2))
-    assert found.cache_hit_share == 1.0  # half from memory; Redis answered each miss
-    assert found.prefix_cache_share is None  # no prompt was computed
-
-
-def test_servers_together_are_weighed_by_what_they_counted() -> None:
-    found = figures_of([counted(stop=90, k=4), counted("eu", shed=10, k=0)])
-    assert (found.requests_per_s, found.in_time_share, found.num_speculative_tokens) == (50.0, 0.9, (0, 4))
-
-
-def test_an_idle_server_has_no_shares() -> None:
-    found = figures_of([Reading(1.0)])
-    assert (found.requests_per_s, found.in_time_share, found.num_speculative_tokens) == (0.0, None, None)
+def test_figures_are_rates_and_shares_and_weigh_servers_by_what_they_counted() -> None:
+    one = figures_of([counted(stop=30, shed=10, drafted=50, accepted=40)])
+    assert (one.requests_per_s, one.in_time_share, one.shed_share) == (20.0, 0.75, 0.25)
+    assert (one.acceptance, one.num_speculative_tokens) == (0.8, (2, 2))
+    assert one.cache_hit_share == 1.0  # half from memory; Redis answered each miss
+    assert one.prefix_cache_share is None  # no prompt was computed
+    two = figures_of([counted(stop=90, k=4), counted("eu", shed=10, k=0)])
+    assert (two.requests_per_s, two.in_time_share, two.num_speculative_tokens) == (50.0, 0.9, (0, 4))
+    idle = figures_of([Reading(1.0)])
+    assert (idle.requests_per_s, idle.in_time_share, idle.num_speculative_tokens) == (0.0, None, None)
 
 
 STOPPED, USAGE = ("completion_requests_total", frozenset({("outcome", "stop")})), ("completion_kv_usage", frozenset())
@@ -135,51 +123,40 @@ def test_a_server_that_has_restarted_began_at_0(before: Reading, now: Reading, e
 def state(name: str = "a:1", **fields: object) -> ServerState:
     status = admin_pb2.GetStatusResponse(queued_requests=2, running_requests=3, slots=8)
     status.MergeFrom(admin_pb2.GetStatusResponse(engine_state=admin_pb2.ENGINE_STATE_READY, **fields))
-    reading = counted(stop=57, shed=3, drafted=10, accepted=7)
-    return ServerState(name, "SERVING", status, reading)
-
-
-def down(name: str = "b:2") -> ServerState:
-    return ServerState(name, problem=f"No server answers at {name}.")
+    return ServerState(name, "SERVING", status, counted(stop=57, shed=3, drafted=10, accepted=7))
 
 
 def shown(*states: ServerState, width: int = 200) -> str:
-    console = Console(width=width, file=StringIO(), highlight=False)
+    console = Console(width=width, highlight=False)
     with console.capture() as capture:
         console.print(page(states, 2.0))
     return capture.get()
 
 
-def row(text: str, name: str) -> list[str]:
-    return next(line.split() for line in text.splitlines() if name in line.split())
+def row(text: str, name: str) -> str:
+    return next(" ".join(line.split()) for line in text.splitlines() if name in line.split())
 
 
-def test_a_row_has_the_figures_of_its_server() -> None:
+def test_a_row_has_the_figures_of_its_server_also_at_80_columns() -> None:
     text = shown(state(region="us-east"))
-    expected = "us-east a:1 serving 30.0 95.0% · · 2 3/8 5% 100% · 2 70%"
-    assert row(text, "a:1") == expected.split()
+    assert row(text, "a:1") == "us-east a:1 serving 30.0 95.0% · · 2 3/8 5% 100% · 2 70%"
     assert "all" not in text.split()
+    second = shown(replace(state(), counted=None))
+    assert row(second, "a:1") == "a:1 serving · · · · 2 3/8 · · · · ·"
+    narrow = shown(state("completion-server-7.us-east.example.org:50052"), width=80)
+    assert all(each in narrow for each in ("30.0", "95.0%", "3/8", "70%", "accept"))
+    assert "…" not in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
 
 
 def test_several_servers_have_a_row_of_all_together_and_those_that_do_not_serve_come_first() -> None:
     draining = replace(state("c:3", draining=True), health="NOT_SERVING")
-    text = shown(state(), draining, down())
-    assert row(text, "all")[:4] == ["all", "1/3", "serving", "60.0"]
-    assert row(text, "c:3")[1:4] == ["draining,", "engine", "ready"]
-    assert row(text, "b:2")[1:] == ["down", *"···········"]
+    text = shown(state(), draining, ServerState("b:2", problem="No server answers at b:2."))
+    assert row(text, "all").startswith("all 1/3 serving 60.0 ")
+    assert row(text, "c:3").startswith("c:3 draining, engine ready ")
+    assert row(text, "b:2") == " ".join(("b:2", "down", *"···········"))
     assert "No server answers at b:2." in text
     assert text.index("c:3") < text.index("a:1")
-
-
-def test_before_the_second_reading_the_state_is_shown_without_figures() -> None:
-    assert row(shown(replace(state(), counted=None)), "a:1")[2:] == [*"····", "2", "3/8", *"·····"]
-
-
-def test_no_figure_is_cut_at_80_columns() -> None:
-    text = shown(state("completion-server-7.us-east.example.org:50052"), width=80)
-    assert all(each in text for each in ("30.0", "95.0%", "3/8", "70%", "accept"))
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.fixture
@@ -195,20 +172,17 @@ async def servers() -> AsyncIterator[list[RunningServer]]:
         yield [first, second]
 
 
-async def ask_until(server: RunningServer, is_ended: asyncio.Event) -> None:
-    number = 0
-    while not is_ended.is_set():
-        number += 1
-        await ask(server.stub, request(f"x{number} = ", sequence=number, max_tokens=4))
-
-
 async def test_one_interval_of_real_servers_and_one_that_is_down(servers: list[RunningServer], run: Run) -> None:
-    is_ended = asyncio.Event()
-    asking = asyncio.create_task(ask_until(servers[0], is_ended))
+    async def ask_on() -> None:
+        for number in range(1_000_000):
+            await ask(servers[0].stub, request(f"x{number} = ", sequence=number, max_tokens=4))
+
+    asking = asyncio.create_task(ask_on())
     addresses = ",".join((*(each.ready.admin_address for each in servers), "127.0.0.1:1"))
     result = await run(top, "--admin", addresses, "--once", "--json", "--interval", "0.5")
-    is_ended.set()
-    await asking
+    asking.cancel()
+    with suppress(asyncio.CancelledError):
+        await asking
     assert result.exit_code == 1  # one is down
     answer = json.loads(result.stdout)
     first, second, third = answer["servers"]
@@ -219,12 +193,9 @@ async def test_one_interval_of_real_servers_and_one_that_is_down(servers: list[R
     assert figures["requests_per_s"] == answer["all"]["figures"]["requests_per_s"] > 0
     assert 0 < figures["ttft_ms"]["p50"] <= figures["ttft_ms"]["p95"]
     assert (second["figures"]["requests_per_s"], second["figures"]["ttft_ms"]["p50"]) == (0.0, None)
-
-
-async def test_a_page_for_people_needs_no_terminal(servers: list[RunningServer], run: Run) -> None:
-    result = await run(top, "--admin", servers[0].ready.admin_address, "--once", "--interval", "0.2")
-    assert result.exit_code == 0
-    assert all(part in result.stdout for part in ("us-east", "serving", "accept"))
+    shown = await run(top, "--admin", servers[0].ready.admin_address, "--once", "--interval", "0.2")
+    assert shown.exit_code == 0
+    assert all(part in shown.stdout for part in ("us-east", "serving", "accept"))
 
 
 @pytest.mark.parametrize(
@@ -278,79 +249,32 @@ async def test_what_can_not_be_shown_is_refused(run: Run, arguments: tuple[str, 
     assert fault in result.stderr
 
 
-class Terminal:
-    """A terminal with the live view of a server in it."""
+async def test_the_live_view_goes_on_until_it_is_interrupted(serve: Serve) -> None:
+    fake = await serve(FakeServer(status=READY, metrics=""), SERVING)
+    own, other = pty.openpty()
+    os.set_blocking(own, False)
+    output = ""
+    command = (sys.executable, "-m", "completion_server", "top", "--admin", fake.address, "--interval", "0.2")
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "30"}  # rich takes the terminal's size from them
+    process = await asyncio.create_subprocess_exec(*command, stdin=other, stdout=other, stderr=other, env=env)
+    os.close(other)
 
-    def __init__(self, address: str) -> None:
-        self.output = ""
-        self._own, other = pty.openpty()
-        arguments = ("-m", "completion_server", "top", "--admin", address, "--interval", "0.2")
-        actions = [(os.POSIX_SPAWN_DUP2, other, number) for number in range(3)]
-        # rich takes the terminal's size from COLUMNS and LINES.
-        env = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
-        command = (sys.executable, *arguments)
-        self._pid = os.posix_spawn(sys.executable, command, env, file_actions=actions, setsid=True)
-        self._status: int | None = None
-        os.close(other)
-        os.set_blocking(self._own, False)
+    def is_written(text: str) -> bool:
+        nonlocal output
+        with suppress(OSError):  # nothing was written, or the process has ended
+            output += os.read(own, 1 << 16).decode(errors="replace")
+        return text in output
 
-    def close(self) -> None:
-        """Kill the process, unless it has ended, and close the terminal."""
-        if self._exit_status() is None:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-        os.close(self._own)
-
-    def interrupt(self) -> None:
-        """Do what Ctrl-C does."""
-        os.kill(self._pid, signal.SIGINT)
-
-    async def wait_for(self, text: str) -> None:
-        """Wait until text is written."""
-        deadline = time.monotonic() + 30
-        while text not in self.output:
-            self._read()
-            assert time.monotonic() < deadline, self.output
-            await asyncio.sleep(0.02)
-
-    async def wait_end(self) -> int:
-        """Wait until the process has ended; return its exit status."""
-        deadline = time.monotonic() + 30
-        while (status := self._exit_status()) is None:
-            self._read()
-            assert time.monotonic() < deadline, self.output
-            await asyncio.sleep(0.02)
-        self._read()
-        return status
-
-    def _exit_status(self) -> int | None:
-        if self._status is None:
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
-            self._status = os.waitstatus_to_exitcode(status) if pid else None
-        return self._status
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError):  # nothing was written, or the process has ended
-            self.output += os.read(self._own, 1 << 16).decode(errors="replace")
-
-
-@pytest.fixture
-async def fake(serve: Serve) -> FakeServer:
-    return await serve(FakeServer(status=READY, metrics=""), SERVING)
-
-
-@pytest.fixture
-def terminal(fake: FakeServer) -> Iterator[Terminal]:
-    """Yield a terminal that shows a server; no process outlives the test."""
-    with contextlib.closing(Terminal(fake.address)) as terminal:
-        yield terminal
-
-
-async def test_the_live_view_goes_on_until_it_is_interrupted(fake: FakeServer, terminal: Terminal) -> None:
-    await terminal.wait_for("0/8")
-    fake.status = admin_pb2.GetStatusResponse(engine_state=admin_pb2.ENGINE_STATE_READY, slots=9)
-    await terminal.wait_for("0/9")  # a later frame
-    terminal.interrupt()
-    assert await terminal.wait_end() == 130
-    assert "\x1b[?1049l" in terminal.output  # the other screen is back
-    assert "Traceback" not in terminal.output
+    try:
+        await eventually(lambda: is_written("0/8"))
+        fake.status = admin_pb2.GetStatusResponse(engine_state=admin_pb2.ENGINE_STATE_READY, slots=9)
+        await eventually(lambda: is_written("0/9"))  # a later frame
+        process.send_signal(signal.SIGINT)
+        await eventually(lambda: is_written("\x1b[?1049l"))  # the other screen is back
+        assert await asyncio.wait_for(process.wait(), 30) == 130
+        assert not re.search("Traceback", output)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        os.close(own)

@@ -4,13 +4,15 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tests.support.fault_proxy import FaultProxy
+from tests.support.http_clients import RawConnection, connection_to
 from tests.support.models import ROOT
 from tests.support.redis_servers import RedisServer, wait_until
 from tests.support.server import eventually
@@ -20,50 +22,20 @@ PING, PONG = b"PING\r\n", b"+PONG\r\n"
 SILENCE_S = 0.1
 
 
-class Client:
-    """A raw connection to a proxy."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    async def ask(self, request: bytes, num_bytes: int) -> bytes:
-        self.writer.write(request)
-        async with asyncio.timeout(10):
-            return await self.reader.readexactly(num_bytes)
-
-    async def ping(self) -> bool:
-        return await self.ask(PING, len(PONG)) == PONG
-
-    async def is_answered(self) -> bool:
-        self.writer.write(PING)
-        try:
-            async with asyncio.timeout(SILENCE_S):
-                return bool(await self.reader.read(1))
-        except TimeoutError:
-            return False
-
-    async def is_ended(self) -> bool:
-        async with asyncio.timeout(10):
-            return not await self.reader.read()
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-Connect = Callable[[FaultProxy], Awaitable[Client]]
+async def ask(client: RawConnection, request: bytes, num_bytes: int, within_s: float = 10) -> bytes:
+    """Return the answer to a request, b"" if there is none within the time."""
+    await client.send(request)
+    try:
+        async with asyncio.timeout(within_s):
+            return await client.reader.readexactly(num_bytes)
+    except TimeoutError:
+        return b""
 
 
 @pytest_asyncio.fixture
-async def connect() -> AsyncIterator[Connect]:
-    clients: list[Client] = []
-
-    async def connect_to(proxy: FaultProxy) -> Client:
-        clients.append(Client(*await asyncio.open_connection("127.0.0.1", proxy.port)))
-        return clients[-1]
-
-    yield connect_to
-    for client in clients:
-        client.close()
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
 
 
 @pytest_asyncio.fixture
@@ -72,42 +44,40 @@ async def proxy(redis_server: RedisServer) -> AsyncIterator[FaultProxy]:
         yield proxy
 
 
-async def test_a_black_hole_answers_nothing_and_heals_for_new_connections(proxy: FaultProxy, connect: Connect) -> None:
-    client, idle = await connect(proxy), await connect(proxy)
-    assert await client.ping()
-    assert await idle.ping()
+async def test_a_black_hole_answers_nothing_and_heals_for_new_connections(
+    proxy: FaultProxy, stack: AsyncExitStack
+) -> None:
+    async def connect() -> RawConnection:
+        return await stack.enter_async_context(connection_to(proxy.address))
+
+    client, idle = await connect(), await connect()
+    assert await ask(client, PING, len(PONG)) == await ask(idle, PING, len(PONG)) == PONG
     proxy.faults.black_hole = True
-    new = await connect(proxy)
-    assert not await client.is_answered()
-    assert not await new.is_answered()
+    assert await ask(client, PING, 1, SILENCE_S) == await ask(await connect(), PING, 1, SILENCE_S) == b""
     await proxy.heal()
-    assert not await client.is_answered()
-    assert await idle.ping()
-    last = await connect(proxy)
-    assert await last.ping()
-    for each in (client, idle, new, last):
-        each.close()
+    assert await ask(client, PING, 1, SILENCE_S) == b""
+    assert await ask(idle, PING, len(PONG)) == await ask(await connect(), PING, len(PONG)) == PONG
+    await stack.aclose()
     await eventually(lambda: proxy.num_open == 0)
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("kind", ["", "S"])
 async def test_drops_and_duplicates_only_pushed_messages(
-    proxy: FaultProxy, redis_server: RedisServer, connect: Connect, protocol: int, kind: str
+    proxy: FaultProxy, redis_server: RedisServer, stack: AsyncExitStack, protocol: int, kind: str
 ) -> None:
-    client = await connect(proxy)
+    client = await stack.enter_async_context(connection_to(proxy.address))
+    publisher = await stack.enter_async_context(connection_to(redis_server.address))
     channel = f"fault-proxy-{protocol}{kind}"
-    client.writer.write(f"HELLO {protocol}\r\n{kind}SUBSCRIBE {channel}\r\n".encode())
+    await client.send(f"HELLO {protocol}\r\n{kind}SUBSCRIBE {channel}\r\n".encode())
     async with asyncio.timeout(10):
         await client.reader.readuntil(b":1\r\n")  # behind the confirmation, which is no message
     proxy.faults.drop_pushes = proxy.faults.duplicate_pushes = 0.5
     sent = [f"{number:03d}" for number in range(200)]
-    async with FaultProxy(redis_server.address) as direct:
-        publisher = await connect(direct)
-        publishes = "".join(f"{kind}PUBLISH {channel} {text}\r\n" for text in sent)
-        await publisher.ask(publishes.encode(), len(b":1\r\n") * len(sent))
+    publishes = "".join(f"{kind}PUBLISH {channel} {text}\r\n" for text in sent)
+    assert await ask(publisher, publishes.encode(), len(b":1\r\n") * len(sent))
+    await client.send(b"PING end\r\n")  # answered after all messages
     async with asyncio.timeout(10):
-        client.writer.write(b"PING end\r\n")  # answered after all messages
         raw = await client.reader.readuntil(b"end\r\n")
     received = [raw[at + 4 : at + 7].decode() for at in range(len(raw)) if raw[at : at + 4] == b"$3\r\n"][:-1]
     assert sorted(received) == received
@@ -121,10 +91,13 @@ async def test_a_wait_that_is_given_up_says_what_did_not_hold() -> None:
     async def is_done() -> bool:
         return num_cats > 1
 
-    with pytest.raises(GaveUpError, match=r"did not hold within 0.02 s: .*lambda: num_cats == 1"):
-        await eventually(lambda: num_cats == 1, 0.02)
-    with pytest.raises(GaveUpError, match="return num_cats > 1"):
-        await eventually(is_done, 0.02)
+    conditions: tuple[tuple[Callable[[], object], str], ...] = (
+        (lambda: num_cats == 1, r"did not hold within 0.02 s: .*lambda: num_cats == 1"),
+        (is_done, "return num_cats > 1"),
+    )
+    for condition, said in conditions:
+        with pytest.raises(GaveUpError, match=said):
+            await eventually(condition, 0.02)  # type: ignore[arg-type]
     with pytest.raises(GaveUpError, match="lambda: num_cats == 2"):
         wait_until(lambda: num_cats == 2, 0.02)
     num_cats = 2
