@@ -24,13 +24,13 @@ from loadtest.simulation.workload import (
     figures_of,
 )
 from loadtest.simulation.world import simulate as simulate_one
+from loadtest.terminal import wide_console
 from loadtest.traffic.typist import TypingModel
 
 ALL = "all"
 PLAIN = Policy("first_come", "never", supersede=False)
 """A server that neither supersedes nor sheds by time."""
 
-_PIPE_WIDTH = 120
 Run = tuple[Workload, Policy, PolicyFigures]
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -155,9 +155,7 @@ def simulate(
     if as_json:
         click.echo(json.dumps({"scenario": _as_dict(workloads[0]), "runs": [_run_as_dict(*run) for run in runs]}))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _PIPE_WIDTH
+    console = wide_console()
     for number in range(len(workloads)):
         _print(console, runs[number * len(policies) : (number + 1) * len(policies)])
 

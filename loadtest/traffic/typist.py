@@ -19,10 +19,6 @@ class LogNormal:
     median_s: float
     sigma: float
 
-    def __post_init__(self) -> None:
-        if self.median_s <= 0 or self.sigma <= 0:
-            raise ValueError(f"median and sigma must be above 0, got {self.median_s} and {self.sigma}")
-
     @property
     def mean_s(self) -> float:
         """The mean."""
@@ -78,12 +74,6 @@ class TypingModel:
     """The short and mid pauses: 95% lie between 15 s and 9 min. Sessions that never type stand for longer ones."""
     away_share: float = 0.0
     """Share of the time, not of the pauses. With 0 the typist is never away."""
-
-    def __post_init__(self) -> None:
-        if self.keys_per_burst < 1 or not 0 <= self.micro_pause_share <= 1:
-            raise ValueError(f"keys_per_burst must be at least 1 and micro_pause_share 0 to 1, got {self}")
-        if not 0 <= self.away_share < 1:
-            raise ValueError(f"away_share must be at least 0 and below 1, got {self.away_share}")
 
     @property
     def keys_per_s(self) -> float:

@@ -143,7 +143,6 @@ def test_targets_have_the_whole_run_in_turn_or_meet_the_same_traffic_in_blocks()
         ({"events": [{"kind": "reconnect", "at_s": 1}]}, "has events"),
         ({"shape": {"kind": "ramp"}}, "has the shape ramp"),
         ({"duration_s": 5}, "is too short for 3 blocks"),
-        ({"recorded": {"file": "some.csv"}}, "is recorded"),
     ],
 )
 def test_scenarios_that_need_a_whole_run_are_not_divided(fields: dict[str, Any], why: str) -> None:

@@ -66,18 +66,6 @@ def test_the_rest_of_a_gap_is_half_of_a_gap_at_a_random_time() -> None:
     assert rest == pytest.approx(gaps.mean_s * math.exp(gaps.sigma**2) / 2, rel=0.03)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: LogNormal(0.0, 0.5),
-    lambda: LogNormal(0.2, 0.0),
-    lambda: TypingModel(keys_per_burst=0.5),
-    lambda: TypingModel(micro_pause_share=1.5),
-    lambda: TypingModel(away_share=1.0),
-])  # fmt: skip
-def test_impossible_parameters_are_refused(make: "type[object]") -> None:
-    with pytest.raises(ValueError, match="must be"):
-        make()
-
-
 KINDS = st.sampled_from(["steady", "ramp", "spike", "day"])
 
 
