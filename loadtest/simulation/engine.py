@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import random
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -32,12 +31,10 @@ class SlotEngine(Engine):
     other, so that a run shows the policy's effect alone. An aborted request stops at once, not at the end of a step.
     """
 
-    def __init__(self, times: ServiceTimes, prefill_sigma: float = 0.0, seed: int = 0) -> None:
-        """Take step times from `times`; with `prefill_sigma` above 0, prefills are log-normal around theirs."""
+    def __init__(self, times: ServiceTimes) -> None:
+        """Take step times from `times`."""
         self._prefill_s = times.step_s(1, 0, 0)
         self._step_s = times.step_s(0, 1, 0)
-        self._prefill_sigma = prefill_sigma
-        self._chance = random.Random(f"{seed} engine")
         self._num_running = 0
         self._has_started = False
 
@@ -59,7 +56,7 @@ class SlotEngine(Engine):
         """Yield a request's tokens at their times; see the interface."""
         self._num_running += 1
         try:
-            await asyncio.sleep(self._prefill_s * math.exp(self._chance.gauss(0.0, self._prefill_sigma)))
+            await asyncio.sleep(self._prefill_s)
             yield Output(SIMULATED_TOKENS[0], 1)
             num_left = request.max_tokens - 1
             await asyncio.sleep(num_left * self._step_s)

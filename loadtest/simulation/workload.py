@@ -42,10 +42,6 @@ class EditorModel:
     pause_s: float = 0.500
     """A user whose next key comes this late is taken to wait for the answer."""
 
-    def __post_init__(self) -> None:
-        if not (self.keys_per_spell >= 1 and self.away_s >= 0):
-            raise ValueError(f"keys_per_spell must be at least 1 and away_s at least 0, got {self}")
-
     @property
     def requests_per_s(self) -> float:
         """Requests per second of one user in the long run."""
@@ -171,8 +167,6 @@ class Workload:
     step times, with an adaptive number of slots."""
     shares_processors: bool = True
     """Whether front end and editors use the processors of a measured engine, too."""
-    prefill_sigma: float = 0.0
-    """Standard deviation of the logarithm of prefill times, with "slots"."""
     hangs_up: bool = False
     """Whether editors cancel at the next key. If not, their next request, a debounce later, supersedes the old one."""
     seed: int = 1

@@ -9,7 +9,7 @@ The load tester and the simulation share this model.
 
 import math
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +126,6 @@ class TypingModel:
             at += self.away.draw(chance) if is_away else self.draw_gap_s(chance)
             times.append(at)
         return times
-
-    def parameters(self) -> dict[str, float]:
-        """Return the parameters as a flat mapping, for a report."""
-        found: dict[str, float] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, LogNormal):
-                found |= {f"{field.name}_median_s": value.median_s, f"{field.name}_sigma": value.sigma}
-            else:
-                found[field.name] = value
-        return found
 
     @staticmethod
     def _first_s(gaps: list[tuple[float, LogNormal]], chance: random.Random) -> float:

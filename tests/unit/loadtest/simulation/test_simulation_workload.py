@@ -65,8 +65,6 @@ def test_resting_users_send_requests_at_the_given_rate() -> None:
 def test_impossible_typing_is_refused() -> None:
     with pytest.raises(ValueError, match="never rests"):
         EditorModel().resting(2.0)
-    with pytest.raises(ValueError, match="keys_per_spell"):
-        EditorModel(keys_per_spell=0.5)
 
 
 WORKLOAD = Workload(seconds=10, budget_s=0.250, look_s=0.200)
@@ -105,7 +103,10 @@ def test_a_seen_completion_comes_in_time_and_stands_for_a_while(
     assert is_seen(found, replace(WORKLOAD, hurried_s=0.090)) is seen
 
 
-def test_only_requests_between_lead_and_trail_count() -> None:
+def test_only_requests_between_lead_and_trail_count_and_of_nothing_there_are_no_shares() -> None:
+    none = figures_of([], WORKLOAD)
+    assert (none.offered_per_s, none.seen_per_s) == (0, 0)
+    assert (none.pauses_answered_share, none.ttft_ms, none.shed_share, none.wasted_share) == (None,) * 4
     found = figures_of([result(at=at) for at in (0.5, 1.9, 2.0, 11.9, 12.0)], WORKLOAD)
     assert found.offered_per_s == 0.2
     assert found.load == pytest.approx(0.2 / (8 / 0.205))
@@ -123,9 +124,3 @@ def test_shares_and_percentiles() -> None:
     assert found.wasted_share == pytest.approx(0.3 / 0.5)
     assert found.pause_ttft_ms == pytest.approx((100, 300, 300))
     assert found.ttft_ms == pytest.approx((200, 300, 300))
-
-
-def test_of_nothing_there_are_no_shares() -> None:
-    found = figures_of([], WORKLOAD)
-    assert (found.offered_per_s, found.seen_per_s) == (0, 0)
-    assert (found.pauses_answered_share, found.ttft_ms, found.shed_share, found.wasted_share) == (None,) * 4
