@@ -175,9 +175,9 @@ def troubles(document: RunDocument) -> tuple[str, ...]:
 
 def all_figures(targets: Sequence[TargetResult]) -> Table:
     """Return every figure that a target has, one column for each target."""
-    rows = [(name, *_cells(targets, name)) for name in targets[0].figures]
-    rows = [row for row in rows if any(cell != "-" for cell in row[1:])]
-    return Table("All figures", ("figure", *(each.name for each in targets)), rows)
+    rows = [(name, figure.meaning, *_cells(targets, name)) for name, figure in FIGURES.items()]
+    rows = [row for row in rows if any(cell != "-" for cell in row[2:])]
+    return Table("All figures", ("figure", "meaning", *(each.name for each in targets)), rows, num_words=2)
 
 
 def print_report(document: RunDocument, console: Console) -> None:
