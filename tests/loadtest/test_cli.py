@@ -83,20 +83,6 @@ async def test_a_server_with_mutual_tls_is_asked_with_a_users_certificate_and_el
         assert (result.exit_code, "use --tls-cert and --tls-key" in result.stderr) == (2, True), result.output
 
 
-COMMANDS = (("run",), ("capacity", "--gate", "error_rate<1"))
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=[name for name, *_rest in COMMANDS])
-def test_tls_files_are_refused_where_they_have_no_use(command: tuple[str, ...], make_identity: MakeIdentity) -> None:
-    ca, (name, *options) = str(make_identity("server").certificate), command
-    for target, option, said in (
-        ("llama+http://127.0.0.1:1", "--tls-ca", "are for completion servers over gRPC only"),
-        ("grpc://127.0.0.1:1", "--tls-cert", "certificate and key must be given together"),
-    ):
-        result = CliRunner().invoke(main, [name, "steady", *options, "--target", target, option, ca])
-        assert (result.exit_code, said in result.output) == (2, True), result.output
-
-
 async def test_users_present_the_tokens_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     await asyncio.to_thread(file.write_text, "good\nother\n")
@@ -112,15 +98,24 @@ async def test_users_present_the_tokens_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "options", "said"),
     [
-        ("llama+http://example.com:1", ("--token-command", "echo t"), "is not sent to example.com:1 without TLS"),
-        ("grpc://127.0.0.1:1", ("--token-command", "false"), "the command false: it ended with status 1"),
-        ("grpc://127.0.0.1:1", ("--token-command", "echo t", "--tokens", __file__), "give one of them"),
-        ("grpc://127.0.0.1:1", ("--tokens", "/dev/null"), "/dev/null has no tokens, one a line"),
+        ("llama+http://127.0.0.1:1", "--tls-ca CA", "are for completion servers over gRPC only"),
+        ("grpc://127.0.0.1:1", "--tls-cert CA", "certificate and key must be given together"),
+        ("grpc://127.0.0.1:1", "--token-command false", "the command false: it ended with status 1"),
+        ("grpc://127.0.0.1:1", "--token-command true --tokens CA", "give one of them"),
+        ("grpc://127.0.0.1:1", "--tokens /dev/null", "/dev/null has no tokens, one a line"),
     ],
 )
-def test_tokens_that_cannot_be_used_are_refused(target: str, options: tuple[str, ...], said: str) -> None:
-    result = run(*SHORT, "--target", target, *options)
+def test_credentials_that_cannot_be_used_are_refused(
+    target: str, options: str, said: str, make_identity: MakeIdentity
+) -> None:
+    words = options.replace("CA", str(make_identity("server").certificate)).split()
+    result = run(*SHORT, "--target", target, *words)
     assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
+def test_a_token_does_not_leave_this_machine_in_plain_text() -> None:
+    result = run(*SHORT, "--target", "llama+http://example.com:1", "--token-command", "echo t")
+    assert (result.exit_code, "is not sent to example.com:1 without TLS" in result.output) == (2, True), result.output
 
 
 @pytest.mark.parametrize(

@@ -47,22 +47,11 @@ def test_requests_come_in_order_and_a_pause_is_half_a_second_from_the_key_on() -
         assert each.is_pause == (each.next_key_at - (each.at - 0.050) >= 0.500)
 
 
-@pytest.mark.parametrize("model", [EditorModel(), FAST, EditorModel(TypingModel(keys_per_burst=20))])
+@pytest.mark.parametrize("model", [EditorModel(), FAST, EditorModel().resting(0.15)])
 def test_users_send_requests_at_the_models_rate(model: EditorModel) -> None:
-    asked = requests_of_all(500, model, 20, seed=1)
-    assert len(asked) / 500 / 20 == pytest.approx(model.requests_per_s, rel=0.1)
-
-
-def test_resting_users_send_requests_at_the_given_rate() -> None:
-    model = EditorModel().resting(0.15)
-    assert model.requests_per_s == pytest.approx(0.15)
-    assert 0.90 < model.away_share < 0.92
-    asked = requests_of_all(5000, model, 20, seed=1)
-    assert len(asked) / 5000 / 20 == pytest.approx(0.15, rel=0.15)
-    assert all(200 < len({each.user for each in asked if each.at // 1 == second}) < 400 for second in (0, 19))
-
-
-def test_impossible_typing_is_refused() -> None:
+    asked = requests_of_all(2000, model, 20, seed=1)
+    assert len(asked) / 2000 / 20 == pytest.approx(model.requests_per_s, rel=0.15)
+    assert EditorModel().resting(0.15).requests_per_s == pytest.approx(0.15)
     with pytest.raises(ValueError, match="never rests"):
         EditorModel().resting(2.0)
 
