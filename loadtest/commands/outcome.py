@@ -87,7 +87,7 @@ def grouped(name: str, make: Callable[..., Any], *options: Callable[[Any], Any])
         @functools.wraps(command)
         def with_group(**given: Any) -> None:  # noqa: ANN401
             with refusing():
-                found = make(**{key: given.pop(f"{name}_{key}") for key in keys})
+                found = make(**{key: given.pop(f"{name}_{key}", None) for key in keys})
             command(**given, **{name: found})
 
         return functools.reduce(lambda found, option: option(found), reversed(options), with_group)
@@ -165,7 +165,7 @@ def credential_options(name: str = "credentials", prefix: str = "--", whose: str
         key: Path | None,
         token_file: Path | None,
         token_command: str | None,
-        user_tokens: Path | None = None,
+        user_tokens: Path | None,
     ) -> Credentials:
         found = Credentials(ca, certificate, key, token_file, token_command, user_tokens)
         try:
@@ -181,8 +181,9 @@ def credential_options(name: str = "credentials", prefix: str = "--", whose: str
         "tls-cert": ("certificate", "The user's certificate, if one is needed."),
         "tls-key": ("key", f"The key of {prefix}tls-cert."),
         "token-file": ("token_file", f"The users' token, if one is needed.  [default: {VARIABLE}]"),
-        "tokens": ("user_tokens", "A token in each line, for one user after another, around."),
     }
+    if name == "credentials":
+        texts["tokens"] = ("user_tokens", "A token in each line, for one user after another, around.")
     return grouped(
         name,
         make,

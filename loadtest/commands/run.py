@@ -35,11 +35,10 @@ from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.typed import join_digests
 
 _BLOCKS = 8
-_EXAMPLES = r"""
-\b
+_EXAMPLES = """\b
 Examples:
   loadtest run steady --target grpc://127.0.0.1:50051 --gate 'pause_ttft_ms_p95<200,error_rate<0.001'
-  loadtest run steady --interleave --target 'grpc://127.0.0.1:50051' \
+  loadtest run steady --interleave --target 'grpc://127.0.0.1:50051' \\
       --target 'vllm=openai+http://127.0.0.1:8000?model=m&fim=<PRE>{prefix}<SUF>{suffix}<MID>'
 """
 

@@ -129,7 +129,8 @@ def simulate(
     policies = _policies(order, shed, supersede=supersede)
     runs = _run(workloads, policies)
     if as_json:
-        click.echo(json.dumps({"scenario": _as_dict(workloads[0]), "runs": [_run_as_dict(*run) for run in runs]}))
+        shared = {name: value for name, value in asdict(workloads[0]).items() if name != "load"}
+        click.echo(json.dumps({"scenario": shared, "runs": [_run_as_dict(*run) for run in runs]}))
         return
     console = wide_console()
     for number in range(len(workloads)):
@@ -170,12 +171,6 @@ def _asked(workloads: Sequence[Workload]) -> list[tuple[Workload, list[Simulated
         return [(workload, workload.requests()) for workload in workloads]
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--sessions") from error
-
-
-def _as_dict(workload: Workload) -> dict[str, Any]:
-    """Return the parameters that all runs share."""
-    shared = {name: value for name, value in asdict(workload).items() if name not in {"load", "editors"}}
-    return {**shared, "typing": workload.editors.as_json()}
 
 
 def _run_as_dict(workload: Workload, policy: Policy, figures: PolicyFigures) -> dict[str, Any]:

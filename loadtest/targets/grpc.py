@@ -149,7 +149,7 @@ class GrpcTarget:
                 user=session.user or str(session.number),
                 token=token_of(self._tokens, session.number),
                 connection=None if self._is_nearest else connection,
-                connect_timeout_s=CONNECT_S,
+                connect_timeout_s=None if self._is_nearest else CONNECT_S,
             )
         if not self._is_nearest:
             self._shift(session, 0)

@@ -74,4 +74,4 @@ def test_a_measured_engine_brings_the_conditions_of_the_scheduler_benchmark() ->
     arguments = ("--engine", "measured", "--load", "0.5", "--order", "earliest_deadline", "--shed", "late", "--json")
     workload = json.loads(simulate(*arguments).stdout)["scenario"]
     assert (workload["num_slots"], workload["shed_budget_s"], workload["hangs_up"]) == (32, 0.2, True)
-    assert workload["typing"]["keys_per_burst"] == 10
+    assert workload["editors"]["typing"]["keys_per_burst"] == 10
