@@ -76,10 +76,10 @@ def refusing(interrupted: str = "") -> Iterator[None]:
         sys.exit(Exit.INTERRUPTED)
 
 
-def grouped(name: str, make: Callable[..., Any], *options: Callable[[Any], Any]) -> Callable[[C], C]:
+def grouped(name: str, make: Callable[..., Any], *options: Callable[[Any], Any], prefix: str = "") -> Callable[[C], C]:
     """Give a command options. It gets, as `name`, what `make` returns for their values, whose errors are refused.
 
-    An option has the name of the group and that of an argument of `make`, joined by an underscore.
+    The options are named as the arguments of `make`, after a prefix.
     """
     keys = tuple(inspect.signature(make).parameters)
 
@@ -87,7 +87,7 @@ def grouped(name: str, make: Callable[..., Any], *options: Callable[[Any], Any])
         @functools.wraps(command)
         def with_group(**given: Any) -> None:  # noqa: ANN401
             with refusing():
-                found = make(**{key: given.pop(f"{name}_{key}", None) for key in keys})
+                found = make(**{key: given.pop(prefix + key, None) for key in keys})
             command(**given, **{name: found})
 
         return functools.reduce(lambda found, option: option(found), reversed(options), with_group)
@@ -129,26 +129,24 @@ gate_option = partial(click.option, "--gate", multiple=True, metavar="FIGURE<NUM
 output_options = grouped(
     "output",
     _output,
-    gate_option("output_gates", help="What each target must reach, such as pause_ttft_ms_p95<200. May be repeated."),
-    new_file("--out", "output_out", help="Write the document, for compare, merge and report."),
-    new_file("--html", "output_html", help="Write a page with pictures."),
-    click.option("--json", "output_as_json", is_flag=True, help="Print the document instead of tables."),
+    gate_option("gates", help="What each target must reach, such as pause_ttft_ms_p95<200. May be repeated."),
+    new_file("--out", help="Write the document, for compare, merge and report."),
+    new_file("--html", help="Write a page with pictures."),
+    click.option("--json", "as_json", is_flag=True, help="Print the document instead of tables."),
 )
 """Gives a command the Output `output`."""
 
 
-def _load(name: str, overrides: tuple[str, ...], duration_s: float | None) -> Scenario:
-    return Scenario.load(name, overrides).scaled(duration_s=duration_s)
+def _load(scenario: str, overrides: tuple[str, ...], duration: float | None) -> Scenario:
+    return Scenario.load(scenario, overrides).scaled(duration_s=duration)
 
 
 scenario_options = grouped(
     "scenario",
     _load,
-    click.argument("scenario_name", metavar="SCENARIO"),
-    click.option(
-        "--set", "scenario_overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key of the scenario."
-    ),
-    click.option("--duration", "scenario_duration_s", type=float, metavar="SECONDS", help="Instead of the scenario's."),
+    click.argument("scenario"),
+    click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key of the scenario."),
+    click.option("--duration", type=float, metavar="SECONDS", help="Instead of the scenario's."),
 )
 """Gives a command the Scenario `scenario`."""
 workers_option = click.option(
@@ -197,6 +195,7 @@ def credential_options(name: str = "credentials", prefix: str = "--", whose: str
             metavar="COMMAND",
             help="A command that prints the token.",
         ),
+        prefix=f"{name}_",
     )
 
 

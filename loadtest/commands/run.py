@@ -63,12 +63,10 @@ Examples:
 @workers_option
 @grouped(
     "machine",
-    Machine,
-    click.option(
-        "--worker-index", "machine_index", type=click.IntRange(0), default=0, help="Of several machines, from 0."
-    ),
-    click.option("--num-workers", "machine_count", type=click.IntRange(1), default=1, help="Number of machines."),
-    click.option("--start-at", "machine_start_at", type=float, metavar="UNIX_TIME", help="When all machines start."),
+    lambda worker_index, num_workers, start_at: Machine(worker_index, num_workers, start_at),
+    click.option("--worker-index", type=click.IntRange(0), default=0, help="Which of several machines, from 0."),
+    click.option("--num-workers", type=click.IntRange(1), default=1, help="Number of machines."),
+    click.option("--start-at", type=float, metavar="UNIX_TIME", help="When all machines start."),
 )
 @credential_options()
 @output_options
