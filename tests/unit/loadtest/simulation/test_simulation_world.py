@@ -4,14 +4,13 @@ import asyncio
 import logging
 import random
 import statistics
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
 from completion_server.core.outcome import FinishReason
-from completion_server.engine.interface import EngineStats, GenerationRequest
-from completion_server.engine.scripted.model import LARGE_MODEL_ON_A_GPU, ServiceTimes
+from completion_server.engine.interface import EngineStats
+from completion_server.engine.scripted.model import ServiceTimes
 from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.shedding import Shedding
 from loadtest.simulation import virtual_time
@@ -53,7 +52,9 @@ def test_a_request_alone_has_its_text_after_45_ms_and_ends_after_205(engine: str
 
 
 @pytest.mark.parametrize("num", [8, 128])
-def test_requests_that_come_together_take_no_longer_than_the_model_says(num: int) -> None:
+def test_requests_that_come_together_take_no_longer_than_the_model_says_if_they_have_slots(num: int) -> None:
+    results = simulate(PATIENT, Policy(), [typed(user, 0.0) for user in range(9)])
+    assert times_ms(results)[-1] == (8, 250, 410)
     together = [typed(user, 0.0) for user in range(num)]
     results = simulate(Workload(num_slots=num), Policy(), together)
     assert times_ms(results) == [(user, 45, 205) for user in range(num)]
@@ -67,24 +68,6 @@ def test_a_prompt_delays_the_batch_only_where_it_is_computed_in_steps() -> None:
     assert times_ms(simulate(Workload(engine="slots"), Policy(), requests)) == [(0, 45, 205), (1, 145, 305)]
     # The second comes in the step that ends at 101 ms; the next one takes 8 ms for the first and 45 for the second.
     assert times_ms(simulate(Workload(engine="steps"), Policy(), requests)) == [(0, 45, 250), (1, 154, 314)]
-
-
-def test_an_aborted_generation_leaves_the_engine_at_once() -> None:
-    async def main() -> None:
-        engine = SlotEngine(LARGE_MODEL_ON_A_GPU)
-        await engine.start()
-        async with aclosing(engine.generate(GenerationRequest("a", [1], 21))) as outputs:
-            await anext(outputs)
-            assert engine.stats().num_running == 1
-        assert engine.stats().num_running == 0
-        assert asyncio.get_running_loop().time() == pytest.approx(0.045)
-
-    virtual_time.run(main())
-
-
-def test_the_ninth_request_waits_for_a_slot() -> None:
-    results = simulate(PATIENT, Policy(), [typed(user, 0.0) for user in range(9)])
-    assert times_ms(results)[-1] == (8, 250, 410)
 
 
 @pytest.mark.parametrize("supersede", [True, False])
@@ -178,12 +161,8 @@ def _times_s(result: SimulatedResult) -> tuple[float, float]:
     return result.first_text_at, result.ended_at
 
 
-def test_the_capacity_of_independent_slots_is_their_number_by_the_service_time() -> None:
-    assert LARGE_MODEL.service_s == pytest.approx(0.205)
-    assert LARGE_MODEL.capacity_per_s(8) == pytest.approx(8 / 0.205)
-
-
 def test_the_capacity_of_steps_is_that_of_a_full_batch() -> None:
+    assert LARGE_MODEL.capacity_per_s(8) == pytest.approx(8 / 0.205), "independent slots"
     # 16 answers of four tokens: four steps of 10 + 16 * 2 ms, and a millisecond for each prompt.
     assert STEPS.capacity_per_s(32) == pytest.approx(16 / (4 * 0.042 + 16 * 0.001))
     busy = replace(STEPS, request_cpu_s=0.003)
