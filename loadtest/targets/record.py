@@ -94,7 +94,7 @@ class Result:
     """Tokens that the draft model proposed, if reported."""
     accepted_tokens: int = 0
     """Of these, those that the target model accepted."""
-    shed_reason: str = ""
+    shed_reason: str | None = None
     cache_level: str = ""
     """The level of the target's completion cache that answered, "local" or "shared"; "" for a computed answer."""
     asks_edit: bool = False

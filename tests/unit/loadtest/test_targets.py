@@ -69,6 +69,7 @@ def test_a_completion_server_has_a_default_port_and_a_list_of_servers_is_a_targe
         ("grpc://a:1?connections=0", "connections must be a whole number of at least 1, got '0'"),
         ("openai+http://a:1?fim={suffix}{prefix}", "fim must hold"),
         ("openai+http://a:1?body=[1]", "body must be a JSON object"),
+        ("openai+http://a:1?body={", "body must be a JSON object"),
     ],
 )
 def test_an_invalid_target_is_an_error(text: str, said: str) -> None:
