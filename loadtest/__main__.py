@@ -4,7 +4,6 @@ Exit status: 0 success, 1 a gate failed or more than 5% of the requests, 2 bad i
 """
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 try:
@@ -12,6 +11,7 @@ try:
     from loadtest.commands.searches import capacity
     from loadtest.commands.tune import tune_k
     from loadtest.simulation.command import simulate
+    from loadtest.terminal import wide_console
     from loadtest.traffic.scenario import packaged_scenarios
 except ModuleNotFoundError as error:
     raise SystemExit(f"loadtest needs the package {error.name}: install the extra loadtest") from None
@@ -30,7 +30,7 @@ def scenarios() -> None:
     for scenario in packaged_scenarios():
         size = f"{scenario.sessions:,} sessions, {scenario.duration_s:g} s"
         table.add_row(scenario.name, size, " ".join(scenario.description.split()))
-    Console().print(table)
+    wide_console().print(table)
 
 
 for _command in (run, merge, report, compare, capacity, tune_k, simulate):

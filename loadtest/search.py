@@ -58,44 +58,31 @@ class Bisection:
         self._trials: list[Trial] = []
         self._passes = 0
         self._fails: int | None = None
-        self._next: int | None = settings.from_sessions
-
-    @property
-    def next_sessions(self) -> int | None:
+        self.next_sessions: int | None = settings.from_sessions
         """The count to run next; None when the search is over."""
-        return self._next
 
     def num_runs(self, sessions: int) -> int:
         """Return the number of runs of a count."""
         return sum(each.sessions == sessions for each in self._trials)
 
     def record(self, trial: Trial) -> None:
-        """Record a run of `next_sessions`. Raises ValueError if the run has another count."""
-        if trial.sessions != self._next:
-            raise ValueError(f"a run of {trial.sessions} sessions, expected {self._next}")
+        """Record a run of `next_sessions`."""
         self._trials.append(trial)
-        verdict = self._verdict(trial.sessions)
-        if verdict is None:
-            return
-        if verdict:
+        runs = [each.is_passed for each in self._trials if each.sessions == trial.sessions]
+        majority = self._settings.repeats // 2 + 1
+        if sum(runs) >= majority:
             self._passes = trial.sessions
-        else:
+        elif len(runs) - sum(runs) >= majority:
             self._fails = trial.sessions
-        self._next = self._choose()
+        else:
+            return
+        self.next_sessions = self._choose()
 
     def capacity(self) -> Capacity:
         """Return the result so far, which is final when the search is over."""
         failed = [each for each in self._trials if each.sessions == self._fails and not each.is_passed]
         is_bound = bool(failed) and sum(bool(each.invalid_because) for each in failed) * 2 > len(failed)
         return Capacity(self._passes, self._fails, is_bound, tuple(self._trials))
-
-    def _verdict(self, sessions: int) -> bool | None:
-        """Return whether most runs of a count passed; None while no majority is reached."""
-        runs = [each.is_passed for each in self._trials if each.sessions == sessions]
-        needed = self._settings.repeats // 2 + 1
-        if sum(runs) >= needed:
-            return True
-        return False if len(runs) - sum(runs) >= needed else None
 
     def _choose(self) -> int | None:
         growth = self._settings.growth
@@ -105,14 +92,10 @@ class Bisection:
         if self._passes == 0 and self._fails > 1:
             return max(1, min(self._fails - 1, int(self._fails / growth)))
         gap = self._fails - self._passes
-        if gap <= max(1, self._settings.tolerance * self._passes):
-            return None
-        return self._passes + gap // 2
+        return self._passes + gap // 2 if gap > max(1, self._settings.tolerance * self._passes) else None
 
 
-def find_capacity(
-    settings: SearchSettings, run_once: Callable[[int, int], Trial], on_trial: Callable[[Trial], None] | None = None
-) -> Capacity:
+def find_capacity(settings: SearchSettings, run_once: Callable[[int, int], Trial]) -> Capacity:
     """Search for the highest count that passes. An interrupted run ends the search and does not count.
 
     `run_once` runs a session count once; its second argument is the number of earlier runs of that count.
@@ -123,6 +106,4 @@ def find_capacity(
         if trial.is_interrupted:
             return replace(search.capacity(), is_interrupted=True)
         search.record(trial)
-        if on_trial is not None:
-            on_trial(trial)
     return search.capacity()

@@ -33,6 +33,8 @@ _MAX_BYTES = 200_000
 _MIN_LINES = 20
 
 PERCENTILES = (50, 95, 99)
+_PIPE_WIDTH = 120
+"""Width of the table without a terminal; it would be cut at 80."""
 
 
 def standard_library() -> list[Path]:
@@ -218,6 +220,8 @@ def _report(completions: Sequence[Completion], concurrency: int, as_json: bool) 
         click.echo(json.dumps(report | figures | {"stages": stages}))
         return
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
     console.print(_table(stages, figures))
     console.print(f"{len(completions)} requests, {concurrency} at a time: {_counts(endings)}", soft_wrap=True)
 

@@ -168,8 +168,8 @@ async def measure_capacity(address: str, scenario: Scenario, seconds: float) -> 
     try:
         for concurrency in CONCURRENCIES:
             block = await replay.run(await traffic_of(scenario, concurrency, f"capacity/{concurrency}"), seconds)
-            answers = [each for each in block.answers if each.shed_reason is None and each.ended_s <= block.window_s]
-            found[concurrency] = len(answers) / block.window_s
+            whole = [each.ended_at_s for each in block.answers if each.outcome is not Outcome.SHED]
+            found[concurrency] = sum(at_s is not None and at_s <= block.window_s for at_s in whole) / block.window_s
     finally:
         await replay.close()
     if not any(found.values()):

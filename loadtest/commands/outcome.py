@@ -1,12 +1,13 @@
-"""Parts that the commands share: options, expected errors, the progress line, output and exit statuses."""
+"""Parts that the commands share: groups of options, expected errors, the progress line, output and exit statuses."""
 
 import functools
+import inspect
 import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,12 @@ from completion_client import EndpointError, ServiceError
 from completion_client.token_sources import VARIABLE
 from loadtest import LoadTestError
 from loadtest.driving.run import RunProgress
-from loadtest.report.document import RunDocument
+from loadtest.report.document import Condition, RunDocument, parse_gates
 from loadtest.report.page import render_page
 from loadtest.report.tables import print_report
-from loadtest.targets import Credentials, TargetSpec
+from loadtest.targets import Credentials, TargetError, TargetSpec
+from loadtest.terminal import wide_console
+from loadtest.traffic.scenario import Scenario
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -73,72 +76,127 @@ def refusing(interrupted: str = "") -> Iterator[None]:
         sys.exit(Exit.INTERRUPTED)
 
 
-def _with_options(*options: Callable[[Any], Any]) -> Callable[[C], C]:
-    return lambda command: functools.reduce(lambda found, option: option(found), reversed(options), command)
+def grouped(name: str, make: Callable[..., Any], *options: Callable[[Any], Any], prefix: str = "") -> Callable[[C], C]:
+    """Give a command options. It gets, as `name`, what `make` returns for their values, whose errors are refused.
+
+    The options are named as the arguments of `make`, after a prefix.
+    """
+    keys = tuple(inspect.signature(make).parameters)
+
+    def decorate(command: C) -> Any:  # noqa: ANN401
+        @functools.wraps(command)
+        def with_group(**given: Any) -> None:  # noqa: ANN401
+            with refusing():
+                found = make(**{key: given.pop(prefix + key, None) for key in keys})
+            command(**given, **{name: found})
+
+        return functools.reduce(lambda found, option: option(found), reversed(options), with_group)
+
+    return decorate
 
 
-output_options = _with_options(
-    click.option(
-        "--gate",
-        "gates",
-        multiple=True,
-        metavar="FIGURE<NUMBER[,...]",
-        help="What each target must reach, such as pause_ttft_ms_p95<200. May be repeated.",
-    ),
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a document goes."""
+
+    gates: tuple[Condition, ...]
+    out: Path | None
+    html: Path | None
+    as_json: bool
+
+    def deliver(self, document: RunDocument) -> Exit:
+        """Write and print a document; return the exit status."""
+        if self.out is not None:
+            document.write(self.out)
+        if self.html is not None:
+            self.html.write_text(render_page(document), encoding="utf-8")
+        if self.as_json:
+            click.echo(json.dumps(document.as_json(), allow_nan=False))
+        else:
+            print_report(document, wide_console())
+        if document.interrupted:
+            return Exit.INTERRUPTED
+        if not document.is_valid:
+            return Exit.INVALID
+        return Exit.WELL if document.is_passed else Exit.GATE_FAILED
+
+
+def _output(gates: tuple[str, ...], out: Path | None, html: Path | None, *, as_json: bool) -> Output:
+    return Output(parse_gates(gates), out, html, as_json)
+
+
+gate_option = partial(click.option, "--gate", multiple=True, metavar="FIGURE<NUMBER[,...]")
+output_options = grouped(
+    "output",
+    _output,
+    gate_option("gates", help="What each target must reach, such as pause_ttft_ms_p95<200. May be repeated."),
     new_file("--out", help="Write the document, for compare, merge and report."),
     new_file("--html", help="Write a page with pictures."),
     click.option("--json", "as_json", is_flag=True, help="Print the document instead of tables."),
 )
-"""Gives a command the options `gates`, `out`, `html` and `as_json`."""
+"""Gives a command the Output `output`."""
 
-scenario_options = _with_options(
+
+def _load(scenario: str, overrides: tuple[str, ...], duration: float | None) -> Scenario:
+    return Scenario.load(scenario, overrides).scaled(duration_s=duration)
+
+
+scenario_options = grouped(
+    "scenario",
+    _load,
+    click.argument("scenario"),
     click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key of the scenario."),
-    click.option("--duration", type=float, metavar="SECONDS", help="Of each run, instead of the scenario's."),
-    click.option("--workers", type=click.IntRange(1), help="Processes on this machine.  [default: its cores less one]"),
+    click.option("--duration", type=float, metavar="SECONDS", help="Instead of the scenario's."),
 )
-"""Gives a command the options `overrides`, `duration` and `workers`."""
+"""Gives a command the Scenario `scenario`."""
+workers_option = click.option(
+    "--workers", type=click.IntRange(1), help="Processes on this machine.  [default: its cores less one]"
+)
 
 
-def credential_options(command: Callable[..., None], listener: str = "") -> Callable[..., None]:
-    """Add the options of TLS files and tokens; the command gets them as `credentials`, or `LISTENER_credentials`."""
-    prefix, whose = (f"--{listener}-", f"the {listener} listener's") if listener else ("--", "the servers'")
-    start = f"{listener}_" if listener else ""
-    fields = ("tls_ca", "tls_cert", "tls_key", "token_file", "token_command", *(() if listener else ("tokens",)))
+def credential_options(name: str = "credentials", prefix: str = "--", whose: str = "the servers'") -> Callable[[C], C]:
+    """Give a command the Credentials `name` from options of TLS files and tokens."""
 
-    @functools.wraps(command)
-    def with_files(**options: Any) -> None:  # noqa: ANN401
-        found = Credentials(*(options.pop(f"{start}{each}") for each in fields))
+    def make(
+        ca: Path | None,
+        certificate: Path | None,
+        key: Path | None,
+        token_file: Path | None,
+        token_command: str | None,
+        user_tokens: Path | None,
+    ) -> Credentials:
+        found = Credentials(ca, certificate, key, token_file, token_command, user_tokens)
         try:
-            _check_credentials(found)
+            found.check()
         except EndpointError as error:
             raise Refused(f"{prefix}tls-cert and {prefix}tls-key: {error.problem}") from error
-        except LoadTestError as error:
+        except (TargetError, ServiceError) as error:
             raise Refused(f"{prefix}token-file, {prefix}token-command: {error}") from error
-        command(**options, **{f"{start}credentials": found})
+        return found
 
-    many = click.option("--tokens", type=FILE, help="A token in each line, for one user after another, around.")
-    return _with_options(
-        click.option(f"{prefix}tls-ca", type=FILE, help=f"Encrypt, and check {whose} certificates against this file."),
-        click.option(f"{prefix}tls-cert", type=FILE, help="The user's certificate, if one is needed."),
-        click.option(f"{prefix}tls-key", type=FILE, help=f"The key of {prefix}tls-cert."),
-        click.option(
-            f"{prefix}token-file", type=FILE, help=f"The users' token, if one is needed.  [default: {VARIABLE}]"
+    texts = {
+        "tls-ca": ("ca", f"Encrypt, and check {whose} certificates against this file."),
+        "tls-cert": ("certificate", "The user's certificate, if one is needed."),
+        "tls-key": ("key", f"The key of {prefix}tls-cert."),
+        "token-file": ("token_file", f"The users' token, if one is needed.  [default: {VARIABLE}]"),
+    }
+    if name == "credentials":
+        texts["tokens"] = ("user_tokens", "A token in each line, for one user after another, around.")
+    return grouped(
+        name,
+        make,
+        *(
+            click.option(f"{prefix}{flag}", f"{name}_{key}", type=FILE, help=text)
+            for flag, (key, text) in texts.items()
         ),
-        click.option(f"{prefix}token-command", metavar="COMMAND", help="A command that prints the token."),
-        *(() if listener else (many,)),
-    )(with_files)
-
-
-def _check_credentials(credentials: Credentials) -> None:
-    """Raise EndpointError for PEM files that can't be used, LoadTestError for tokens that can't."""
-    credentials.endpoint("127.0.0.1:1").open_channel().close()
-    if sum(map(bool, (credentials.token_file, credentials.token_command, credentials.user_tokens))) > 1:
-        raise LoadTestError("give one of them")
-    try:
-        for token in credentials.tokens():
-            token.get_blocking()
-    except ServiceError as error:
-        raise LoadTestError(error.message) from error
+        click.option(
+            f"{prefix}token-command",
+            f"{name}_token_command",
+            metavar="COMMAND",
+            help="A command that prints the token.",
+        ),
+        prefix=f"{name}_",
+    )
 
 
 def secured(specs: Iterable[TargetSpec], credentials: Credentials) -> list[TargetSpec]:
@@ -151,9 +209,8 @@ def secured(specs: Iterable[TargetSpec], credentials: Credentials) -> list[Targe
     tokens = credentials.tokens()
     for spec in found:
         if credentials.is_encrypted and not spec.kind.startswith("grpc"):
-            raise Refused(
-                f"target {spec.name}: --tls-ca, --tls-cert and --tls-key are for completion servers over gRPC only"
-            )
+            msg = f"target {spec.name}: --tls-ca, --tls-cert and --tls-key are for completion servers over gRPC only"
+            raise Refused(msg)
         try:
             for endpoint, token in itertools.product(spec.endpoints, tokens[:1]):
                 endpoint.check_token(token)
@@ -176,9 +233,13 @@ class Live:
         """Show the progress."""
         turn = progress.turn
         title = f"{turn.spec.name} ({turn.number + 1} of {turn.num_turns})" if turn.num_turns > 1 else turn.spec.name
-        done = progress.elapsed_s if progress.is_running else progress.num_connected
-        total = turn.scenario.duration_s if progress.is_running else max(1, progress.num_sessions)
-        self._bar.update(self._task, description=title, completed=done, total=total, state=describe(progress))
+        done, total = float(progress.num_connected), float(max(1, progress.num_sessions))
+        state = f"connected {done:,.0f} of {total:,.0f}"
+        if progress.is_running:
+            done, total = progress.elapsed_s, turn.scenario.duration_s
+            offered, seen, errors = progress.num_intended / done, progress.num_seen / done, progress.num_errors
+            state = f"{done:.0f} of {total:g} s  offered {offered:,.0f}/s  seen {seen:,.0f}/s  errors {errors:,}"
+        self._bar.update(self._task, description=title, completed=done, total=total, state=state)
         if not self._console.is_terminal and self._said != turn.number:
             self._said = turn.number
             self._console.print(title, markup=False, highlight=False)
@@ -189,32 +250,3 @@ class Live:
 
     def __exit__(self, *_error: object) -> None:
         self._bar.stop()
-
-
-def describe(progress: RunProgress) -> str:
-    """Return the figures in the progress line."""
-    if not progress.is_running:
-        return f"connected {progress.num_connected:,} of {progress.num_sessions:,}"
-    seconds = max(progress.elapsed_s, 1e-3)
-    return (
-        f"{progress.elapsed_s:.0f} of {progress.turn.scenario.duration_s:g} s  "
-        f"offered {progress.num_intended / seconds:,.0f}/s  seen {progress.num_seen / seconds:,.0f}/s  "
-        f"errors {progress.num_errors:,}"
-    )
-
-
-def deliver(document: RunDocument, out: Path | None, html: Path | None, *, as_json: bool) -> Exit:
-    """Write and print a document; return the exit status."""
-    if out is not None:
-        document.write(out)
-    if html is not None:
-        html.write_text(render_page(document), encoding="utf-8")
-    if as_json:
-        click.echo(json.dumps(document.as_json(), allow_nan=False))
-    else:
-        print_report(document, Console())
-    if document.interrupted:
-        return Exit.INTERRUPTED
-    if not document.is_valid:
-        return Exit.INVALID
-    return Exit.WELL if document.is_passed else Exit.GATE_FAILED

@@ -13,35 +13,38 @@ from loadtest.commands.outcome import (
     FILE,
     Exit,
     Live,
+    Output,
     Refused,
     credential_options,
-    deliver,
+    grouped,
     output_options,
     refusing,
     scenario_options,
     secured,
+    workers_option,
 )
 from loadtest.driving.run import Machine, RunResult, default_workers, run_scenario
-from loadtest.report.compare import CONFIDENCE, compare_documents
-from loadtest.report.document import (
-    Condition,
-    DocumentError,
-    RunDocument,
-    TargetResult,
-    parse_gates,
-    read_document,
-)
+from loadtest.report.compare import CONFIDENCE
+from loadtest.report.compare import compare as compare_targets
+from loadtest.report.document import Condition, DocumentError, RunDocument, TargetResult, read_document
 from loadtest.report.tables import print_differences
 from loadtest.stats import merge as merge_stats
 from loadtest.targets import Credentials, TargetSpec, nearest_target, parse_target
+from loadtest.terminal import wide_console
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.typed import join_digests
 
 _BLOCKS = 8
+_EXAMPLES = """\b
+Examples:
+  loadtest run steady --target grpc://127.0.0.1:50051 --gate 'pause_ttft_ms_p95<200,error_rate<0.001'
+  loadtest run steady --interleave --target 'grpc://127.0.0.1:50051' \\
+      --target 'vllm=openai+http://127.0.0.1:8000?model=m&fim=<PRE>{prefix}<SUF>{suffix}<MID>'
+"""
 
 
-@click.command()
-@click.argument("scenario")
+@click.command(epilog=_EXAMPLES)
+@scenario_options
 @click.option("--target", "targets", multiple=True, metavar="[NAME=]KIND://HOST[:PORT]", help="Whom to ask.")
 @click.option(
     "--server",
@@ -55,35 +58,30 @@ _BLOCKS = 8
     "is_interleaved",
     help="Whether targets take turns in blocks of the run, or each has a whole run.  [default: in-turn]",
 )
-@click.option("--blocks", type=click.IntRange(1), help=f"How many blocks with --interleave.  [default: {_BLOCKS}]")
+@click.option("--blocks", type=click.IntRange(1), default=_BLOCKS, show_default=True, help="How many, interleaved.")
 @click.option("--sessions", type=int, help="Instead of the scenario's number.")
-@scenario_options
-@click.option(
-    "--worker-index", type=click.IntRange(0), default=0, help="Which of several machines this one is, from 0."
+@workers_option
+@grouped(
+    "machine",
+    lambda worker_index, num_workers, start_at: Machine(worker_index, num_workers, start_at),
+    click.option("--worker-index", type=click.IntRange(0), default=0, help="Which of several machines, from 0."),
+    click.option("--num-workers", type=click.IntRange(1), default=1, help="Number of machines."),
+    click.option("--start-at", type=float, metavar="UNIX_TIME", help="When all machines start."),
 )
-@click.option("--num-workers", type=click.IntRange(1), default=1, help="Number of machines; each has --workers.")
-@click.option("--start-at", type=float, metavar="UNIX_TIME", help="When all machines start.")
-@credential_options
+@credential_options()
 @output_options
 def run(
     *,
-    scenario: str,
+    scenario: Scenario,
     targets: tuple[str, ...],
     servers: tuple[str, ...],
     is_interleaved: bool,
-    blocks: int | None,
+    blocks: int,
     sessions: int | None,
-    overrides: tuple[str, ...],
-    duration: float | None,
     workers: int | None,
-    worker_index: int,
-    num_workers: int,
-    start_at: float | None,
+    machine: Machine,
     credentials: Credentials,
-    gates: tuple[str, ...],
-    out: Path | None,
-    html: Path | None,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """Run SCENARIO, a packaged one by its name or a file, against one or more targets.
 
@@ -94,29 +92,17 @@ def run(
     Ends with status 0 on success, 1 if a gate failed or more than 5% of the requests did (a gate on error_rate sets
     another limit), 2 if the input is bad and nothing was sent, 3 if the run is invalid and says nothing about its
     target, and 130 after Ctrl-C, with a report of the run until then.
-
-    \b
-    Examples:
-      loadtest run steady --target grpc://127.0.0.1:50051 --gate 'pause_ttft_ms_p95<200,error_rate<0.001'
-      loadtest run steady --interleave --target 'grpc://127.0.0.1:50051' \\
-          --target 'vllm=openai+http://127.0.0.1:8000?model=m&fim=<PRE>{prefix}<SUF>{suffix}<MID>'
     """
     with refusing():
-        loaded = Scenario.load(scenario, overrides).scaled(sessions=sessions, duration_s=duration)
-        conditions = parse_gates(gates)
+        scenario = scenario.scaled(sessions=sessions)
         specs = secured([*map(parse_target, targets), *map(nearest_target, servers)], credentials)
-        machine = Machine(worker_index, num_workers, start_at)
-        check(loaded, specs, machine, is_interleaved=is_interleaved)
+        check(scenario, specs, machine, is_interleaved=is_interleaved)
+        num_workers, num_blocks = workers or min(default_workers(), scenario.sessions), blocks if is_interleaved else 1
         with Live(Console(stderr=True)) as live:
             found = run_scenario(
-                loaded,
-                specs,
-                workers=workers or min(default_workers(), loaded.sessions),
-                blocks=(blocks or _BLOCKS) if is_interleaved else 1,
-                progress=live.show,
-                machine=machine,
+                scenario, specs, workers=num_workers, blocks=num_blocks, progress=live.show, machine=machine
             )
-    end = deliver(make_document(loaded, specs, conditions, found), out, html, as_json=as_json)
+    end = output.deliver(make_document(scenario, specs, output.gates, found))
     if found.failure:
         click.echo(f"The run ended early: {found.failure}", err=True)
         end = Exit.INVALID
@@ -164,9 +150,7 @@ def check(scenario: Scenario, specs: Sequence[TargetSpec], machine: Machine, *, 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @output_options
-def merge(
-    files: tuple[Path, ...], gates: tuple[str, ...], out: Path | None, html: Path | None, *, as_json: bool
-) -> None:
+def merge(files: tuple[Path, ...], output: Output) -> None:
     """Add up FILES, the documents of all machines that had a share of one run.
 
     \b
@@ -174,41 +158,37 @@ def merge(
       loadtest merge part-*.json --out report.json --html report.html
     """
     with refusing():
-        document = merge_documents([read_document(file) for file in files], parse_gates(gates))
-    sys.exit(deliver(document, out, html, as_json=as_json))
+        document = merge_documents([read_document(file) for file in files], output.gates)
+    sys.exit(output.deliver(document))
 
 
 def merge_documents(documents: Sequence[RunDocument], gates: Sequence[Condition] = ()) -> RunDocument:
     """Return one run's merged document, with these gates or its first's. Raises DocumentError for different runs."""
     first = documents[0]
-    for each in documents:
-        if each.scenario != first.scenario:
-            raise DocumentError(
-                f"documents of different scenarios: {each.scenario['name']} and {first.scenario['name']}"
-            )
-    gates = gates or first.gates
+    if others := [each.scenario["name"] for each in documents if each.scenario != first.scenario]:
+        raise DocumentError(f"documents of different scenarios: {others[0]} and {first.scenario['name']}")
+    gates = tuple(gates or first.gates)
     targets = []
-    for target in first.targets:
+    for each in first.targets:
         try:
-            stats = merge_stats(each.target(target.name).stats for each in documents)
+            stats = merge_stats(document.target(each.name).stats for document in documents)
         except ValueError as error:
             raise DocumentError(str(error)) from error
-        targets.append(TargetResult.of(target.name, target.uri, target.kind, stats, first.criteria, gates))
-    return first.model_copy(
-        update={
-            "targets": tuple(targets),
-            "gates": tuple(gates),
-            "interrupted": any(each.interrupted for each in documents),
-            "started_at": min(each.started_at for each in documents),
-            "schedule_digest": join_digests(each.schedule_digest for each in documents),
-        }
-    )
+        targets.append(TargetResult.of(each.name, each.uri, each.kind, stats, first.criteria, gates))
+    changes = {
+        "targets": tuple(targets),
+        "gates": gates,
+        "interrupted": any(each.interrupted for each in documents),
+        "started_at": min(each.started_at for each in documents),
+        "schedule_digest": join_digests(each.schedule_digest for each in documents),
+    }
+    return first.model_copy(update=changes)
 
 
 @click.command()
 @click.argument("file", type=FILE)
 @output_options
-def report(file: Path, gates: tuple[str, ...], out: Path | None, html: Path | None, *, as_json: bool) -> None:
+def report(file: Path, output: Output) -> None:
     """Show the run in FILE (written with --out) again: as tables, as a page, or against other gates.
 
     \b
@@ -216,9 +196,8 @@ def report(file: Path, gates: tuple[str, ...], out: Path | None, html: Path | No
       loadtest report run.json --html run.html --gate 'error_rate<0.001'
     """
     with refusing():
-        document, conditions = read_document(file), parse_gates(gates)
-    document = document.judged(conditions) if conditions else document
-    sys.exit(deliver(document, out, html, as_json=as_json))
+        document = read_document(file)
+    sys.exit(output.deliver(document.judged(output.gates) if output.gates else document))
 
 
 @click.command()
@@ -247,11 +226,12 @@ def compare(
     with refusing():
         documents = read_document(first), read_document(second)
         pairs = _pairs(*documents, target, against)
-    for found in compare_documents(*documents, pairs, confidence):
+    for pair in pairs:
+        found = compare_targets(documents, pair, confidence)
         if as_json:
             click.echo(json.dumps(found.as_json(), allow_nan=False))
         else:
-            print_differences(found, Console())
+            print_differences(found, wide_console())
 
 
 def _pairs(

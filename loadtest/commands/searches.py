@@ -2,14 +2,23 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 
 import click
 from rich.console import Console
 
-from loadtest.commands.outcome import Exit, Live, Refused, credential_options, refusing, scenario_options, secured
+from loadtest.commands.outcome import (
+    Exit,
+    Live,
+    Refused,
+    credential_options,
+    gate_option,
+    refusing,
+    scenario_options,
+    secured,
+    workers_option,
+)
 from loadtest.driving.run import default_workers, run_scenario
 from loadtest.report.document import Condition, judge, parse_gates
 from loadtest.report.figures import figures, reasons_invalid, without_nan
@@ -19,14 +28,14 @@ from loadtest.traffic.scenario import Scenario
 
 
 @click.command()
-@click.argument("scenario")
+@scenario_options
 @click.option(
     "--target", "targets", multiple=True, required=True, metavar="[NAME=]KIND://HOST:PORT", help="Whom to ask."
 )
-@scenario_options
-@click.option("--gate", "gates", multiple=True, required=True, metavar="FIGURE<NUMBER[,...]", help="What must hold.")
-@click.option("--from", "from_sessions", type=click.IntRange(1), default=100, show_default=True, help="Where to begin.")
-@click.option("--to", "to_sessions", type=click.IntRange(1), default=20_000, show_default=True, help="Where to end.")
+@workers_option
+@gate_option("gates", required=True, help="What must hold.")
+@click.option("--from", "first", type=click.IntRange(1), default=100, show_default=True, help="Where to begin.")
+@click.option("--to", "last", type=click.IntRange(1), default=20_000, show_default=True, help="Where to end.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
@@ -39,20 +48,18 @@ from loadtest.traffic.scenario import Scenario
     type=click.IntRange(1),
     default=3,
     show_default=True,
-    help="Runs of each count, an odd number; most of them decide.",
+    help="Runs of each count, odd; most of them decide.",
 )
-@credential_options
+@credential_options()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each target.")
 def capacity(
     *,
-    scenario: str,
+    scenario: Scenario,
     targets: tuple[str, ...],
-    overrides: tuple[str, ...],
-    duration: float | None,
     workers: int | None,
     gates: tuple[str, ...],
-    from_sessions: int,
-    to_sessions: int,
+    first: int,
+    last: int,
     tolerance: float,
     repeats: int,
     credentials: Credentials,
@@ -68,20 +75,20 @@ def capacity(
     """
     found: dict[str, Capacity] = {}
     with refusing():
-        if from_sessions > to_sessions or repeats % 2 == 0:
+        if first > last or repeats % 2 == 0:
             raise Refused("--to must be at least --from, and --repeats odd")
-        conditions, settings = parse_gates(gates), SearchSettings(from_sessions, to_sessions, tolerance, repeats)
-        loaded = Scenario.load(scenario, overrides).scaled(duration_s=duration)
-        specs = secured(map(parse_target, targets), credentials)
+        settings, specs = (
+            SearchSettings(first, last, tolerance, repeats),
+            secured(map(parse_target, targets), credentials),
+        )
         with Live(Console(stderr=True)) as live:
-            runner = _Runner(loaded, conditions, workers or default_workers(), live)
             for spec in specs:
-                run_once, say = partial(runner.run, spec), _say_trial(spec.name, conditions)
-                found[spec.name] = find_capacity(settings, run_once, say)
+                runner = _Runner(scenario, spec, parse_gates(gates), workers or default_workers(), live)
+                found[spec.name] = find_capacity(settings, runner.run)
                 if found[spec.name].is_interrupted:
                     break
     for name, each in found.items():
-        click.echo(json.dumps(_capacity_json(name, each), allow_nan=False) if as_json else _describe(name, each))
+        click.echo(_as_json(name, each) if as_json else _describe(name, each))
     results = found.values()
     if any(each.is_interrupted for each in results):
         sys.exit(Exit.INTERRUPTED)
@@ -95,21 +102,25 @@ class _Runner:
     """Runs a scenario at a session count and checks its figures against a gate."""
 
     scenario: Scenario
+    spec: TargetSpec
     conditions: Sequence[Condition]
     workers: int
     live: Live
 
-    def run(self, spec: TargetSpec, sessions: int, repeat: int = 0) -> Trial:
-        """Run a target once; each repeat has its own traffic."""
-        seed = f"{self.scenario.seed}/{repeat}" if repeat else None
+    def run(self, sessions: int, repeat: int) -> Trial:
+        """Run the target once and print the verdict; each repeat has its own traffic."""
+        name, seed = self.spec.name, f"{self.scenario.seed}/{repeat}" if repeat else None
         scenario = self.scenario.scaled(sessions=sessions, seed=seed)
-        workers = min(self.workers, sessions)
-        found = run_scenario(scenario, [spec], workers=workers, progress=self.live.show)
-        stats = found.stats_by_target.get(spec.name)
+        found = run_scenario(scenario, [self.spec], workers=min(self.workers, sessions), progress=self.live.show)
+        stats = found.stats_by_target.get(name)
         if found.interrupted or stats is None:
             return Trial(sessions, is_passed=False, is_interrupted=True)
         values, reasons = figures(stats, scenario.criteria), reasons_invalid(stats)
-        is_passed = all(each.is_met for each in judge(self.conditions, values)) and not reasons
+        verdicts = judge(self.conditions, values)
+        is_passed = all(each.is_met for each in verdicts) and not reasons
+        word = "invalid" if reasons else "passes" if is_passed else "fails"
+        said = ", ".join(f"{each.gate.figure} {each.said}" for each in verdicts)
+        click.echo(f"{name}: {sessions:,} sessions: {word} ({said})", err=True)
         return Trial(sessions, is_passed, values, reasons)
 
 
@@ -123,16 +134,6 @@ def _describe(name: str, found: Capacity) -> str:
     return f"{name}: {found.sessions:,} sessions pass, up to {found.fails_at:,}, {why}"
 
 
-def _capacity_json(name: str, found: Capacity) -> dict[str, object]:
-    """Return the result of a search as a JSON object."""
+def _as_json(name: str, found: Capacity) -> str:
     trials = [asdict(each) | {"figures": without_nan(each.figures)} for each in found.trials]
-    return {"target": name} | asdict(found) | {"trials": trials}
-
-
-def _say_trial(name: str, conditions: Sequence[Condition]) -> Callable[[Trial], None]:
-    def say(trial: Trial) -> None:
-        verdicts = ", ".join(f"{each.gate.figure} {each.said}" for each in judge(conditions, trial.figures))
-        word = "invalid" if trial.invalid_because else "passes" if trial.is_passed else "fails"
-        click.echo(f"{name}: {trial.sessions:,} sessions: {word} ({verdicts})", err=True)
-
-    return say
+    return json.dumps({"target": name} | asdict(found) | {"trials": trials}, allow_nan=False)

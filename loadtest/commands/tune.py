@@ -1,12 +1,12 @@
 """`loadtest tune-k`."""
 
 import asyncio
-import functools
 import json
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -19,19 +19,18 @@ from loadtest.processes.child import end_on_sigterm
 from loadtest.report.tables import print_table
 from loadtest.targets import Credentials, TargetError, parse_target
 from loadtest.targets.speculation import Operator
+from loadtest.terminal import wide_console
 from loadtest.traffic.scenario import Scenario
+from loadtest.tuning.blocks import Variant
 from loadtest.tuning.choice import MIN_ROUNDS
 from loadtest.tuning.replay import Replay
 from loadtest.tuning.report import as_json, render_tuning, tables
-from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
-
-_WIDTH = 150
-"""Width of tables without a terminal."""
+from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningSettings
 
 
 @click.command("tune-k")
 @click.option("--server", required=True, metavar="HOST:PORT", help="Where the server takes completions.")
-@credential_options
+@credential_options()
 @click.option(
     "--admin",
     default=f"127.0.0.1:{DEFAULT_ADMIN_PORT}",
@@ -40,20 +39,16 @@ _WIDTH = 150
     metavar="HOST:PORT",
     help="Its admin listener.",
 )
-@functools.partial(credential_options, listener="admin")
+@credential_options("admin_credentials", "--admin-", "the admin listener's")
 @click.option(
     "--trace",
     default="steady",
     show_default=True,
     metavar="SCENARIO",
-    help="What is completed: a scenario by its name or file, or a CSV of recorded arrivals.",
+    help="What is completed: a scenario by its name or file.",
 )
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key of the scenario.")
-@click.option(
-    "--concurrency",
-    metavar="N,N,...",
-    help="Requests at once.  [default: 1,4,16,64, as far as the server has slots]",
-)
+@click.option("--concurrency", metavar="N,N,...", help="Requests at once.  [default: 1,4,16,64, up to the slots]")
 @click.option("--k", metavar="N,N,...", help="Values of K to try beside 0.  [default: all that the server allows]")
 @click.option(
     "--rounds",
@@ -93,10 +88,7 @@ def tune_k(
 
     No other client should use the server meanwhile, and the server should not shed: start it with shed.when=never,
     scheduling.step_tolerance=0, and admission.user_requests_per_s, admission.user_tokens_per_s and
-    admission.users_per_peer=0.
-
-    Each request refuses the completion cache, so that the engine computes it. An answer that comes from a cache all the
-    same, as that of an older server does, makes the result invalid.
+    admission.users_per_peer=0. An answer that comes from a completion cache makes the result invalid.
 
     Exit status: 0 success, 2 bad input or a server that can't be tuned, 3 an invalid result, 130 Ctrl-C.
 
@@ -104,27 +96,18 @@ def tune_k(
     Examples:
       loadtest tune-k --server 127.0.0.1:50051 --out schedule.json --html tuning.html
       completion-server speculation set --schedule schedule.json
-      loadtest tune-k --server 127.0.0.1:50051 --concurrency 1,8,32 --k 1,2,4 --rounds 10
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     with refusing(interrupted="Interrupted; the previous setting is active again."):
-        if trace.endswith(".csv"):
-            trace, overrides = "steady", (f"recorded.file={trace}", *overrides)
         scenario = Scenario.load(trace, overrides).scaled(seed=seed)
         concurrencies, ks = numbers("--concurrency", concurrency, least=1), numbers("--k", k, least=0)
         settings = TuningSettings(concurrencies, rounds, rounds, seconds, ks)
-        address, admin = _address("--server", server), _address("--admin", with_port(admin, DEFAULT_ADMIN_PORT))
+        admin = _address("--admin", with_port(admin, DEFAULT_ADMIN_PORT))
+        address = _address("--server", server)
         end_on_sigterm()
-        with Bar(Console(stderr=True)) as bar:
-            tuned = asyncio.run(_tune(address, credentials, admin, admin_credentials, scenario, settings, bar))
-    about = {
-        "version": version("completion-server"),
-        "started_at": started_at,
-        "scenario": scenario.name,
-        "seed": scenario.seed,
-        "rounds": rounds,
-        "seconds": seconds,
-    }
+        tuned = asyncio.run(_tune(address, credentials, admin, admin_credentials, scenario, settings))
+    about: dict[str, Any] = {"version": version("completion-server"), "started_at": started_at}
+    about |= {"scenario": scenario.name, "seed": scenario.seed, "rounds": rounds, "seconds": seconds}
     document = json.dumps(as_json(tuned, about), allow_nan=False)
     if out is not None:
         out.write_text(document + "\n", encoding="utf-8")
@@ -134,21 +117,19 @@ def tune_k(
     if is_json:
         click.echo(document)
     else:
-        print_tuning(tuned, Console())
+        print_tuning(tuned, wide_console())
     sys.exit(Exit.WELL if tuned.is_valid else Exit.INVALID)
 
 
 def print_tuning(tuned: Tuned, console: Console) -> None:
     """Print the result, the verdict last."""
-    wide = console if console.is_terminal else Console(width=_WIDTH)
     for table in tables(tuned):
-        if table.rows:
-            print_table(table, wide)
+        print_table(table, console)
     for trouble in tuned.troubles:
-        wide.print(Text(trouble, style="bold red"))
+        console.print(Text(trouble, style="bold red"))
     for line in tuned.verdict:
-        wide.print(Text(line))
-    wide.print(Text(f"Recommended: {json.dumps(tuned.recommended)}", style="bold"))
+        console.print(Text(line))
+    console.print(Text(f"Recommended: {json.dumps(tuned.recommended)}", style="bold"))
 
 
 class Bar(Progress):
@@ -157,23 +138,20 @@ class Bar(Progress):
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
         super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._stage, self._task = "", self.add_task("starting", total=None)
+        self._task = self.add_task("starting", total=None)
 
-    def on_progress(self, step: TuningProgress) -> None:
+    def on_progress(self, stage: str, variant: Variant, concurrency: int, num_done: int, num_blocks: int) -> None:
         """Show the next block."""
-        if not self.console.is_terminal and step.stage != self._stage:
-            self.console.print(f"{step.stage}: {step.num_steps} blocks", markup=False, highlight=False)
-        self._stage = step.stage
-        said = f"{step.stage}: {step.name}, {step.concurrency} at once"
-        self.update(self._task, description=said, completed=step.num_done, total=step.num_steps)
+        if not self.console.is_terminal and num_done == 0:
+            self.console.print(f"{stage}: {num_blocks} blocks", markup=False, highlight=False)
+        said = f"{stage}: {variant.name}, {concurrency} at once"
+        self.update(self._task, description=said, completed=num_done, total=num_blocks)
 
 
 def numbers(option: str, text: str | None, *, least: int) -> tuple[int, ...]:
     """Return whole numbers in ascending order; none without a text. Raises TuningError if one is none or too small."""
-    if text is None:
-        return ()
     found: set[int] = set()
-    for each in text.split(","):
+    for each in text.split(",") if text is not None else ():
         if not each.strip().isdecimal() or int(each) < least:
             raise TuningError(
                 f"{option}: numbers of at least {least} with commas between them; got {each.strip()!r} in {text!r}"
@@ -189,12 +167,12 @@ async def _tune(
     admin_credentials: Credentials,
     scenario: Scenario,
     settings: TuningSettings,
-    bar: Bar,
 ) -> Tuned:
     replay = Replay(server, scenario, credentials)
     try:
-        async with Operator(admin, admin_credentials) as operator:
-            return await Tuner(operator, {"": replay}, scenario, bar.on_progress).tune(settings)
+        with Bar(Console(stderr=True)) as bar:
+            async with Operator(admin, admin_credentials) as operator:
+                return await Tuner(operator, {"": replay}, scenario, bar.on_progress).tune(settings)
     finally:
         await replay.close()
 

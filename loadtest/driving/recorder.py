@@ -141,44 +141,43 @@ class Recorder:
 
     def _judge(self, record: Record, tallies: _Tallies) -> None:
         """Record what an answer was worth to its user."""
-        criteria, request = self._criteria, record.request
+        criteria, request, outcome = self._criteria, record.request, record.outcome
         assert record.ended_at_s is not None
-        total_s = 0.0 if record.outcome is Outcome.CACHED else record.ended_at_s - request.intended_at_s
+        is_cached = outcome is Outcome.CACHED  # such an answer says nothing of the target
+        total_s = 0.0 if is_cached else record.ended_at_s - request.intended_at_s
         self._record_times(record, total_s, tallies.total)
         if request.is_pause:
             tallies.count("pauses")
             tallies.count_here("pauses")
-        if record.first_text_at_s is None:
+            tallies.total.counters["pauses_cached"] += is_cached
+        if (ttft_s := record.ttft_s) is None:
             return
-        ttft_s = record.first_text_at_s - request.intended_at_s
-        is_in_time = ttft_s <= criteria.within_ms / 1000
-        stands_s = request.next_key_at_s - record.first_text_at_s
-        is_soon = ttft_s <= criteria.slo_ttft_ms / 1000 and total_s <= criteria.slo_total_ms / 1000
-        self._record_text(record, ttft_s, tallies, is_in_time=is_in_time)
-        if is_soon and record.outcome in _SHOWN:
+        tallies.total.record(f"ttft/outcome/{outcome.value}", ttft_s)
+        if not is_cached:
+            tallies.record("ttft", ttft_s)
+            tallies.record(f"ttft/region/{tallies.region}", ttft_s, is_sliced=tallies.is_region_sliced)
+            if request.is_pause:
+                tallies.record("ttft/pause", ttft_s)
+        tallies.count("shown")
+        tallies.total.counters["shown_chars"] += len(record.text)
+        is_good = ttft_s <= criteria.slo_ttft_ms / 1000 and total_s <= criteria.slo_total_ms / 1000
+        if is_good and outcome in _SHOWN:
             tallies.count("good")
-        if is_in_time and stands_s >= criteria.before_next_key_ms / 1000:
+        if ttft_s <= criteria.within_ms / 1000:
+            self._count_in_time(record, request.next_key_at_s - request.intended_at_s - ttft_s, tallies)
+
+    def _count_in_time(self, record: Record, stands_s: float, tallies: _Tallies) -> None:
+        """Count an answer whose first text came in time, and stands for so long before the user's next key."""
+        tallies.count("in_time")
+        if record.request.is_pause:
+            tallies.count("pauses_in_time")
+            tallies.count_here("pauses_in_time")
+        if stands_s >= self._criteria.before_next_key_ms / 1000:
             tallies.count("seen")
             tallies.count_here("seen")
             tallies.total.counters["seen_tokens"] += record.completion_tokens
-            tallies.count("accepted_chars", accepted_chars(record.text, request, criteria.accepts_min_chars))
-
-    def _record_text(self, record: Record, ttft_s: float, tallies: _Tallies, *, is_in_time: bool) -> None:
-        is_asked = record.outcome is not Outcome.CACHED  # a cached answer says nothing of the target
-        tallies.total.record(f"ttft/outcome/{record.outcome.value}", ttft_s)
-        if is_asked:
-            tallies.record("ttft", ttft_s)
-            tallies.record(f"ttft/region/{tallies.region}", ttft_s, is_sliced=tallies.is_region_sliced)
-        tallies.count("shown")
-        tallies.total.counters["shown_chars"] += len(record.text)
-        if is_in_time:
-            tallies.count("in_time")
-        if record.request.is_pause:
-            if is_asked:
-                tallies.record("ttft/pause", ttft_s)
-            if is_in_time:
-                tallies.count("pauses_in_time")
-                tallies.count_here("pauses_in_time")
+            min_chars = self._criteria.accepts_min_chars
+            tallies.count("accepted_chars", accepted_chars(record.text, record.request, min_chars))
 
     @staticmethod
     def _record_times(record: Record, total_s: float, total: Tally) -> None:

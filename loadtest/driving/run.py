@@ -4,13 +4,13 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from loadtest import LoadTestError
 from loadtest.driving.driver import DRAIN_S
-from loadtest.driving.worker import Done, Go, Prepare, Stop, WorkerReady
+from loadtest.driving.worker import Kind
 from loadtest.driving.worker_pool import Interruption, RunError, WorkerPool, check
 from loadtest.stats import RunStats, merge
 from loadtest.targets import TargetSpec
@@ -18,7 +18,7 @@ from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.typed import join_digests
 
 _LEAD_S = 0.5
-"""Time from the last worker's Ready to the start."""
+"""Time from the last worker's READY to the start."""
 _PREPARE_S = 900.0
 _AFTER_S = 60.0
 """Time that workers may take to end after a run's last answers."""
@@ -49,8 +49,11 @@ def plan(scenario: Scenario, specs: Sequence[TargetSpec], num_blocks: int) -> It
     if num_blocks > 1:
         _check(scenario, num_blocks)
     for block in range(num_blocks):
-        stretch = _stretch(scenario, block, num_blocks)
-        first = block % len(specs)
+        stretch, first = scenario, block % len(specs)
+        if num_blocks > 1:
+            seed = hashlib.sha256(f"{scenario.seed}/{block}".encode()).hexdigest()[:12]
+            slices = round(scenario.duration_s / num_blocks / scenario.slice_s)
+            stretch = scenario.scaled(duration_s=max(1, slices) * scenario.slice_s, seed=seed)
         for place, spec in enumerate((*specs[first:], *specs[:first])):
             yield TargetTurn(block * len(specs) + place, num_blocks * len(specs), stretch, spec)
 
@@ -74,21 +77,12 @@ def _check(scenario: Scenario, num_blocks: int) -> None:
     faults = (
         (scenario.events, "has events"),
         (scenario.shape.kind != "steady", f"has the shape {scenario.shape.kind}"),
-        (scenario.recorded is not None, "is recorded"),
         (scenario.duration_s / num_blocks < scenario.slice_s, f"is too short for {num_blocks} blocks"),
     )
     for is_fault, why in faults:
         if is_fault:
             msg = f"scenario {scenario.name} {why}, so it can't be cut into blocks: let targets run --in-turn"
             raise BlocksError(msg)
-
-
-def _stretch(scenario: Scenario, block: int, num_blocks: int) -> Scenario:
-    if num_blocks == 1:
-        return scenario
-    seed = hashlib.sha256(f"{scenario.seed}/{block}".encode()).hexdigest()[:12]
-    slices = round(scenario.duration_s / num_blocks / scenario.slice_s)
-    return scenario.scaled(duration_s=max(1, slices) * scenario.slice_s, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +100,18 @@ class RunProgress:
     """The progress of a run."""
 
     turn: TargetTurn
-    is_running: bool
-    """Whether requests are sent; false while the workers prepare."""
     elapsed_s: float
+    """Time since the first request could be sent; 0 while the workers prepare."""
     num_sessions: int
     num_connected: int
     num_intended: int
     num_seen: int
     num_errors: int
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are sent; false while the workers prepare."""
+        return self.elapsed_s > 0
 
 
 @dataclass(slots=True)
@@ -157,13 +155,13 @@ def run_scenario(
     machine = machine or Machine()
     check(scenario, specs, workers)
     turns = list(plan(scenario, specs, blocks))
-    num_workers = workers * machine.count
-    result = RunResult(num_workers=num_workers, started_at=datetime.now(UTC).isoformat(timespec="seconds"))
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    result = RunResult(num_workers=workers * machine.count, started_at=started_at)
+    digests: dict[str, list[str]] = {}
     with interruption or Interruption() as asked:
-        with WorkerPool.start(machine.index * workers, workers, num_workers) as pool:
-            digests: dict[str, list[str]] = {}
+        with WorkerPool(machine.index * workers, workers, result.num_workers) as pool:
             for turn in turns:
-                runner = _TurnRunner(pool, turn, machine, asked, progress)
+                runner = _TurnRunner(pool, turn, machine.start_at, asked, progress)
                 try:
                     stats = runner.take()
                 except RunError as error:
@@ -177,68 +175,45 @@ def run_scenario(
                 if asked.is_asked:
                     break
         result.interrupted = asked.is_asked
-    result.schedule_digest = join_digests([each for found in digests.values() for each in found])
+    result.schedule_digest = join_digests(each for found in digests.values() for each in found)
     return result
 
 
+@dataclass(slots=True)
 class _TurnRunner:
     """Carries out one target's turn."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        turn: TargetTurn,
-        machine: Machine,
-        asked: Interruption,
-        progress: Callable[[RunProgress], None] | None,
-    ) -> None:
-        self.digests: list[str] = []
-        self._pool = pool
-        self._turn = turn
-        self._machine = machine
-        self._asked = asked
-        self._progress = progress
-        self._start_at: float | None = None
-        self._is_stopping = False
+    pool: WorkerPool
+    turn: TargetTurn
+    start_at: float | None
+    asked: Interruption
+    progress: Callable[[RunProgress], None] | None
+    digests: list[str] = field(default_factory=list)
+    _is_running: bool = False
+    _is_stopping: bool = False
 
     def take(self) -> RunStats | None:
         """Return the turn's statistics; None if it was interrupted before it began."""
-        self._pool.send(Prepare(self._turn.scenario, self._turn.spec))
-        answers = self._pool.answers(_PREPARE_S, self._pulse)
-        self.digests = [each.digest for each in answers.values() if isinstance(each, WorkerReady)]
+        self.pool.send(Kind.PREPARE, (self.turn.scenario, self.turn.spec))
+        answers = self.pool.answers(_PREPARE_S, self._pulse)
+        self.digests = [digest for kind, digest in answers if kind is Kind.READY]
         if self._is_stopping:
             return None
-        self._start_at = self._machine.start_at or time.time() + _LEAD_S
-        if (late_s := time.time() - self._start_at) > 0:
+        self.start_at = self.start_at or time.time() + _LEAD_S
+        if (late_s := time.time() - self.start_at) > 0:
             msg = f"ready {late_s:.1f} s after the time at which all machines start; begin with one further ahead"
             raise RunError(msg)
-        self._pool.send(Go(self._start_at))
-        wait_s = self._start_at - time.time() + self._turn.scenario.duration_s + DRAIN_S + _AFTER_S
-        return _sum(self._pool.answers(wait_s, self._pulse).values())
+        self._is_running = True
+        self.pool.send(Kind.GO, self.start_at)
+        wait_s = self.start_at - time.time() + self.turn.scenario.duration_s + DRAIN_S + _AFTER_S
+        found = [RunStats.from_json(stats) for _kind, stats in self.pool.answers(wait_s, self._pulse) if stats]
+        return merge(found) if found else None
 
     def _pulse(self) -> None:
-        if self._asked.is_asked and not self._is_stopping:
+        if self.asked.is_asked and not self._is_stopping:
             self._is_stopping = True
-            self._pool.send(Stop())
-        if self._progress is not None:
-            self._progress(self._state())
-
-    def _state(self) -> RunProgress:
-        reports = self._pool.reports()
-        counts = {name: sum(report.counts[name] for report in reports) for name in ("intended", "seen", "errors")}
-        elapsed_s = time.time() - self._start_at if self._start_at else 0.0
-        return RunProgress(
-            turn=self._turn,
-            is_running=elapsed_s > 0,
-            elapsed_s=min(max(0.0, elapsed_s), self._turn.scenario.duration_s),
-            num_sessions=sum(report.num_sessions for report in reports),
-            num_connected=sum(report.num_connected for report in reports),
-            num_intended=counts["intended"],
-            num_seen=counts["seen"],
-            num_errors=counts["errors"],
-        )
-
-
-def _sum(answers: Iterable[WorkerReady | Done]) -> RunStats | None:
-    found = [RunStats.from_json(each.stats) for each in answers if isinstance(each, Done) and each.stats is not None]
-    return merge(found) if found else None
+            self.pool.send(Kind.STOP)
+        if self.progress is not None:
+            elapsed_s = time.time() - self.start_at if self.start_at and self._is_running else 0.0
+            elapsed_s = min(max(0.0, elapsed_s), self.turn.scenario.duration_s)
+            self.progress(RunProgress(self.turn, elapsed_s, *map(sum, zip(*self.pool.reports(), strict=True))))

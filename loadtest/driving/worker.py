@@ -1,15 +1,17 @@
 """A worker process: drives its share of the sessions on commands from a pipe. Knows nothing of the other workers.
 
-For each run the worker receives Prepare (it makes its trace and connects), answers Ready, receives Go with the start
-time, sends status reports, and answers Done with its statistics. Stop may come at any time and takes effect at once.
+For each run the worker receives PREPARE (it makes its trace and connects), answers READY, receives GO with the start
+time, sends reports, and answers DONE with its statistics. STOP may come at any time and takes effect at once. A command
+that can't be carried out is answered with FAILED.
 """
 
 import asyncio
 import gc
 import signal
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from enum import Enum, auto
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -30,62 +32,31 @@ _COLLECT_AFTER = 50_000
 """Objects until a garbage collection; answered requests leave no cycles."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Command: prepare a run."""
+class Kind(Enum):
+    """The kinds of messages, each with a payload."""
 
-    scenario: Scenario
-    spec: TargetSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Go:
-    """Command: run."""
-
-    start_at: float
-    """Unix time, the same for all workers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
+    PREPARE = auto()
+    """Command: prepare a run of a scenario against a target."""
+    GO = auto()
+    """Command: run; the Unix time of the start, the same for all workers."""
+    STOP = auto()
     """Command: stop the run."""
+    READY = auto()
+    """Answer to PREPARE: the digest of the worker's trace."""
+    REPORT = auto()
+    """Periodic report: the numbers of sessions, connected ones, intended and seen requests, and errors so far."""
+    DONE = auto()
+    """Answer to GO: the statistics as JSON; None if the run was stopped before it began."""
+    FAILED = auto()
+    """Answer to any command: why it can't be carried out."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
-    """Answer to Prepare: the worker is ready to start."""
-
-    digest: str
-    """Digest of the worker's trace."""
-
-
-@dataclass(frozen=True, slots=True)
-class StatusReport:
-    """Periodic report of a worker's progress."""
-
-    num_sessions: int
-    num_connected: int
-    counts: dict[str, int]
-    """Counters so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Answer to Go: the statistics as JSON; None if the run was stopped before it began."""
-
-    stats: dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Answer to any command that the worker can't carry out; the message says why."""
-
-    message: str
+Message = tuple[Kind, Any]
 
 
 def work(pipe: Connection, worker: int, num_workers: int) -> None:
     """Serve commands until the other end of the pipe is closed."""
-    # The terminal's Ctrl-C reaches all processes. The parent process handles it and sends Stop.
+    # The terminal's Ctrl-C reaches all processes. The parent process handles it and sends STOP.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -121,10 +92,8 @@ def make_target(spec: TargetSpec, settings: ClientSettings) -> GrpcTarget | Http
 
 async def count_present(target: Target, recorder: Recorder, clock: RunClock, slice_s: float) -> None:
     """Record in the middle of each slice how many editors are at each host, until cancelled."""
-    if not target.present():
-        return
     middle_s = slice_s / 2
-    while True:
+    while target.present():
         await clock.sleep_until(middle_s)
         recorder.present(middle_s, target.present())
         middle_s += slice_s
@@ -137,8 +106,18 @@ def settle_memory() -> None:
     gc.set_threshold(_COLLECT_AFTER, 20, 100)
 
 
+@asynccontextmanager
+async def meanwhile(other: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do something else until the block ends."""
+    task = asyncio.create_task(other)
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
 class _Worker:
-    """Carries out commands; a task runs the current one, so that Stop can interrupt it."""
+    """Carries out commands; a task runs the current one, so that STOP can interrupt it."""
 
     def __init__(self, pipe: Connection, worker: int, num_workers: int) -> None:
         self._pipe = pipe
@@ -148,38 +127,31 @@ class _Worker:
         self._start_at: asyncio.Future[float] = asyncio.Future()
         self._run_task: asyncio.Task[None] | None = None
         self._driver: Driver | None = None
-        self._trace: tuple[str, Trace] | None = None
+        self._trace: tuple[str, Trace] = ("", Trace("", 0.0, ()))
+        """The last one with its scenario's digest, for the next target."""
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._pipe.fileno(), self._on_message)
-        try:
-            await self._has_quit.wait()
-        finally:
-            loop.remove_reader(self._pipe.fileno())
-            if self._run_task is not None:
-                self._run_task.cancel()
-                await asyncio.gather(self._run_task, return_exceptions=True)
+        await self._has_quit.wait()
+        loop.remove_reader(self._pipe.fileno())
+        if self._run_task is not None:
+            self._run_task.cancel()
+            await asyncio.gather(self._run_task, return_exceptions=True)
 
     def _on_message(self) -> None:
         try:
-            message = self._pipe.recv()
+            kind, payload = self._pipe.recv()
         except (EOFError, OSError):  # the pool is closed
-            self._stop()
+            kind, payload = Kind.STOP, None
             self._has_quit.set()
-            return
-        match message:
-            case Prepare(scenario, spec):
-                self._start_at = asyncio.get_running_loop().create_future()
-                self._run_task = asyncio.create_task(self._run(scenario, spec))
-                self._run_task.add_done_callback(self._on_run_ended)
-            case Go(start_at):
-                self._start_at.set_result(start_at)
-            case Stop():
-                self._stop()
-
-    def _stop(self) -> None:
-        if self._driver is not None:
+        if kind is Kind.PREPARE:
+            self._start_at = asyncio.get_running_loop().create_future()
+            self._run_task = asyncio.create_task(self._run(*payload))
+            self._run_task.add_done_callback(self._on_run_ended)
+        elif kind is Kind.GO:
+            self._start_at.set_result(payload)
+        elif self._driver is not None:
             self._driver.stop_nowait()
         elif self._run_task is not None:
             self._run_task.cancel()
@@ -187,37 +159,36 @@ class _Worker:
     def _on_run_ended(self, task: "asyncio.Task[None]") -> None:
         """Report a run that was cancelled or failed."""
         if task.cancelled():
-            self._send(Done(None))
-            return
-        error = task.exception()
-        if isinstance(error, (LoadTestError, OSError)):
-            self._send(Failed(str(error)))
-        elif error is not None:
-            self._send(Failed("".join(traceback.format_exception(error))))
+            self._send(Kind.DONE, None)
+        elif error := task.exception():
+            is_expected = isinstance(error, (LoadTestError, OSError))
+            self._send(Kind.FAILED, str(error) if is_expected else "".join(traceback.format_exception(error)))
 
-    def _send(self, message: WorkerReady | StatusReport | Done | Failed) -> None:
+    def _send(self, kind: Kind, payload: object) -> None:
         try:
-            self._pipe.send(message)
+            self._pipe.send((kind, payload))
         except OSError:
             self._has_quit.set()
 
     async def _run(self, scenario: Scenario, spec: TargetSpec) -> None:
-        trace = await self._make_trace(scenario)
-        stats = RunStats(spec.name, scenario.duration_s, scenario.slice_s, num_workers=self._num_workers)
+        if self._trace[0] != scenario.digest():
+            made = await asyncio.to_thread(make_trace, scenario, self._worker, self._num_workers)
+            self._trace = (scenario.digest(), made)
+        trace = self._trace[1]
+        stats = RunStats(spec.name, scenario.duration_s, scenario.run_slice_s, num_workers=self._num_workers)
         stats.workers = frozenset({self._worker})
         recorder = make_recorder(stats, trace, scenario, spec)
-        async with make_target(spec, client_settings_of(scenario)) as target:
-            reporting = asyncio.create_task(self._report_status(trace, target, stats))
-            try:
-                async with target.editors(trace) as editors:
-                    if scenario.editor.lead_in:
-                        await lead_in(editors, trace)
-                    self._send(WorkerReady(trace.digest()))
-                    settle_memory()
-                    await self._drive(scenario, trace, target, editors, recorder, stats)
-            finally:
-                reporting.cancel()
-        self._send(Done(stats.as_json()))
+        async with (
+            make_target(spec, client_settings_of(scenario)) as target,
+            meanwhile(self._report(trace, target, stats)),
+            target.editors(trace) as editors,
+        ):
+            if scenario.editor.lead_in:
+                await lead_in(editors, trace)
+            self._send(Kind.READY, trace.digest())
+            settle_memory()
+            await self._drive(scenario, trace, target, editors, recorder, stats)
+        self._send(Kind.DONE, stats.as_json())
 
     async def _drive(
         self,
@@ -228,35 +199,22 @@ class _Worker:
         recorder: Recorder,
         stats: RunStats,
     ) -> None:
-        start_at = await self._start_at
-        # Worker 0 reads the counter for all workers: they share the engine.
-        tokens = await self._count(target)
+        clock = RunClock.starting_at(await self._start_at)
+        tokens = await self._generated_tokens(target)
         callbacks = Callbacks(due=recorder.due, ended=recorder.ended)
-        clock = RunClock.starting_at(start_at)
         self._driver = Driver(trace, editors, clock, callbacks, scenario.editor.cache_entries)
-        counting = asyncio.create_task(count_present(target, recorder, clock, scenario.slice_s))
-        try:
+        async with meanwhile(count_present(target, recorder, clock, stats.slice_s)):
             stats.duration_s = await self._driver.drive(DRAIN_S)
             recorder.connections(target.reconnects_s, self._driver.num_lost)
-        finally:
-            counting.cancel()
-            self._driver = None
-        recorder.generated(await self._count(target) - tokens)
+        self._driver = None
+        recorder.generated(await self._generated_tokens(target) - tokens)
 
-    async def _count(self, target: Target) -> float:
+    async def _generated_tokens(self, target: Target) -> float:
+        """Return the engine's counter. Worker 0 reads it for all workers: they share the engine."""
         return await target.generated_tokens() if self._worker == 0 else float("nan")
 
-    async def _make_trace(self, scenario: Scenario) -> Trace:
-        """Return the worker's share of the trace. The last one is kept for the next target."""
-        digest = scenario.digest()
-        if self._trace is None or self._trace[0] != digest:
-            made = await asyncio.to_thread(make_trace, scenario, self._worker, self._num_workers)
-            self._trace = (digest, made)
-        return self._trace[1]
-
-    async def _report_status(self, trace: Trace, target: Target, stats: RunStats) -> None:
+    async def _report(self, trace: Trace, target: Target, stats: RunStats) -> None:
         while True:
-            counters = stats.total.counters
-            counts = {name: counters[name] for name in ("intended", "seen", "errors")}
-            self._send(StatusReport(len(trace.sessions), target.num_connected, counts))
+            counts = (stats.total.counters[name] for name in ("intended", "seen", "errors"))
+            self._send(Kind.REPORT, (len(trace.sessions), target.num_connected, *counts))
             await asyncio.sleep(_REPORTS_EVERY_S)

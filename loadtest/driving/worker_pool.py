@@ -9,9 +9,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -19,18 +18,7 @@ from types import FrameType
 from typing import Any, Self
 
 from loadtest import LoadTestError
-from loadtest.driving.worker import (
-    Done,
-    Failed,
-    Go,
-    Prepare,
-    StatusReport,
-    Stop,
-    WorkerReady,
-    client_settings_of,
-    make_target,
-    work,
-)
+from loadtest.driving.worker import Kind, Message, client_settings_of, make_target, work
 from loadtest.processes.meter import GENERATED_TOKENS, MetricsError, read_counter
 from loadtest.targets import TargetError, TargetSpec
 from loadtest.traffic.scenario import Scenario
@@ -57,15 +45,13 @@ def check(scenario: Scenario, specs: Sequence[TargetSpec], num_workers: int) -> 
         if first == second:
             raise CheckError(f"two targets have the name {first!r}; give them others: NAME=KIND://...")
     for spec in specs:
-        _check_target(spec, scenario)
-        allow_files(num_files(spec, scenario, num_workers), num_workers)
-
-
-def num_files(spec: TargetSpec, scenario: Scenario, num_workers: int) -> int:
-    """Return the largest number of files that a worker may have open."""
-    sessions = -(-(scenario.sessions + scenario.abusers.count) // num_workers)
-    shared = spec.num_connections(sessions) * len(spec.hosts)
-    return (min(sessions, shared) if shared else sessions) + _OWN_FILES
+        try:
+            _check_target(spec, scenario)
+        except (TargetError, MetricsError) as error:
+            raise CheckError(f"target {spec.name}: {error}") from error
+        sessions = -(-(scenario.sessions + scenario.abusers.count) // num_workers)
+        shared = spec.num_connections(sessions) * len(spec.hosts)
+        allow_files((min(sessions, shared) if shared else sessions) + _OWN_FILES, num_workers)
 
 
 def allow_files(needed: int, num_workers: int) -> None:
@@ -82,21 +68,15 @@ def allow_files(needed: int, num_workers: int) -> None:
 
 
 def _check_target(spec: TargetSpec, scenario: Scenario) -> None:
-    try:
-        make_target(spec, client_settings_of(scenario))
-    except TargetError as error:
-        raise CheckError(str(error)) from error
+    make_target(spec, client_settings_of(scenario))
     for host in spec.hosts:
         name, _, port = host.rpartition(":")
         try:
             socket.create_connection((name.strip("[]"), int(port)), _CONNECT_S).close()
         except OSError as error:
-            raise CheckError(f"target {spec.name}: nothing answers at {host}: {error}") from error
+            raise TargetError(f"nothing answers at {host}: {error}") from error
     if spec.metrics_url:
-        try:
-            read_counter(spec.metrics_url, GENERATED_TOKENS)
-        except MetricsError as error:
-            raise CheckError(f"target {spec.name}: metrics: {error}") from error
+        read_counter(spec.metrics_url, GENERATED_TOKENS)
 
 
 class Interruption:
@@ -121,7 +101,6 @@ class Interruption:
     def __exit__(self, *_error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._before = {}
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self.is_asked:
@@ -129,81 +108,80 @@ class Interruption:
         self.is_asked = True
 
 
-@contextmanager
-def held_back() -> Iterator[None]:
-    """Block signals, also in processes started meanwhile; those unblock them when they are ready."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, set(_SIGNALS))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 @dataclass(slots=True)
 class _Worker:
     number: int
     process: SpawnProcess
     pipe: Connection
-    report: StatusReport | None = None
-    answer: WorkerReady | Done | None = None
+    report: tuple[int, ...] = (0,) * 5
+    answer: Message | None = None
     is_alive: bool = True
 
+    def read(self) -> None:
+        """Read a message. Raises RunError if the worker can't carry out its command."""
+        try:
+            kind, payload = self.pipe.recv()
+        except (EOFError, OSError):
+            self.is_alive = False
+            return
+        if kind is Kind.FAILED:
+            raise RunError(payload)
+        if kind is Kind.REPORT:
+            self.report = payload
+        else:
+            self.answer = (kind, payload)
 
-@dataclass(frozen=True, slots=True)
+
 class WorkerPool:
     """Worker processes, each of which drives its share of the sessions."""
 
-    _workers: list[_Worker] = field(default_factory=list)
-
-    @classmethod
-    def start(cls, first: int, count: int, num_workers: int) -> Self:
+    def __init__(self, first: int, count: int, num_workers: int) -> None:
         """Start `count` workers, numbered from `first`, of `num_workers` on all machines."""
+        self._workers: list[_Worker] = []
         # gRPC does not survive a fork.
         context = multiprocessing.get_context("spawn")
-        pool = cls()
         for number in range(first, first + count):
             pipe, far_end = context.Pipe()
             process = context.Process(target=work, args=(far_end, number, num_workers), daemon=True)
-            with held_back():
+            # Signals are blocked, also in the new process, which unblocks them when it is ready.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, set(_SIGNALS))
+            try:
                 process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             far_end.close()
-            pool._workers.append(_Worker(number, process, pipe))
-        return pool
+            self._workers.append(_Worker(number, process, pipe))
 
-    def send(self, message: Prepare | Go | Stop) -> None:
-        """Send a command to all living workers. Prepare and Go have an answer."""
-        for worker in self._alive():
-            if isinstance(message, (Prepare, Go)):
+    def send(self, kind: Kind, payload: object = None) -> None:
+        """Send a command to all living workers. PREPARE and GO have an answer."""
+        for worker in self._workers:
+            if kind is not Kind.STOP:
                 worker.answer = None
             try:
-                worker.pipe.send(message)
+                worker.pipe.send((kind, payload))
             except OSError:
                 worker.is_alive = False
 
-    def answers(self, timeout_s: float, on_pulse: Callable[[], None]) -> dict[int, WorkerReady | Done]:
-        """Wait for the answer of each living worker to the last command; return the answers by worker number.
-
-        `on_pulse` is called several times a second.
+    def answers(self, timeout_s: float, on_pulse: Callable[[], None]) -> list[Message]:
+        """Wait for the answers of the living workers to the last command. `on_pulse` is called several times a second.
 
         Raises RunError if a worker can't carry out its command, none is left, or they take too long.
         """
         deadline = time.monotonic() + timeout_s
-        while waiting := [worker for worker in self._alive() if worker.answer is None]:
+        while waiting := {each.pipe: each for each in self._workers if each.is_alive and each.answer is None}:
             if time.monotonic() > deadline:
                 raise RunError(f"{len(waiting)} workers said nothing for {timeout_s:.0f} s")
-            by_pipe = {worker.pipe: worker for worker in waiting}
-            for pipe in wait(list(by_pipe), _POLL_S):
-                assert isinstance(pipe, Connection)
-                _on_message(by_pipe[pipe])
+            for pipe in wait(list(waiting), _POLL_S):
+                waiting[pipe].read()  # type: ignore[index]
             on_pulse()
-        found = {worker.number: worker.answer for worker in self._alive() if worker.answer is not None}
+        found = [each.answer for each in self._workers if each.is_alive and each.answer is not None]
         if not found:
             raise RunError("all workers died")
         return found
 
-    def reports(self) -> list[StatusReport]:
-        """Return the last status report of each worker."""
-        return [worker.report for worker in self._workers if worker.report is not None]
+    def reports(self) -> list[tuple[int, ...]]:
+        """Return the last report of each worker."""
+        return [each.report for each in self._workers]
 
     def __enter__(self) -> Self:
         return self
@@ -215,25 +193,6 @@ class WorkerPool:
         deadline = time.monotonic() + (_QUIT_S if error is None else 0.0)
         for worker in self._workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
-            if worker.process.exitcode is None:
-                worker.process.kill()
-                worker.process.join()
+            worker.process.kill()
+            worker.process.join()
             worker.process.close()
-
-    def _alive(self) -> Iterator[_Worker]:
-        return (worker for worker in self._workers if worker.is_alive)
-
-
-def _on_message(worker: _Worker) -> None:
-    try:
-        message: Any = worker.pipe.recv()
-    except (EOFError, OSError):
-        worker.is_alive = False
-        return
-    match message:
-        case StatusReport():
-            worker.report = message
-        case Failed(why):
-            raise RunError(why)
-        case WorkerReady() | Done():
-            worker.answer = message

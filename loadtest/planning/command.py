@@ -16,8 +16,8 @@ from rich.table import Table
 from loadtest.planning.calculation import Plan, computed_tokens, plan_of
 from loadtest.planning.inputs import MAX_SESSIONS, Inputs, Region
 from loadtest.planning.model_config import KvType, read_model
+from loadtest.terminal import wide_console
 
-_WIDTH = 120  # of tables without a terminal
 _MODEL = click.Path(exists=True, path_type=Path)
 _NO_NUMBERS = (
     "A user's times between keys are independent draws of the load tester's typist.",
@@ -137,8 +137,7 @@ def plan(ctx: click.Context, /, as_json: bool, **given: Any) -> None:  # noqa: A
     if as_json:
         click.echo(json.dumps(_as_json(found), allow_nan=False))
         return
-    console = Console(highlight=False)
-    _show(found, console if console.is_terminal else Console(highlight=False, width=_WIDTH))
+    _show(found, wide_console())
 
 
 def _memory(
@@ -187,6 +186,9 @@ def _show(plan: Plan, console: Console) -> None:
     console.print(steps, regions)
     if short := [each.name for each in plan.regions if each.gpus < each.needed_gpus]:
         console.print(f"Too few GPUs in {', '.join(short)}.", style="red")
+    if any(max(each.busy, each.busy_if_lost or 0) > 1 for each in plan.regions):
+        sentence = "Busy above 100%: a region has more sessions than its servers answer in time, so users see fewer."
+        console.print(sentence, style="red", soft_wrap=True)
     console.print("Assumed", style="bold")
     numbers = {name: value for name, value in asdict(plan.inputs).items() if isinstance(value, int | float)}
     console.print(", ".join(f"{name} {value:g}" for name, value in numbers.items()), soft_wrap=True)

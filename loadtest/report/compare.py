@@ -8,16 +8,15 @@ blocks the spread is too small, so intervals are widened by the ratio of Student
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from loadtest.report.document import RunDocument, TargetResult
-from loadtest.report.figures import FIGURES, Array, Better, Figure, Sums, ratio, slice_durations_s
+from loadtest.report.figures import FIGURES, Array, Figure, Sums, ratio, rounded, slice_durations_s
 from loadtest.stats import RunStats
 from loadtest.traffic.sections import CriteriaSettings
 
@@ -30,30 +29,18 @@ _SEED = 20
 _MIN_WITH_VALUE = 0.5
 """Smallest share of samples that must have the figure for a verdict."""
 
+Change = Literal["worse", "better", "different", "within noise", "noise unknown"]
+"""The change of a figure from A to B.
 
-class Change(Enum):
-    """The change of a figure from A to B, in the order of a report."""
-
-    WORSE = "worse"
-    BETTER = "better"
-    DIFFERENT = "different"
-    """The figure has no good direction."""
-    WITHIN_NOISE = "within noise"
-    UNKNOWN = "noise unknown"
-    """The figure is not recorded by slice, or there are too few slices."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A confidence interval; nan if unknown."""
-
-    low: float = math.nan
-    high: float = math.nan
+"different": the figure has no good direction. "noise unknown": it isn't recorded by slice, or there are too few slices.
+"""
+Interval = tuple[float, float]
+_UNKNOWN = (math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A figure in A and in B."""
+    """A figure in A and in B. Intervals are nan if unknown."""
 
     figure: str
     first: float
@@ -67,7 +54,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class RunDifferences:
-    """The differences of two runs, of one target or of two."""
+    """The differences of two runs, of one target or of two, the worse figures first."""
 
     first: str
     second: str
@@ -80,86 +67,59 @@ class RunDifferences:
     warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return them for JSON, the figures by name."""
-        figures = {
-            each.figure: {
-                "first": _number(each.first),
-                "second": _number(each.second),
-                "change": each.change.value,
-                "difference": _ends(each.difference),
-                "ratio": _ends(each.ratio),
-            }
-            for each in self.differences
-        }
-        return {name: value for name, value in asdict(self).items() if name != "differences"} | {"figures": figures}
-
-
-def compare_documents(
-    first: RunDocument,
-    second: RunDocument,
-    pairs: Sequence[tuple[TargetResult, TargetResult]],
-    confidence: float = CONFIDENCE,
-) -> tuple[RunDifferences, ...]:
-    """Compare pairs of targets of two documents, with the criteria of the first."""
-    warnings = _scenario_warnings(first, second)
-    warnings += [f"{label} was interrupted" for label, each in (("A", first), ("B", second)) if each.interrupted]
-    is_paired = first.schedule_digest == second.schedule_digest
-    found = []
-    for pair in pairs:
-        invalid = [
-            f"{label} {each.name} is invalid: {reason}"
-            for label, each in zip("AB", pair, strict=True)
-            for reason in each.invalid_because
-        ]
-        runs, names = (pair[0].stats, pair[1].stats), (pair[0].name, pair[1].name)
-        found.append(
-            compare(
-                *runs,
-                first.criteria,
-                is_paired=is_paired,
-                names=names,
-                warnings=(*warnings, *invalid),
-                confidence=confidence,
-            )
-        )
-    return tuple(found)
+        """Return them for JSON, the figures by name; null for a value or an interval that is unknown."""
+        found = asdict(self)
+        for each in (figures := found.pop("differences")):
+            for name in ("first", "second"):
+                each[name] = rounded(each[name])
+            for name in ("difference", "ratio"):
+                each[name] = None if math.isnan(each[name][0]) else [rounded(end) for end in each[name]]
+        return found | {"figures": {each.pop("figure"): each for each in figures}}
 
 
 def compare(
-    first: RunStats,
-    second: RunStats,
-    criteria: CriteriaSettings,
-    *,
-    is_paired: bool,
-    names: tuple[str, str] = ("A", "B"),
-    warnings: Sequence[str] = (),
+    documents: tuple[RunDocument, RunDocument],
+    targets: tuple[TargetResult, TargetResult],
     confidence: float = CONFIDENCE,
 ) -> RunDifferences:
-    """Return the differences of two runs' figures; paired if both had the same trace and slices."""
-    runs = (first, second)
+    """Compare a target of a document with one of another, by the criteria of the first document."""
+    (first, second), runs = documents, (targets[0].stats, targets[1].stats)
     counts = [len(slice_durations_s(each)) for each in runs]
-    is_paired = is_paired and counts[0] == counts[1] and first.slice_s == second.slice_s
-    said, samples, widened = list(warnings), None, math.nan
+    is_paired = first.schedule_digest == second.schedule_digest and counts[0] == counts[1]
+    is_paired = is_paired and runs[0].slice_s == runs[1].slice_s
+    warnings = [*_warnings(documents, targets)]
     if min(counts) < MIN_SLICES:
-        said.append(f"too few slices to tell noise: {min(counts)}, at least {MIN_SLICES} are needed")
-    else:
-        chance, widened = np.random.default_rng(_SEED), widening(min(counts), confidence)
-        weights = block_weights(counts[0], chance)
-        others = weights if is_paired else block_weights(counts[1], chance)
-        samples = [Sums.of_slices(first, weights), Sums.of_slices(second, others)]
+        warnings.append(f"too few slices to tell noise: {min(counts)}, at least {MIN_SLICES} are needed")
+    found = sorted(
+        _differences(runs, first.criteria, confidence, is_paired=is_paired),
+        key=lambda each: get_args(Change).index(each.change),
+    )
+    names = (targets[0].name, targets[1].name)
+    return RunDifferences(*names, is_paired, min(counts), confidence, tuple(found), tuple(warnings))
+
+
+def _differences(
+    runs: tuple[RunStats, RunStats], criteria: CriteriaSettings, confidence: float, *, is_paired: bool
+) -> Iterator[Difference]:
+    counts = [len(slice_durations_s(each)) for each in runs]
+    samples = None
+    if min(counts) >= MIN_SLICES:
+        chance = np.random.default_rng(_SEED)
+        weights = [block_weights(counts[0], chance)]
+        weights.append(weights[0] if is_paired else block_weights(counts[1], chance))
+        samples = [Sums.of_slices(each, drawn) for each, drawn in zip(runs, weights, strict=True)]
     totals, slices = [Sums.of_total(each) for each in runs], [Sums.of_slices(each) for each in runs]
-    differences = []
     for figure in FIGURES.values():
         a, b = (float(figure.compute(each, criteria)[0]) for each in totals)
         if math.isnan(a) and math.isnan(b):
             continue
-        difference = relation = Interval()
+        difference = relation = _UNKNOWN
         if samples is not None and all(_is_sliced(figure, *each) for each in zip(totals, slices, strict=True)):
             drawn = [figure.compute(each, criteria) for each in samples]
-            difference = _interval(drawn[1] - drawn[0], confidence, widened)
-            relation = _interval(ratio(drawn[1], drawn[0]), confidence, widened)
-        differences.append(Difference(figure.name, a, b, _change(figure, difference), difference, relation))
-    return RunDifferences(*names, is_paired, min(counts), confidence, tuple(differences), tuple(said))
+            wide = widening(min(counts), confidence)
+            difference = _interval(drawn[1] - drawn[0], confidence, wide)
+            relation = _interval(ratio(drawn[1], drawn[0]), confidence, wide)
+        yield Difference(figure.name, a, b, _change(figure, difference), difference, relation)
 
 
 def block_length(num_slices: int) -> int:
@@ -170,8 +130,7 @@ def block_length(num_slices: int) -> int:
 def block_weights(num_slices: int, chance: np.random.Generator, num_samples: int = _NUM_SAMPLES) -> Array:
     """Return the count of each slice in each sample, of shape (samples, slices); blocks wrap around."""
     length = block_length(num_slices)
-    num_blocks = math.ceil(num_slices / length)
-    starts = chance.integers(num_slices, size=(num_samples, num_blocks, 1))
+    starts = chance.integers(num_slices, size=(num_samples, math.ceil(num_slices / length), 1))
     places = ((starts + np.arange(length)) % num_slices).reshape(num_samples, -1)[:, :num_slices]
     weights = np.zeros((num_samples, num_slices))
     np.add.at(weights, (np.arange(num_samples)[:, None], places), 1)
@@ -197,38 +156,35 @@ def _is_sliced(figure: Figure, total: Sums, slices: Sums) -> bool:
     return all(total.counter(each)[0] == slices.counter(each)[0] for each in figure.counters)
 
 
-def _interval(samples: Array, confidence: float, widened: float) -> Interval:
+def _interval(samples: Array, confidence: float, wide: float) -> Interval:
     found = samples[~np.isnan(samples)]
     if len(found) < _MIN_WITH_VALUE * len(samples):
-        return Interval()
+        return _UNKNOWN
     low, middle, high = np.percentile(found, [50 - 50 * confidence, 50, 50 + 50 * confidence])
-    return Interval(float(middle - (middle - low) * widened), float(middle + (high - middle) * widened))
+    return float(middle - (middle - low) * wide), float(middle + (high - middle) * wide)
 
 
 def _change(figure: Figure, difference: Interval) -> Change:
-    if math.isnan(difference.low):
-        return Change.UNKNOWN
-    if difference.low <= 0 <= difference.high:
-        return Change.WITHIN_NOISE
-    if figure.better is Better.NEITHER:
-        return Change.DIFFERENT
-    return Change.BETTER if (difference.low > 0) is (figure.better is Better.HIGHER) else Change.WORSE
+    low, high = difference
+    if math.isnan(low):
+        return "noise unknown"
+    if low <= 0 <= high:
+        return "within noise"
+    if figure.better == "neither":
+        return "different"
+    return "better" if (low > 0) is (figure.better == "higher") else "worse"
 
 
-def _scenario_warnings(first: RunDocument, second: RunDocument) -> list[str]:
-    """Return the differences of two scenarios, except names and descriptions."""
+def _warnings(documents: tuple[RunDocument, RunDocument], targets: tuple[TargetResult, TargetResult]) -> Iterator[str]:
+    """Yield what spoils a comparison: different scenarios or traces, interruptions, invalid runs."""
+    first, second = documents
     keys = sorted((first.scenario.keys() | second.scenario.keys()) - {"name", "description"})
-    differ = [key for key in keys if first.scenario.get(key) != second.scenario.get(key)]
-    if differ:
-        return [f"the runs are of different scenarios: they differ in {', '.join(differ)}"]
-    if first.schedule_digest != second.schedule_digest:
-        return ["the runs have different traces, so they are compared unpaired and less sharply"]
-    return []
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(f"{value:.6g}")
-
-
-def _ends(interval: Interval) -> list[float] | None:
-    return None if math.isnan(interval.low) else [float(f"{end:.6g}") for end in (interval.low, interval.high)]
+    if differ := [key for key in keys if first.scenario.get(key) != second.scenario.get(key)]:
+        yield f"the runs are of different scenarios: they differ in {', '.join(differ)}"
+    elif first.schedule_digest != second.schedule_digest:
+        yield "the runs have different traces, so they are compared unpaired and less sharply"
+    for label, document, target in zip("AB", documents, targets, strict=True):
+        if document.interrupted:
+            yield f"{label} was interrupted"
+        for reason in target.invalid_because:
+            yield f"{label} {target.name} is invalid: {reason}"

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError, computed_field
 
 from loadtest import LoadTestError
-from loadtest.report.figures import FIGURES, MAX_ERROR_RATE, figures, reasons_invalid, shown, without_nan
+from loadtest.report.figures import FIGURES, MAX_ERROR_RATE, figures, reasons_invalid, rounded, shown
 from loadtest.stats import RunStats
 from loadtest.traffic.sections import CriteriaSettings
 
@@ -26,7 +26,6 @@ SCHEMA = Path(__file__).with_name("schema.json")
 
 _OPERATORS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
 _CONDITION = re.compile(r"\s*(?P<figure>[A-Za-z0-9_]+)\s*(?P<operator><=|>=|==|<|>)\s*(?P<bound>[^\s<>=]+)\s*")
-_OTHER_ORDER = re.compile(r"(?P<what>.+)_(?P<percentile>p[0-9]+)_ms")
 
 
 class GateError(LoadTestError, ValueError):
@@ -46,7 +45,7 @@ class Condition:
     bound: float
 
     def __str__(self) -> str:
-        """Return the text that `parse_gate` reads."""
+        """Return the text that `parse` reads."""
         return f"{self.figure}{self.operator}{self.bound:.10g}"
 
     @classmethod
@@ -55,9 +54,8 @@ class Condition:
         match = _CONDITION.fullmatch(text)
         if match is None:
             raise GateError(f"a gate is FIGURE, one of {' '.join(_OPERATORS)}, and a number, got {text!r}")
-        name, bound = match["figure"], math.nan
-        if other := _OTHER_ORDER.fullmatch(name):  # a figure may be spelled as `ttft_p95_ms`
-            name = f"{other['what']}_ms_{other['percentile']}"
+        # A figure may be spelled as `ttft_p95_ms`.
+        name, bound = re.sub(r"_(p[0-9]+)_ms$", r"_ms_\1", match["figure"]), math.nan
         if name not in FIGURES:
             near = get_close_matches(name, FIGURES, n=1, cutoff=0)
             raise GateError(f"there is no figure {match['figure']!r}; the nearest is {near[0]!r}")
@@ -73,11 +71,9 @@ def parse_gates(texts: Iterable[str]) -> tuple[Condition, ...]:
     return tuple(Condition.parse(each) for text in texts for each in text.split(","))
 
 
-def _nan_of(value: Any) -> Any:  # noqa: ANN401
-    return math.nan if value is None else value
-
-
-_Number = Annotated[float, BeforeValidator(_nan_of), PlainSerializer(lambda value: without_nan({"": value})[""])]
+_Number = Annotated[
+    float, BeforeValidator(lambda given: math.nan if given is None else given), PlainSerializer(rounded)
+]
 """A figure; nan for missing data, which is null in JSON."""
 _Gate = Annotated[
     Condition,
@@ -149,15 +145,10 @@ class TargetResult(_Model):
     ) -> Self:
         """Compute the figures, check them against gates and decide whether the run is valid."""
         found, invalid = figures(stats, criteria), reasons_invalid(stats)
+        verdicts = judge(gates, found)
         return cls(
-            name=name,
-            uri=uri,
-            kind=kind,
-            invalid_because=invalid,
-            gates=judge(gates, found),
-            figures=found,
-            stats=stats,
-        )
+            name=name, uri=uri, kind=kind, invalid_because=invalid, gates=verdicts, figures=found, stats=stats
+        )  # fmt: skip
 
 
 class RunDocument(_Model):
@@ -231,7 +222,7 @@ def read_document(path: Path) -> RunDocument:
     """Read a file written by `RunDocument.write`. Raises DocumentError, whose message begins with the path."""
     try:
         document = RunDocument.model_validate_json(path.read_text(encoding="utf-8"))
-        CriteriaSettings.model_validate(document.scenario.get("criteria", {}))
+        _ = document.criteria
     except ValidationError as error:
         faults = [
             f"{'.'.join(map(str, each['loc']))}: {each['msg']}, got {each['input']!r:.80}".removeprefix(": ")

@@ -7,9 +7,8 @@ and the thousand samples of a bootstrap.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -99,22 +98,9 @@ def ratio(some: Array, whole: Array) -> Array:
     return found
 
 
-class Better(Enum):
-    """The good direction of a figure."""
-
-    HIGHER = "higher"
-    LOWER = "lower"
-    NEITHER = "neither"
-
-
-class Unit(Enum):
-    """The unit of a figure."""
-
-    PER_S = "1/s"
-    MS = "ms"
-    SHARE = "share"
-    COUNT = "count"
-    USD = "USD"
+Better = Literal["higher", "lower", "neither"]
+"""The good direction of a figure."""
+Unit = Literal["1/s", "ms", "share", "count", "USD"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +117,10 @@ class Figure:
     histogram: str = ""
 
 
-_HIGH, _LOW, _NEITHER = Better.HIGHER, Better.LOWER, Better.NEITHER
-_COUNTED = (
+_HIGH: Better = "higher"
+_LOW: Better = "lower"
+_NEITHER: Better = "neither"
+_COUNTED: tuple[tuple[str, str, Better, str], ...] = (
     ("offered_per_s", "intended / s", _NEITHER, "requests intended, prefetches included"),
     ("sent_per_s", "sent / s", _NEITHER, "requests sent"),
     ("seen_per_s", "seen / s", _HIGH, "completions that a user saw: soon enough, and long enough before the next key"),
@@ -185,16 +173,16 @@ def _generated_per_s(sums: Sums, _criteria: CriteriaSettings) -> Array:
 
 
 def _usd_per_completion(sums: Sums, criteria: CriteriaSettings) -> Array:
-    usd_per_s = criteria.gpu_hour_usd * criteria.num_gpus / 3600
-    return ratio(usd_per_s * sums.duration_s, sums.counter("seen")) if usd_per_s else sums.duration_s * math.nan
+    usd_per_s = criteria.gpu_hour_usd * criteria.num_gpus / 3600 or math.nan
+    return ratio(usd_per_s * sums.duration_s, sums.counter("seen"))
 
 
 _COSTS = (
-    Figure("wasted_token_share", Unit.SHARE, _LOW, "of the generated tokens, those of answers that were not seen",
+    Figure("wasted_token_share", "share", "lower", "of the generated tokens, those of answers that were not seen",
            _wasted, ("seen_tokens", "generated_tokens")),
-    Figure("generated_tokens_per_s", Unit.PER_S, _NEITHER, "tokens that the engine generated",
+    Figure("generated_tokens_per_s", "1/s", "neither", "tokens that the engine generated",
            _generated_per_s, ("generated_tokens",)),
-    Figure("usd_per_completion", Unit.USD, _LOW, "price of the GPUs for the run, per completion seen",
+    Figure("usd_per_completion", "USD", "lower", "price of the GPUs for the run, per completion seen",
            _usd_per_completion, ("seen",)),
 )  # fmt: skip
 
@@ -204,13 +192,13 @@ def _define() -> Iterable[Figure]:
     for name, formula, better, meaning in _COUNTED:
         counter, _, whole = formula.partition(" / ")
         parts = whole.split(" - ") if whole else []
-        unit = Unit.PER_S if whole == "s" else Unit.SHARE if whole else Unit.COUNT
+        unit: Unit = "1/s" if whole == "s" else "share" if whole else "count"
         counters = tuple(each for each in (counter, *parts) if each != "s")
         yield Figure(name, unit, better, meaning, partial(_counted, counter, parts), counters)
     for name, histogram, meaning in _TIMES:
         for suffix, percent in PERCENTS.items():
             said, compute = f"{meaning}, p{percent:g}", partial(_percentile, histogram, percent)
-            yield Figure(f"{name}_ms_{suffix}", Unit.MS, _LOW, said, compute, histogram=histogram)
+            yield Figure(f"{name}_ms_{suffix}", "ms", "lower", said, compute, histogram=histogram)
     yield from _COSTS
 
 
@@ -236,9 +224,14 @@ def figures(stats: RunStats, criteria: CriteriaSettings) -> dict[str, float]:
     return {name: float(figure.compute(sums, criteria)[0]) for name, figure in FIGURES.items()}
 
 
+def rounded(value: float) -> float | None:
+    """Return a figure for JSON, with six significant digits; None for nan, which JSON has not."""
+    return None if math.isnan(value) else float(f"{value:.6g}")
+
+
 def without_nan(found: Mapping[str, float]) -> dict[str, float | None]:
-    """Return figures for JSON, which has no nan: None instead, and six significant digits."""
-    return {name: None if math.isnan(value) else float(f"{value:.6g}") for name, value in found.items()}
+    """Return figures for JSON."""
+    return {name: rounded(value) for name, value in found.items()}
 
 
 def reasons_invalid(stats: RunStats) -> tuple[str, ...]:
@@ -261,16 +254,13 @@ def reasons_invalid(stats: RunStats) -> tuple[str, ...]:
 
 def shown(name: str, value: float | None) -> str:
     """Return a figure's value as text."""
+    unit = FIGURES[name].unit
     if value is None or math.isnan(value):
         return "-"
-    unit = FIGURES[name].unit
-    if unit is Unit.SHARE:
+    if unit == "share":
         return f"{value:.1%}" if value == 0 or abs(value) >= 0.01 else f"{value:.3%}"  # noqa: PLR2004
-    if unit is Unit.USD:
-        return f"${value:.6f}"
-    if unit is Unit.COUNT:
-        return f"{value:,.0f}"
-    return shown_number(value)
+    formats = {"USD": "${:.6f}", "count": "{:,.0f}"}
+    return formats[unit].format(value) if unit in formats else shown_number(value)
 
 
 def shown_number(value: float) -> str:

@@ -1,6 +1,6 @@
-"""A self-contained HTML page for a run or a sweep; it loads nothing from the network."""
+"""A self-contained HTML page for a run or a tuning; it loads nothing from the network."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from loadtest.report import charts, tables
 from loadtest.report.canvas import svg_for_page
-from loadtest.report.document import RunDocument, TargetResult
+from loadtest.report.document import RunDocument
 from loadtest.report.tables import Table
 
 
@@ -46,22 +46,20 @@ def render_page(document: RunDocument) -> str:
         "trace": document.schedule_digest[:16],
         "version": document.version,
     }
-    first = Section("", tables=[tables.summary(document), tables.gates(document), tables.terms(document)])
-    overlays = [_overlays(document)] if document.targets else []
-    sections = [first, *overlays, *(_section(each, document) for each in document.targets)]
-    if document.targets:
-        sections.append(Section("", tables=[tables.all_figures(document.targets)]))
-    title = f"Load test: {scenario.get('name', '?')}"
-    return render(title, str(scenario.get("description", "")), facts, tables.troubles(document), sections)
+    title, description = f"Load test: {facts['scenario']}", str(scenario.get("description", ""))
+    return render(title, description, facts, tables.troubles(document), [*_sections(document)])
 
 
 def render(
     title: str, description: str, facts: Mapping[str, str], troubles: Sequence[str], sections: Sequence[Section]
 ) -> str:
     """Return a page of sections."""
-    folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
-        loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     numbers = count(1)
 
@@ -74,33 +72,41 @@ def render(
     )
 
 
-def _overlays(document: RunDocument) -> Section:
+def _sections(document: RunDocument) -> Iterator[Section]:
+    yield Section("", tables=[tables.summary(document), tables.gates(document), tables.terms(document)])
+    if not document.targets:
+        return
     stats_by_target = {each.name: each.stats for each in document.targets}
-    budget_ms, is_one = document.criteria.slo_ttft_ms, len(stats_by_target) == 1
+    budget_ms, events = document.criteria.slo_ttft_ms, document.events
     distribution = Picture(
         "How soon the first text came",
-        charts.ttft_distribution(stats_by_target, budget_ms),
-        "Of pause requests, the share whose first text had come by then; a line ends where its requests had text.",
+        charts.distribution(stats_by_target, budget_ms),
+        "Of the pause requests that the target got, the share whose first text had come by then; a line ends where its "
+        "requests had text.",
     )
-    if is_one:
-        return Section("", pictures=[distribution])
-    seen = charts.seen_by_target(stats_by_target, document.events)
-    latency = charts.latency_by_target(stats_by_target, budget_ms, document.events)
-    pictures = [Picture("Completions seen", seen), Picture("TTFT of pauses, p95", latency), distribution]
-    return Section("All targets", pictures=pictures)
-
-
-def _section(target: TargetResult, document: RunDocument) -> Section:
-    stats, events, budget_ms = target.stats, document.events, document.criteria.slo_ttft_ms
-    lanes, seen = charts.region_lanes(stats, budget_ms, events), charts.seen_and_offered(stats, events)
-    seen_note = "Seen: the first text came soon enough, and long enough before the user's next key."
-    cause_note = "Each stage's own percentile; they need not add up to that of the whole."
-    found = [
-        Picture("Where editors went", lanes, "Each editor asks the nearest server that works."),
-        Picture("Asked and seen", seen, seen_note),
-        Picture("Latency over time", charts.latency_over_time(stats, budget_ms, events)),
-        Picture("What became of the requests", charts.outcomes_over_time(stats, events)),
-        Picture("TTFT by cause", charts.ttft_by_cause(stats), cause_note),
-        Picture("TTFT by region", charts.regions(stats)),
-    ]
-    return Section(target.name, f"{target.kind}  {target.uri}", found, tables.of_target(target))
+    overlays = [distribution]
+    if len(stats_by_target) > 1:
+        seen = charts.by_target(stats_by_target, lambda series: series.per_s("seen"), "seen/s", None, events)
+        ttft = charts.by_target(stats_by_target, lambda series: series.ms("ttft/pause", 95), "ms", budget_ms, events)
+        overlays = [Picture("Completions seen", seen), Picture("TTFT of pauses, p95", ttft), distribution]
+    yield Section("All targets" if len(overlays) > 1 else "", pictures=overlays)
+    rates = {"asked": "intended", "asked at a pause": "pauses", "had text": "shown", "seen": "seen"}
+    for target in document.targets:
+        stats = target.stats
+        pictures = [
+            Picture("Where editors went", charts.presence(stats, events), "Each asks the nearest server that works."),
+            Picture(
+                "Asked and seen",
+                charts.rates(stats, rates, events),
+                "Seen: the first text came soon enough, and long enough before the user's next key.",
+            ),
+            Picture("Latency over time", charts.latencies(stats, budget_ms, events)),
+            Picture("What became of the requests", charts.outcomes(stats, events)),
+            Picture(
+                "TTFT by cause",
+                charts.stages(stats),
+                "Each stage's own percentile; they need not add up to that of the whole.",
+            ),
+        ]
+        yield Section(target.name, f"{target.kind}  {target.uri}", pictures, tables.of_target(target))
+    yield Section("", tables=[tables.all_figures(document.targets)])

@@ -1,9 +1,7 @@
 """The tables of the terminal and of the page, made from a document, and how a terminal prints them."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from rich import box
 from rich.console import Console
@@ -12,7 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from loadtest.report.charts import outcomes_of, regions_of
-from loadtest.report.compare import Change, Interval, RunDifferences
+from loadtest.report.compare import RunDifferences
 from loadtest.report.document import RunDocument, TargetResult
 from loadtest.report.figures import FIGURES, MAX_ERROR_RATE, PERCENTS, shown, shown_number
 from loadtest.stats import Tally
@@ -46,8 +44,6 @@ _TIMES: Mapping[str, str] = {
     "reconnect": "reconnecting",
     "lag": "generator's lag",
 }
-_ALWAYS = 3
-"""Rows of a summary that are shown even when empty."""
 _STYLES = {"FAILED": "bold red", "passed": "green", "better": "green", "worse": "red", "different": "yellow"}
 """Colours of cells with these words."""
 
@@ -64,11 +60,7 @@ class Table:
 
 def summary(document: RunDocument) -> Table:
     """Return a column for each target, without the figures that no target has."""
-    rows = []
-    for place, (name, label) in enumerate(_SUMMARY.items()):
-        cells = [shown(name, each.figures.get(name)) for each in document.targets]
-        if document.targets and (place < _ALWAYS or any(cell != "-" for cell in cells)):
-            rows.append((label, *cells))
+    rows = [(label, *_cells(document.targets, name)) for name, label in _SUMMARY.items() if _has(document, name)]
     return Table("What editors felt", ("", *(each.name for each in document.targets)), rows)
 
 
@@ -86,9 +78,17 @@ def terms(document: RunDocument) -> Table:
     rows = [
         (label, FIGURES[name].meaning + (f" ({notes[name]})" if name in notes else ""))
         for name, label in _SUMMARY.items()
-        if any(shown(name, each.figures.get(name)) != "-" for each in document.targets)
+        if _has(document, name)
     ]
     return Table("What the words mean", ("", "meaning"), rows, num_words=2)
+
+
+def _cells(targets: Sequence[TargetResult], name: str) -> list[str]:
+    return [shown(name, each.figures.get(name)) for each in targets]
+
+
+def _has(document: RunDocument, name: str) -> bool:
+    return any(cell != "-" for cell in _cells(document.targets, name))
 
 
 def of_target(target: TargetResult) -> tuple[Table, ...]:
@@ -100,8 +100,7 @@ def _times(target: TargetResult) -> Table:
     """Return percentiles, a row for each kind of time."""
     rows = []
     for name, label in _TIMES.items():
-        names = [f"{name}_ms_{suffix}" for suffix in PERCENTS]
-        cells = [shown(each, target.figures.get(each)) for each in names]
+        cells = [shown(each, target.figures.get(each)) for each in (f"{name}_ms_{suffix}" for suffix in PERCENTS)]
         if cells[0] != "-":
             rows.append((label, *cells))
     return Table("Times, ms from the intended time", ("", *(f"p{each:g}" for each in PERCENTS.values())), rows)
@@ -124,10 +123,10 @@ def _regions(target: TargetResult) -> Table:
     rows = []
     for name in regions_of(stats):
         kinds = ("intended", "seen", "pauses", "pauses_in_time", "errors")
-        count = {kind: stats.total.counters[f"region/{name}/{kind}"] for kind in kinds}
-        per_s = [count[kind] / stats.duration_s if stats.duration_s else math.nan for kind in ("intended", "seen")]
-        shares = (_share(count["pauses_in_time"], count["pauses"]), _share(count["errors"], count["intended"]))
-        rows.append((name, *map(shown_number, per_s), *shares, *_percentiles(stats.total, f"ttft/region/{name}")))
+        intended, seen, pauses, in_time, errors = (stats.total.counters[f"region/{name}/{kind}"] for kind in kinds)
+        per_s = [shown_number(each / stats.duration_s) if stats.duration_s else "-" for each in (intended, seen)]
+        shares = (_share(in_time, pauses), _share(errors, intended))
+        rows.append((name, *per_s, *shares, *_percentiles(stats.total, f"ttft/region/{name}")))
     headings = ("region", "asked/s", "seen/s", "pauses in time", "errors", "TTFT p50, ms", "p95", "p99")
     return Table("Regions", headings, rows)
 
@@ -176,9 +175,9 @@ def troubles(document: RunDocument) -> tuple[str, ...]:
 
 def all_figures(targets: Sequence[TargetResult]) -> Table:
     """Return every figure that a target has, one column for each target."""
-    rows = [(name, *(shown(name, each.figures.get(name)) for each in targets)) for name in targets[0].figures]
-    rows = [row for row in rows if any(cell != "-" for cell in row[1:])]
-    return Table("All figures", ("figure", *(each.name for each in targets)), rows)
+    rows = [(name, figure.meaning, *_cells(targets, name)) for name, figure in FIGURES.items()]
+    rows = [row for row in rows if any(cell != "-" for cell in row[2:])]
+    return Table("All figures", ("figure", "meaning", *(each.name for each in targets)), rows, num_words=2)
 
 
 def print_report(document: RunDocument, console: Console) -> None:
@@ -191,43 +190,42 @@ def print_report(document: RunDocument, console: Console) -> None:
     for target in document.targets:
         console.rule(Text(f"{target.name}  {target.uri}"), align="left")
         for each in of_target(target):
-            if each.rows:
-                print_table(each, console)
-    if document.gates:
-        print_table(gates(document), console)
+            print_table(each, console)
+    print_table(gates(document), console)
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print a table with words aligned left and numbers right."""
+    """Print a table that has rows, with words aligned left and numbers right."""
     found = RichTable(title=escape(table.title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, heading in enumerate(table.headings):
         found.add_column(escape(heading), justify="left" if place < table.num_words else "right", overflow="fold")
     for row in table.rows:
         found.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in row))
-    console.print(found)
+    if table.rows:
+        console.print(found)
 
 
 def print_differences(found: RunDifferences, console: Console) -> None:
     """Print the differences beyond noise, and the figures without one."""
     for warning in found.warnings:
         console.print(Text(f"warning: {warning}", style="bold yellow"))
-    how = "paired" if found.is_paired else "unpaired"
     rows = [
         (
-            each.figure,
-            shown(each.figure, each.first),
-            shown(each.figure, each.second),
-            _span(each.difference, partial(shown, each.figure)),
-            _span(each.ratio, shown_number),
-            each.change.value,
+            name,
+            *(shown(name, value) for value in (each.first, each.second)),
+            _span(*(shown(name, end) for end in each.difference)),
+            _span(*(shown_number(end) for end in each.ratio)),
+            each.change,
         )
-        for each in sorted(found.differences, key=lambda each: list(Change).index(each.change))
+        for each in found.differences
+        for name in (each.figure,)
     ]
+    how = "paired" if found.is_paired else "unpaired"
     title = f"A = {found.first}, B = {found.second}; {how}, {found.num_slices} slices"
     print_table(Table(title, ("figure", "A", "B", "B - A", "B / A", ""), rows), console)
     share = f"{1 - found.confidence:.2g}"
     console.print(Text(f"Of figures that are equal in truth, a share of about {share} looks changed.", style="dim"))
 
 
-def _span(interval: Interval, show: Callable[[float], str]) -> str:
-    return "-" if math.isnan(interval.low) else f"{show(interval.low)} to {show(interval.high)}"
+def _span(low: str, high: str) -> str:
+    return low if low == high == "-" else f"{low} to {high}"

@@ -1,8 +1,9 @@
 """`loadtest simulate`: compares scheduling policies in virtual time."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Any, get_args
 
 import click
@@ -24,37 +25,32 @@ from loadtest.simulation.workload import (
     figures_of,
 )
 from loadtest.simulation.world import simulate as simulate_one
+from loadtest.terminal import wide_console
 from loadtest.traffic.typist import TypingModel
 
 ALL = "all"
 PLAIN = Policy("first_come", "never", supersede=False)
 """A server that neither supersedes nor sheds by time."""
 
-_PIPE_WIDTH = 120
 Run = tuple[Workload, Policy, PolicyFigures]
-Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def _loads(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[float, ...]:
     try:
         loads = tuple(float(each) for each in text.split(","))
     except ValueError as error:
-        msg = f"{text!r} is not a list of numbers like 0.5,1,2"
-        raise click.BadParameter(msg) from error
+        raise click.BadParameter(f"{text!r} is not a list of numbers like 0.5,1,2") from error
     if not all(0 < load < float("inf") for load in loads):
-        msg = f"every load must be above 0, got {text}"
-        raise click.BadParameter(msg)
+        raise click.BadParameter(f"every load must be above 0, got {text}")
     return loads
 
 
-def _ms_option(flag: str, name: str, least: float, help_text: str, default: float | None = None) -> Decorator:
-    """Return an option in milliseconds; the command gets seconds."""
+def _in_seconds(_context: click.Context, _parameter: click.Parameter, ms: float | None) -> float | None:
+    return None if ms is None else ms / 1000
 
-    def in_seconds(_context: click.Context, _parameter: click.Parameter, ms: float | None) -> float | None:
-        return None if ms is None else ms / 1000
 
-    kind = click.FloatRange(least)
-    return click.option(flag, name, type=kind, default=default, callback=in_seconds, help=help_text)
+_ms_option = partial(click.option, type=click.FloatRange(1), callback=_in_seconds)
+"""Gives a command an option in milliseconds, which it gets in seconds."""
 
 
 @click.command(context_settings={"show_default": True})
@@ -67,12 +63,7 @@ def _ms_option(flag: str, name: str, least: float, help_text: str, default: floa
     help="Requests offered, relative to those that the slots can serve to the end; separate several with commas.",
 )
 @click.option("--order", type=click.Choice([*ORDERS, ALL]), default=ALL, help="scheduling.order.")
-@click.option(
-    "--shed",
-    type=click.Choice([*(each.value for each in Shedding), ALL]),
-    default=ALL,
-    help="shed.when.",
-)
+@click.option("--shed", type=click.Choice([*(each.value for each in Shedding), ALL]), default=ALL, help="shed.when.")
 @click.option("--supersede/--no-supersede", default=True, help="scheduling.supersede.")
 @click.option(
     "--slots",
@@ -93,22 +84,8 @@ def _ms_option(flag: str, name: str, least: float, help_text: str, default: floa
     help="slots: requests don't delay each other; steps: a prompt delays its whole batch; measured: the embedded "
     "model's steps, compiled, on two cores, and all else as in bench-scheduler.",
 )
-@_ms_option("--budget-ms", "budget_s", 1, "How late a first text may come.", 250.0)
-@_ms_option(
-    "--shed-budget-ms",
-    "shed_budget_s",
-    1,
-    "shed.budget_ms.  [default: that of --budget-ms; measured: the server's default]",
-)
-@_ms_option("--hurried-ms", "hurried_s", 1, "Deadline of every second user's calls.  [default: none]")
-@_ms_option(
-    "--look-ms", "look_s", 0, "Time that a completion must stand before the next key to be seen.", default=200.0
-)
-@click.option(
-    "--burst-keys",
-    type=click.FloatRange(1),
-    help="Mean number of keys between two pauses.  [default: 5; measured: 10]",
-)
+@_ms_option("--budget-ms", "budget_s", default=250.0, help="How late a first text may come.")
+@_ms_option("--hurried-ms", "hurried_s", help="Deadline of every second user's calls.  [default: none]")
 @click.option(
     "--hang-up/--no-hang-up",
     "hangs_up",
@@ -124,7 +101,6 @@ def simulate(
     shed: str,
     *,
     supersede: bool,
-    burst_keys: float | None,
     as_json: bool,
     **conditions: Any,  # noqa: ANN401 - fields of Workload
 ) -> None:
@@ -148,33 +124,31 @@ def simulate(
       loadtest simulate --engine measured --order earliest_deadline --shed late
       loadtest simulate --sessions 10000 --slots 128 --load 2.4 --seconds 5
     """
-    conditions = _with_defaults(conditions, burst_keys)
+    conditions = _with_defaults(conditions)
     workloads = [Workload(load=load, **conditions) for load in loads]
     policies = _policies(order, shed, supersede=supersede)
     runs = _run(workloads, policies)
     if as_json:
-        click.echo(json.dumps({"scenario": _as_dict(workloads[0]), "runs": [_run_as_dict(*run) for run in runs]}))
+        shared = {name: value for name, value in asdict(workloads[0]).items() if name != "load"}
+        click.echo(json.dumps({"scenario": shared, "runs": [_run_as_dict(*run) for run in runs]}))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _PIPE_WIDTH
+    console = wide_console()
     for number in range(len(workloads)):
         _print(console, runs[number * len(policies) : (number + 1) * len(policies)])
 
 
-def _with_defaults(conditions: Mapping[str, Any], burst_keys: float | None) -> dict[str, Any]:
+def _with_defaults(conditions: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a Workload; those that are not given are as the engine needs them."""
-    is_measured = conditions["engine"] == "measured"
-    editors = EditorModel(TypingModel()) if is_measured else EditorModel()
-    if burst_keys:
-        editors = replace(editors, typing=replace(editors.typing, keys_per_burst=burst_keys))
-    defaults = {
-        "num_slots": SchedulingSettings().max_slots if is_measured else 8,
-        "shed_budget_s": ShedSettings().budget_ms / 1000 if is_measured else None,
-        "hangs_up": is_measured,
-    }
     given = {name: value for name, value in conditions.items() if value is not None}
-    return {**defaults, **given, "editors": editors}
+    if conditions["engine"] != "measured":
+        return {"num_slots": 8, **given}
+    return {
+        "num_slots": SchedulingSettings().max_slots,
+        "shed_budget_s": ShedSettings().budget_ms / 1000,
+        "hangs_up": True,
+        "editors": EditorModel(TypingModel()),
+        **given,
+    }
 
 
 def _policies(order: str, shed: str, *, supersede: bool) -> list[Policy]:
@@ -197,12 +171,6 @@ def _asked(workloads: Sequence[Workload]) -> list[tuple[Workload, list[Simulated
         return [(workload, workload.requests()) for workload in workloads]
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--sessions") from error
-
-
-def _as_dict(workload: Workload) -> dict[str, Any]:
-    """Return the parameters that all runs share."""
-    shared = {name: value for name, value in asdict(workload).items() if name not in {"load", "editors"}}
-    return {**shared, "typing": workload.editors.as_json()}
 
 
 def _run_as_dict(workload: Workload, policy: Policy, figures: PolicyFigures) -> dict[str, Any]:

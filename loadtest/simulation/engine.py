@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import random
 from dataclasses import dataclass
 from functools import cache
@@ -39,12 +38,10 @@ class SlotEngine(Engine):
     other, so that a run shows the policy's effect alone. An aborted request stops at once, not at the end of a step.
     """
 
-    def __init__(self, times: ServiceTimes, prefill_sigma: float = 0.0, seed: int = 0) -> None:
-        """Take step times from `times`; with `prefill_sigma` above 0, prefills are log-normal around theirs."""
+    def __init__(self, times: ServiceTimes) -> None:
+        """Take step times from `times`."""
         self._prefill_s = times.step_s(1, 0, 0)
         self._step_s = times.step_s(0, 1, 0)
-        self._prefill_sigma = prefill_sigma
-        self._chance = random.Random(f"{seed} engine")
         self._num_running = 0
         self._has_started = False
 
@@ -64,10 +61,9 @@ class SlotEngine(Engine):
 
     def submit(self, request: GenerationRequest, sink: Sink) -> Work:
         """Push a request's tokens at their times; see the interface."""
-        prefill_s = self._prefill_s * math.exp(self._chance.gauss(0.0, self._prefill_sigma))
         self._num_running += 1
         slot = _Slot(self, sink, request.max_tokens - 1)
-        slot.timer = asyncio.get_running_loop().call_later(prefill_s, slot.first_token)
+        slot.timer = asyncio.get_running_loop().call_later(self._prefill_s, slot.first_token)
         return slot
 
     def stats(self) -> EngineStats:

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from completion_server.core.outcome import FinishReason
 from completion_server.core.request import Trigger
@@ -42,10 +42,6 @@ class EditorModel:
     pause_s: float = 0.500
     """A user whose next key comes this late is taken to wait for the answer."""
 
-    def __post_init__(self) -> None:
-        if not (self.keys_per_spell >= 1 and self.away_s >= 0):
-            raise ValueError(f"keys_per_spell must be at least 1 and away_s at least 0, got {self}")
-
     @property
     def requests_per_s(self) -> float:
         """Requests per second of one user in the long run."""
@@ -66,20 +62,6 @@ class EditorModel:
     def away_share(self) -> float:
         """The share of the time that a user is away."""
         return self.away_s / (self.away_s + self.keys_per_spell * self.typing.typing_gap_s)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the parameters for JSON."""
-        typing = self.typing
-        gaps = {"key_gap": typing.key_gap, "short_pause": typing.word_pause, "long_pause": typing.micro_pause}
-        return {
-            **{name: {"median_s": gap.median_s, "sigma": gap.sigma} for name, gap in gaps.items()},
-            "keys_per_burst": typing.keys_per_burst,
-            "long_pause_share": typing.micro_pause_share,
-            "keys_per_spell": self.keys_per_spell,
-            "away_s": self.away_s,
-            "debounce_s": self.debounce_s,
-            "pause_s": self.pause_s,
-        }
 
     @property
     def _asked_share(self) -> float:
@@ -171,8 +153,6 @@ class Workload:
     step times, with an adaptive number of slots."""
     shares_processors: bool = True
     """Whether front end and editors use the processors of a measured engine, too."""
-    prefill_sigma: float = 0.0
-    """Standard deviation of the logarithm of prefill times, with "slots"."""
     hangs_up: bool = False
     """Whether editors cancel at the next key. If not, their next request, a debounce later, supersedes the old one."""
     seed: int = 1

@@ -102,7 +102,7 @@ def _settings(workload: Workload, policy: Policy) -> ServingSettings:
 def _engine_maker(workload: Workload, others: OtherWork) -> Callable[[], Engine]:
     times = workload.profile.times
     if workload.engine == "slots":
-        return lambda: SlotEngine(times, workload.prefill_sigma, workload.seed)
+        return lambda: SlotEngine(times)
     return lambda: ScriptedEngine(
         lambda _request: SIMULATED_TOKENS, times, max_num_seqs=workload.num_slots, lengthen=others.lengthen
     )

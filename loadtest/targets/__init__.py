@@ -4,7 +4,7 @@ import asyncio
 import difflib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,6 @@ from loadtest.processes.meter import GENERATED_TOKENS, read_counter
 from loadtest.targets.record import Record
 from loadtest.traffic.typed import Trace
 
-_COMMON_OPTIONS = ("metrics",)
 NEAREST = "grpc+nearest"
 """The scheme of several servers of which each editor uses the nearest that works."""
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -29,7 +28,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "llama+http": ("body",),
     "tabby+http": ("body",),
 }
-"""The schemes and their options, besides those that all have."""
+"""The schemes and their options, besides `metrics`, which all have."""
 
 STREAMS_PER_CONNECTION = 100
 """The streams that any HTTP/2 server should accept (RFC 9113, 6.5.2)."""
@@ -127,6 +126,14 @@ class Credentials:
         """Return a host with these files. Raises EndpointError for a certificate without its key, and the reverse."""
         return Endpoint(host, self.ca, self.certificate, self.key)
 
+    def check(self) -> None:
+        """Raise EndpointError for PEM files that can't be used, TargetError or ServiceError for tokens that can't."""
+        self.endpoint("127.0.0.1:1").open_channel().close()
+        if sum(map(bool, (self.token_file, self.token_command, self.user_tokens))) > 1:
+            raise TargetError("give one of them")
+        for token in self.tokens():
+            token.get_blocking()
+
     def tokens(self) -> tuple[Token, ...]:
         """Return the tokens of the users, for `token_of`; none if there is none.
 
@@ -142,13 +149,9 @@ class Credentials:
                 return (Token.of_file(self.token_file),)
             if self.token_command is not None:
                 return (Token.of_command(self.token_command),)
-            return (found,) if (found := Token.of_environment()).is_given else ()
-        except UnicodeDecodeError:
-            raise TargetError(f"{self.user_tokens} has other characters than those of tokens") from None
-        except OSError as error:
-            raise TargetError(f"{self.user_tokens} can't be read: {error.strerror}") from error
-        except ValueError as error:
-            raise TargetError(f"the token's command: {error}") from error
+        except (OSError, ValueError) as error:
+            raise TargetError(f"{self.user_tokens or 'the command'} can't be used: {error}") from error
+        return (found,) if (found := Token.of_environment()).is_given else ()
 
 
 NO_CREDENTIALS = Credentials()
@@ -210,9 +213,11 @@ def parse_target(text: str) -> TargetSpec:
     if kind.startswith("grpc"):
         hosts = tuple(map(with_port, hosts))
     for host in hosts:
-        _check_host(text, host)
-    if kind == NEAREST:
-        _check_choice(text, hosts)
+        match = _HOST.fullmatch(host)
+        if match is None or not 0 < int(match[2]) <= 65_535:  # noqa: PLR2004 - the highest port
+            raise TargetError(f"{text!r}: {host!r} is not HOST:PORT")
+    if kind == NEAREST and not 1 < len(hosts) == len(set(hosts)):
+        raise TargetError(f"{text!r}: the nearest of several servers needs at least two HOST:PORT, each another one")
     options = _options(text, kind, found["options"] or "")
     metrics = options.pop("metrics", "")
     return TargetSpec(
@@ -221,47 +226,26 @@ def parse_target(text: str) -> TargetSpec:
         hosts=hosts,
         options=options,
         metrics_url=metrics if not metrics or "://" in metrics else f"http://{metrics}/metrics",
-        uri=text.removeprefix(f"{found['name']}=") if found["name"] else text,
+        uri=text.removeprefix(f"{found['name']}="),
     )
 
 
 def nearest_target(servers: str) -> TargetSpec:
     """Return the target "grpc+nearest" for "HOST:PORT,HOST:PORT[,...]", with blanks or not. Raises TargetError."""
-    hosts = ",".join(each.strip() for each in servers.split(","))
-    if not hosts or ",," in f",{hosts},":
-        raise TargetError(f"servers must be HOST:PORT,HOST:PORT[,...], got {servers!r}")
-    return parse_target(f"{NEAREST}://{hosts}")
-
-
-def _check_host(text: str, host: str) -> None:
-    found = _HOST.fullmatch(host)
-    if found is None or not 0 < int(found[2]) <= 65_535:  # noqa: PLR2004 - the highest port
-        raise TargetError(f"{text!r}: {host!r} is not HOST:PORT")
-
-
-def _check_choice(text: str, hosts: Sequence[str]) -> None:
-    if len(hosts) < 2:  # noqa: PLR2004
-        msg = f"{text!r}: the nearest of several servers needs at least two HOST:PORT,HOST:PORT, got {len(hosts)}"
-        raise TargetError(msg)
-    for host in hosts:
-        if hosts.count(host) > 1:
-            raise TargetError(f"{text!r}: {host} is there {hosts.count(host)} times; each server must be another one")
+    return parse_target(f"{NEAREST}://{','.join(each.strip() for each in servers.split(','))}")
 
 
 def _options(text: str, kind: str, query: str) -> dict[str, str]:
-    known = (*_COMMON_OPTIONS, *KINDS[kind])
-    options: dict[str, str] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name not in known:
-            msg = f"{text!r}: {kind} has no option {name!r}{_nearest(name, known)}; known are {', '.join(known)}"
-            raise TargetError(msg)
-        options[name] = value
+    options, known = dict(parse_qsl(query, keep_blank_values=True)), ("metrics", *KINDS[kind])
+    for name in options.keys() - known:
+        msg = f"{text!r}: {kind} has no option {name!r}{_nearest(name, known)}; known are {', '.join(known)}"
+        raise TargetError(msg)
     connections = options.get("connections", "1")
     if not connections.isdecimal() or int(connections) < 1:
         raise TargetError(f"{text!r}: connections must be a whole number of at least 1, got {connections!r}")
     return options
 
 
-def _nearest(word: str, known: Sequence[str] | Mapping[str, object]) -> str:
+def _nearest(word: str, known: Iterable[str]) -> str:
     found = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {found[0]!r}?)" if found else ""

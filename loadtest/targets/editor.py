@@ -1,7 +1,8 @@
 """Parts of editors: requests and answers on the wire, the text typed next, the completion cache, and calls."""
 
 import asyncio
-import hashlib
+import itertools
+import random
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from loadtest.targets import ClientSettings
 from loadtest.targets.next_edits import MODE as NEXT_EDIT
 from loadtest.targets.next_edits import ask_next_edit
 from loadtest.targets.record import Outcome, Record
-from loadtest.traffic.typed import NEVER_S, Text, TypedRequest, TypedSession
+from loadtest.traffic.typed import NEVER_S, TypedRequest, TypedSession
 
 DROPPED = "the connection was dropped"
 
@@ -25,16 +26,12 @@ _OUTCOMES = {
 }
 _CACHE_LEVELS = {pb.CACHE_LEVEL_LOCAL: "local", pb.CACHE_LEVEL_SHARED: "shared"}
 _WHOLE = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
-_DRAW_BYTES = 4
 
 
 def common_chars(completion: str, request: TypedRequest) -> int:
     """Return how many of a completion's first characters the user types next."""
-    before, end = request.text.before, request.end
-    length = min(len(completion), len(before) - end)
-    if before.startswith(completion[:length], end):
-        return length
-    return next(place for place in range(length) if completion[place] != before[end + place])
+    pairs = zip(completion, request.text.before[request.end : request.end + len(completion)], strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def accepted_chars(completion: str, request: TypedRequest, min_chars: int) -> int:
@@ -52,33 +49,24 @@ def is_typed_along(text: str, request: TypedRequest) -> bool:
     return known > 0 and common_chars(text, request) == known
 
 
-@dataclass(frozen=True, slots=True)
-class _Remembered:
-    text: Text
-    end: int
-    completion: str
-
-
 class EditorCache:
     """An editor's recent completions. A user who types the text of one sees the rest of it, without a request."""
 
     __slots__ = ("_recent",)
 
     def __init__(self, entries: int) -> None:
-        self._recent: deque[_Remembered] = deque(maxlen=entries)
+        self._recent: deque[tuple[TypedRequest, str]] = deque(maxlen=entries)
 
     def add(self, request: TypedRequest, completion: str) -> None:
         """Remember a whole completion."""
-        self._recent.append(_Remembered(request.text, request.end, completion))
+        self._recent.append((request, completion))
 
     def find(self, request: TypedRequest) -> str:
         """Return the rest of the newest remembered completion that fits a request; "" if none fits."""
-        for each in reversed(self._recent):
-            typed = request.end - each.end
-            if each.text != request.text or not 0 <= typed < len(each.completion):
-                continue
-            rest = each.completion[typed:]
-            if rest.strip() and request.text.before.startswith(each.completion[:typed], each.end):
+        for asked, completion in reversed(self._recent):
+            typed, text = request.end - asked.end, request.text.before
+            is_along = request.text == asked.text and typed >= 0 and text.startswith(completion[:typed], asked.end)
+            if is_along and (rest := completion[typed:]).strip():
                 return rest
         return ""
 
@@ -125,9 +113,8 @@ class RequestFactory:
         share = self.settings.traced_share
         if not share:
             return ""
-        digest = hashlib.blake2b(f"{self.name}/{sequence}".encode(), digest_size=_DRAW_BYTES + 24).hexdigest()
-        draw, trace_id, span_id = digest[: 2 * _DRAW_BYTES], digest[2 * _DRAW_BYTES : -16], digest[-16:]
-        return f"00-{trace_id}-{span_id}-01" if int(draw, 16) < share * 256**_DRAW_BYTES else ""
+        chance = random.Random(f"{self.name}/{sequence}")
+        return f"00-{chance.getrandbits(128):032x}-{chance.getrandbits(64):016x}-01" if chance.random() < share else ""
 
 
 def error_text(error: ServiceError) -> str:

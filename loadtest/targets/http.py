@@ -23,8 +23,9 @@ from loadtest.traffic.typed import Trace, TypedRequest, TypedSession
 _KEPT_S = 3.0
 """How long an idle connection is kept: less than servers keep it, 5 s for vLLM and llama.cpp."""
 _LONGEST_LINE = 1 << 20
-_DATA = b"data:"
-_DONE = b"[DONE]"
+_STREAM = {"temperature": 0, "stream": True}
+
+Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +36,30 @@ class Dialect:
     """The path of the POST."""
     body: Callable[[TypedRequest, str, int], dict[str, Any]]
     """Returns the body of the POST, from a request, its language and the most tokens."""
-    text: Callable[[Mapping[str, Any]], str]
+    text: Callable[[Event], str]
     """Returns the text of an event."""
-    tokens: Callable[[Mapping[str, Any]], int | None]
+    tokens: Callable[[Event], int | None]
     """Returns the generated tokens, if an event has their number."""
-    is_stream: bool = True
-    """Whether the answer is server-sent events, else one JSON object."""
 
     def take(self, line: bytes, record: Record) -> None:
-        """Write a line of an answer to a record. Raises ValueError, KeyError or TypeError for another dialect."""
-        event = _event(line) if self.is_stream else json.loads(line) if line.strip() else None
-        if event is None:
+        """Write a line of an answer to a record. Raises ValueError, KeyError or TypeError for another dialect.
+
+        A line is a server-sent event, or the one JSON object of an answer that is no stream. llama-server also sends
+        `error:` lines.
+        """
+        name, colon, data = line.strip().partition(b":")
+        if name == b"error":
+            record.end(Outcome.ERROR, data.decode(errors="replace").strip())
+        if not line.startswith((b"data:", b"{")) or data.strip() == b"[DONE]":
             return
-        if self.is_stream and "error" in event:
+        event = json.loads(data if name == b"data" else name + colon + data)
+        if "error" in event:
             record.end(Outcome.ERROR, json.dumps(event["error"]))
             return
         if text := self.text(event):
             record.text_came(text)
         if (tokens := self.tokens(event)) is not None:
-            record.completion_tokens = tokens
-
-
-def _choices_text(event: Mapping[str, Any]) -> str:
-    return "".join(choice["text"] for choice in event["choices"])
-
-
-def _usage_tokens(event: Mapping[str, Any]) -> int | None:
-    usage = event.get("usage")
-    return int(usage["completion_tokens"]) if usage else None
+            record.completion_tokens = int(tokens)
 
 
 def _openai_body(model: str, fim: str, request: TypedRequest, _language_id: str, max_tokens: int) -> dict[str, Any]:
@@ -79,47 +76,36 @@ def _openai_body(model: str, fim: str, request: TypedRequest, _language_id: str,
         between, _, after = rest.partition("{suffix}")
         prompt = {"prompt": f"{before}{request.prefix}{between}{request.suffix}{after}"}
     named = {"model": model} if model else {}
-    options = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
-    return {"max_tokens": max_tokens} | options | named | prompt
+    return {"max_tokens": max_tokens, "stream_options": {"include_usage": True}} | _STREAM | named | prompt
 
 
 def _llama_body(request: TypedRequest, _language_id: str, max_tokens: int) -> dict[str, Any]:
-    options = {"n_predict": max_tokens, "temperature": 0, "cache_prompt": True, "stream": True}
-    return {"input_prefix": request.prefix, "input_suffix": request.suffix} | options
+    texts = {"input_prefix": request.prefix, "input_suffix": request.suffix}
+    return {"n_predict": max_tokens, "cache_prompt": True} | _STREAM | texts
 
 
 def _tabby_body(request: TypedRequest, language_id: str, _max_tokens: int) -> dict[str, Any]:
-    """Return the body for Tabby, whose server sets the length of an answer."""
+    """Return the body for Tabby, whose server sets the length of an answer and sends it as a whole."""
     segments = {"prefix": request.prefix, "suffix": request.suffix}
     return {"language": language_id, "segments": segments, "temperature": 0}
-
-
-def _llama_tokens(event: Mapping[str, Any]) -> int | None:
-    return int(event["tokens_predicted"]) if "tokens_predicted" in event else None
 
 
 def _dialect_of(spec: TargetSpec) -> Dialect:
     """Return a target's dialect. Raises TargetError if its prompt is invalid."""
     if spec.kind == "llama+http":
-        return Dialect("/infill", _llama_body, lambda event: str(event["content"]), _llama_tokens)
-    if spec.kind == "tabby+http":
-        return Dialect("/v1/completions", _tabby_body, _choices_text, _usage_tokens, is_stream=False)
+        return Dialect(
+            "/infill", _llama_body, lambda event: str(event["content"]), lambda event: event.get("tokens_predicted")
+        )
     fim = spec.options.get("fim", "")
     if fim and not 0 <= fim.find("{prefix}") < fim.find("{suffix}"):
         raise TargetError(f"{spec.name}: fim must hold {{prefix}} and after it {{suffix}}, got {fim!r}")
-    body = partial(_openai_body, spec.options.get("model", ""), fim)
-    return Dialect("/v1/completions", body, _choices_text, _usage_tokens)
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    """Return the data of a server-sent event; None for a line without data. llama-server also sends `error:` lines."""
-    if line.startswith(b"error:"):
-        return {"error": line.removeprefix(b"error:").decode(errors="replace").strip()}
-    data = line.removeprefix(_DATA).strip()
-    if not line.startswith(_DATA) or data == _DONE:
-        return None
-    found: dict[str, Any] = json.loads(data)
-    return found
+    openai = partial(_openai_body, spec.options.get("model", ""), fim)
+    return Dialect(
+        "/v1/completions",
+        _tabby_body if spec.kind == "tabby+http" else openai,
+        lambda event: "".join(choice["text"] for choice in event["choices"]),
+        lambda event: (event.get("usage") or {}).get("completion_tokens"),
+    )
 
 
 def _extra_body(spec: TargetSpec) -> dict[str, Any]:
@@ -145,21 +131,23 @@ class HttpTarget:
         self.num_connected = 0
         self.reconnects_s: list[float] = []
         """Stays empty: these editors connect as they ask."""
-        self._spec = spec
-        self._settings = settings
-        self._dialect = _dialect_of(spec)
-        self._body = _extra_body(spec) | dict(body or {})
+        self.spec = spec
+        self.settings = settings
+        self.dialect = _dialect_of(spec)
+        self.body = _extra_body(spec) | dict(body or {})
         self._tokens = spec.credentials.tokens()
         self._http: aiohttp.ClientSession | None = None
+
+    @property
+    def http(self) -> aiohttp.ClientSession:
+        """The connections, for all editors."""
+        assert self._http is not None, "the target was not entered"
+        return self._http
 
     @asynccontextmanager
     async def editors(self, trace: Trace) -> AsyncIterator[Sequence[Editor]]:
         """Yield an editor for each session; connections are opened when they are needed, and kept alive."""
-        assert self._http is not None, "the target was not entered"
-        found = [
-            _HttpEditor(self._http, self._spec.hosts, session, self._dialect, self._settings, self._body, token)
-            for session, token in ((each, token_of(self._tokens, each.number)) for each in trace.sessions)
-        ]
+        found = [_HttpEditor(self, each, token_of(self._tokens, each.number) or Token()) for each in trace.sessions]
         self.num_connected = len(found)
         try:
             yield found
@@ -173,7 +161,7 @@ class HttpTarget:
 
     async def generated_tokens(self) -> float:
         """Return the engine's counter; nan if the target has no metrics URL."""
-        return await self._spec.generated_tokens()
+        return await self.spec.generated_tokens()
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None)
@@ -182,37 +170,25 @@ class HttpTarget:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        if self._http is not None:
-            await self._http.close()
+        await self.http.close()
 
 
 class _HttpEditor(CallEditor):
     """One editor."""
 
-    def __init__(
-        self,
-        http: aiohttp.ClientSession,
-        hosts: Sequence[str],
-        session: TypedSession,
-        dialect: Dialect,
-        settings: ClientSettings,
-        body: dict[str, Any],
-        token: Token | None,
-    ) -> None:
-        super().__init__(settings)
-        self._http = http
-        self._hosts = hosts
+    def __init__(self, target: HttpTarget, session: TypedSession, token: Token) -> None:
+        super().__init__(target.settings)
+        self._target = target
         self._session = session
-        self._dialect = dialect
-        self._body = body
-        self._token = token or Token()
+        self._token = token
         self._shift = 0
 
     async def ask(self, record: Record, max_tokens: int) -> None:
         """See CallEditor."""
-        body = self._dialect.body(record.request, self._session.language_id, max_tokens) | self._body
-        host = self._hosts[(self._session.region + self._shift) % len(self._hosts)]
-        url, data = f"http://{host}{self._dialect.path}", json.dumps(body).encode()
+        target, hosts = self._target, self._target.spec.hosts
+        body = target.dialect.body(record.request, self._session.language_id, max_tokens) | target.body
+        host = hosts[(self._session.region + self._shift) % len(hosts)]
+        url, data = f"http://{host}{target.dialect.path}", json.dumps(body).encode()
         try:
             try:
                 await self._post(url, data, record)
@@ -235,7 +211,7 @@ class _HttpEditor(CallEditor):
         headers = {"Content-Type": "application/json"}
         if presented:
             headers["Authorization"] = f"Bearer {presented}"
-        async with self._http.post(url, data=body, headers=headers) as answer:
+        async with self._target.http.post(url, data=body, headers=headers) as answer:
             if not answer.ok:
                 text = await answer.text()
                 if presented and answer.status == HTTPStatus.UNAUTHORIZED:
@@ -244,5 +220,5 @@ class _HttpEditor(CallEditor):
                 return
             self._token.accepted(presented)
             async for line in answer.content:
-                self._dialect.take(line, record)
+                self._target.dialect.take(line, record)
         record.end_whole()

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from completion.v1.completion_pb2 import Timings
@@ -59,8 +59,7 @@ class RunClock:
 
     async def sleep_until(self, at_s: float) -> None:
         """Wait for a time; return at once if it is past."""
-        delay_s = at_s - self.now_s()
-        if delay_s > 0:
+        if (delay_s := at_s - self.now_s()) > 0:
             await asyncio.sleep(delay_s)
 
 
@@ -84,6 +83,25 @@ class Result:
     """To how many hosts it was sent, one after another."""
     num_duplicates: int = 0
     """Ends beyond the first, and texts of a second host."""
+    text: str = ""
+    gaps_s: list[float] = field(default_factory=list)
+    """The times between consecutive texts."""
+    is_sent: bool = True
+    """Whether the request was sent to a target."""
+    num_messages: int = 0
+    """Messages received, if the target counts them."""
+    drafted_tokens: int = 0
+    """Tokens that the draft model proposed, if reported."""
+    accepted_tokens: int = 0
+    """Of these, those that the target model accepted."""
+    shed_reason: str | None = None
+    cache_level: str = ""
+    """The level of the target's completion cache that answered, "local" or "shared"; "" for a computed answer."""
+    asks_edit: bool = False
+    """Whether it asks for the next edit, which has no text."""
+    has_edit: bool = False
+    server: Timings | None = None
+    """The server's timings of the request."""
 
     @property
     def lag_s(self) -> float:
@@ -95,41 +113,6 @@ class Result:
         """Time from the intended time to the first visible text, for any outcome."""
         return None if self.first_text_at_s is None else self.first_text_at_s - self.request.intended_at_s
 
-
-class Record(Result):
-    """A request in progress, from when it is sent on; each event is noted here with its time."""
-
-    __slots__ = (
-        *("clock", "_on_end", "text", "gaps_s", "is_sent", "num_messages", "drafted_tokens", "accepted_tokens"),
-        *("shed_reason", "cache_level", "asks_edit", "has_edit", "server", "_last_text_at_s", "_has_ended"),
-    )
-
-    def __init__(
-        self, request: TypedRequest, clock: RunClock, on_end: "Callable[[Record], None] | None" = None
-    ) -> None:
-        """Note that a request is sent now; `on_end` is called once, when it ends."""
-        super().__init__(request, clock.now_s())
-        self.clock = clock
-        self._on_end = on_end
-        self.text = ""
-        self.gaps_s: list[float] = []
-        """The times between consecutive texts."""
-        self.is_sent = True
-        """Whether the request was sent to a target."""
-        self.num_messages = 0
-        """Messages received, if the target counts them."""
-        self.drafted_tokens = self.accepted_tokens = 0
-        """Tokens that the draft model proposed, and of these those that the target model accepted, if reported."""
-        self.shed_reason = ""
-        self.cache_level = ""
-        """The level of the target's completion cache that answered, "local" or "shared"; "" for a computed answer."""
-        self.asks_edit = self.has_edit = False
-        """Whether it asks for the next edit, which has no text, and whether there was one."""
-        self.server: Timings | None = None
-        """The server's timings of the request."""
-        self._last_text_at_s: float | None = None
-        self._has_ended: asyncio.Event | None = None
-
     @property
     def has_text(self) -> bool:
         """Whether visible text has come."""
@@ -139,6 +122,22 @@ class Record(Result):
     def has_ended(self) -> bool:
         """Whether the request has ended."""
         return self.ended_at_s is not None
+
+
+class Record(Result):
+    """A request in progress, from when it is sent on; each event is noted here with its time."""
+
+    __slots__ = ("_has_ended", "_last_text_at_s", "_on_end", "clock")
+
+    def __init__(
+        self, request: TypedRequest, clock: RunClock, on_end: "Callable[[Record], None] | None" = None
+    ) -> None:
+        """Note that a request is sent now; `on_end` is called once, when it ends."""
+        super().__init__(request, clock.now_s())
+        self.clock = clock
+        self._on_end = on_end
+        self._last_text_at_s: float | None = None
+        self._has_ended: asyncio.Event | None = None
 
     def text_came(self, text: str) -> None:
         """Note text. Blanks are not visible text."""
@@ -191,6 +190,5 @@ class Record(Result):
     async def wait_ended(self) -> None:
         """Wait until the request ends."""
         if not self.has_ended:
-            if self._has_ended is None:
-                self._has_ended = asyncio.Event()
+            self._has_ended = self._has_ended or asyncio.Event()
             await self._has_ended.wait()

@@ -71,13 +71,13 @@ class StreamEditor:
         log: StreamLog,
         seed: str,
         *,
-        on_shift: Callable[[int], None] | None = None,
-        hosts: Mapping[Endpoint, int] | None = None,
+        on_shift: Callable[[int], None] | None,
+        hosts: Mapping[Endpoint, int],
     ) -> None:
         """Open the stream to a host of `client`; its losses are added to `log`, its waits are drawn from a seed.
 
         `on_shift` moves to another host; without it an editor moves when a server is really lost, not with an event.
-        `hosts` numbers those that the client chooses from.
+        `hosts` numbers those that the client chooses from, if it does.
         """
         self._factory = factory
         self._settings = settings
@@ -94,12 +94,6 @@ class StreamEditor:
         if host_shift is not None and self._on_shift is not None:
             self._on_shift(host_shift)
 
-    def note_route(self, record: Record) -> None:
-        """Note which of several servers an open request is at."""
-        route = self.stream.route(record.request.sequence) if self._hosts else None
-        if self._hosts and route is not None:
-            record.routed(self._hosts[route.endpoint], route.num_sent)
-
     @property
     def is_connected(self) -> bool:
         """See Editor."""
@@ -108,25 +102,29 @@ class StreamEditor:
     def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
         """See Editor."""
         request, loop = record.request, asyncio.get_running_loop()
-        ends_at_s = NEVER_S
         message = self._factory.message(record, max_tokens)
-        if self._settings.deadline_s:
-            ends_at_s = record.clock.loop_time(request.intended_at_s + self._settings.deadline_s)
+        ends_at_s = record.clock.loop_time(request.intended_at_s + (self._settings.deadline_s or NEVER_S))
+        if ends_at_s != NEVER_S:
             give_timeout(message, ends_at_s - loop.time())
         try:
-            self.stream.send_nowait(message, RecordListener(record, self.note_route), self._settings.patience_s)
+            self.stream.send_nowait(message, RecordListener(record, self._note_route), self._settings.patience_s)
         except ConnectionLostError:
             record.end_unsent(NOT_CONNECTED)
             return
-        self.note_route(record)
+        self._note_route(record)
         if self._settings.cancels_at_key and request.next_key_at_s != NEVER_S:
             loop.call_at(record.clock.loop_time(request.next_key_at_s), self._key_pressed, record)
-        if self._settings.deadline_s:
+        if ends_at_s != NEVER_S:
             loop.call_at(ends_at_s, self._deadline_passed, record)
 
     def close_nowait(self) -> list[asyncio.Task[None]]:
         """End the stream; return the tasks that end with it."""
         return self.stream.close_nowait()
+
+    def _note_route(self, record: Record) -> None:
+        """Note which of several servers an open request is at."""
+        if self._hosts and (route := self.stream.route(record.request.sequence)) is not None:
+            record.routed(self._hosts[route.endpoint], route.num_sent)
 
     def _key_pressed(self, record: Record) -> None:
         """Cancel a request that a key made stale, unless the user types the text of its answer."""

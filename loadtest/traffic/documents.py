@@ -1,18 +1,11 @@
-"""Chooses what is typed: real files, and stretches of them to type key by key; or recorded arrivals.
+"""Chooses what is typed: real files, and stretches of them to type key by key."""
 
-Recorded arrivals are times and lengths of requests to a real service, without texts. Their file is one of the Azure LLM
-inference traces (https://github.com/Azure/AzurePublicDataset; Patel et al., "Splitwise", ISCA 2024) or any CSV with the
-same three columns.
-"""
-
-import csv
 import os
 import random
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from loadtest import LoadTestError
@@ -31,7 +24,6 @@ _TRIES = 8
 """Places tried in a file before another file is used."""
 _GOES_ON_CHARS = 200
 """Text kept after the last key, so that the answer to it can be judged too."""
-COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 class DocumentsError(LoadTestError):
@@ -141,61 +133,3 @@ def _after_key(text: str, at: int) -> int:
         while end < len(text) and text[end] in " \t":
             end += 1
     return end
-
-
-class RecordedError(LoadTestError):
-    """A file of arrivals can't be used; the message names the line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A recorded request."""
-
-    at_s: float
-    """Time since the first arrival."""
-    context_tokens: int
-    generated_tokens: int
-
-
-def read_arrivals(path: Path, *, scale: float = 1.0, duration_s: float = float("inf"), rows: int = 0) -> list[Arrival]:
-    """Return a file's arrivals before `duration_s` in order, sped up by `scale`; `rows` = 0 reads all rows.
-
-    Raises RecordedError if the file can't be read, a row is bad, or it has no rows.
-    """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            found = _parse(path, file.read().splitlines(), rows)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordedError(f"{path}: can't be read: {error}") from error
-    if not found:
-        raise RecordedError(f"{path}: holds no arrivals")
-    found.sort(key=lambda row: row[0])
-    first = found[0][0]
-    scaled = [Arrival((at - first).total_seconds() / scale, context, made) for at, context, made in found]
-    return [arrival for arrival in scaled if arrival.at_s < duration_s]
-
-
-def _parse(path: Path, lines: list[str], rows: int) -> list[tuple[datetime, int, int]]:
-    reader = csv.DictReader(lines)
-    missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
-    if missing:
-        raise RecordedError(f"{path}, line 1: no column {missing[0]}; expected {', '.join(COLUMNS)}")
-    found: list[tuple[datetime, int, int]] = []
-    for row in reader:
-        if rows and len(found) == rows:
-            break
-        found.append(_row(path, reader.line_num, row))
-    return found
-
-
-def _row(path: Path, line: int, row: Mapping[str, str | None]) -> tuple[datetime, int, int]:
-    stamp, context, made = (row[column] or "" for column in COLUMNS)
-    try:
-        at = datetime.fromisoformat(stamp.strip())
-        lengths = int(context), int(made)
-    except ValueError as error:
-        raise RecordedError(f"{path}, line {line}: {error}") from error
-    if min(lengths) < 0:
-        raise RecordedError(f"{path}, line {line}: lengths must be at least 0, got {min(lengths)}")
-    # The published traces name no zone; only differences count.
-    return at if at.tzinfo else at.replace(tzinfo=UTC), *lengths

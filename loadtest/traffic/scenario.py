@@ -7,14 +7,14 @@ key, the allowed values and the given one, or the nearest known key.
 import difflib
 import hashlib
 import tomllib
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from loadtest import LoadTestError
+from loadtest.traffic.documents import STDLIB
 from loadtest.traffic.sections import (
     AbuserSettings,
     AtLeastOne,
@@ -23,7 +23,6 @@ from loadtest.traffic.sections import (
     EditorSettings,
     EventSettings,
     Positive,
-    RecordedSettings,
     RegionShare,
     Settings,
     ShapeSettings,
@@ -33,15 +32,12 @@ from loadtest.traffic.sections import (
 
 MAX_SLICES = 600
 """Bounds the size of reports and keeps charts readable."""
+_MIN_SLICES = 20
 
 _SHARES_SUM_TOLERANCE = 0.01
 
-
 PACKAGED = Path(__file__).parent / "scenarios"
 """Folder of the packaged scenarios."""
-
-_PATHS = (("documents", "source"), ("recorded", "file"))
-_NOT_PATHS = ("stdlib", "")
 
 
 class ScenarioError(LoadTestError):
@@ -70,10 +66,9 @@ def read_tree(name_or_path: str) -> tuple[str, dict[str, Any]]:
         raise ScenarioError(f"{path}: can't be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{path}: not valid TOML: {error}") from error
-    for section, key in _PATHS:
-        found = tree.get(section)
-        if isinstance(found, dict) and isinstance(found.get(key), str) and found[key] not in _NOT_PATHS:
-            found[key] = str(path.parent / found[key])
+    documents = tree.get("documents")
+    if isinstance(documents, dict) and isinstance(source := documents.get("source"), str) and source != STDLIB:
+        documents["source"] = str(path.parent / source)
     return path.stem, tree
 
 
@@ -93,40 +88,18 @@ def put(tree: dict[str, Any], override: str) -> None:
         tree[last] = text
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return a line for each error: the key, the allowed values and the given one, or the nearest known key."""
-    return "\n".join(_lines(error, model))
-
-
-def _lines(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
+def _lines(error: ValidationError) -> Iterator[str]:
+    known = {name for table in Settings.__subclasses__() for name in table.model_fields}
     for fault in error.errors():
-        *sections, last = fault["loc"] or ("",)
         key = ".".join(str(part) for part in fault["loc"])
         if fault["type"] == "extra_forbidden":
-            known = list(_section(model, sections).model_fields)
-            near = difflib.get_close_matches(str(last), known, n=1)
-            before = key.removesuffix(str(last))
-            hint = f"did you mean {before}{near[0]}?" if near else f"known here: {', '.join(sorted(known))}"
-            yield f"{key}: unknown key; {hint}"
+            last = str(fault["loc"][-1])
+            near = difflib.get_close_matches(last, known, n=1)
+            yield f"{key}: unknown key" + (f"; did you mean {key.removesuffix(last)}{near[0]}?" if near else "")
         elif fault["type"] == "value_error":  # from a section's own check, which names the key
             yield f"{key}{'.' if key else ''}{fault['ctx']['error']}"
         else:
             yield f"{key}: {fault['msg'][0].lower()}{fault['msg'][1:]}, got {fault['input']!r}"
-
-
-def _section(model: type[BaseModel], sections: list[int | str]) -> type[BaseModel]:
-    """Return the settings class of a section; numbers are indexes of lists."""
-    for section in sections:
-        if isinstance(section, str):
-            model = next(_models(model.model_fields[section].annotation))
-    return model
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:  # noqa: ANN401 - a type's form has no type
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in typing.get_args(annotation):
-        yield from _models(inner)
 
 
 def _hint(name: str) -> str:
@@ -154,7 +127,6 @@ class Scenario(Settings):
     regions: Annotated[tuple[RegionShare, ...], Field(min_length=1)] = (RegionShare(name="local", share=1.0),)
     abusers: AbuserSettings = AbuserSettings()
     slow_readers: SlowReaderSettings = SlowReaderSettings()
-    recorded: RecordedSettings | None = None
     criteria: CriteriaSettings = CriteriaSettings()
 
     @classmethod
@@ -167,16 +139,17 @@ class Scenario(Settings):
         for override in overrides:
             put(tree, override)
         scenario = cls.of({"name": name} | tree)
-        scenario.check_files()
+        if (source := scenario.documents.source) != STDLIB and not Path(source).is_dir():
+            raise ScenarioError(f"documents.source: must be '{STDLIB}' or a folder, got {source!r}")
         return scenario
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Self:
-        """Make a scenario from parsed TOML; files that it names are not checked. Raises ScenarioError."""
+        """Make a scenario from parsed TOML; its folder is not checked. Raises ScenarioError."""
         try:
             return cls.model_validate(tree)
         except ValidationError as error:
-            raise ScenarioError(explain(error, cls)) from error
+            raise ScenarioError("\n".join(_lines(error))) from error
 
     def scaled(
         self, *, sessions: int | None = None, duration_s: float | None = None, seed: int | str | None = None
@@ -185,15 +158,10 @@ class Scenario(Settings):
         changes = {"sessions": sessions, "duration_s": duration_s, "seed": seed}
         return self.of(self.model_dump() | {key: value for key, value in changes.items() if value is not None})
 
-    def check_files(self) -> None:
-        """Raise ScenarioError unless the files and folders that the scenario names exist."""
-        if self.recorded is not None and not Path(self.recorded.file).is_file():
-            raise ScenarioError(
-                f"recorded.file: no such file, got {self.recorded.file!r}; name a CSV with the columns TIMESTAMP, "
-                "ContextTokens and GeneratedTokens, as in https://github.com/Azure/AzurePublicDataset"
-            )
-        if self.documents.source != "stdlib" and not Path(self.documents.source).is_dir():
-            raise ScenarioError(f"documents.source: must be 'stdlib' or a folder, got {self.documents.source!r}")
+    @property
+    def run_slice_s(self) -> float:
+        """Length of a slice of the statistics: shorter than `slice_s` in a short run, whose charts need points too."""
+        return min(self.slice_s, self.duration_s / _MIN_SLICES)
 
     @property
     def session_requests_per_s(self) -> float:
@@ -214,45 +182,32 @@ class Scenario(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        faults = [*self._run_faults(), *self._region_faults(), *self._event_faults()]
-        if faults:
+        if faults := [*self._faults()]:
             raise ValueError("\n".join(faults))
         return self
 
-    def _run_faults(self) -> list[str]:
-        faults = []
-        if self.duration_s / self.slice_s > MAX_SLICES:
-            least_s = self.duration_s / MAX_SLICES
-            faults.append(
-                f"slice_s: a run of {self.duration_s:g} s has at most {MAX_SLICES} slices, "
-                f"so it must be at least {least_s:g}, got {self.slice_s:g}"
+    def _faults(self) -> Iterator[str]:
+        """Yield what is wrong with two keys together."""
+        duration_s, names = self.duration_s, [region.name for region in self.regions]
+        if duration_s / self.slice_s > MAX_SLICES:
+            yield (
+                f"slice_s: a run of {duration_s:g} s has at most {MAX_SLICES} slices, "
+                f"so it must be at least {duration_s / MAX_SLICES:g}, got {self.slice_s:g}"
             )
-        if self.shape.kind in {"ramp", "spike"} and self.shape.at_s >= self.duration_s:
-            faults.append(f"shape.at_s: must be before the end at {self.duration_s:g} s, got {self.shape.at_s:g}")
-        return faults
-
-    def _region_faults(self) -> list[str]:
-        faults = []
+        late = {"shape": self.shape.at_s} if self.shape.kind in {"ramp", "spike"} else {}
+        late |= {f"events.{place}": event.at_s for place, event in enumerate(self.events)}
+        for name, at_s in late.items():
+            if at_s >= duration_s:
+                yield f"{name}.at_s: must be before the end at {duration_s:g} s, got {at_s:g}"
         shares = sum(region.share for region in self.regions)
         if abs(shares - 1) > _SHARES_SUM_TOLERANCE:
-            faults.append(f"regions: their shares must come to 1, got {shares:g}")
-        names = [region.name for region in self.regions]
-        faults += [f"regions: {name} is there twice" for name in sorted(set(names)) if names.count(name) > 1]
-        return faults
-
-    def _event_faults(self) -> list[str]:
-        faults = []
-        names = [region.name for region in self.regions]
+            yield f"regions: their shares must come to 1, got {shares:g}"
+        yield from (f"regions: {name} is there twice" for name in sorted(set(names)) if names.count(name) > 1)
         for place, event in enumerate(self.events):
-            if event.at_s >= self.duration_s:
-                faults.append(
-                    f"events.{place}.at_s: must be before the end at {self.duration_s:g} s, got {event.at_s:g}"
-                )
             if event.region and event.region not in names:
-                faults.append(f"events.{place}.region: must be one of {', '.join(names)}, got {event.region!r}")
-        return faults
+                yield f"events.{place}.region: must be one of {', '.join(names)}, got {event.region!r}"
 
 
 def packaged_scenarios() -> list[Scenario]:
-    """Return the packaged scenarios. Some need a file that the user must name."""
+    """Return the packaged scenarios."""
     return [Scenario.of({"name": name} | read_tree(name)[1]) for name in packaged_names()]

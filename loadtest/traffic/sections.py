@@ -150,21 +150,6 @@ class SlowReaderSettings(Settings):
     pause_ms: Positive = 200.0
 
 
-class RecordedSettings(Settings):
-    """Arrivals and lengths from a file instead of typing."""
-
-    file: str
-    """CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens, as in the Azure LLM inference traces."""
-    scale: Positive = 1.0
-    """Factor on the recorded rate."""
-    rows: Count = 0
-    """Number of rows to read from the start; 0 reads all."""
-    max_prefix_chars: Count = 0
-    """Maximum length of a prefix; 0 sets none."""
-    max_tokens: AtLeastOne = 128
-    """Upper bound of each request's recorded length."""
-
-
 class CriteriaSettings(Settings):
     """The criteria of a good completion."""
 

@@ -9,19 +9,16 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from loadtest.traffic.documents import (
-    Arrival,
     DocumentsError,
     SourceFile,
     Stretch,
     find_stretch,
-    read_arrivals,
     read_documents,
 )
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.sections import EventSettings, RecordedSettings, ShapeSettings
+from loadtest.traffic.sections import EventSettings, ShapeSettings
 from loadtest.traffic.typed import (
     NEVER_S,
     OPENING_SEQUENCE,
@@ -32,9 +29,6 @@ from loadtest.traffic.typed import (
     TypedRequest,
     TypedSession,
 )
-
-CHARACTERS_A_TOKEN = 4
-"""Of code, about; recorded lengths are in tokens."""
 
 _OPENING_AT_S = 0.0
 _ABUSER_KEYS = 200
@@ -53,23 +47,12 @@ _DAY = (
 
 
 def make_trace(scenario: Scenario, worker: int = 0, num_workers: int = 1) -> Trace:
-    """Make the trace of each `num_workers`th session from number `worker` on. Raises DocumentsError, RecordedError."""
+    """Make the trace of each `num_workers`th session from number `worker` on. Raises DocumentsError."""
     if not 0 <= worker < num_workers:
         raise ValueError(f"worker must be below num_workers = {num_workers}, got {worker}")
     maker = SessionMaker(scenario, read_documents(scenario.documents, str(scenario.seed)))
     numbers = range(worker, scenario.sessions + scenario.abusers.count, num_workers)
-    if scenario.recorded is None:
-        sessions = [maker.editor(number) for number in numbers if number < scenario.sessions]
-    else:
-        recorded = scenario.recorded
-        arrivals = read_arrivals(
-            Path(recorded.file), scale=recorded.scale, duration_s=scenario.duration_s, rows=recorded.rows
-        )
-        sessions = [
-            maker.recorded(number, recorded, arrivals[number :: scenario.sessions])
-            for number in numbers
-            if number < scenario.sessions
-        ]
+    sessions = [maker.editor(number) for number in numbers if number < scenario.sessions]
     sessions += [maker.abuser(number) for number in numbers if number >= scenario.sessions]
     events = tuple(_event(scenario, event) for event in scenario.events)
     return Trace(str(scenario.seed), scenario.duration_s, tuple(sessions), events)
@@ -92,32 +75,6 @@ class SessionMaker:
         text = Text(stretch.before, stretch.after)
         requests = tuple(self._typed(number, text, stretch.ends, times_s, chance))
         return self._session(number, path, self._opening(number, text, stretch.ends[0]), requests)
-
-    def recorded(self, number: int, settings: RecordedSettings, arrivals: Sequence[Arrival]) -> TypedSession:
-        """Make a session with recorded arrivals and lengths, whose text begins at the start of a file."""
-        ends = [max(1, arrival.context_tokens * CHARACTERS_A_TOKEN) for arrival in arrivals]
-        if settings.max_prefix_chars:
-            ends = [min(end, settings.max_prefix_chars) for end in ends]
-        suffix_chars = self._scenario.documents.suffix_chars
-        document = self._long_document(number, max(ends, default=1) + suffix_chars)
-        most = max(1, min(max(ends, default=1), len(document.text) - suffix_chars))
-        text = Text(document.text[:most], document.text[most : most + suffix_chars])
-        requests = tuple(
-            TypedRequest(
-                session=number,
-                sequence=OPENING_SEQUENCE + 1 + place,
-                intended_at_s=arrival.at_s,
-                next_key_at_s=NEVER_S,
-                is_pause=True,
-                trigger=Trigger.AUTOMATIC,
-                text=text,
-                end=min(end, most),
-                max_tokens=max(1, min(arrival.generated_tokens, settings.max_tokens)),
-            )
-            for place, (arrival, end) in enumerate(zip(arrivals, ends, strict=True))
-        )
-        opening_end = requests[0].end if requests else most
-        return self._session(number, document.path, self._opening(number, text, opening_end), requests)
 
     def abuser(self, number: int) -> TypedSession:
         """Make a session that sends requests at a fixed rate."""
@@ -186,12 +143,6 @@ class SessionMaker:
             f"{settings.prefix_chars} characters before and {settings.suffix_chars} after them; "
             "name a folder with longer files, or make the run shorter"
         )
-
-    def _long_document(self, number: int, chars: int) -> SourceFile:
-        """Return the first long enough document, starting from the session's own, or the longest."""
-        turn = number % len(self._documents)
-        own = (*self._documents[turn:], *self._documents[:turn])
-        return next((each for each in own if len(each.text) >= chars), max(own, key=lambda each: len(each.text)))
 
     def _opening(self, number: int, text: Text, end: int) -> TypedRequest:
         return TypedRequest(number, OPENING_SEQUENCE, _OPENING_AT_S, NEVER_S, False, Trigger.AUTOMATIC, text, end)

@@ -15,13 +15,11 @@ from loadtest.targets.record import WHOLE, Outcome, Record, RunClock
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
 from loadtest.traffic.typed import Trace, Trigger, TypedSession
-from loadtest.tuning.blocks import Answer
 
 _TYPED_S = 40.0
 """Typing prepared for each caller, some 100 keys. A caller that reaches the end starts again."""
 _SPARE = 4
 _SHED_PAUSE_S = 0.1
-_CONNECTIONS = "16"
 
 
 class Replay:
@@ -29,8 +27,7 @@ class Replay:
 
     def __init__(self, address: str, scenario: Scenario, credentials: Credentials = NO_CREDENTIALS) -> None:
         """Call the server at HOST:PORT. Requests refuse its completion cache, and are not cancelled at the next key."""
-        options = {"connections": _CONNECTIONS}
-        spec = TargetSpec(address, "grpc+complete", (address,), options, credentials=credentials)
+        spec = TargetSpec(address, "grpc+complete", (address,), {"connections": "16"}, credentials=credentials)
         editor = scenario.editor
         settings = ClientSettings(editor.max_tokens, editor.mode, cancels_at_key=False, use_completion_cache=False)
         self._target = GrpcTarget(spec, settings)
@@ -55,13 +52,10 @@ class Replay:
 async def traffic_of(scenario: Scenario, concurrency: int, seed: str) -> Trace:
     """Return the trace of `concurrency` callers.
 
-    Raises DocumentsError if there is not enough text to type; RecordedError if the recorded arrivals can't be read;
-    TargetError if too few of the scenario's sessions ask anything.
+    Raises DocumentsError if there is not enough text to type; TargetError if too few of the sessions ask anything.
     """
     # Some of a scenario's sessions may never type.
-    wanted = scenario.scaled(sessions=_SPARE * concurrency, seed=f"{scenario.seed}/{seed}")
-    if scenario.recorded is None:
-        wanted = wanted.scaled(duration_s=_TYPED_S)
+    wanted = scenario.scaled(sessions=_SPARE * concurrency, seed=f"{scenario.seed}/{seed}", duration_s=_TYPED_S)
     made = await asyncio.to_thread(make_trace, wanted)
     asking = [each for each in made.sessions if each.requests]
     if len(asking) < concurrency:
@@ -75,7 +69,7 @@ class ReplayedBlock:
 
     seconds: float
     num_callers: int
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Record] = field(default_factory=list)
     window_s: float = 0.0
     """Time during which all callers were active; 0 until the block is over."""
     _clock: RunClock = field(default_factory=RunClock)
@@ -83,24 +77,25 @@ class ReplayedBlock:
     _has_begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def call(self, session: TypedSession, editor: Editor) -> None:
-        """Send the requests of a session, one after another."""
+        """Send the requests of a session, one after another. Raises TargetError if one failed."""
         for number, request in enumerate(itertools.cycle(session.requests)):
             # Each request must have a waiting user, and sequence numbers must rise when a caller starts again.
             asked = replace(request, trigger=Trigger.EXPLICIT, sequence=session.requests[0].sequence + number)
             record = Record(asked, self._clock)
             editor.send_nowait(record)
             await record.wait_ended()
-            answer = _answer(record)
+            if record.outcome not in {*WHOLE, Outcome.SHED}:
+                raise TargetError(f"a request failed: {record.outcome.value} {record.error}".strip())
             if number == 0:
                 await self._begin_together()
                 continue
-            self.answers.append(answer)
+            self.answers.append(record)
             now_s = self._clock.now_s()
             if not self.window_s and now_s >= self.seconds and 2 * len(self.answers) >= self.num_callers:
                 self.window_s = now_s
             if self.window_s:
                 return
-            if answer.shed_reason:
+            if record.outcome is Outcome.SHED:
                 await asyncio.sleep(_SHED_PAUSE_S)
 
     async def _begin_together(self) -> None:
@@ -110,21 +105,3 @@ class ReplayedBlock:
             self._clock = RunClock()
             self._has_begun.set()
         await self._has_begun.wait()
-
-
-def _answer(record: Record) -> Answer:
-    """Return a record as its caller measured it. Raises TargetError if the request failed."""
-    if record.outcome not in {*WHOLE, Outcome.SHED}:
-        raise TargetError(f"a request failed: {record.outcome.value} {record.error}".strip())
-    assert record.ended_at_s is not None
-    return Answer(
-        began_s=record.sent_at_s,
-        ended_s=record.ended_at_s,
-        ttft_s=None if record.first_text_at_s is None else record.first_text_at_s - record.sent_at_s,
-        num_tokens=record.completion_tokens,
-        num_drafted=record.drafted_tokens,
-        num_accepted=record.accepted_tokens,
-        decode_s=record.server.decode_ms / 1000 if record.server else 0.0,
-        is_cached=bool(record.cache_level),
-        shed_reason=(record.shed_reason or "shed") if record.outcome is Outcome.SHED else None,
-    )

@@ -6,10 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from loadtest.report.canvas import ALARM, INK, canvas, colour, in_style, legend_beside
+from loadtest.report.charts import lines
 from loadtest.report.figures import shown_number, without_nan
 from loadtest.report.page import Picture, Section, render
 from loadtest.report.tables import Table
@@ -17,7 +15,13 @@ from loadtest.tuning.blocks import Blocks, Variant
 from loadtest.tuning.choice import OFF, Estimate, confidence_of, crossover, ratio_of_rounds
 from loadtest.tuning.tuner import Tuned
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+
+_COLUMNS = {
+    "concurrency": "at once", "variant": "", "tokens_per_s": "tokens/s", "to_off": "to K = 0",
+    "ttft_ms_p50": "TTFT p50, ms", "ttft_ms_p95": "p95", "total_ms_p50": "whole p50, ms", "step_ms": "step, ms",
+    "acceptance": "accepted", "accepted_length": "tokens a step",
+}  # fmt: skip
 
 
 def as_json(tuned: Tuned, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,25 +45,39 @@ def as_json(tuned: Tuned, about: Mapping[str, Any]) -> dict[str, Any]:
             "table_over_best_fixed": asdict(checked.table_over_fixed),
             "table_over_off": asdict(checked.table_over_off),
             "best_fixed_over_off": asdict(checked.fixed_over_off),
-            "cells": [cell(tuned.checks, *each) for each in tuned.checks.cells],
+            "cells": _cells(tuned.checks),
         },
-        "cells": [cell(blocks, *each) for blocks in (tuned.sweep, tuned.others) for each in blocks.cells],
+        "cells": _cells(tuned.sweep),
     }
 
 
-def cell(blocks: Blocks, concurrency: int, variant: Variant) -> dict[str, Any]:
+def _cells(blocks: Blocks) -> list[dict[str, Any]]:
+    return [_cell(blocks, at, variant) for at in blocks.concurrencies for variant in blocks.variants]
+
+
+def _cell(blocks: Blocks, concurrency: int, variant: Variant) -> dict[str, Any]:
     """Return the figures of a variant at a concurrency, over all rounds; None for missing ones."""
-    found, off = blocks.of(concurrency, variant.name), blocks.goodput(concurrency, OFF.name)
-    goodput, answers = blocks.goodput(concurrency, variant.name), found.answers
-    num_tokens, drafted, accepted, decode_s = np.sum(
-        [(each.num_tokens - 1, each.num_drafted, each.num_accepted, each.decode_s) for each in answers]
-        or [(0, 0, 0, 0.0)],
-        axis=0,
-    )
-    num_steps = num_tokens - accepted  # a step gives one token and the accepted draft tokens
-    times = {
-        "ttft_ms": [1000 * each.ttft_s for each in answers if each.ttft_s is not None],
-        "total_ms": [1000 * each.total_s for each in answers],
+    found, off = blocks.of(concurrency, variant), blocks.goodput(concurrency, OFF)
+    goodput, answers = blocks.goodput(concurrency, variant), found.answers
+    drafted, accepted = (sum(getattr(each, f"{kind}_tokens") for each in answers) for kind in ("drafted", "accepted"))
+    num_steps = (
+        sum(each.completion_tokens - 1 for each in answers) - accepted
+    )  # a step gives one token and the accepted
+    decode_ms = sum(each.server.decode_ms for each in answers if each.server)
+    times_s = {
+        "ttft_ms": [each.first_text_at_s - each.sent_at_s for each in answers if each.first_text_at_s is not None],
+        "total_ms": [each.ended_at_s - each.sent_at_s for each in answers if each.ended_at_s is not None],
+    }
+    figures = {
+        "tokens_per_s": float(np.mean(goodput)),
+        **{
+            f"{name}_p{percent}": 1000 * float(np.percentile(values, percent)) if values else math.nan
+            for name, values in times_s.items()
+            for percent in (50, 95)
+        },
+        "step_ms": decode_ms / num_steps if num_steps > 0 else math.nan,
+        "acceptance": accepted / drafted if drafted else math.nan,
+        "accepted_length": 1 + accepted * variant.k / drafted if variant.k and drafted else math.nan,
     }
     return {
         "concurrency": concurrency,
@@ -69,111 +87,49 @@ def cell(blocks: Blocks, concurrency: int, variant: Variant) -> dict[str, Any]:
         "num_cached": found.num_cached,
         "num_shed": sum(len(each.shed) for each in found.all),
         "tokens_per_s_by_round": [round(float(each), 3) for each in goodput],
-        **without_nan(
-            {
-                "tokens_per_s": float(np.mean(goodput)),
-                **{
-                    f"{name}_p{percent}": float(np.percentile(values, percent)) if values else math.nan
-                    for name, values in times.items()
-                    for percent in (50, 95)
-                },
-                "step_ms": 1000 * float(decode_s / num_steps) if num_steps > 0 else math.nan,
-                "acceptance": float(accepted / drafted) if drafted else math.nan,
-                "accepted_length": 1 + float(accepted * variant.k / drafted) if variant.k and drafted else math.nan,
-            }
-        ),
+        **without_nan(figures),
         "to_off": None if variant == OFF or not len(off) else asdict(ratio_of_rounds(goodput, off)),
     }
 
 
 def tables(tuned: Tuned) -> tuple[Table, Table, Table]:
     """Return the tables of all measurements, of the choices and of the check."""
-    names = ("concurrency", "variant", "tokens_per_s", "to_off", "ttft_ms_p50", "ttft_ms_p95", "total_ms_p50",
-             "step_ms", "acceptance", "accepted_length")  # fmt: skip
-    headings = ("at once", "", "tokens/s", "to K = 0", "TTFT p50, ms", "p95", "whole p50, ms", "step, ms", "accepted",
-                "tokens a step")  # fmt: skip
-    both, checks = Blocks((*tuned.sweep.all, *tuned.others.all)), tuned.checks
-    found = [cell(both, *each) for each in both.cells]
+    cells = [[_shown(each[name]) for name in _COLUMNS] for each in _cells(tuned.sweep)]
+    chosen = [
+        [*map(str, (each.concurrency, each.k, each.best_k or "-")), _shown(asdict(each.gain))] for each in tuned.choices
+    ]
+    checks = tuned.checks
+    means = [
+        [str(at), *(_shown(float(np.mean(checks.goodput(at, each)))) for each in checks.variants)]
+        for at in checks.concurrencies
+    ]
     return (
-        Table("Every K at every concurrency", headings, [[_shown(each[name]) for name in names] for each in found], 2),
-        Table(
-            "What each concurrency gets",
-            ("at once", "K", "best above 0", "its tokens/s to K = 0", "it saves of a completion, ms"),
-            [
-                [*map(str, (each.concurrency, each.k, each.best_k or "-")), _span(each.gain), _span(each.saved_ms)]
-                for each in tuned.choices
-            ],
-        ),
-        Table(
-            "The check, tokens/s",
-            ("at once", *(each.name for each in checks.variants)),
-            [
-                [str(at), *(shown_number(float(np.mean(checks.goodput(at, v.name)))) for v in checks.variants)]
-                for at in checks.concurrencies
-            ],
-        ),
+        Table("Every K at every concurrency", tuple(_COLUMNS.values()), cells, 2),
+        Table("The best K", ("at once", "K", "best above 0", "its tokens/s to K = 0"), chosen),
+        Table("The check, tokens/s", ("at once", *(each.name for each in checks.variants)), means),
     )
 
 
 def render_tuning(tuned: Tuned, facts: Mapping[str, str]) -> str:
     """Return the page."""
-    sweep, choices, checks = tables(tuned)
-    curves = [
-        Picture(f"Tokens/s against K, {each.concurrency} at once", _against_k(tuned, each.concurrency, each.k))
-        for each in tuned.choices
-    ]
-    note = f"Tokens/s, with {confidence_of(tuned.sweep):.1%} intervals; below 1 speculation costs more than it gains."
+    (sweep, choices, checks), ks = tables(tuned), tuned.sweep.ks
+    off = {at: tuned.sweep.goodput(at, OFF) for at in tuned.sweep.concurrencies}
+    gains = {
+        f"{at} at once": (ks, [ratio_of_rounds(tuned.sweep.goodput(at, Variant.fixed(k)), off[at]).value for k in ks])
+        for at in off
+    }
+    note = f"A K below 1 costs more than it gains. The table has the intervals, of {confidence_of(tuned.sweep):.1%}."
     sections = [
         Section("Verdict", " ".join(tuned.verdict), tables=[choices, checks]),
-        Section("Where it pays", pictures=[Picture("The best K above 0, to K = 0", _crossover(tuned), note)]),
-        Section("Curves", "A dot for each round, and a line through their means.", pictures=curves),
+        Section("Curves", pictures=[Picture("Tokens/s to K = 0", lines(gains, "K", "ratio", marker="o"), note)]),
         Section("Figures", tables=[sweep]),
     ]
     recommended = f"K = {tuned.recommended[0][2]}" if len(tuned.recommended) == 1 else str(tuned.recommended)
-    return render("K by batch size", f"Recommended: {recommended}.", dict(facts), tuned.troubles, sections)
+    return render("K by batch size", f"Recommended: {recommended}.", facts, tuned.troubles, sections)
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401
     if isinstance(value, dict):
-        return _span(Estimate(**value))
+        found = Estimate(**value)
+        return f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
     return "-" if value is None else shown_number(value) if isinstance(value, float) else str(value)
-
-
-def _span(found: Estimate) -> str:
-    return f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
-
-
-@in_style
-def _against_k(tuned: Tuned, concurrency: int, chosen: int) -> Axes:
-    axes, sweep, others = canvas("K", "tokens/s", size=(5.2, 2.4)), tuned.sweep, tuned.others
-    rounds = [sweep.goodput(concurrency, Variant.fixed(k).name) for k in sweep.ks]
-    axes.plot(sweep.ks, rounds, "o", color=colour(0), markersize=3, alpha=0.45)
-    axes.plot(sweep.ks, np.mean(rounds, axis=1), "o-", color=colour(0), markersize=6, label="mean")
-    for place, variant in enumerate(others.variants):
-        level = float(np.mean(others.goodput(concurrency, variant.name)))
-        axes.axhline(level, color=colour(2 + place), linestyle="--", label=variant.name)
-    axes.axvline(chosen, color=INK, linestyle=":", linewidth=1, label=f"chosen: {chosen}")
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend_beside(axes)
-    return axes
-
-
-@in_style
-def _crossover(tuned: Tuned) -> Axes:
-    axes = canvas("requests at once", "tokens/s, to K = 0")
-    at, gains = [each.concurrency for each in tuned.choices], [each.gain for each in tuned.choices]
-    spans = [[each.value - each.low for each in gains], [each.high - each.value for each in gains]]
-    axes.errorbar(at, [each.value for each in gains], yerr=spans, marker="o", capsize=3, color=colour(0))
-    for each in tuned.choices:
-        place = (each.concurrency, each.gain.value)
-        axes.annotate(f"K = {each.best_k}", place, xytext=(6, 6), textcoords="offset points")
-    axes.axhline(1, color=ALARM, linestyle="--", linewidth=1, label="no gain")
-    if (where := crossover(tuned.table)) is not None:
-        axes.axvline(where, color=INK, linestyle=":", linewidth=1, label=f"K = 0 from {where} on")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(at))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(at, [str(each) for each in at])
-    legend_beside(axes)
-    return axes

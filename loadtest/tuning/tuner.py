@@ -11,20 +11,19 @@ from loadtest import LoadTestError
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.typed import Trace
 from loadtest.tuning.blocks import Block, Blocks, Rows, Variant
 from loadtest.tuning.choice import (
+    OFF,
     Choice,
     Verification,
+    as_variant,
     best_fixed,
-    candidates,
-    changes,
     choose,
     table_of,
     troubles,
     verify,
     words,
-)
+)  # fmt: skip
 from loadtest.tuning.replay import Replay, traffic_of
 
 CONCURRENCIES = (1, 4, 16, 64)
@@ -70,8 +69,7 @@ class Tuned:
     @property
     def troubles(self) -> list[str]:
         """Warnings about the figures."""
-        every = Blocks((*self.sweep.all, *self.others.all, *self.checks.all))
-        return troubles(every, self.choices) + changes(self.sweep, self.checks, self.verification.recommended)
+        return troubles(Blocks((*self.sweep.all, *self.others.all, *self.checks.all)))
 
     @property
     def is_valid(self) -> bool:
@@ -85,58 +83,36 @@ class Tuned:
         return self.table if k is None else ((1, self.sweep.concurrencies[-1], k),)
 
 
-@dataclass(frozen=True, slots=True)
-class TuningProgress:
-    """The next block of a tuning."""
-
-    stage: str
-    """"sweep" or "verify"."""
-    name: str
-    concurrency: int
-    num_done: int
-    num_steps: int
-
-
 def turns(
     variants: Sequence[Variant], concurrencies: Sequence[int], rounds: int, seed: str
 ) -> Iterator[tuple[int, int, tuple[Variant, ...]]]:
-    """Yield the turns of a measurement as (round, concurrency, variants), so that a drift affects all variants equally.
+    """Yield the turns of a measurement as (round, concurrency, variants).
 
-    In each round all variants are measured at each concurrency, one after another, in random order. The next round has
-    the reverse order (A B C, C B A), which cancels a linear drift over both.
+    In each round all variants are measured at each concurrency, in random order; the next round has the reverse order,
+    which cancels a linear drift over both.
     """
-    chance = random.Random(seed)
     orders: dict[int, list[Variant]] = {}
+    chance = random.Random(seed)
     for number in range(rounds):
-        for concurrency in concurrencies if number % 2 == 0 else reversed(concurrencies):
-            if number % 2 == 0:
-                orders[concurrency] = chance.sample(list(variants), len(variants))
-            else:
-                orders[concurrency].reverse()
-            yield number, concurrency, tuple(orders[concurrency])
+        is_new = number % 2 == 0
+        for at in concurrencies if is_new else reversed(concurrencies):
+            orders[at] = chance.sample(list(variants), len(variants)) if is_new else orders[at][::-1]
+            yield number, at, tuple(orders[at])
 
 
+@dataclass(slots=True)
 class Tuner:
     """Measures one server, and optionally others beside it."""
 
-    def __init__(
-        self,
-        operator: Operator,
-        replays: Mapping[str, Replay],
-        scenario: Scenario,
-        on_progress: Callable[[TuningProgress], None],
-        on_turn: Callable[[Replay], Awaitable[None]] | None = None,
-    ) -> None:
-        """Use the replay with the variant's name, else the one named "".
-
-        `on_turn` is awaited before a replay's server is called; calls of `operator` count as those of the replay "".
-        """
-        self._operator = operator
-        self._replays = replays
-        self._scenario = scenario
-        self._on_progress = on_progress
-        self._on_turn = on_turn
-        self._last: Replay | None = None
+    operator: Operator
+    replays: Mapping[str, Replay]
+    """The callers of each variant's server by the variant's name, "" for all others."""
+    scenario: Scenario
+    on_progress: Callable[[str, Variant, int, int, int], None]
+    """Called before each block with the stage, the variant, the concurrency, the number of blocks done and of all."""
+    on_turn: Callable[[Replay], Awaitable[None]] | None = None
+    """Awaited before a replay's server is called; calls of the operator count as those of the replay ""."""
+    _last: Replay | None = None
 
     async def tune(self, settings: TuningSettings, beside: Sequence[Variant] = ()) -> Tuned:
         """Tune the server. Variants `beside` are measured in the sweep but never chosen.
@@ -144,67 +120,60 @@ class Tuner:
         Raises TuningError if the settings don't fit the server; TargetError if the server can't be reached, its K can't
         be changed, or a request failed; DocumentsError if there is not enough text to type.
         """
-        async with self._operator.borrowed() as before:
-            status, max_k = await self._operator.status(), before.max_num_speculative_tokens
-            concurrencies, ks = _extent(settings, status.slots, max_k)
+        async with self.operator.borrowed() as before:
+            status, max_k = await self.operator.status(), before.max_num_speculative_tokens
+            places, ks = _extent(settings, status.slots, max_k)
             every = [*map(Variant.fixed, ks), *beside]
-            measured = await self._measure("sweep", every, concurrencies, settings.rounds, settings.seconds)
-            sweep = Blocks(tuple(each for each in measured if each.variant not in beside))
+            measured = await self._measure("sweep", every, places, settings.rounds, settings.seconds)
+            sweep, others = (
+                Blocks(tuple(each for each in measured if (each.variant in beside) is is_beside))
+                for is_beside in (False, True)
+            )
             choices = choose(sweep)
             table, fixed = table_of(choices), best_fixed(sweep)
-            compared, checks = candidates(table, fixed), []
+            compared = dict.fromkeys((OFF, fixed, as_variant(table)))
+            checks = Blocks(())
             if len(compared) > 1:
                 every = [*compared, *beside]
-                checks = await self._measure("verify", every, concurrencies, settings.verify_rounds, settings.seconds)
+                found = await self._measure("verify", every, places, settings.verify_rounds, settings.seconds)
+                checks = Blocks(tuple(found))
         facts = {name: getattr(status, name) for name in ("version", "model", "draft_model", "slots")}
-        return Tuned(
-            server={"address": self._operator.address, "max_num_speculative_tokens": max_k, **facts},
-            sweep=sweep,
-            choices=tuple(choices),
-            table=table,
-            checks=Blocks(tuple(checks)),
-            verification=verify(Blocks(tuple(checks)), table, fixed),
-            others=Blocks(tuple(each for each in measured if each.variant in beside)),
-        )
+        facts |= {"address": self.operator.address, "max_num_speculative_tokens": max_k}
+        return Tuned(facts, sweep, choices, table, checks, verify(checks, table, fixed), others)
 
     async def _measure(
         self, stage: str, variants: Sequence[Variant], concurrencies: Sequence[int], rounds: int, seconds: float
     ) -> list[Block]:
         """Measure variants in turns, on other traffic in each stage and round."""
         found: list[Block] = []
-        num_steps = rounds * len(concurrencies) * len(variants)
+        num_blocks = rounds * len(concurrencies) * len(variants)
         try:
-            for number, concurrency, turn in turns(variants, concurrencies, rounds, f"{self._scenario.seed}/{stage}"):
-                traffic = await traffic_of(self._scenario, concurrency, f"tune-k/{stage}/{number}")
+            for number, at, turn in turns(variants, concurrencies, rounds, f"{self.scenario.seed}/{stage}"):
+                traffic = await traffic_of(self.scenario, at, f"tune-k/{stage}/{number}")
                 # Changing the server takes time, so the variants of each server follow one another.
                 servers = list(dict.fromkeys(map(self._replay, turn)))
                 for variant in sorted(turn, key=lambda each: servers.index(self._replay(each))):
                     await self._turn_to(self._replay(variant))
-                    self._on_progress(TuningProgress(stage, variant.name, concurrency, len(found), num_steps))
-                    found.append(await self._block(variant, concurrency, number, traffic, seconds))
+                    self.on_progress(stage, variant, at, len(found), num_blocks)
+                    if variant.rows is not None:
+                        await self.operator.put(variant.rows)
+                    result = await self._replay(variant).run(traffic, seconds)
+                    found.append(Block.of(variant, at, number, result.answers, result.window_s))
+                    if not found[-1].goodput:
+                        reasons = ", ".join(sorted(set(found[-1].shed))) or "no answer had a token"
+                        msg = f"{self.operator.address}: nothing was completed at concurrency {at}: {reasons}"
+                        raise TargetError(msg)
         finally:
-            await self._turn_to(self._replays[""])  # the operator's calls follow
+            await self._turn_to(self.replays[""])  # the operator's calls follow
         return found
 
     async def _turn_to(self, replay: Replay) -> None:
-        if self._on_turn is not None and replay is not self._last:
-            await self._on_turn(replay)
+        if self.on_turn is not None and replay is not self._last:
+            await self.on_turn(replay)
         self._last = replay
 
-    async def _block(self, variant: Variant, concurrency: int, number: int, traffic: Trace, seconds: float) -> Block:
-        if variant.rows is not None:
-            await self._operator.put(variant.rows)
-        result = await self._replay(variant).run(traffic, seconds)
-        block = Block.of(variant, concurrency, number, result.answers, result.window_s)
-        if not block.goodput:
-            reasons = ", ".join(sorted(set(block.shed))) or "no answer had a token"
-            raise TargetError(
-                f"{self._operator.address}: nothing was completed at concurrency {concurrency}: {reasons}"
-            )
-        return block
-
     def _replay(self, variant: Variant) -> Replay:
-        return self._replays.get(variant.name, self._replays[""])
+        return self.replays.get(variant.name, self.replays[""])
 
 
 def _extent(settings: TuningSettings, slots: int, max_k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -65,48 +65,30 @@ def test_bad_input_is_refused_before_any_load_is_sent(arguments: tuple[str, ...]
     assert re.search(said, result.output), result.output
 
 
-@pytest.mark.parametrize("options", [(), ("--tls-ca", "{server}"), ("--tls-ca", "{server}", "--user-files")])
+@pytest.mark.parametrize("is_known", [True, False])
 async def test_a_server_with_mutual_tls_is_asked_with_a_users_certificate_and_else_says_what_is_missing(
-    options: tuple[str, ...], make_identity: MakeIdentity, tmp_path: Path
+    is_known: bool, make_identity: MakeIdentity
 ) -> None:
     ours, users = make_identity("server"), make_identity("user")
     tls = f"server.tls.certificate={ours.certificate}", f"server.tls.key={ours.key}"
     config = make_config(*tls, f"server.tls.client_ca={users.certificate}")
-    files = ("--tls-cert", str(users.certificate), "--tls-key", str(users.key)) if "--user-files" in options else ()
-    ca = ("--tls-ca", str(ours.certificate)) if options else ()
+    files = ("--tls-cert", str(users.certificate), "--tls-key", str(users.key)) if is_known else ()
     async with run_server(config, ScriptedEngine) as server:
-        target = f"grpc://{server.ready.address}"
-        result = await asyncio.to_thread(run, *SHORT, "--target", target, *ca, *files, "--json")
-    if files:
+        options = ("--target", f"grpc://{server.ready.address}", "--tls-ca", str(ours.certificate), *files, "--json")
+        result = await asyncio.to_thread(run, *SHORT, *options)
+    if is_known:
         assert result.exit_code in {0, 3}, result.output
         assert json.loads(result.stdout)["targets"][0]["figures"]["error_rate"] == 0
     else:
-        missing = "use --tls-cert and --tls-key" if ca else "encrypts its connections (TLS)"
-        assert missing in result.stderr
-        assert result.exit_code != 0
+        assert (result.exit_code, "use --tls-cert and --tls-key" in result.stderr) == (2, True), result.output
 
 
-COMMANDS = (("run",), ("capacity", "--gate", "error_rate<1"))
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=[name for name, *_rest in COMMANDS])
-def test_tls_files_are_refused_where_they_have_no_use(command: tuple[str, ...], make_identity: MakeIdentity) -> None:
-    ca, (name, *options) = str(make_identity("server").certificate), command
-    for target, option, said in (
-        ("llama+http://127.0.0.1:1", "--tls-ca", "are for completion servers over gRPC only"),
-        ("grpc://127.0.0.1:1", "--tls-cert", "certificate and key must be given together"),
-    ):
-        result = CliRunner().invoke(main, [name, "steady", *options, "--target", target, option, ca])
-        assert (result.exit_code, said in result.output) == (2, True), result.output
-
-
-@pytest.mark.parametrize("kind", ["grpc", "grpc+complete"])
-async def test_users_present_the_tokens_of_a_file(kind: str, tmp_path: Path) -> None:
+async def test_users_present_the_tokens_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     await asyncio.to_thread(file.write_text, "good\nother\n")
     async with run_guarded() as (server, address):
         server.tokens.add("other")
-        options = ("--target", f"{kind}://{address}", "--tokens", str(file), "--json")
+        options = ("--target", f"grpc://{address}", "--tokens", str(file), "--json")
         result = await asyncio.to_thread(run, *SHORT, *options)
     assert result.exit_code in {0, 3}, result.output
     assert json.loads(result.stdout)["targets"][0]["figures"]["error_rate"] == 0
@@ -116,33 +98,30 @@ async def test_users_present_the_tokens_of_a_file(kind: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("target", "options", "said"),
     [
-        (
-            "grpc://example.com:1",
-            ("--token-command", "echo t"),
-            "the token of the command echo is not sent to example.com",
-        ),
-        ("llama+http://example.com:1", ("--token-command", "echo t"), "is not sent to example.com:1 without TLS"),
-        ("grpc://127.0.0.1:1", ("--token-command", "false"), "the command false: it ended with status 1"),
-        ("grpc://127.0.0.1:1", ("--token-command", "echo t", "--tokens", __file__), "give one of them"),
-        ("grpc://127.0.0.1:1", ("--tokens", "/dev/null"), "/dev/null has no tokens, one a line"),
+        ("llama+http://127.0.0.1:1", "--tls-ca CA", "are for completion servers over gRPC only"),
+        ("grpc://127.0.0.1:1", "--tls-cert CA", "certificate and key must be given together"),
+        ("grpc://127.0.0.1:1", "--token-command false", "the command false: it ended with status 1"),
+        ("grpc://127.0.0.1:1", "--token-command true --tokens CA", "give one of them"),
+        ("grpc://127.0.0.1:1", "--tokens /dev/null", "/dev/null has no tokens, one a line"),
     ],
 )
-def test_tokens_that_cannot_be_used_are_refused(target: str, options: tuple[str, ...], said: str) -> None:
-    result = run(*SHORT, "--target", target, *options)
+def test_credentials_that_cannot_be_used_are_refused(
+    target: str, options: str, said: str, make_identity: MakeIdentity
+) -> None:
+    words = options.replace("CA", str(make_identity("server").certificate)).split()
+    result = run(*SHORT, "--target", target, *words)
     assert (result.exit_code, said in result.output) == (2, True), result.output
 
 
-def test_the_digest_covers_the_traffic_but_not_the_targets(golden: GoldenServer) -> None:
-    scenario = Scenario.load("steady").scaled(sessions=4, duration_s=1.0)
-    specs = [parse_target(f"{name}=grpc://{golden.host}") for name in "ab"]
-    digests = {run_scenario(scenario, some, workers=1).schedule_digest for some in (specs, specs[:1])}
-    assert len(digests) == 1
+def test_a_token_does_not_leave_this_machine_in_plain_text() -> None:
+    result = run(*SHORT, "--target", "llama+http://example.com:1", "--token-command", "echo t")
+    assert (result.exit_code, "is not sent to example.com:1 without TLS" in result.output) == (2, True), result.output
 
 
 @pytest.mark.parametrize(
     ("options", "query", "said"),
     [
-        (SHORT, "?metrics=127.0.0.1:1", "metrics: http://127.0.0.1:1/metrics can't be read"),
+        (SHORT, "?metrics=127.0.0.1:1", "http://127.0.0.1:1/metrics can't be read"),
         ((*SHORT, "--start-at", "1000"), "", "s after the time at which all machines start"),
         (("reconnect", "--interleave"), "", "scenario reconnect has events, so it can't be cut into blocks"),
     ],

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from loadtest.driving.driver import drive
+from loadtest.driving.driver import Run, drive
 from loadtest.targets import ClientSettings, Credentials, parse_target
 from loadtest.targets.http import HttpTarget
 from loadtest.traffic.typed import Trace
@@ -21,6 +21,25 @@ from tests.unit.loadtest.typed import PREFIX, trace
 
 HELD_S = 60.0
 ANSWERED, EMPTY, REFUSED, BROKEN = range(1, 5)
+LLAMA = b'data: {"content": "hello", "stop": true, "tokens_predicted": 1}\n\n'
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def serving(uri: str, handler: Handler, **options: Any) -> AsyncIterator[HttpTarget]:
+    """Serve the paths of all dialects and yield the target; the HOST of the URI is the server's."""
+    app = web.Application()
+    for path in ("/v1/completions", "/infill"):
+        app.router.add_post(path, handler)
+    async with TestServer(app) as running:
+        spec = parse_target(uri.replace("HOST", f"127.0.0.1:{running.port}"))
+        spec = replace(spec, credentials=options.pop("credentials", spec.credentials))
+        async with HttpTarget(spec, ClientSettings(24), **options) as target:
+            yield target
+
+
+def outcomes(run: Run) -> list[str]:
+    return [result.outcome.value for result in run.results]
 
 
 @dataclass
@@ -30,60 +49,31 @@ class Server:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_hung_up: int = 0
 
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_post("/v1/completions", self.complete)
-        app.router.add_post("/infill", self.infill)
-        return app
-
-    async def complete(self, http: web.Request) -> web.StreamResponse:
+    async def answer(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
         self.bodies.append(body)
         if "segments" in body:
-            if self.holds:
-                await self.hold()
+            await self.hold_second()
             return web.json_response({"id": "cmpl", "choices": [{"index": 0, "text": "hello"}]})
-        events = [{"choices": [{"index": 0, "text": text}]} for text in ("hel", "lo")]
-        return await self.stream(
-            http, [*events, {"choices": [], "usage": {"completion_tokens": 2}}], b"data: [DONE]\n\n"
-        )
-
-    async def infill(self, http: web.Request) -> web.StreamResponse:
-        self.bodies.append(await http.json())
-        events = [{"content": text, "stop": False, "tokens_predicted": 1} for text in ("hel", "lo")]
-        return await self.stream(http, [*events, {"content": "", "stop": True, "tokens_predicted": 2}], b"")
-
-    @property
-    def holds(self) -> bool:
-        return len(self.bodies) == 2
-
-    async def stream(self, http: web.Request, events: list[dict[str, Any]], last: bytes) -> web.StreamResponse:
-        holds = self.holds
+        events: list[dict[str, Any]] = [{"choices": [{"index": 0, "text": text}]} for text in ("hel", "lo")]
+        events.append({"choices": [], "usage": {"completion_tokens": 2}})
+        if "input_prefix" in body:
+            events = [{"content": text, "tokens_predicted": 2 - bool(text)} for text in ("hel", "lo", "")]
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(http)
         for event in events:
             await answer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-            if holds:
-                await self.hold()
-        await answer.write(last)
+            await self.hold_second()
+        await answer.write(b"" if "input_prefix" in body else b"data: [DONE]\n\n")
         return answer
 
-    async def hold(self) -> None:
-        try:
-            await asyncio.sleep(HELD_S)
-        except asyncio.CancelledError:
-            self.num_hung_up += 1
-            raise
-
-
-@asynccontextmanager
-async def target(uri: str) -> AsyncIterator[tuple[Server, HttpTarget]]:
-    """Serve and ask; the HOST of the URI is the server's."""
-    server = Server()
-    async with TestServer(server.app()) as running:
-        spec = parse_target(uri.replace("HOST", f"127.0.0.1:{running.port}"))
-        async with HttpTarget(spec, ClientSettings(24)) as found:
-            yield server, found
+    async def hold_second(self) -> None:
+        if len(self.bodies) == 2:
+            try:
+                await asyncio.sleep(HELD_S)
+            except asyncio.CancelledError:
+                self.num_hung_up += 1
+                raise
 
 
 def text_only(made: Trace) -> Trace:
@@ -110,36 +100,30 @@ PROMPTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("uri", PROMPTS)
 async def test_each_dialect_answers_and_is_cancelled_at_the_next_key(uri: str) -> None:
-    made = text_only(trace((0.0, 9.0), (0.2, 0.4), (0.5, 9.0), duration_s=0.6))
-    async with target(uri) as (server, found):
-        run = await drive(found, made, has_lead_in=False)
-        await eventually(lambda: bool(server.num_hung_up))
-    assert [result.outcome.value for result in run.results] == ["answered", "hung_up", "answered"]
+    server, made = Server(), text_only(trace((0.0, 9.0), (0.2, 0.4), (0.5, 9.0), duration_s=0.6))
+    async with serving(uri, server.answer) as target:
+        run = await drive(target, made, has_lead_in=False)
+        await eventually(lambda: server.num_hung_up == 1)
+    assert outcomes(run) == ["answered", "hung_up", "answered"]
     assert server.bodies[0].items() >= PROMPTS[uri].items()
     assert run.results[0].completion_tokens == (0 if uri.startswith("tabby") else 2)
-    assert server.num_hung_up == 1
 
 
 @pytest.mark.parametrize("uri", ["openai+http://HOST", "llama+http://HOST", "tabby+http://HOST"])
 async def test_an_answer_in_another_form_is_an_error(uri: str) -> None:
-    async def complete(_http: web.Request) -> web.Response:
+    async def answer(_http: web.Request) -> web.Response:
         return web.Response(body=b'data: {"strange": 1}\n\n')
 
-    app = web.Application()
-    for path in ("/v1/completions", "/infill"):
-        app.router.add_post(path, complete)
-    async with TestServer(app) as running:
-        spec = parse_target(uri.replace("HOST", f"127.0.0.1:{running.port}"))
-        async with HttpTarget(spec, ClientSettings()) as found:
-            run = await drive(found, trace((0.0, 9.0)), has_lead_in=False)
-    assert [result.outcome.value for result in run.results] == ["error"]
+    async with serving(uri, answer) as target:
+        run = await drive(target, trace((0.0, 9.0)), has_lead_in=False)
+    assert outcomes(run) == ["error"]
     assert "can't be read" in run.results[0].error
 
 
-async def test_requests_end_as_the_server_says() -> None:
+async def test_requests_end_as_the_server_says_and_have_the_tokens_and_fields_that_they_are_given() -> None:
     bodies: list[dict[str, Any]] = []
 
-    async def complete(http: web.Request) -> web.Response:
+    async def answer(http: web.Request) -> web.Response:
         bodies.append(await http.json())
         (kind,) = bodies[-1]["prompt"]
         if kind == REFUSED:
@@ -150,40 +134,30 @@ async def test_requests_end_as_the_server_says() -> None:
         lines = ({"choices": [{"text": text}]}, {"choices": [], "usage": usage})
         return web.Response(body=b"".join(b"data: %s\n\n" % json.dumps(line).encode() for line in lines))
 
-    app = web.Application()
-    app.router.add_post("/v1/completions", complete)
     kinds = (ANSWERED, EMPTY, REFUSED, BROKEN)
     made = trace(*((0.02 * place, 5.0) for place in range(len(kinds))))
     made = made.with_token_ids(iter([(ANSWERED,), *((kind,) for kind in kinds)]))
-    async with TestServer(app) as running:
-        spec = parse_target(f"openai+http://127.0.0.1:{running.port}")
-        async with HttpTarget(spec, ClientSettings(24), {"stop_token_ids": [7]}) as found:
-            run = await drive(found, made)
-    assert [result.outcome.value for result in run.results] == ["answered", "empty", "error", "error"]
+    first, *others = made.sessions[0].requests
+    made = replace(made, sessions=(replace(made.sessions[0], requests=(replace(first, max_tokens=5), *others)),))
+    async with serving("openai+http://HOST", answer, body={"stop_token_ids": [7]}) as target:
+        run = await drive(target, made)
+    assert outcomes(run) == ["answered", "empty", "error", "error"]
     assert [result.completion_tokens for result in run.results] == [3, 3, 0, 0]
     assert run.results[2].error == "a bad prompt"
     assert "it broke" in run.results[3].error
-    assert (bodies[0]["max_tokens"], bodies[1]["max_tokens"], bodies[1]["stop_token_ids"]) == (1, 24, [7])
+    assert [body["max_tokens"] for body in bodies[:3]] == [1, 5, 24]
+    assert bodies[1]["stop_token_ids"] == [7]
 
 
 async def test_stragglers_are_cancelled_and_no_server_is_an_error() -> None:
-    async with target("llama+http://HOST") as (server, found):
+    server = Server()
+    async with serving("llama+http://HOST", server.answer) as target:
         made = text_only(trace((0.0, 9.0), (0.1, 9.0), duration_s=0.2))
-        run = await drive(found, made, drain_s=0.05, has_lead_in=False)
+        run = await drive(target, made, drain_s=0.05, has_lead_in=False)
         await eventually(lambda: server.num_hung_up == 1)
-    assert [result.outcome.value for result in run.results] == ["answered", "unanswered"]
+    assert outcomes(run) == ["answered", "unanswered"]
     async with HttpTarget(parse_target("llama+http://127.0.0.1:1"), ClientSettings()) as nobody:
-        run = await drive(nobody, trace((0.0, 9.0)), has_lead_in=False)
-    assert [result.outcome.value for result in run.results] == ["error"]
-
-
-async def test_a_request_says_how_many_tokens_it_wants() -> None:
-    made = trace((0.0, 9.0))
-    (session,) = made.sessions
-    requests = (replace(session.requests[0], max_tokens=5),)
-    async with target("llama+http://HOST") as (server, found):
-        await drive(found, replace(made, sessions=(replace(session, requests=requests),)), has_lead_in=False)
-    assert server.bodies[0]["n_predict"] == 5
+        assert outcomes(await drive(nobody, trace((0.0, 9.0)), has_lead_in=False)) == ["error"]
 
 
 async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again() -> None:
@@ -195,39 +169,30 @@ async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again() 
             connections[-1] += 1
             if len(connections) == 1 and connections[-1] == 2:
                 break  # as servers do after a number of requests, or after some idle seconds
-            body = b'data: {"content": "hello", "stop": true, "tokens_predicted": 1}\n\n'
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(LLAMA), LLAMA))
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     made = text_only(trace((0.0, 9.0), (0.3, 9.0), duration_s=0.5))
-    async with server, HttpTarget(parse_target(f"llama+http://127.0.0.1:{port}"), ClientSettings(24)) as found:
-        run = await drive(found, made, has_lead_in=False)
-    assert [result.outcome.value for result in run.results] == ["answered", "answered"]
-    assert connections == [2, 1]
+    async with server, HttpTarget(parse_target(f"llama+http://127.0.0.1:{port}"), ClientSettings(24)) as target:
+        run = await drive(target, made, has_lead_in=False)
+    assert (outcomes(run), connections) == (["answered", "answered"], [2, 1])
 
 
 async def test_users_present_their_tokens_and_a_refused_one_is_not_sent_in_a_loop(tmp_path: Path) -> None:
-    presented: list[str] = []
-    tokens = tmp_path / "tokens"
+    presented, tokens = list[str](), tmp_path / "tokens"
     await asyncio.to_thread(tokens.write_text, "ada\nbad\n")
 
-    async def infill(http: web.Request) -> web.Response:
+    async def answer(http: web.Request) -> web.Response:
         presented.append(http.headers["Authorization"])
-        if presented[-1] != "Bearer ada":
-            return web.Response(status=401, text="it is unknown")
-        return web.Response(body=b'data: {"content": "hello", "stop": true, "tokens_predicted": 1}\n\n')
+        is_known = presented[-1] == "Bearer ada"
+        return web.Response(body=LLAMA) if is_known else web.Response(status=401, text="it is unknown")
 
-    app = web.Application()
-    app.router.add_post("/infill", infill)
-    async with TestServer(app) as running:
-        spec = parse_target(f"llama+http://127.0.0.1:{running.port}")
-        spec = replace(spec, credentials=Credentials(user_tokens=tokens))
-        async with HttpTarget(spec, ClientSettings()) as found:
-            made = text_only(trace((0.0, 5.0), (0.1, 5.0), (0.2, 5.0), num_sessions=2))
-            run = await drive(found, made, has_lead_in=False)
-    assert sorted(result.outcome.value for result in run.results) == ["answered"] * 3 + ["error"] * 3
+    made = text_only(trace((0.0, 5.0), (0.1, 5.0), (0.2, 5.0), num_sessions=2))
+    async with serving("llama+http://HOST", answer, credentials=Credentials(user_tokens=tokens)) as target:
+        run = await drive(target, made, has_lead_in=False)
+    assert sorted(outcomes(run)) == ["answered"] * 3 + ["error"] * 3
     assert sorted(presented) == ["Bearer ada"] * 3 + ["Bearer bad"]
     assert {result.error for result in run.results if result.error} == {
         "it is unknown", "the server refused the token of the program's own settings: it is unknown",

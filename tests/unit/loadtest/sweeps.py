@@ -4,8 +4,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from loadtest.tuning.blocks import Answer, Block, Blocks, Variant
+from completion.v1 import completion_pb2 as pb
+from loadtest.targets.record import Outcome, Result
+from loadtest.tuning.blocks import Block, Blocks, Variant
 from loadtest.tuning.tuner import turns
+from tests.unit.loadtest.typed import request
 
 CONCURRENCIES = (1, 4, 16, 64)
 KS = tuple(range(5))
@@ -35,6 +38,27 @@ def modelled(terms: Sequence[float], survival: Sequence[float] = SURVIVAL) -> Ca
     return goodput
 
 
+def answer(ended_s: float, num_tokens: int, k: int = 0, *, began_s: float = 0.0) -> Result:
+    """Return an answer, of whose draft tokens half are accepted."""
+    return Result(
+        request(),
+        began_s,
+        began_s + PREFILL_S,
+        ended_s,
+        Outcome.ANSWERED,
+        num_tokens,
+        drafted_tokens=4 * k,
+        accepted_tokens=2 * k,
+        server=pb.Timings(decode_ms=1000 * (ended_s - began_s - PREFILL_S)),
+    )
+
+
+def k_at(variant: Variant, batch: int) -> int:
+    """Return the K of a batch size; the last row holds beyond its end."""
+    rows = variant.rows or ()
+    return next((k for _first, last, k in rows if batch <= last), rows[-1][2])
+
+
 def make_sweep(
     goodput: Callable[[int, int], float],
     *,
@@ -43,10 +67,7 @@ def make_sweep(
     drift: float = 0.0,
     seed: int = 0,
 ) -> Blocks:
-    """Return blocks in the order in which they would be measured; with drift, the last is so much slower (log).
-
-    Each has one answer, of whose draft tokens half are accepted.
-    """
+    """Return blocks in the order in which they would be measured; with drift, the last is so much slower (log)."""
     chance = np.random.default_rng(seed)
     plan = [
         (number, concurrency, each)
@@ -55,10 +76,10 @@ def make_sweep(
     ]
     blocks = []
     for place, (number, concurrency, variant) in enumerate(plan):
+        k = k_at(variant, concurrency)
         slower = np.exp(noise * chance.standard_normal() - drift * place / len(plan))
-        k = variant.k_at(concurrency)
-        tokens_per_s = goodput(concurrency, k) * slower
-        total_s = concurrency * NUM_TOKENS / tokens_per_s
-        answer = Answer(0.0, total_s, PREFILL_S, NUM_TOKENS, 4 * k, 2 * k, total_s - PREFILL_S)
-        blocks.append(Block(variant, concurrency, number, tokens_per_s, 1000 * total_s, (answer,)))
+        rate = goodput(concurrency, k) * slower
+        blocks.append(
+            Block(variant, concurrency, number, rate, (answer(concurrency * NUM_TOKENS / rate, NUM_TOKENS, k),))
+        )
     return Blocks(tuple(blocks))

@@ -68,39 +68,39 @@ def test_a_report_ends_with_the_status_of_its_run(
     assert said in " ".join(found.output.split())
 
 
-def test_compare_lists_the_differences(write: Callable[..., Path]) -> None:
-    paths = [write(f"{ms}.json", make_document(make_stats(1, ttft_ms=ms))) for ms in (100.0, 150.0)]
-    found = invoke("compare", *paths)
-    assert found.exit_code == 0
-    assert "worse" in found.output
-    answer = json.loads(invoke("compare", *paths, "--json").output)
-    assert answer["is_paired"] is True
+def test_compare_takes_targets_by_name_and_lists_their_differences(write: Callable[..., Path]) -> None:
+    before, after = (write(f"{ms}.json", make_document(make_stats(1, ttft_ms=ms))) for ms in (100.0, 150.0))
+    assert "worse" in invoke("compare", before, after).output
+    answer = json.loads(invoke("compare", before, after, "--json").output)
     figure = answer["figures"]["ttft_ms_p50"]
-    assert figure["change"] == "worse"
-    assert figure["ratio"][0] < 1.5 < figure["ratio"][1] or figure["ratio"] == pytest.approx([1.5, 1.5], rel=0.02)
+    assert (answer["is_paired"], figure["change"]) == (True, "worse")
+    assert figure["ratio"] == pytest.approx([1.5, 1.5], rel=0.02)
     assert answer["figures"]["total_ms_p50"]["difference"] is None
-
-
-def test_compare_takes_targets_by_name(write: Callable[..., Path]) -> None:
-    path = write("run.json", make_document(make_stats(1), make_stats(2, target="theirs")))
-    assert len(invoke("compare", path, path, "--json").output.splitlines()) == 2
-    answer = json.loads(invoke("compare", path, path, "--target", "ours", "--against", "theirs", "--json").output)
-    assert (answer["first"], answer["second"]) == ("ours", "theirs")
+    both = write("run.json", make_document(make_stats(1), make_stats(2, target="theirs")))
     theirs = write("theirs.json", make_document(make_stats(2, target="theirs")))
-    single = write("single.json", make_document(make_stats(2)))
-    for first, second in ((path, theirs), (single, theirs)):  # the one in both; single targets whatever their names
-        (answer,) = map(json.loads, invoke("compare", first, second, "--json").output.splitlines())
-        assert answer["second"] == "theirs"
+    for arguments, names in (
+        ((both, both), [("ours", "ours"), ("theirs", "theirs")]),
+        ((both, both, "--target", "ours", "--against", "theirs"), [("ours", "theirs")]),
+        ((both, theirs), [("theirs", "theirs")]),
+        ((before, theirs), [("ours", "theirs")]),
+    ):
+        answers = map(json.loads, invoke("compare", *arguments, "--json").output.splitlines())
+        assert [(answer["first"], answer["second"]) for answer in answers] == names
     others = write("others.json", make_document(make_stats(1, target="c"), make_stats(2, target="d")))
-    nothing = write("nothing.json", make_document())
-    nothing.write_text("{}")
     for arguments, said in (
-        ((path, path, "--target", "other"), "there is no target 'other', only ours, theirs"),
-        ((path, others), "no target is in both: A has ours, theirs, B has c, d"),
-        ((path, nothing), "Field required"),
+        ((both, both, "--target", "other"), "there is no target 'other', only ours, theirs"),
+        ((both, others), "no target is in both: A has ours, theirs, B has c, d"),
+        ((both, __file__), "it is not a document of a run"),
     ):
         found = invoke("compare", *arguments)
         assert (found.exit_code, said in found.output) == (2, True), found.output
+
+
+def test_tables_in_a_pipe_are_not_cut_at_80_columns(write: Callable[..., Path]) -> None:
+    path = write("run.json", make_document(make_stats(1)))
+    for command in (("scenarios",), ("compare", path, path)):
+        lines = invoke(*command).output.splitlines()
+        assert 80 < max(map(len, lines)) <= 150
 
 
 class Runs:
@@ -168,7 +168,6 @@ def test_capacity_ends_with_the_status_of_its_result(
         (("--repeats", 2), "--repeats odd"),
         (("--from", 30_000), "--to must be at least --from"),
         (("--tolerance", 1), "0<x<1"),
-        (("--gate", "speed<1"), "there is no figure 'speed'"),
         (("--target", "ftp://x"), "ftp"),
         (("--set", "editor.speed=1"), "speed"),
     ],
@@ -178,6 +177,4 @@ def test_bad_input_is_refused_before_anything_runs(
 ) -> None:
     runs = Runs()
     found = run_with(monkeypatch, runs, *CAPACITY, *arguments)
-    assert found.exit_code == 2
-    assert message in found.output
-    assert runs.asked == []
+    assert (found.exit_code, message in found.output, runs.asked) == (2, True, [])

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 from typing import Any
 
 import pytest
@@ -22,21 +21,15 @@ def plan(num: int, **requirements: Any) -> Plan:
     return plan_of(Inputs(num, **requirements))
 
 
-@given(sessions, sessions, shares, st.integers(0, 1))
-def test_more_sessions_never_need_fewer_gpus(one: int, other: int, regions: tuple[Region, ...], survive: int) -> None:
+@given(sessions, sessions, shares, st.integers(0, 5))
+def test_gpus_never_fall_with_sessions_spare_or_surge(
+    one: int, other: int, regions: tuple[Region, ...], surge: int
+) -> None:
     fewer, more = sorted((one, other))
-    first, second = (plan(num, regions=regions, survive=survive) for num in (fewer, more))
-    assert first.needed_gpus <= second.needed_gpus
+    first, second = (plan(num, regions=regions) for num in (fewer, more))
     assert all(a.needed_gpus <= b.needed_gpus for a, b in zip(first.regions, second.regions, strict=True))
-
-
-@given(sessions, shares, st.integers(0, 5))
-def test_spare_and_surge_never_take_gpus_away(num: int, regions: tuple[Region, ...], surge: int) -> None:
-    bare = plan(num, regions=regions)
-    spare = plan(num, regions=regions, survive=1)
-    surging = plan(num, regions=regions, surge=surge)
-    assert spare.needed_gpus >= bare.needed_gpus
-    assert surging.needed_gpus == bare.needed_gpus + surge * len(regions)
+    assert plan(fewer, regions=regions, survive=1).needed_gpus >= first.needed_gpus
+    assert plan(fewer, regions=regions, surge=surge).needed_gpus == first.needed_gpus + surge * len(regions)
 
 
 @given(sessions, shares, st.integers(0, 2))
@@ -53,17 +46,6 @@ def test_a_sized_fleet_answers_in_time_also_without_any_regions_that_it_survives
         for region in found.regions:
             if region not in lost:
                 assert region.requests_per_s / (1 - share) <= region.gpus * server_per_s * (1 + 1e-9)
-
-
-@given(sessions, st.floats(0.01, 100), st.floats(0.01, 1))
-def test_units_fit(num: int, price: float, load: float) -> None:
-    found = plan(num, gpu_usd_hour=price, mean_load=load)
-    assert found.usd_per_hour == pytest.approx(found.gpus * price)
-    assert found.usd_per_shown * found.shown_per_hour == pytest.approx(found.usd_per_hour)
-    shown_per_s = found.demand.requests_per_s * found.demand.shown_share
-    assert found.shown_per_hour == pytest.approx(shown_per_s * 3600 * load)
-    dearer = plan(num, gpu_usd_hour=2 * price, mean_load=load)
-    assert dearer.usd_per_shown == pytest.approx(2 * found.usd_per_shown)
 
 
 @given(sessions, st.floats(0.1, 10_000), st.integers(1, 8))
@@ -95,22 +77,5 @@ def test_a_fleet_that_is_too_small_shows_fewer() -> None:
     small, enough = plan(12_000, gpus_per_region=1), plan(12_000, gpus_per_region=10)
     assert small.shown_per_hour < enough.shown_per_hour / 2
     assert enough.shown_per_hour == plan(12_000, gpus_per_region=50).shown_per_hour
-
-
-@pytest.mark.parametrize(
-    ("requirements", "message"),
-    [
-        ({"regions": (Region("a", 0.5), Region("b", 0.4))}, "region: shares must come to 1, got 0.9"),
-        ({"regions": (Region("a", 1.5), Region("b", -0.5))}, "region: shares must be above 0"),
-        ({"regions": (Region("a", 0.5), Region("a", 0.5))}, "region: names must differ"),
-        ({"regions": (Region("a", math.nan),)}, "region: shares must be above 0"),
-        ({"regions": ()}, "region: shares must come to 1, got 0"),
-        ({"survive": 3}, "survive: must be from 0 to 2, one less than there are regions"),
-        ({"regions": (Region("a", 1.0),), "survive": 1}, "survive: must be from 0 to 0, one less than there are regio"),
-        ({"surge": -1}, "surge: must be at least 0, got -1"),
-        ({"gpus_per_region": 0}, "gpus_per_region: must be a multiple of gpus_per_server (1) and at least 1"),
-    ],
-)
-def test_impossible_requirements_are_refused(requirements: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        plan(100, **requirements)
+    assert enough.usd_per_hour == pytest.approx(30 * 3.0)
+    assert enough.usd_per_shown * enough.shown_per_hour == pytest.approx(enough.usd_per_hour)

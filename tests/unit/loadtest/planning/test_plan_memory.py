@@ -12,7 +12,6 @@ from loadtest.planning.inputs import Inputs, Region
 from loadtest.planning.model_config import read_model
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
-from loadtest.traffic.typist import TypingModel
 from tests.support.models import TARGET
 
 CODE_LLAMA_13B = {
@@ -22,6 +21,9 @@ CODE_LLAMA_13B = {
 LAYER = 4 * 5120 * 5120 + 3 * 5120 * 13_824
 """Weights of a layer: four matrices of attention, three of the feed-forward."""
 EMBEDDINGS = 2 * 32_016 * 5120
+HALF = 40 * LAYER * 2 + EMBEDDINGS * 2
+KV = 2 * 40 * 40 * 128 * 2
+"""Bytes of a token: keys and values of 40 layers and heads of 128 numbers."""
 INT8 = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 8}}}}
 
 
@@ -31,28 +33,28 @@ def config(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def test_a_token_of_a_13b_code_llama_takes_0_82_mb(tmp_path: Path) -> None:
-    assert read_model(config(tmp_path)).kv_bytes_per_token == 2 * 40 * 40 * 128 * 2 == 819_200
-    assert read_model(config(tmp_path), "fp8").kv_bytes_per_token == 409_600
-    assert read_model(config(tmp_path, num_key_value_heads=8)).kv_bytes_per_token == 163_840
-    assert read_model(config(tmp_path, head_dim=64)).kv_bytes_per_token == 409_600
-
-
 @pytest.mark.parametrize(
-    ("changes", "weights_bytes"),
+    ("changes", "weights_bytes", "kv_bytes"),
     [
-        ({}, 40 * LAYER * 2 + EMBEDDINGS * 2),
-        ({"torch_dtype": "float32"}, 40 * LAYER * 2 + EMBEDDINGS * 2),
-        ({"tie_word_embeddings": True}, 40 * LAYER * 2 + EMBEDDINGS),
-        ({"quantization_config": INT8}, 40 * LAYER + EMBEDDINGS * 2),
-        ({"quantization_config": {"quant_method": "fp8"}}, 40 * LAYER + EMBEDDINGS * 2),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, 40 * LAYER // 2 + EMBEDDINGS * 2),
-        ({"quantization_config": {"load_in_4bit": True}}, 40 * LAYER // 2 + EMBEDDINGS * 2),
-        ({"model_type": "starcoder2"}, 40 * (LAYER - 5120 * 13_824) * 2 + EMBEDDINGS * 2),
+        ({}, HALF, KV),
+        ({"torch_dtype": "float32"}, HALF, KV),
+        ({"tie_word_embeddings": True}, HALF - EMBEDDINGS, KV),
+        ({"quantization_config": INT8}, 40 * LAYER + EMBEDDINGS * 2, KV),
+        ({"quantization_config": {"quant_method": "fp8"}}, 40 * LAYER + EMBEDDINGS * 2, KV),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, 40 * LAYER // 2 + EMBEDDINGS * 2, KV),
+        ({"quantization_config": {"load_in_4bit": True}}, 40 * LAYER // 2 + EMBEDDINGS * 2, KV),
+        ({"model_type": "starcoder2"}, HALF - 40 * 5120 * 13_824 * 2, KV),
+        ({"num_key_value_heads": 8}, HALF - 40 * 2 * 5120 * 32 * 128 * 2, KV // 5),
+        ({"head_dim": 64}, HALF - 40 * 2 * 5120 * 5120 * 2, KV // 2),
     ],
 )
-def test_weights_are_those_of_the_matrices(tmp_path: Path, changes: dict[str, Any], weights_bytes: int) -> None:
-    assert read_model(config(tmp_path, **changes)).weights_bytes == weights_bytes
+def test_memory_is_that_of_the_matrices(
+    tmp_path: Path, changes: dict[str, Any], weights_bytes: int, kv_bytes: int
+) -> None:
+    path = config(tmp_path, **changes)
+    found = read_model(path)
+    assert (found.weights_bytes, found.kv_bytes_per_token) == (weights_bytes, kv_bytes)
+    assert read_model(path, "fp8").kv_bytes_per_token == kv_bytes // 2
 
 
 def test_the_embedded_models_weights_are_calculated_to_a_hundredth() -> None:
@@ -79,41 +81,16 @@ def test_a_config_that_cannot_be_calculated_with_is_refused(tmp_path: Path, text
         read_model(tmp_path)
 
 
-def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"config\.json can't be read: No such file"):
-        read_model(tmp_path)
-
-
-def test_an_80_gb_card_keeps_44_documents_beside_a_13b_model_in_int8(tmp_path: Path) -> None:
-    model = read_model(config(tmp_path, quantization_config=INT8))
-    memory = {"weights_gb": model.weights_bytes / 1e9, "kv_bytes_per_token": model.kv_bytes_per_token}
-    cache = prefix_cache_of(Inputs(1000, **memory))
-    # 92% of 80 GB are 73.6, less 3 for activations and graphs, less 13.34 of weights.
-    assert cache.kv_gb == pytest.approx(73.6 - 3 - 13.34, abs=0.01)
-    # 1,500 tokens of 0.82 MB are 1.23 GB.
-    assert cache.documents == pytest.approx(57.26 / 1.2288, abs=0.1)
-    with_draft = prefix_cache_of(Inputs(1000))
-    assert (
-        with_draft.documents == pytest.approx((73.6 - 3 - 15.35) / (1500 * 0.843776e-3)) == pytest.approx(43.7, abs=0.1)
-    )
-
-
-def test_two_gpus_divide_a_model_and_reserve_twice() -> None:
-    one, two = (prefix_cache_of(Inputs(1, gpus_per_server=num)) for num in (1, 2))
-    assert two.kv_gb - one.kv_gb == pytest.approx(80 * 0.92 - 3)
-
-
-def test_a_gpu_without_room_for_a_document_is_refused() -> None:
+def test_the_documents_beside_a_model() -> None:
+    # 92% of 80 GB are 73.6, less 3 for activations and graphs, less 15.35 of weights; 1,500 tokens of 0.84 MB.
+    one, two = (prefix_cache_of(Inputs(1000, gpus_per_server=num)) for num in (1, 2))
+    assert one.kv_gb == pytest.approx(73.6 - 3 - 15.35)
+    assert one.documents == pytest.approx(one.kv_gb / (1500 * 0.843776e-3)) == pytest.approx(43.7, abs=0.1)
+    assert two.kv_gb - one.kv_gb == pytest.approx(80 * 0.92 - 3), "two GPUs divide a model and reserve twice"
     least = (15.35 + 1500 * 843_776e-9 + 3) / 0.92
     with pytest.raises(ValueError, match=rf"^gpu_memory_gb: must be at least {least:.1f} for .*, got 21\.2"):
         prefix_cache_of(Inputs(1, gpu_memory_gb=21.2))
     assert prefix_cache_of(Inputs(1, gpu_memory_gb=21.4)).documents == pytest.approx(1, abs=0.1)
-
-
-def cache_of(documents: float, scenario: Scenario) -> PrefixCache:
-    typing = scenario.typing
-    curve = reuse_curve(typing.model, typing.debounce_ms / 1000)
-    return PrefixCache(0.0, documents, 1500.0, 1 - typing.idle_share, curve)
 
 
 def simulated_hit_share(scenario: Scenario, documents: int) -> float:
@@ -138,7 +115,9 @@ def test_the_hit_share_is_that_of_a_simulated_cache(sessions: int, debounce_ms: 
     scenario = Scenario.load("editors-10k")
     typing = scenario.typing.model_copy(update={"debounce_ms": debounce_ms})
     scenario = scenario.model_copy(update={"sessions": sessions, "duration_s": 600, "typing": typing})
-    found = cache_of(documents, scenario).hit_share(sessions)
+    curve = reuse_curve(typing.model, debounce_ms / 1000)
+    assert curve[-1] == pytest.approx((1, 0)), "all users ask in the end"
+    found = PrefixCache(0.0, documents, 1500.0, 1 - typing.idle_share, curve).hit_share(sessions)
     assert found == pytest.approx(simulated_hit_share(scenario, documents), abs=0.01)
     assert 0.95 < found < 0.98
 
@@ -155,13 +134,7 @@ def test_more_sessions_find_less_and_more_memory_finds_more() -> None:
 @pytest.mark.parametrize("counted", [1, 38, 600, 4000])
 def test_users_ask_as_often_as_their_own_counts_say(counted: float) -> None:
     cache = prefix_cache_of(Inputs(1, requests_per_session_hour=counted))
-    asked_in_10_ms = cache.typing_share * cache.curve[0][0]
-    assert asked_in_10_ms == pytest.approx(counted / 3600 / 100)
-
-
-def test_all_users_ask_in_the_end() -> None:
-    curve = reuse_curve(TypingModel(away_share=0.87), 0.15)
-    assert curve[-1] == pytest.approx((1, 0))
+    assert cache.typing_share * cache.curve[0][0] == pytest.approx(counted / 3600 / 100), "in 10 ms"
 
 
 def test_a_loss_brings_fewer_hits_to_each_server() -> None:
@@ -172,8 +145,7 @@ def test_a_loss_brings_fewer_hits_to_each_server() -> None:
         assert region.hit_share == cache.hit_share(own)
         assert region.hit_share_if_lost == pytest.approx(cache.hit_share(own * 1.5))
         assert region.hit_share_if_lost < region.hit_share
-    alone = plan_of(Inputs(12_000, (Region("office", 1.0),))).regions[0]
-    assert alone.hit_share_if_lost is None
+    assert plan_of(Inputs(12_000, (Region("office", 1.0),))).regions[0].hit_share_if_lost is None
 
 
 def test_a_server_holds_fewer_sessions_with_less_memory() -> None:

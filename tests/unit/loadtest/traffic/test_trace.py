@@ -2,10 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from tests.support.examples import examples
 
 DEBOUNCE_S = 0.05
 EVEN = {"key_gap_sigma": 1e-9, "keys_per_burst": 1e12}
+TWO = [{"name": "a", "share": 0.5}, {"name": "b", "share": 0.5}]
 
 
 def of(**fields: Any) -> Scenario:
@@ -42,7 +42,7 @@ def made() -> Trace:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A few small files: schedules of them are made quickly."""
+    """A few small files: traces of them are made quickly."""
     root = tmp_path_factory.mktemp("documents")
     for number in range(5):
         lines = (f"def f{number}_{line}(x):\n    return x + {line}\n" for line in range(400))
@@ -62,19 +62,19 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
         "typing": {"idle_share": draw(st.sampled_from([0.0, 0.5])), "away_share": draw(st.sampled_from([0.0, 0.5]))},
         "editor": {"prefetch_share": draw(share), "explicit_share": draw(share)},
         "shape": {"kind": kind, "at_s": 1, "factor": 3},
-        "regions": [{"name": "east", "share": 0.5}, {"name": "west", "share": 0.5}],
+        "regions": TWO,
         "abusers": {"count": draw(st.integers(0, 2)), "requests_per_s": 20},
         "slow_readers": {"share": draw(share)},
     }
 
 
-def all_requests(trace: Trace) -> Iterator[TypedRequest]:
-    return (request for session in trace.sessions for request in session.requests)
+def all_requests(trace: Trace) -> list[TypedRequest]:
+    return [request for session in trace.sessions for request in session.requests]
 
 
 @settings(max_examples=examples(0.5))
 @given(fields=scenarios(), num_workers=st.integers(1, 4))
-def test_workers_share_the_sessions_and_each_is_what_it_would_be_alone(
+def test_workers_share_the_sessions_and_the_requests_of_each_are_in_order(
     fields: dict[str, Any], num_workers: int, folder: str
 ) -> None:
     scenario = of(**fields, documents={"source": folder})
@@ -84,23 +84,15 @@ def test_workers_share_the_sessions_and_each_is_what_it_would_be_alone(
     assert tuple(shared) == whole.sessions
     assert [session.number for session in whole.sessions] == list(range(scenario.sessions + scenario.abusers.count))
     assert join_digests(share.digest() for share in shares) == whole.digest() == make_trace(scenario).digest()
+    for session in whole.sessions:
+        check_order(session, scenario.duration_s)
 
 
-@settings(max_examples=examples(0.5))
-@given(fields=scenarios())
-def test_requests_of_a_session_are_in_order(fields: dict[str, Any], folder: str) -> None:
-    scenario = of(**fields, documents={"source": folder})
-    for session in make_trace(scenario).sessions:
-        _check_order(session, scenario.duration_s)
-
-
-def _check_order(session: TypedSession, duration_s: float) -> None:
+def check_order(session: TypedSession, duration_s: float) -> None:
     requests = session.requests
-    assert session.opening.sequence == OPENING_SEQUENCE
-    sequences = range(OPENING_SEQUENCE + 1, OPENING_SEQUENCE + 1 + len(requests))
-    assert [request.sequence for request in requests] == list(sequences)
-    assert all(0 <= request.intended_at_s < duration_s for request in requests)
-    assert all(request.intended_at_s < request.next_key_at_s for request in requests)
+    sequences = range(OPENING_SEQUENCE, OPENING_SEQUENCE + 1 + len(requests))
+    assert [request.sequence for request in (session.opening, *requests)] == list(sequences)
+    assert all(0 <= request.intended_at_s < min(duration_s, request.next_key_at_s) for request in requests)
     assert all(request.session == session.number for request in requests)
     for request, following in pairwise(requests):
         assert request.intended_at_s <= following.intended_at_s
@@ -112,7 +104,7 @@ def _check_order(session: TypedSession, duration_s: float) -> None:
             assert request.next_key_at_s <= following.intended_at_s
 
 
-def test_everything_of_a_session_is_in_the_digest() -> None:
+def test_everything_of_a_session_is_in_the_digest(made: Trace) -> None:
     digests = [
         make_trace(of(sessions=2, **fields)).digest()
         for fields in (
@@ -128,53 +120,45 @@ def test_everything_of_a_session_is_in_the_digest() -> None:
         )
     ]
     assert len(set(digests)) == len(digests)
-
-
-def test_the_text_is_in_the_digest(made: Trace) -> None:
     first = made.sessions[0]
     other = Text(first.opening.text.before, first.opening.text.after + "x")
-    last = replace(first.requests[-1], text=other)
-    changed = [
-        replace(first, opening=replace(first.opening, text=other)),
-        replace(first, requests=(*first.requests[:-1], last)),
-    ]
-    assert len({session.hashed("") for session in (first, *changed)}) == 3
+    last = replace(first, requests=(*first.requests[:-1], replace(first.requests[-1], text=other)))
+    changed = [first, replace(first, opening=replace(first.opening, text=other)), last]
+    assert len({session.hashed("") for session in changed}) == 3
 
 
 def test_neither_more_sessions_nor_editor_settings_change_the_typing(made: Trace) -> None:
     assert make_trace(of(sessions=3)).sessions == made.sessions[:3]
     other = make_trace(of(editor={"prefetch_share": 0.5, "explicit_share": 0.5}, slow_readers={"share": 0.5}))
-    typed = [_key(request) for request in all_requests(other) if request.trigger is not Trigger.PREFETCH]
-    assert typed == [_key(request) for request in all_requests(made)]
 
+    def typed(trace: Trace) -> list[tuple[int, float, float, str]]:
+        found = (each for each in all_requests(trace) if each.trigger is not Trigger.PREFETCH)
+        return [(each.session, each.intended_at_s, each.next_key_at_s, each.prefix) for each in found]
 
-def _key(request: TypedRequest) -> tuple[int, float, float, str]:
-    return request.session, request.intended_at_s, request.next_key_at_s, request.prefix
+    assert typed(other) == typed(made)
 
 
 def test_each_session_types_the_real_text_of_a_file(made: Trace) -> None:
     files = library_files(1_000_000, 0)
     assert len({session.document_uri for session in made.sessions}) > 6
     for session in made.sessions:
-        text = files[session.document_uri.removeprefix("file:///")]
-        assert session.language_id == "python"
-        for request in (session.opening, *session.requests):
+        text, requests = files[session.document_uri.removeprefix("file:///")], (session.opening, *session.requests)
+        for request in requests:
             assert request.text is session.opening.text, "one text for all requests of a session"
             assert request.prefix + request.truth + request.suffix in text
-            assert len(request.suffix) == 400
-            assert len(request.truth) >= 200
-        typed = [request.end for request in (session.opening, *session.requests)]
-        assert typed[0] == 1500
-        assert all(a < b for a, b in pairwise(typed))
-        for request, following in pairwise(session.requests):
+            assert (len(request.suffix), len(request.truth) >= 200) == (400, True)
+        assert requests[0].end == 1500
+        for request, following in pairwise(requests):
+            assert request.end < following.end
             assert request.truth.startswith(following.prefix[len(request.prefix) :])
 
 
-def test_a_key_within_the_debounce_time_takes_the_place_of_the_one_before(made: Trace) -> None:
+def test_a_key_becomes_a_request_unless_another_one_comes_within_the_debounce_time(made: Trace) -> None:
     even = EVEN | {"key_gap_median_s": 0.1}
-    asked = make_trace(of(sessions=1, duration_s=5, typing=even | {"debounce_ms": 90}))
-    swallowed = make_trace(of(sessions=1, duration_s=5, typing=even | {"debounce_ms": 110}))
-    assert (asked.num_requests in {49, 50}, swallowed.num_requests) == (True, 0)
+    asked, swallowed = (
+        make_trace(of(sessions=1, duration_s=5, typing=even | {"debounce_ms": ms})).num_requests for ms in (90, 110)
+    )
+    assert (asked in {49, 50}, swallowed) == (True, 0)
     slow = make_trace(of(typing={"debounce_ms": 200}))
     assert 0 < slow.num_requests < made.num_requests
     for session, all_keys in zip(slow.sessions, made.sessions, strict=True):
@@ -184,8 +168,7 @@ def test_a_key_within_the_debounce_time_takes_the_place_of_the_one_before(made: 
 
 def test_a_pause_is_counted_from_the_key(made: Trace) -> None:
     for request in all_requests(made):
-        key_at_s = request.intended_at_s - DEBOUNCE_S
-        assert request.is_pause == (request.next_key_at_s - key_at_s >= 0.5)
+        assert request.is_pause == (request.next_key_at_s - (request.intended_at_s - DEBOUNCE_S) >= 0.5)
     assert 0 < sum(request.is_pause for request in all_requests(made)) < made.num_requests / 2
     even = EVEN | {"key_gap_sigma": 1e-12, "key_gap_median_s": 0.5}
     for pause_ms, is_pause in ((499.9999, True), (500.0001, False)):
@@ -193,45 +176,41 @@ def test_a_pause_is_counted_from_the_key(made: Trace) -> None:
         assert {request.is_pause for request in all_requests(found)} == {is_pause}
 
 
-def test_prefetches_are_sent_at_the_key_ahead_of_what_is_typed() -> None:
-    found = make_trace(of(editor={"prefetch_share": 1.0}))
-    by_place = {(request.session, request.end, request.trigger): request for request in all_requests(found)}
-    typed = [request for request in all_requests(found) if request.trigger is Trigger.AUTOMATIC]
+def test_prefetches_are_sent_at_the_key_and_explicit_requests_in_pauses() -> None:
+    found = all_requests(make_trace(of(editor={"prefetch_share": 1.0})))
+    ahead = {(each.session, each.end): each for each in found if each.trigger is Trigger.PREFETCH}
+    typed = [each for each in found if each.trigger is Trigger.AUTOMATIC]
     assert typed
     for request in typed:
-        ahead = by_place[request.session, request.end, Trigger.PREFETCH]
-        assert ahead.sequence == request.sequence - 1
-        assert ahead.intended_at_s == pytest.approx(request.intended_at_s - DEBOUNCE_S)
-        assert not ahead.is_pause
-
-
-def test_shares_of_prefetches_and_of_explicit_requests() -> None:
-    found = make_trace(of(sessions=60, editor={"prefetch_share": 0.3, "explicit_share": 0.4}))
-    count = Counter(request.trigger for request in all_requests(found))
-    pauses = sum(request.is_pause for request in all_requests(found))
-    typed = count[Trigger.AUTOMATIC] + count[Trigger.EXPLICIT]
-    assert count[Trigger.PREFETCH] / typed == pytest.approx(0.3, abs=0.04)
+        early = ahead[request.session, request.end]
+        assert (early.sequence, early.is_pause) == (request.sequence - 1, False)
+        assert early.intended_at_s == pytest.approx(request.intended_at_s - DEBOUNCE_S)
+    found = all_requests(make_trace(of(sessions=60, editor={"prefetch_share": 0.3, "explicit_share": 0.4})))
+    count, pauses = Counter(each.trigger for each in found), sum(each.is_pause for each in found)
+    assert count[Trigger.PREFETCH] / (len(found) - count[Trigger.PREFETCH]) == pytest.approx(0.3, abs=0.04)
     assert count[Trigger.EXPLICIT] / pauses == pytest.approx(0.4, abs=0.06)
-    assert all(request.is_pause for request in all_requests(found) if request.trigger is Trigger.EXPLICIT)
+    assert all(each.is_pause for each in found if each.trigger is Trigger.EXPLICIT)
 
 
 def test_the_shape_sets_the_number_of_typing_users() -> None:
     spike = {"kind": "spike", "at_s": 20, "for_s": 20, "factor": 10}
     found = make_trace(of(sessions=200, duration_s=60, shape=spike))
-    at_work = [
+    before, peak, after = (
         {each.session for each in all_requests(found) if begin <= each.intended_at_s - DEBOUNCE_S < begin + 20}
         for begin in (0, 20, 40)
-    ]
-    before, peak, after = map(len, at_work)
-    assert (before, after) == pytest.approx((20, 20), abs=2)
-    assert peak == pytest.approx(200, abs=10), "a pause may take the whole of it"
-    assert len(at_work[2] - at_work[0]) <= 2, "the same ones as before"
+    )
+    assert (len(before), len(after)) == pytest.approx((20, 20), abs=2)
+    assert len(peak) == pytest.approx(200, abs=10), "a pause may take the whole of it"
+    assert len(after - before) <= 2, "the same ones as before"
 
 
-def test_a_rate_is_that_of_the_model() -> None:
+def test_a_rate_is_that_of_the_model_and_idle_sessions_ask_nothing() -> None:
     scenario = of(sessions=150, duration_s=60, typing={"idle_share": 0.3, "away_share": 0.4})
     rate = make_trace(scenario).num_requests / 60
     assert rate == pytest.approx(150 * scenario.session_requests_per_s, rel=0.2)
+    idle = make_trace(of(sessions=100, typing={"idle_share": 0.4})).sessions
+    assert sum(not session.requests for session in idle) == pytest.approx(40, abs=2)
+    assert all(session.opening.prefix for session in idle)
 
 
 def test_regions_and_slow_readers_have_their_shares() -> None:
@@ -241,8 +220,7 @@ def test_regions_and_slow_readers_have_their_shares() -> None:
     assert [count[region] for region in range(3)] == pytest.approx([100, 40, 60], abs=2)
     slow = [session for session in found.sessions if session.reads_every_s]
     assert {session.reads_every_s for session in slow} == {0.3}
-    assert len(slow) == pytest.approx(50, abs=2)
-    assert {session.region for session in slow} == {0, 1, 2}
+    assert (len(slow), {session.region for session in slow}) == (pytest.approx(50, abs=2), {0, 1, 2})
     nearly = [{"name": name, "share": 0.333} for name in "abc"]
     found = make_trace(of(sessions=2000, duration_s=1, typing={"idle_share": 0.99}, regions=nearly))
     assert Counter(session.region for session in found.sessions)[2] == pytest.approx(667, abs=5)
@@ -253,21 +231,17 @@ def test_abusers_come_after_the_editors_at_a_constant_rate(made: Trace) -> None:
     assert found.sessions[:12] == made.sessions
     assert [session.user for session in found.sessions] == [""] * 12 + ["abuser-0", "abuser-1"]
     for session in found.sessions[12:]:
-        assert len(session.requests) == 2000
-        gaps = [later.intended_at_s - one.intended_at_s for one, later in pairwise(session.requests)]
-        assert gaps == pytest.approx([0.01] * 1999)
+        assert [each.intended_at_s for each in session.requests] == pytest.approx([n / 100 for n in range(2000)])
         assert len({request.prefix for request in session.requests}) == 200
 
 
 def test_events_name_regions_by_their_place() -> None:
-    regions = [{"name": "a", "share": 0.5}, {"name": "b", "share": 0.5}]
     events = [
         {"kind": "reconnect", "at_s": 3},
         {"kind": "region_loss", "at_s": 5, "for_s": 4, "region": "b"},
         {"kind": "region_loss", "at_s": 12, "region": "a"},
     ]
-    found = make_trace(of(sessions=1, regions=regions, events=events)).events
-    assert found == (
+    assert make_trace(of(sessions=1, regions=TWO, events=events)).events == (
         Event(3, "reconnect", None, 3),
         Event(5, "region_loss", 1, 9),
         Event(12, "region_loss", 0, 20),
@@ -279,62 +253,13 @@ def test_prompts_go_to_the_requests_in_the_order_of_their_keys(made: Trace) -> N
     ids: list[Sequence[int]] = [(number,) for number in range(len(documents))]
     rendered = made.with_token_ids(iter(ids))
     assert [request.token_ids for _name, request in rendered.documents()] == ids
-    assert [name for name, _request in documents[:2]] == ["seed/0", "seed/0"]
-    assert documents[0][1] == made.sessions[0].opening
+    assert documents[0] == ("seed/0", made.sessions[0].opening)
     assert rendered.digest() == made.digest()
 
 
-def test_runs_that_are_too_long_for_any_file_are_refused(folder: str) -> None:
+def test_runs_that_are_too_long_for_any_file_and_invalid_worker_numbers_are_refused(folder: str) -> None:
     with pytest.raises(DocumentsError, match=r"none of the 5 files of .* has room for \d+ keys"):
         make_trace(of(sessions=1, duration_s=36_000, slice_s=100, documents={"source": folder}))
-    with pytest.raises(DocumentsError, match="none of the"):
-        make_trace(of(documents={"prefix_chars": 10_000_000}))
-
-
-@pytest.mark.parametrize("worker", [-1, 2])
-def test_an_invalid_worker_number_is_refused(worker: int) -> None:
-    with pytest.raises(ValueError, match="must be below num_workers = 2"):
-        make_trace(of(), worker, 2)
-
-
-@pytest.fixture
-def arrivals(tmp_path: Path) -> str:
-    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
-    rows += [f"2023-11-16 18:17:{second:02}.5000000,{100 * second},{100 * second}" for second in range(8)]
-    (tmp_path / "arrivals.csv").write_text("\n".join(rows))
-    return str(tmp_path / "arrivals.csv")
-
-
-def test_recorded_arrivals_go_round_the_sessions(arrivals: str) -> None:
-    scenario = of(sessions=3, recorded={"file": arrivals, "scale": 2, "max_tokens": 128})
-    found = make_trace(scenario)
-    assert [[request.intended_at_s for request in session.requests] for session in found.sessions] == [
-        [0.0, 1.5, 3.0],
-        [0.5, 2.0, 3.5],
-        [1.0, 2.5],
-    ]
-    first, fourth, seventh = found.sessions[0].requests
-    assert [len(request.prefix) for request in (first, fourth, seventh)] == [1, 1200, 2400]
-    assert [request.max_tokens for request in (first, fourth, seventh)] == [1, 128, 128]
-    assert {request.next_key_at_s for request in all_requests(found)} == {math.inf}
-    assert all(request.is_pause and request.trigger is Trigger.AUTOMATIC for request in all_requests(found))
-    assert make_trace(scenario, 1, 2).sessions == (found.sessions[1],)
-
-
-def test_recorded_lengths_are_bounded(arrivals: str, folder: str) -> None:
-    bounded = make_trace(of(sessions=1, recorded={"file": arrivals, "max_prefix_chars": 1000}))
-    assert max(request.end for request in all_requests(bounded)) == 1000
-    long = Path(arrivals)
-    long.write_text(long.read_text().replace(",700,", ",9000000,"))
-    found = make_trace(of(sessions=1, recorded={"file": arrivals}, documents={"source": folder}))
-    [*_others, last] = found.sessions[0].requests
-    longest = max(len(path.read_text()) for path in Path(folder).iterdir())
-    assert len(last.prefix) + len(last.suffix) == longest, "a text longer than any file is cut"
-
-
-def test_idle_sessions_and_those_without_recorded_arrivals_are_open_and_ask_nothing(arrivals: str) -> None:
-    idle = make_trace(of(sessions=100, typing={"idle_share": 0.4})).sessions
-    assert sum(not session.requests for session in idle) == pytest.approx(40, abs=2)
-    recorded = make_trace(of(sessions=10, recorded={"file": arrivals})).sessions
-    assert [len(session.requests) for session in recorded] == [1] * 8 + [0] * 2
-    assert all(session.opening.prefix for session in (*idle, *recorded))
+    for worker in (-1, 2):
+        with pytest.raises(ValueError, match="must be below num_workers = 2"):
+            make_trace(of(), worker, 2)

@@ -66,29 +66,6 @@ def test_the_rest_of_a_gap_is_half_of_a_gap_at_a_random_time() -> None:
     assert rest == pytest.approx(gaps.mean_s * math.exp(gaps.sigma**2) / 2, rel=0.03)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: LogNormal(0.0, 0.5),
-    lambda: LogNormal(0.2, 0.0),
-    lambda: TypingModel(keys_per_burst=0.5),
-    lambda: TypingModel(micro_pause_share=1.5),
-    lambda: TypingModel(away_share=1.0),
-])  # fmt: skip
-def test_impossible_parameters_are_refused(make: "type[object]") -> None:
-    with pytest.raises(ValueError, match="must be"):
-        make()
-
-
-KINDS = st.sampled_from(["steady", "ramp", "spike", "day"])
-
-
-@given(KINDS, st.floats(0, 100), st.floats(0.01, 1), st.floats(0.01, 1), st.floats(1, 100), st.floats(0, 50))
-def test_a_share_is_above_zero_and_at_most_one(
-    kind: str, at_s: float, from_share: float, to_share: float, factor: float, for_s: float
-) -> None:
-    fields = {"kind": kind, "from_share": from_share, "to_share": to_share, "factor": factor, "for_s": for_s}
-    assert 0 < share_at(ShapeSettings.model_validate(fields), at_s, 100) <= 1
-
-
 RAMP = {"kind": "ramp", "from_share": 0.2, "to_share": 1.0, "at_s": 10, "for_s": 20}
 SPIKE = {"kind": "spike", "at_s": 25, "for_s": 10, "factor": 10}
 
@@ -126,10 +103,7 @@ def test_every_part_of_the_sessions_is_a_picture_of_all(
     numbers = range(worker, count, num_workers)
     assert all(0 <= spread(number, over) < 1 for number in numbers)
     below = sum(spread(number, over) < share for number in numbers)
+    both = sum(spread(number, REGION) < 0.5 and spread(number, READER) < 0.5 for number in range(10_000))
+    assert both / 10_000 == pytest.approx(0.25, abs=0.01), "ranks for different purposes are independent"
     # Discrepancy grows with the logarithm; by chance it would be with the square root.
     assert abs(below - share * len(numbers)) <= 3 + 1.5 * math.log2(len(numbers) + 1)
-
-
-def test_ranks_for_different_purposes_are_independent() -> None:
-    both = sum(spread(number, REGION) < 0.5 and spread(number, READER) < 0.5 for number in range(10_000))
-    assert both / 10_000 == pytest.approx(0.25, abs=0.01)
