@@ -61,7 +61,7 @@ class RegionSettings:
     """So many requests without an answer, and nothing else from the endpoint meanwhile, move all users to others until
     a health check of `check_timeout_s` has ended. A single one is sent elsewhere alone."""
     users_per_connection: int = 64
-    """Servers limit the streams of a connection (server.max_concurrent_streams, 128)."""
+    """Servers limit the streams of a connection (128)."""
     certificate_interval_s: float = 10.0
     """How often the TLS files are looked at for a change."""
 

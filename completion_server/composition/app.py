@@ -301,7 +301,7 @@ class App:
             edits=edits,
             cache=self._shared.cache,
             file_quotas=self._file_quotas,
-            weight_of=self._file_quotas.weight_of if self._file_quotas else None,
+            weight_of=self._file_quotas.weight_of if self._file_quotas else lambda _tenant: 1.0,
             replicas=self._shared,
             remaining_start_s=self._engine.remaining_start_s,
             num_speculative_tokens=self._speculation.num_speculative_tokens,

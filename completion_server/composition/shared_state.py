@@ -222,7 +222,6 @@ def _completion_keys(config: Config, prompts: PromptBuilder, secret: Secret, iso
         __version__,
         engine.kind,
         model,
-        engine.dtype,
         json.dumps(options, sort_keys=True, default=repr),
         repr(prompts.template),
         repr(config.prompt),

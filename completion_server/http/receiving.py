@@ -42,7 +42,7 @@ async def receive_body(receive: Receive, headers: Mapping[str, str], max_bytes: 
         async with asyncio.timeout(timeout_s):
             return await _receive(receive, max_bytes)
     except TimeoutError:
-        msg = f"the request was not received within {timeout_s:g} s (server.receive_timeout_s)"
+        msg = f"the request was not received within {timeout_s:g} s"
         raise DeadlineError(msg) from None
 
 

@@ -23,8 +23,8 @@ from completion_server.rpc.metadata import identify, metadata_of
 
 _MAX_RECEIVING = 1024
 """Calls whose messages are received at the same time. Each may hold nearly a whole message, for
-`server.receive_timeout_s`: callers who hold back the last byte would fill the memory. A message takes milliseconds, so
-the one that has taken longest ends for another one."""
+`ServerSettings.receive_timeout_s`: callers who hold back the last byte would fill the memory. A message takes
+milliseconds, so the one that has taken longest ends for another one."""
 
 
 class Intake:
@@ -82,7 +82,7 @@ class Intake:
                 self._begin(turn)
                 data = await context.read()
         except TimeoutError:
-            in_time = f"within {self._receive_timeout_s:g} s (server.receive_timeout_s)"
+            in_time = f"within {self._receive_timeout_s:g} s"
             bound = in_time if turn in self._receiving else f"before {_MAX_RECEIVING} others came"
             msg = f"the request was not received {bound}"
             raise DeadlineError(msg) from None

@@ -75,7 +75,7 @@ def build_public_server(
         ConfigError: the address can't be used.
 
     """
-    server = grpc.aio.server(options=_options(settings, settings.max_message_bytes or limits.max_message_bytes))
+    server = grpc.aio.server(options=_options(settings, limits.max_message_bytes))
     server.add_generic_rpc_handlers((_completion_handlers(servicer),))
     return _finish(server, settings.listen, "server.listen", settings, certificate, health, COMPLETION_SERVICE)
 

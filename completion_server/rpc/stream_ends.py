@@ -21,10 +21,10 @@ class StreamTimes:
         `received_at` is the time of its last message, None if there was none. A busy stream, which has open requests,
         is not idle.
         """
-        ends = [(opened_at + self.max_age_s, f"it is {self.max_age_s:.3g} s old (server.max_session_age_s)")]
+        ends = [(opened_at + self.max_age_s, f"it is {self.max_age_s:.3g} s old")]
         if received_at is None:
-            reason = f"no request came within {self.first_request_s:g} s (admission.first_request_s)"
+            reason = f"no request came within {self.first_request_s:g} s"
             ends.append((opened_at + self.first_request_s, reason))
         elif not is_busy:
-            ends.append((received_at + self.idle_s, f"no message for {self.idle_s:g} s (admission.session_idle_s)"))
+            ends.append((received_at + self.idle_s, f"no message for {self.idle_s:g} s"))
         return min(ends)

@@ -153,7 +153,7 @@ async def test_a_server_can_require_a_user_name(generations: RecordedGenerations
 
 
 async def test_a_user_is_charged_for_computed_tokens_but_not_for_cached_ones(generations: RecordedGenerations) -> None:
-    limits = ("admission.user_tokens_per_s=0.01", "admission.user_token_burst=1000", "engine.heartbeat_s=0")
+    limits = ("admission.user_tokens_per_s=0.01", "admission.token_burst_s=100000", "engine.heartbeat_s=0")
     long = "".join(f"value_{number} = {number}\n" for number in range(100))
     async with run_server(endless_config(*limits), lambda: endless_engine(generations, ServiceTimes())) as server:
 

@@ -121,7 +121,7 @@ async def test_a_newer_request_supersedes_the_older_one(editor: Editor, engine: 
 
 
 async def test_a_user_over_the_rate_limit_is_shed_and_the_stream_goes_on(engine: ScriptedEngine) -> None:
-    config = endless_config("admission.user_requests_per_s=1", "admission.user_burst=1", "shed.as_status=true")
+    config = endless_config("admission.user_requests_per_s=1", "admission.request_burst_s=1", "shed.as_status=true")
     async with run_server(config, lambda: engine) as server:
         editor = Editor(server.stub.Session())
         await editor.complete(1, max_tokens=ENDLESS)

@@ -26,6 +26,7 @@ from completion_server.state.cache.keys import CacheScopes, CompletionKeys
 from completion_server.state.secret import Secret
 from completion_server.state.settings import CacheSettings, RedisSettings
 from loadtest.simulation.virtual_time import LoopClock
+from tests.support.constants import with_constants
 
 _MAX_TOKENS, _SECRET, _JITTER = 8, bytes(32), 0.1
 
@@ -71,7 +72,7 @@ async def run_tenants(seed: int, scope: CacheScope = "tenant") -> AsyncIterator[
             SMALL_MODEL_ON_TWO_CORES,
             lengthen=lambda seconds: seconds * chance.lognormvariate(0, _JITTER),
         ),
-        EngineSettings(warm_up=False, heartbeat_s=0),
+        with_constants(EngineSettings(warm_up=False), heartbeat_s=0),
         clock,
     )
     settings = ServingSettings(

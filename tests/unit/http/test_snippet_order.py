@@ -1,6 +1,5 @@
 """Of the context that a plugin sends, the most relevant gets into a prompt that has room for little."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from completion_server.http import llama_cpp, openai, tabby
 from completion_server.http.dialect import Dialect
 from completion_server.http.recent import RecentRequests
 from completion_server.http.requests import request_of
+from tests.support.constants import with_constants
 from tests.support.vocabularies import FAMILIES
 from tests.unit.prompt.prompts import builder_of, text_of
 
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[Dialect, dict[str, Any]]] = {
 @pytest.mark.parametrize("max_snippets", [1, 2])
 def test_the_most_relevant_snippet_gets_the_room_that_there_is(case: str, max_snippets: int) -> None:
     dialect, body = CASES[case]
-    limits = dataclasses.replace(LimitSettings(), max_snippets=max_snippets)
+    limits = with_constants(LimitSettings(), max_snippets=max_snippets)
     asked, _reply = dialect.translate(body)
     recent = RecentRequests().place("ann", asked, 1, 0.0, has_name=True)
     request = request_of(asked, Caller("ann", "s"), recent, limits, began_at=0.0, now=0.0)
