@@ -124,7 +124,7 @@ def _shed_requests(channel: grpc.Channel, status: admin_pb2.GetStatusResponse) -
 def _table(
     address: str, round_trip_ms: float, health: str, status: admin_pb2.GetStatusResponse, shed: Mapping[str, int]
 ) -> Table:
-    engine = f"{engine_state(status)}, restarted {status.engine_restarts} times"
+    engine = f"{engine_state(status)}, restarted {_times(status.engine_restarts, 'time')}"
     revision, of_draft = (
         f", revision {each}" if each else "" for each in (status.model_revision, status.draft_model_revision)
     )
@@ -142,7 +142,7 @@ def _table(
         ("requests", f"{status.running_requests} of {status.slots} slots in use, {status.queued_requests} waiting"),
         *([("slots", _slots(status))] if status.slots_reason else []),
         *_replication(status),
-        *([("cache", _cache(status.cache))] if status.HasField("cache") else []),
+        *([("cache", _cache(status.cache, has_redis=status.HasField("replication")))] if status.HasField("cache") else []),
         ("ended", _counts(status.ended_requests) or "none"),
         *([("shed", _counts(shed))] if shed else []),
     )
@@ -154,24 +154,29 @@ def _replication(status: admin_pb2.GetStatusResponse) -> Iterator[tuple[str, str
     if not status.HasField("replication"):
         return
     shared = status.replication
-    outages = f", {shared.redis_outages} outages" if shared.redis_outages else ""
+    outages = f", {_times(shared.redis_outages, 'outage')}" if shared.redis_outages else ""
     yield "redis", ("available" if shared.redis_available else f"away: {shared.redis_failure}") + outages
     yield "replica", shared.replica_id
     listening = "" if shared.listening else "not listening, "
     yield "lanes", f"{listening}{shared.messages_received} messages of other replicas"
 
 
+def _times(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
-def _cache(cache: admin_pb2.CacheStatus) -> str:
+def _cache(cache: admin_pb2.CacheStatus, *, has_redis: bool) -> str:
     hits, lookups = cache.local_hits + cache.shared_hits, cache.local_hits + cache.shared_hits + cache.misses
     kept = f"{cache.entries} completions, {cache.bytes / 2**20:.1f} MiB"
     if not lookups:
         return f"{kept}; no lookups yet"
     share = f"answered {hits / lookups:.0%} of {lookups} lookups"
-    return f"{kept}; {share}: {cache.local_hits} here, {cache.shared_hits} from Redis"
+    levels = f": {cache.local_hits} here, {cache.shared_hits} from Redis" if has_redis else ""
+    return f"{kept}; {share}{levels}"
 
 
 def _slots(status: admin_pb2.GetStatusResponse) -> str:
