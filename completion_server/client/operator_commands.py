@@ -142,7 +142,7 @@ def _table(
         ("requests", f"{status.running_requests} of {status.slots} slots in use, {status.queued_requests} waiting"),
         *([("slots", _slots(status))] if status.slots_reason else []),
         *_replication(status),
-        *([("cache", _cache(status.cache, has_redis=status.HasField("replication")))] if status.HasField("cache") else []),
+        *([("cache", _cache(status))] if status.HasField("cache") else []),
         ("ended", _counts(status.ended_requests) or "none"),
         *([("shed", _counts(shed))] if shed else []),
     )
@@ -169,13 +169,14 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
-def _cache(cache: admin_pb2.CacheStatus, *, has_redis: bool) -> str:
+def _cache(status: admin_pb2.GetStatusResponse) -> str:
+    cache = status.cache
     hits, lookups = cache.local_hits + cache.shared_hits, cache.local_hits + cache.shared_hits + cache.misses
     kept = f"{cache.entries} completions, {cache.bytes / 2**20:.1f} MiB"
     if not lookups:
         return f"{kept}; no lookups yet"
     share = f"answered {hits / lookups:.0%} of {lookups} lookups"
-    levels = f": {cache.local_hits} here, {cache.shared_hits} from Redis" if has_redis else ""
+    levels = f": {cache.local_hits} here, {cache.shared_hits} from Redis" if status.HasField("replication") else ""
     return f"{kept}; {share}{levels}"
 
 

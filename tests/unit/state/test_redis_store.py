@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from completion_server.admission.day_tokens import DayTokens
-from completion_server.composition.shared_state import SharedState
+from completion_server.composition.shared_state import DaySums, SharedState
 from completion_server.config import load_config
 from completion_server.core.checks import DAY_S
 from completion_server.core.clock import MonotonicClock
 from completion_server.state import subscription as module
 from completion_server.state.clients import make_client
 from completion_server.state.redis_store import RedisStore
+from completion_server.state.secret import Secret
 from completion_server.state.store import StoreUnavailableError
 from completion_server.state.subscription import ChannelSubscription
 from tests.support.cancels import cancel_and_wait
@@ -298,3 +299,26 @@ async def test_the_documented_rules_are_enough_for_one_redis(
     assert warnings_in(caplog) == []
     assert redis.cli("ACL", "LOG") == ""
     await cancel_and_wait(task)
+
+
+async def test_replicas_learn_the_sum_also_after_redis_was_away(redis_server: RedisServer) -> None:
+    prefix, secret = new_prefix(), Secret(b"s" * 32)
+    async with (
+        running_store(redis_server.address, retry_s=3600) as cut_off,
+        running_store(redis_server.address) as store,
+    ):
+        here, there, restarted = (DayTokens(lambda: 10.0) for _ in range(3))
+        here.charge("acme", 60)
+        there.charge("acme", 50)
+        cut_off.breaker.failed("a test", 0.0)
+        await DaySums(cut_off, secret, prefix, here).exchange()
+        assert not here.wait_s("acme", 61)
+        await DaySums(store, secret, prefix, there).exchange()
+        assert not there.wait_s("acme", 51)
+        await DaySums(store, secret, prefix, here).exchange()
+        assert here.wait_s("acme", 110)
+        assert not here.wait_s("acme", 111)
+        restarted.charge("acme", 0)
+        await DaySums(store, secret, prefix, restarted).exchange()
+        assert restarted.wait_s("acme", 110)
+        assert "acme" not in redis_server.cli("KEYS", f"{prefix}:*")
