@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from completion_server.auth import certificates, keys, tokens
 from completion_server.auth.certificates import Certificates
+from completion_server.auth.claims import RefusedCredentialError, Result
 from completion_server.auth.issuer import FetchedKeys, FileKeys
 from completion_server.auth.key_file import PREFIX
 from completion_server.auth.keys import ApiKeys
-from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
 from completion_server.auth.tokens import Tokens
 from completion_server.core.errors import IssuerUnavailableError

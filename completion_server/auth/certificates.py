@@ -13,8 +13,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from completion_server.auth.claims import is_name
-from completion_server.auth.refusal import RefusedCredentialError, Result
+from completion_server.auth.claims import RefusedCredentialError, Result, is_name
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.credential import Credential, Scope
 from completion_server.core.request import Caller

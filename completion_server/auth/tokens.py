@@ -7,9 +7,8 @@ from typing import Any
 import jwt
 from jwt.types import Options
 
-from completion_server.auth.claims import is_name, name_in, scopes_in
+from completion_server.auth.claims import RefusedCredentialError, Result, is_name, name_in, scopes_in
 from completion_server.auth.issuer import FetchedKeys, FileKeys
-from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.credential import Credential
 from completion_server.core.errors import IssuerUnavailableError

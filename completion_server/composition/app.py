@@ -18,8 +18,7 @@ from completion_server.admission.file_quotas import FileQuotas, open_quotas
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.auth.authenticator import Authenticator
-from completion_server.composition.authentication import make_authenticator
-from completion_server.composition.checks import warn_of_exposure
+from completion_server.composition.checks import make_authenticator, warn_of_exposure
 from completion_server.composition.http_listener import build_http
 from completion_server.composition.models import check_fits, load_edits, load_prompts
 from completion_server.composition.monitoring import Monitoring, WatchedParts, make_tracing, snapshot

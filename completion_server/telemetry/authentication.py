@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from completion_server.auth.refusal import Result
+from completion_server.auth.claims import Result
 from completion_server.core.events import CredentialsChecked, CredentialSourceRead
 
 _KINDS = ("key", "token", "certificate")

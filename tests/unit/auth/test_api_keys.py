@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from completion_server.auth.authenticator import Authenticator
+from completion_server.auth.claims import RefusedCredentialError, Result
 from completion_server.auth.key_file import ApiKey, editing, new_key, parse_keys, read_keys, rotated
-from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.credential import Scope
 from completion_server.core.errors import ConfigError

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.name import _ASN1Type
 
 from completion_server.auth.authenticator import Authenticator
+from completion_server.auth.claims import Result
 from completion_server.auth.key_file import editing, new_key
-from completion_server.auth.refusal import Result
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.credential import Scope
 from completion_server.core.errors import ConfigError

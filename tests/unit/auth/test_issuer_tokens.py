@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from completion_server.auth import tokens
+from completion_server.auth.claims import Result
 from completion_server.auth.issuer import MIN_PAUSE_S, REFRESH_S
-from completion_server.auth.refusal import Result
 from completion_server.core.credential import Scope
 from completion_server.core.errors import ConfigError, IssuerUnavailableError
 from tests.support.cancels import cancel_and_wait
