@@ -26,7 +26,7 @@ from completion_server.scheduling.requests import LiveRequest
 from completion_server.serving.isolation import Isolation
 from completion_server.serving.service import Service
 from completion_server.state.cache.cache import make_cache
-from completion_server.state.cache.keys import CacheScopes, CompletionKeys
+from completion_server.state.cache.keys import CompletionKeys
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret, load_secret
 from completion_server.state.shared_lanes import SharedLanes
@@ -266,8 +266,8 @@ def _completion_keys(config: Config, prompts: PromptBuilder, secret: Secret, iso
         repr(config.prompt),
         str(prompt_budget(config)),
     )
-    scopes = CacheScopes(isolation.salt, engine.cache_scope == "tenant")
-    keys = CompletionKeys(secret.derive("cache names"), identity, scopes)
+    is_tenant_wide = engine.cache_scope == "tenant"
+    keys = CompletionKeys(secret.derive("cache names"), identity, isolation.salt, is_tenant_wide=is_tenant_wide)
     logger.info("completions are kept under identity %s; replicas share those of the same identity", keys.identity_hash)
     return keys
 
