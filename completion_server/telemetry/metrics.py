@@ -1,20 +1,17 @@
 """Prometheus metrics of requests and of the engine."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from completion_server.auth.claims import Result
 from completion_server.core import events
 from completion_server.core.errors import Code
 from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason, Usage
 from completion_server.core.request import Request, Trigger
 from completion_server.core.trace_context import TraceContext
-from completion_server.speculation.figures import SpeculationTotals
-from completion_server.telemetry.authentication import AuthenticationMetrics
 from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics, UserGroupMetrics
 from completion_server.telemetry.tenants import TenantMetrics
 
@@ -57,6 +54,8 @@ _HISTOGRAMS = {
     "loop_lag": ("Lateness of the event loop: all work in it waits as long.",),
 }
 """Help texts and labels of histograms of seconds, by name."""
+_CREDENTIALS = ("key", "token", "certificate")
+_CREDENTIAL_SOURCES = ("auth.keys_file", "auth.jwks_file", "auth.issuer", "auth.crl_file")
 _AUDITED = (events.AuthenticationRefused, events.SessionOpened, events.SessionClosed, events.AdminChanged)
 """Events for the audit log alone."""
 _WASTED = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CANCELLED, FinishReason.DEADLINE})
@@ -262,55 +261,34 @@ class CacheMetrics:
         self._lookup_s.observe(event.seconds)
 
 
-_HELP = {
-    "cache_bytes": "Memory of the completions that this process keeps.",
-    "cache_entries": "Completions that this process keeps.",
-    "slots": "Requests that may be in the engine now; the server adapts their number to the engine's load.",
-    "num_speculative_tokens": "Draft tokens (K) of a step with as many generations as run now.",
-}
-"""Help texts of gauges whose names don't explain them."""
+class AuthenticationMetrics:
+    """Counts checks of credentials, and shows whether what they are checked against can be read."""
 
+    def __init__(self, registry: CollectorRegistry, *, is_on: bool) -> None:
+        """Register the metrics; their series exist from the start if authentication is on."""
+        checked = "Checks of credentials, by kind and result."
+        self._checked = Counter("completion_authentications", checked, ("kind", "result"), registry=registry)
+        failed = "1 while keys or revocations can't be read or fetched, or are out of date, by configuration key."
+        self._failed = Gauge("completion_credential_source_failed", failed, ("source",), registry=registry)
+        self._checked_of: dict[tuple[str, str], Counter] = {}
+        if is_on:
+            for kind in _CREDENTIALS:
+                for result in Result:
+                    self._series(kind, result.value)
+            self._series("none", Result.MISSING.value)
+            for source in _CREDENTIAL_SOURCES:
+                self._failed.labels(source)
 
-class Snapshot(Collector):
-    """Reads the state of the parts when Prometheus scrapes, so that there are no copies to keep up to date."""
+    def checked(self, event: events.CredentialsChecked) -> None:
+        """Count a check."""
+        self._series(event.kind, event.result).inc()
 
-    def __init__(self, gauges: dict[str, Callable[[], float]], counters: dict[str, Callable[[], float]]) -> None:
-        """Read `gauges` and `counters`, by metric name."""
-        self._gauges = gauges
-        self._counters = counters
+    def source_read(self, event: events.CredentialSourceRead) -> None:
+        """Note whether a source can be used."""
+        self._failed.labels(event.source).set(event.has_failed)
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the current values."""
-        for name, read in self._gauges.items():
-            help_text = _HELP.get(name) or name.replace("_", " ").capitalize() + "."
-            yield GaugeMetricFamily(f"completion_{name}", help_text, value=read())
-        for name, read in self._counters.items():
-            yield CounterMetricFamily(f"completion_{name}", name.replace("_", " ").capitalize() + ".", value=read())
-
-
-class SpeculationCollector(Collector):
-    """Reads the totals when Prometheus scrapes."""
-
-    def __init__(self, totals: SpeculationTotals) -> None:
-        """Show `totals`."""
-        self._totals = totals
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield steps by K, and drafted and accepted tokens by K and position, which counts from 1."""
-        steps = CounterMetricFamily(
-            "completion_speculation_steps", "Engine steps, by K, the length of their longest draft.", labels=("k",)
-        )
-        by_position = ("k", "position")
-        drafted = CounterMetricFamily(
-            "completion_speculation_drafted_tokens", "Draft tokens verified, by K and position.", labels=by_position
-        )
-        accepted = CounterMetricFamily(
-            "completion_speculation_accepted_tokens", "Draft tokens accepted, by K and position.", labels=by_position
-        )
-        for k, totals in self._totals.read():
-            steps.add_metric((str(k),), totals.num_steps)
-            for position in range(k):
-                labels = str(k), str(position + 1)
-                drafted.add_metric(labels, totals.drafted[position])
-                accepted.add_metric(labels, totals.accepted[position])
-        yield from (steps, drafted, accepted)
+    def _series(self, kind: str, result: str) -> Counter:
+        series = self._checked_of.get((kind, result))
+        if series is None:
+            series = self._checked_of[kind, result] = self._checked.labels(kind, result)
+        return series

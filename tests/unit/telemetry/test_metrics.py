@@ -16,7 +16,8 @@ from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ServedAnswer, ShedReason, Usage
 from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import TraceContext
-from completion_server.telemetry.metrics import Metrics, Snapshot
+from completion_server.telemetry.collectors import Snapshot
+from completion_server.telemetry.metrics import Metrics
 from completion_server.telemetry.metrics_server import LabelledRegistry, MetricsServer, Probe, render
 
 REQUEST = Request("r", Caller("u", "s"), 1, "", "", "secret code", "", 8, received_at=0.0)
