@@ -59,7 +59,7 @@ class RegionSettings:
     silence_max_s: float = 1.0
     """Also the time if the request has no time limit."""
     users_per_connection: int = 64
-    """Servers limit the streams of a connection (server.max_concurrent_streams, 128)."""
+    """Servers limit the streams of a connection (128)."""
     certificate_interval_s: float = 10.0
     """How often the TLS files are looked at for a change."""
 

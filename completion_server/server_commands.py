@@ -200,7 +200,7 @@ def _give_up_stop(unfinished: str) -> None:
     last = threading.Timer(_LAST_WORDS_S, _end_at_once, [1])
     last.daemon = True
     last.start()
-    message = f"the stop took too long (server.stop_timeout_s): {unfinished}"
+    message = f"the stop took too long: {unfinished}"
     logger.error("%s", message)
     click.echo(f"completion-server: {message}", err=True)
     _end_at_once(1)

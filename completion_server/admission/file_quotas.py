@@ -9,8 +9,7 @@ from typing import Any
 
 from completion_server.admission.day_tokens import DayTokens
 from completion_server.admission.quota_table import Quota, QuotaTable, Rate, parse_quotas
-from completion_server.admission.quotas import MAX_WAIT_S, RateLimits
-from completion_server.admission.rate_limiter import RateLimiter
+from completion_server.admission.rate_limiter import MAX_WAIT_S, RateLimiter, RateLimits
 from completion_server.core.errors import ConfigError, Limit
 from completion_server.core.request import key_of
 from completion_server.core.watched_file import WatchedFile

@@ -1,12 +1,12 @@
 """The gate: refuses callers while the server can't serve, and limits the number of open sessions."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from enum import Enum
 
 from completion_server.admission.file_quotas import FileQuotas
-from completion_server.admission.keyed_sessions import KeyedSessions
 from completion_server.admission.settings import AdmissionSettings
 from completion_server.core import descriptors
 from completion_server.core.errors import (
@@ -45,7 +45,25 @@ def retry_after_ms(settings: AdmissionSettings, remaining_start_s: float | None)
     return max(settings.retry_after_ms, min(_MAX_RETRY_AFTER_MS, remaining_ms))
 
 
-Holder = tuple[KeyedSessions, str]
+class _Sessions:
+    """Counts the open sessions of each user, tenant or address. A limit of 0 sets none."""
+
+    def __init__(self, otherwise: Limit, named: Callable[[str], Limit | None] = lambda _key: None) -> None:
+        """`named` returns the limit that a key has now; a key without one has `otherwise`."""
+        self.open: Counter[str] = Counter()
+        self._otherwise = otherwise
+        self._named = named
+
+    def limit(self, key: str) -> Limit:
+        return self._named(key) or self._otherwise
+
+    def leave(self, key: str) -> None:
+        self.open[key] -= 1
+        if not self.open[key]:
+            del self.open[key]
+
+
+Holder = tuple[_Sessions, str]
 """Counted sessions, and the key that a session is counted for."""
 
 
@@ -71,10 +89,9 @@ class Gate:
         self.num_sessions = 0
         self._max_sessions = settings.max_sessions or min(_SESSIONS, descriptors.max_connections())
         users = Limit("admission.max_sessions_per_user", settings.max_sessions_per_user)
-        tenants = Limit("admission.max_sessions_per_tenant", settings.max_sessions_per_tenant)
-        self._users = KeyedSessions(users, named.user_sessions) if named else KeyedSessions(users)
-        self._tenants = KeyedSessions(tenants, named.tenant_sessions) if named else KeyedSessions(tenants)
-        self._peers = KeyedSessions(Limit("admission.max_sessions_per_peer", settings.num_sessions_per_peer))
+        self._users = _Sessions(users, named.user_sessions) if named else _Sessions(users)
+        self._tenants = _Sessions(Limit("admission.quotas_file", 0), named.tenant_sessions) if named else None
+        self._peers = _Sessions(Limit("admission.users_per_peer", settings.num_sessions_per_peer))
 
     @property
     def readiness(self) -> Readiness:
@@ -131,7 +148,7 @@ class Gate:
         holders = tuple(self._holders(caller))
         self.num_sessions += 1
         for sessions, key in holders:
-            sessions.enter(key)
+            sessions.open[key] += 1
         permit = ExitStack()
         permit.callback(self._leave_session, holders)
         return permit
@@ -148,13 +165,11 @@ class Gate:
             (self._tenants, caller.tenant_key, "of this tenant"),
             (self._peers, caller.limited_peer or None, "from this address"),
         ):
-            if key is not None:
-                if sessions.is_full(key):
-                    raise self._full(sessions, key, scope)
+            if sessions is not None and key is not None:
+                num_open, limit = sessions.open[key], sessions.limit(key)
+                if 0 < limit.allowed <= num_open:
+                    raise self._overloaded(f"{num_open} sessions {scope} are open", limit)
                 yield sessions, key
-
-    def _full(self, sessions: KeyedSessions, key: str, scope: str) -> OverloadedError:
-        return self._overloaded(f"{sessions.num_open(key)} sessions {scope} are open", sessions.limit(key))
 
     def _overloaded(self, state: str, limit: Limit, kind: type[OverloadedError] = OverloadedError) -> OverloadedError:
         msg = f"{state}, the limit of this server ({limit.name})"

@@ -23,9 +23,8 @@ from completion_server.core.request import key_of
 from completion_server.core.sections import read_section
 
 DEFAULT_WEIGHT = 1.0
-_BURST_S = 2.0
-"""A burst that is not given: as much as may be sent in this time, as in admission.user_burst."""
-_TOKEN_BURST_S = 4.0
+REQUEST_BURST_S, TOKEN_BURST_S = 2.0, 4.0
+"""A burst that is not given, and those of `[admission]`: as much as may be sent in this time."""
 
 _Number = Annotated[float, Strict()]
 _Count = Annotated[int, Strict()]
@@ -176,12 +175,17 @@ def _quota(*named: tuple[str, UserSection]) -> Quota:
     requests, tokens = limit("requests_per_s"), limit("tokens_per_s")
     sessions, tokens_per_day = limit("sessions"), limit("tokens_per_day")
     return Quota(
-        requests and _rate(requests[0], requests[1].burst, _BURST_S),
-        tokens and _rate(tokens[0], tokens[1].token_burst, _TOKEN_BURST_S),
+        requests and _rate(requests[0], requests[1].burst, REQUEST_BURST_S),
+        tokens and _rate(tokens[0], tokens[1].token_burst, TOKEN_BURST_S),
         sessions and sessions[0],
         tokens_per_day and tokens_per_day[0],
     )
 
 
 def _rate(limit: Limit, burst: float | None, burst_s: float) -> Rate:
-    return Rate(limit, max(1.0, math.ceil(burst_s * limit.allowed)) if burst is None else burst)
+    return Rate(limit, burst_of(limit.allowed, burst_s) if burst is None else burst)
+
+
+def burst_of(units_per_s: float, burst_s: float) -> float:
+    """Return how many units may come at once at a rate: those of `burst_s`, at least one."""
+    return max(1.0, math.ceil(burst_s * units_per_s))

@@ -8,110 +8,50 @@ An address may have one user or a whole office, and nothing tells them apart. So
 exceeds them is accepted while the engine has capacity to spare, and is then not charged to the address.
 """
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
 
-from completion_server.admission.day_tokens import DayTokens
-from completion_server.admission.rate_limiter import RateLimiter
+from completion_server.admission.file_quotas import FileQuotas
+from completion_server.admission.quota_table import burst_of
+from completion_server.admission.rate_limiter import MAX_WAIT_S, Excess, RateLimiter, RateLimits
 from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.errors import Limit
 from completion_server.core.request import Caller
-
-MAX_WAIT_S = 10.0
-"""The longest wait. Tokens are computed before they can be charged, so the debt has no other bound."""
-
-
-@dataclass(frozen=True, slots=True)
-class Excess:
-    """A limit that a request exceeds."""
-
-    wait_s: float
-    """Seconds after which the caller may retry."""
-    limit: Limit
-    peer: str = ""
-    """The address whose limit is exceeded; "" if it is another limit."""
-
-    @property
-    def retry_after_ms(self) -> int:
-        """`wait_s` in whole milliseconds."""
-        return math.ceil(self.wait_s * 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class RateLimits:
-    """The limits of users, tenants or addresses that have the same ones."""
-
-    requests: RateLimiter
-    tokens: RateLimiter
-    requests_limit: Limit
-    tokens_limit: Limit
-    day: DayTokens | None = None
-    """None for as many tokens a day as there are."""
-    day_limit: Limit | None = None
-    base: "RateLimits | None" = None
-    """The limits that it has where no file gives others."""
-
-    def excess(self, key: str, now: float, peer: str = "") -> Excess | None:
-        """Return the limit that this key exceeds, the one with the longest wait."""
-        if self.day is not None and self.day_limit is not None:
-            day_wait_s = self.day.wait_s(key, self.day_limit.allowed)
-            if day_wait_s:
-                return Excess(day_wait_s, self.day_limit, peer)
-        wait_s, tokens_wait_s = self.requests.delay_s(key, now), self.tokens.delay_s(key, now)
-        if tokens_wait_s > wait_s:
-            return Excess(tokens_wait_s, self.tokens_limit, peer)
-        return Excess(wait_s, self.requests_limit, peer) if wait_s else None
-
-    def charge_tokens(self, key: str, now: float, num_tokens: int) -> None:
-        """Charge tokens; a negative number refunds them."""
-        self.tokens.charge(key, now, num_tokens)
-        if self.day is not None:
-            self.day.charge(key, num_tokens)
-
-
-class NamedQuotas(Protocol):
-    """Limits that differ between tenants and users."""
-
-    def of_user(self, owner: str, otherwise: RateLimits, /) -> RateLimits:
-        """Return the limits of a user; those of `otherwise` where it has no others."""
-        ...
-
-    def of_tenant(self, tenant_key: str, otherwise: RateLimits, /) -> RateLimits:
-        """Return the limits of a tenant; those of `otherwise` where it has no others."""
-        ...
 
 
 class Quotas:
     """The token buckets of all users, tenants and addresses."""
 
-    def __init__(self, settings: AdmissionSettings, named: NamedQuotas | None = None) -> None:
+    def __init__(self, settings: AdmissionSettings, named: FileQuotas | None = None) -> None:
         """Start with full buckets. `named` has the limits of users and tenants that differ from the settings."""
-        num_users = settings.num_users_per_peer
-        self._users = RateLimits(
-            RateLimiter(settings.user_requests_per_s, settings.user_burst),
-            RateLimiter(settings.user_tokens_per_s, settings.user_token_burst, MAX_WAIT_S),
+        num_users, user_tokens = settings.num_users_per_peer, settings.user_tokens_per_s
+        self._request_burst_s, self._token_burst_s = settings.request_burst_s, settings.token_burst_s
+        self._users = self._limits(
             Limit("admission.user_requests_per_s", settings.user_requests_per_s),
-            Limit("admission.user_tokens_per_s", settings.user_tokens_per_s),
+            Limit("admission.user_tokens_per_s", user_tokens),
         )
-        peer_tokens = num_users * settings.user_tokens_per_s
+        peer_requests, peer_tokens = num_users * settings.user_requests_per_s, num_users * user_tokens
         self._peers = RateLimits(
-            RateLimiter(num_users * settings.user_requests_per_s, num_users * settings.user_burst),
+            RateLimiter(peer_requests, num_users * burst_of(settings.user_requests_per_s, self._request_burst_s)),
             # One burst for all users: otherwise an attacker with many names could occupy the engine for seconds.
-            RateLimiter(peer_tokens, max(settings.user_token_burst, peer_tokens), MAX_WAIT_S),
+            RateLimiter(peer_tokens, max(burst_of(user_tokens, self._token_burst_s), peer_tokens), MAX_WAIT_S),
             Limit("admission.users_per_peer", num_users),
             Limit("admission.users_per_peer", num_users),
         )
         self._tenants: RateLimits | None = None
         self._named = named
         if settings.tenant_requests_per_s or settings.tenant_tokens_per_s or named is not None:
-            self._tenants = RateLimits(
-                RateLimiter(settings.tenant_requests_per_s, settings.tenant_burst),
-                RateLimiter(settings.tenant_tokens_per_s, settings.tenant_token_burst, MAX_WAIT_S),
+            self._tenants = self._limits(
                 Limit("admission.tenant_requests_per_s", settings.tenant_requests_per_s),
                 Limit("admission.tenant_tokens_per_s", settings.tenant_tokens_per_s),
             )
+
+    def _limits(self, requests: Limit, tokens: Limit) -> RateLimits:
+        return RateLimits(
+            RateLimiter(requests.allowed, burst_of(requests.allowed, self._request_burst_s)),
+            RateLimiter(tokens.allowed, burst_of(tokens.allowed, self._token_burst_s), MAX_WAIT_S),
+            requests,
+            tokens,
+        )
 
     def excess(self, caller: Caller, now: float) -> Excess | None:
         """Return the limit that a request of this caller exceeds, None if there is none."""

@@ -5,7 +5,13 @@ A token bucket is stored as a single number: https://en.wikipedia.org/wiki/Gener
 
 import math
 from collections.abc import Hashable
+from dataclasses import dataclass
 
+from completion_server.admission.day_tokens import DayTokens
+from completion_server.core.errors import Limit
+
+MAX_WAIT_S = 10.0
+"""The longest wait. Tokens are computed before they can be charged, so the debt has no other bound."""
 _SWEEP_AFTER = 4096
 ROUNDING = 1e-3
 """Tolerance for rounding errors of sums, as a share of the time between two units: a unit may pass this much early."""
@@ -50,3 +56,51 @@ class RateLimiter:
         if self._num_to_sweep == 0:
             self._due_at = {key: due_at for key, due_at in self._due_at.items() if due_at > now}
             self._num_to_sweep = max(_SWEEP_AFTER, len(self._due_at))
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A limit that a request exceeds."""
+
+    wait_s: float
+    """Seconds after which the caller may retry."""
+    limit: Limit
+    peer: str = ""
+    """The address whose limit is exceeded; "" if it is another limit."""
+
+    @property
+    def retry_after_ms(self) -> int:
+        """`wait_s` in whole milliseconds."""
+        return math.ceil(self.wait_s * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """The limits of users, tenants or addresses that have the same ones."""
+
+    requests: RateLimiter
+    tokens: RateLimiter
+    requests_limit: Limit
+    tokens_limit: Limit
+    day: DayTokens | None = None
+    """None for as many tokens a day as there are."""
+    day_limit: Limit | None = None
+    base: "RateLimits | None" = None
+    """The limits that it has where no file gives others."""
+
+    def excess(self, key: str, now: float, peer: str = "") -> Excess | None:
+        """Return the limit that this key exceeds, the one with the longest wait."""
+        if self.day is not None and self.day_limit is not None:
+            day_wait_s = self.day.wait_s(key, self.day_limit.allowed)
+            if day_wait_s:
+                return Excess(day_wait_s, self.day_limit, peer)
+        wait_s, tokens_wait_s = self.requests.delay_s(key, now), self.tokens.delay_s(key, now)
+        if tokens_wait_s > wait_s:
+            return Excess(tokens_wait_s, self.tokens_limit, peer)
+        return Excess(wait_s, self.requests_limit, peer) if wait_s else None
+
+    def charge_tokens(self, key: str, now: float, num_tokens: int) -> None:
+        """Charge tokens; a negative number refunds them."""
+        self.tokens.charge(key, now, num_tokens)
+        if self.day is not None:
+            self.day.charge(key, num_tokens)

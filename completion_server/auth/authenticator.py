@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from completion_server.auth import certificates, keys, tokens
 from completion_server.auth.certificates import Certificates
+from completion_server.auth.claims import RefusedCredentialError, Result
 from completion_server.auth.issuer import FetchedKeys, FileKeys
 from completion_server.auth.key_file import PREFIX
 from completion_server.auth.keys import ApiKeys
-from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
 from completion_server.auth.tokens import Tokens
 from completion_server.core.errors import IssuerUnavailableError
@@ -20,7 +20,10 @@ POLL_S = 0.5
 """From one look at the files to the next. A key that was revoked ends its streams after about as long."""
 NO_KIND = "none"
 _WANTED = {keys.KIND: "an API key", tokens.KIND: "a token", certificates.KIND: "a client certificate"}
-_REFUSED = {keys.KIND: "API keys", tokens.KIND: "tokens of an issuer"}
+_REFUSED = {
+    keys.KIND: "takes no API keys; its operator can set auth.keys_file",
+    tokens.KIND: "takes no tokens of an issuer, only API keys, which begin with cs_; its operator can set auth.issuer",
+}
 
 
 class Authenticator:
@@ -43,7 +46,6 @@ class Authenticator:
 
         """
         self._emit = emit
-        self._certificate_wins = settings.certificate_wins
         self._verifiers: dict[str, ApiKeys | Tokens | Certificates] = {}
         if settings.keys_file:
             self._verifiers[keys.KIND] = ApiKeys(settings.keys_file, wall, self._report)
@@ -99,12 +101,9 @@ class Authenticator:
     def _kind_of(self, token: str, certificate: bytes) -> str:
         """Return the kind of credential that counts. One that is refused is not made up for by another one."""
         takes_token = bool(token) and not self._verifiers.keys().isdisjoint((keys.KIND, tokens.KIND))
-        takes_certificate = bool(certificate) and certificates.KIND in self._verifiers
-        if takes_certificate and (self._certificate_wins or not takes_token):
-            return certificates.KIND
         if takes_token:
             return keys.KIND if token.startswith(PREFIX) else tokens.KIND
-        return NO_KIND
+        return certificates.KIND if certificate and certificates.KIND in self._verifiers else NO_KIND
 
     async def _verify(self, kind: str, token: str, certificate: bytes) -> Caller:
         match self._verifiers.get(kind):
@@ -115,7 +114,7 @@ class Authenticator:
             case Tokens() as verifier:
                 return await verifier.verify(token)
         if kind != NO_KIND:
-            raise RefusedCredentialError(Result.UNKNOWN, f"this server takes no {_REFUSED[kind]}")
+            raise RefusedCredentialError(Result.UNKNOWN, f"this server {_REFUSED[kind]}")
         wanted = " or ".join(_WANTED[each] for each in self._verifiers)
         raise RefusedCredentialError(Result.MISSING, f"this server asks for {wanted}; nothing was presented")
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from completion_server.auth.claims import is_name
-from completion_server.auth.refusal import RefusedCredentialError, Result
+from completion_server.auth.claims import RefusedCredentialError, Result, is_name
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.credential import Credential, Scope
 from completion_server.core.request import Caller
@@ -125,13 +124,13 @@ class Certificates:
             msg = f"the client's certificate has {how_many} {self._settings.certificate_user} that names a user here"
             raise RefusedCredentialError(Result.CLAIMS, msg)
         groups = matches[0].groupdict()
-        user, tenant = groups["user"], groups.get("tenant") or self._settings.certificate_tenant
+        user, tenant = groups["user"], groups.get("tenant") or ""
         if not is_name(user) or not (tenant == "" or is_name(tenant)):
             raise RefusedCredentialError(
                 Result.CLAIMS, "the client's certificate names a user or tenant of no valid name"
             )
         scopes = set(self._settings.default_scopes)
-        if (f"{tenant}/{user}" if groups.get("tenant") else user) in self._settings.certificate_admins:
+        if (f"{tenant}/{user}" if tenant else user) in self._settings.certificate_admins:
             scopes.add(Scope.ADMIN)
         expires_at = certificate.not_valid_after_utc.timestamp()
         serial = f"{certificate.serial_number:x}"

@@ -1,13 +1,48 @@
-"""Names and scopes in verified claims. Pure."""
+"""Names and scopes in verified claims, and why a credential is refused. Pure."""
 
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Any
 
-from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.core.credential import Scope
+from completion_server.core.errors import UnauthenticatedError
 
 MAX_NAME_BYTES = 256
 _SCOPES = {scope.value: scope for scope in Scope}
+
+
+class Result(StrEnum):
+    """How the check of a credential ended."""
+
+    ACCEPTED = "accepted"
+    MISSING = "missing"
+    """Nothing was presented."""
+    MALFORMED = "malformed"
+    """It is too long, or has no form that is known."""
+    UNKNOWN = "unknown"
+    """No such API key, no key of the issuer with this id, or a kind that this server does not take."""
+    FORGED = "forged"
+    """Its signature is wrong."""
+    ALGORITHM = "algorithm"
+    """It is signed with an algorithm that is not allowed, or that its key is not for."""
+    ISSUER = "issuer"
+    AUDIENCE = "audience"
+    EXPIRED = "expired"
+    NOT_YET_VALID = "not_yet_valid"
+    CLAIMS = "claims"
+    """It lacks a claim or a name, or one has an invalid value."""
+    REVOKED = "revoked"
+    UNAVAILABLE = "unavailable"
+    """The issuer's keys were never fetched."""
+
+
+class RefusedCredentialError(UnauthenticatedError):
+    """A credential is refused. The message is for the caller and quotes nothing that was presented."""
+
+    def __init__(self, result: Result, message: str) -> None:
+        """Hold the result for the metrics, and a message for a person."""
+        super().__init__(message)
+        self.result = result
 
 
 def is_name(value: object) -> bool:

@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from completion_server.auth.claims import RefusedCredentialError, Result
 from completion_server.auth.key_file import ApiKey, parse_keys, split_token
-from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.core.credential import Credential
 from completion_server.core.request import Caller
 from completion_server.core.watched_file import Report, WatchedFile

@@ -2,17 +2,11 @@
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from completion_server.core.addresses import is_loopback
-from completion_server.core.checks import Between, require_bounds
 from completion_server.core.credential import Scope
-
-SIGNATURES = (
-    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
-)  # fmt: skip
-"""The algorithms that can be allowed. All need a private key to sign: with HS256, who can verify can forge."""
 
 CertificateUser = Literal["off", "san_uri", "san_email", "san_dns", "cn"]
 
@@ -34,11 +28,6 @@ class AuthSettings:
     system; the environment variable SSL_CERT_FILE names others."""
     jwks_file: str = ""
     """A file with the issuer's key set, instead of a URL. It is read again when it changes."""
-    algorithms: tuple[str, ...] = ("RS256", "ES256", "EdDSA")
-    """The algorithms that tokens may be signed with: RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384, ES512,
-    EdDSA."""
-    leeway_s: Annotated[float, Between(0, 300)] = 30.0
-    """How far the issuer's clock may differ from this machine's."""
     user_claim: str = "sub"
     """The claim that names the user."""
     tenant_claim: str = "tenant"
@@ -54,22 +43,18 @@ class AuthSettings:
     certificate_pattern: str = ""
     """A regular expression that the whole of that part must match. Its named group `user` is the user's name, and its
     group `tenant`, if there is one, the tenant's. Unset: the whole part is the user's name."""
-    certificate_tenant: str = ""
-    """The tenant of certificates, if `certificate_pattern` has no group `tenant`."""
     certificate_admins: tuple[str, ...] = ()
     """Users who also have the scope admin if a certificate names them: TENANT/USER if it names a tenant, else USER."""
-    certificate_wins: bool = False
-    """Whether a client's certificate, and not its token, counts if it presents both."""
     crl_file: str = ""
     """A PEM file with lists of revoked certificates (CRL), one for each authority of `client_ca`, signed by it. It is
     read again when it or `client_ca` changes."""
 
     def __post_init__(self) -> None:
-        """Check the bounds, and that the keys fit together."""
-        require_bounds(self)
+        """Check that the keys fit together."""
         self._check_issuer()
-        self._check_tokens()
         self._check_certificates()
+        if not self.user_claim:
+            raise ValueError('user_claim: must name a claim, got ""')
         if not self.default_scopes:
             raise ValueError("default_scopes: must name at least one scope, got []")
 
@@ -98,16 +83,8 @@ class AuthSettings:
         elif self.issuer and not self.jwks_file:
             require_safe("issuer", self.issuer)
 
-    def _check_tokens(self) -> None:
-        unknown = [name for name in self.algorithms if name not in SIGNATURES]
-        if unknown or not self.algorithms:
-            msg = f"algorithms: must be some of {', '.join(SIGNATURES)}, got {', '.join(unknown) or 'none'}"
-            raise ValueError(msg)
-        if not self.user_claim:
-            raise ValueError('user_claim: must name a claim, got ""')
-
     def _check_certificates(self) -> None:
-        for key in ("certificate_pattern", "certificate_tenant", "certificate_admins", "crl_file"):
+        for key in ("certificate_pattern", "certificate_admins", "crl_file"):
             if getattr(self, key) and not self.takes_certificates:
                 msg = f'{key}: needs certificate_user beside it, which is "off"'
                 raise ValueError(msg)
@@ -122,8 +99,6 @@ class AuthSettings:
             known = "(?P<user>...), and may have (?P<tenant>...)"
             msg = f"certificate_pattern: must have a group {known}, got {self.certificate_pattern!r}"
             raise ValueError(msg)
-        if "tenant" in groups and self.certificate_tenant:
-            raise ValueError("certificate_tenant: must not be set if certificate_pattern has a group tenant")
 
 
 def require_safe(key: str, url: str) -> None:

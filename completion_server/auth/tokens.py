@@ -7,9 +7,8 @@ from typing import Any
 import jwt
 from jwt.types import Options
 
-from completion_server.auth.claims import is_name, name_in, scopes_in
+from completion_server.auth.claims import RefusedCredentialError, Result, is_name, name_in, scopes_in
 from completion_server.auth.issuer import FetchedKeys, FileKeys
-from completion_server.auth.refusal import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.credential import Credential
 from completion_server.core.errors import IssuerUnavailableError
@@ -17,6 +16,10 @@ from completion_server.core.request import Caller
 
 KIND = "token"
 MAX_TOKEN_CHARACTERS = 8192
+SIGNATURES = frozenset(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"))
+"""The algorithms that are allowed. All need a private key to sign: with HS256, who can verify can forge."""
+_LEEWAY_S = 30.0
+"""How far the issuer's clock may differ from this machine's."""
 _MAX_KEY_ID = 256
 _MAX_TOKEN_ID = 64
 _MAX_VERIFIED = 4096
@@ -39,7 +42,6 @@ class Tokens:
     def __init__(self, settings: AuthSettings, keys: FetchedKeys | FileKeys, wall: Callable[[], float]) -> None:
         """Verify by the issuer's `keys`; `wall` returns Unix seconds."""
         self._settings = settings
-        self._algorithms = frozenset(settings.algorithms)
         self._keys = keys
         self._wall = wall
         self._verified: dict[bytes, tuple[Caller, Credential]] = {}
@@ -77,7 +79,7 @@ class Tokens:
         except _BROKEN:
             raise RefusedCredentialError(Result.MALFORMED, "the token is no JSON Web Token") from None
         algorithm, key_id = header.get("alg"), header.get("kid", "")
-        if not isinstance(algorithm, str) or algorithm not in self._algorithms:
+        if not isinstance(algorithm, str) or algorithm not in SIGNATURES:
             raise RefusedCredentialError(Result.ALGORITHM, "the token's algorithm is not allowed here")
         if len(key_id) > _MAX_KEY_ID:
             raise RefusedCredentialError(Result.MALFORMED, "the token's key id is too long")
@@ -138,15 +140,15 @@ class Tokens:
 
     def _expiry(self, claims: Mapping[str, Any]) -> float:
         """Return the Unix time at which verified claims end, with the leeway."""
-        now, leeway_s = self._wall(), self._settings.leeway_s
+        now = self._wall()
         expires, begins = claims["exp"], claims.get("nbf", 0)
         if not _is_time(expires) or not _is_time(begins):
             raise RefusedCredentialError(Result.CLAIMS, "the token's exp or nbf is no time")
-        if now >= expires + leeway_s:
+        if now >= expires + _LEEWAY_S:
             raise RefusedCredentialError(Result.EXPIRED, "the token has expired: log in again")
-        if now < begins - leeway_s:
+        if now < begins - _LEEWAY_S:
             raise RefusedCredentialError(Result.NOT_YET_VALID, "the token is not valid yet")
-        return float(expires) + leeway_s
+        return float(expires) + _LEEWAY_S
 
 
 def _is_time(value: object) -> bool:

@@ -145,7 +145,7 @@ def _table(
 def _engine(status: admin_pb2.GetStatusResponse) -> Iterator[tuple[str, str]]:
     """Yield the rows of the engine and of its models."""
     failure = f" (last failure: {status.engine_failure})" if status.engine_failure else ""
-    yield "engine", f"{engine_state(status)}, restarted {status.engine_restarts} times{failure}"
+    yield "engine", f"{engine_state(status)}, restarted {_times(status.engine_restarts, 'time')}{failure}"
     revision, of_draft = (
         f", revision {each}" if each else "" for each in (status.model_revision, status.draft_model_revision)
     )
@@ -158,7 +158,7 @@ def _shared(status: admin_pb2.GetStatusResponse) -> Iterator[tuple[str, str]]:
     """Yield the rows of what replicas share, and of the completion cache; none for a server without them."""
     if status.HasField("replication"):
         shared = status.replication
-        outages = f", {shared.redis_outages} outage{'s' * (shared.redis_outages > 1)}" if shared.redis_outages else ""
+        outages = f", {_times(shared.redis_outages, 'outage')}" if shared.redis_outages else ""
         yield "redis", ("available" if shared.redis_available else f"away: {shared.redis_failure}") + outages
         yield "replica", shared.replica_id
         listening = "" if shared.listening else "not listening, "
@@ -169,8 +169,12 @@ def _shared(status: admin_pb2.GetStatusResponse) -> Iterator[tuple[str, str]]:
         lookups = hits + cache.misses
         kept = f"{cache.entries} completions, {cache.bytes / 2**20:.1f} MiB"
         answered = f"answered {hits / (lookups or 1):.0%} of {lookups} lookups"
-        levels = f"{cache.local_hits} here, {cache.shared_hits} from Redis"
-        yield "cache", f"{kept}; {answered}: {levels}" if lookups else f"{kept}; no lookups yet"
+        levels = f": {cache.local_hits} here, {cache.shared_hits} from Redis" if status.HasField("replication") else ""
+        yield "cache", f"{kept}; {answered}{levels}" if lookups else f"{kept}; no lookups yet"
+
+
+def _times(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

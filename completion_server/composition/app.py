@@ -18,8 +18,7 @@ from completion_server.admission.file_quotas import FileQuotas, open_quotas
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.auth.authenticator import Authenticator
-from completion_server.composition.authentication import make_authenticator
-from completion_server.composition.checks import warn_of_exposure
+from completion_server.composition.checks import make_authenticator, warn_of_exposure
 from completion_server.composition.http_listener import build_http
 from completion_server.composition.models import check_fits, load_edits, load_prompts
 from completion_server.composition.monitoring import Monitoring, WatchedParts, make_tracing, snapshot
@@ -104,12 +103,10 @@ class App:
         )
         self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
         self._monitoring = Monitoring(config, registry)
-        self._metrics = self._monitoring.metrics
         self._tracing = make_tracing(config, self._clock)
         self._figures = LiveFigures()
         self._records = Records(config, registry)
-        heard = self._records.heard_by(self._count)
-        # The one place that decides who hears events.
+        heard = self._records.heard_by(self._count)  # the one place that decides who hears events
         self._emit: Emit = heard if self._tracing is None else self._tracing.heard_by(heard)
         self._begin_trace: BeginTrace = no_trace if self._tracing is None else self._tracing.begin
         self._authenticator = make_authenticator(config, self._emit)
@@ -117,11 +114,9 @@ class App:
         self._shared = SharedState(config, self._clock, self._emit)
         self._callers = Callers(config.admission, config.limits, authenticator or self._authenticator, self._emit)
         self._certificates: dict[str, CertificateFiles] = {}
-        quotas_file = config.admission.quotas_file
-        self._quota_file = open_quotas(quotas_file) if quotas_file else None
+        path = config.admission.quotas_file
+        self._quota_file = open_quotas(path) if path else None
         self._file_quotas = FileQuotas(self._quota_file.content) if self._quota_file else None
-        if self._file_quotas is not None:
-            self._shared.add_up(self._file_quotas.tenant_days)
         self._http: HttpListener | None = None
         self._service: Service | None = None
         """None until the prompts are loaded."""
@@ -154,15 +149,7 @@ class App:
                 logger.info("the model writes next edits, in the form %s", edits.template.name)
             service = self._service = self._assemble(prompts, edits)
             self._shared.serve(service)
-            servicer = CompletionServicer(
-                service,
-                self._callers,
-                config.server,
-                config.limits,
-                config.admission,
-                sheds_as_status=config.shed.as_status,
-                begin_trace=self._begin_trace,
-            )
+            servicer = self._build_servicer(service)
             admin = self._build_admin(service, prompts)
             await self._health.set(is_serving=False)
             stack.push_async_callback(self._stop_engine)
@@ -182,6 +169,18 @@ class App:
             ready = Ready(*addresses, info, prompts.template.name, speculation, service.load())
             with told_plainly():
                 await self._serve(service, public, servicer, lambda: on_ready(ready))
+
+    def _build_servicer(self, service: Service) -> CompletionServicer:
+        config = self._config
+        return CompletionServicer(
+            service,
+            self._callers,
+            config.server,
+            config.limits,
+            config.admission,
+            sheds_as_status=config.shed.as_status,
+            begin_trace=self._begin_trace,
+        )
 
     async def _listen(
         self, service: Service, servicer: CompletionServicer, stack: contextlib.AsyncExitStack
@@ -208,7 +207,7 @@ class App:
         return public
 
     def _count(self, event: Event) -> None:
-        self._metrics.handle(event)
+        self._monitoring.metrics.handle(event)
         if self._http is not None:
             self._figures.handle(event)
 
@@ -290,6 +289,8 @@ class App:
         settings = ServingSettings(
             config.admission, config.scheduling, config.shed, delta_pause_s=config.server.delta_pause_ms / 1000
         )
+        if self._file_quotas is not None:
+            self._shared.add_up(self._file_quotas.tenant_days)
         return Service(
             settings,
             self._engine,
@@ -301,7 +302,7 @@ class App:
             edits=edits,
             cache=self._shared.cache,
             file_quotas=self._file_quotas,
-            weight_of=self._file_quotas.weight_of if self._file_quotas else None,
+            weight_of=self._file_quotas.weight_of if self._file_quotas else lambda _tenant: 1.0,
             replicas=self._shared,
             remaining_start_s=self._engine.remaining_start_s,
             num_speculative_tokens=self._speculation.num_speculative_tokens,
@@ -315,9 +316,11 @@ class App:
             region=self._config.server.region,
             prompt_template=prompts.template.name,
             uptime_s=lambda: self._clock.now() - self._started_at,
-            ended_requests=lambda: self._metrics.ended,
+            ended_requests=lambda: self._monitoring.metrics.ended,
             replication=self._shared.replication_status,
-            cache=lambda: self._shared.cache_status(self._metrics.cache.num_hits, self._metrics.cache.num_missed),
+            cache=lambda: self._shared.cache_status(
+                self._monitoring.metrics.cache.num_hits, self._monitoring.metrics.cache.num_missed
+            ),
             drain=self.drain,
             set_log_level=set_level,
             render_metrics=self._monitoring.render,

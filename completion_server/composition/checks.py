@@ -11,12 +11,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from completion_server.admission.file_quotas import open_quotas
-from completion_server.composition.authentication import make_authenticator
+from completion_server.auth.authenticator import Authenticator
 from completion_server.composition.models import check_hub, prompt_budget, require_model
 from completion_server.config import Config
 from completion_server.core import descriptors
 from completion_server.core.addresses import is_loopback
 from completion_server.core.errors import ConfigError
+from completion_server.core.events import Emit
 from completion_server.rpc.listening import load_certificates
 
 logger = logging.getLogger(__name__)
@@ -151,3 +152,16 @@ def _exposed(config: Config, address: str = "") -> Iterator[str]:
             lacks.append("authentication ([auth])")
         if listening and lacks and not is_loopback(listening):
             yield f"server.{key}: other machines can reach {listening}, and it lacks {' and '.join(lacks)}"
+
+
+def make_authenticator(config: Config, emit: Emit = lambda _event: None) -> Authenticator | None:
+    """Return what verifies callers, None if authentication is off.
+
+    Raises:
+        ConfigError: the file of API keys, the key set or the list of revoked certificates can't be used.
+
+    """
+    if not config.auth.is_on:
+        return None
+    tls, admin_tls = config.server.tls, config.server.admin_tls
+    return Authenticator(config.auth, emit=emit, client_cas=tuple(filter(None, (tls.client_ca, admin_tls.client_ca))))

@@ -21,8 +21,9 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.serving.service import LoadSnapshot
 from completion_server.speculation.live import LiveSpeculation
+from completion_server.telemetry.collectors import Snapshot, SpeculationCollector
 from completion_server.telemetry.logs import num_lost_records
-from completion_server.telemetry.metrics import Metrics, Snapshot, SpeculationCollector
+from completion_server.telemetry.metrics import Metrics
 from completion_server.telemetry.metrics_server import LabelledRegistry, MetricsServer, Probe, render
 from completion_server.telemetry.quality import add_build_info, model_name
 

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from completion_server import __version__
 from completion_server.admission.day_tokens import DayTokens
-from completion_server.composition.day_sums import DaySums
 from completion_server.composition.models import prompt_budget
 from completion_server.config import Config
 from completion_server.core.cancellation import raise_if_cancelled
+from completion_server.core.checks import DAY_S
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit
 from completion_server.core.outcome import CacheLevel
@@ -26,11 +26,12 @@ from completion_server.scheduling.requests import LiveRequest
 from completion_server.serving.isolation import Isolation
 from completion_server.serving.service import Service
 from completion_server.state.cache.cache import make_cache
-from completion_server.state.cache.keys import CacheScopes, CompletionKeys
+from completion_server.state.cache.keys import CompletionKeys
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret, load_secret
 from completion_server.state.shared_lanes import SharedLanes
 from completion_server.state.status import CacheStatus, ReplicationStatus
+from completion_server.state.store import Store, StoreUnavailableError
 from completion_server.state.subscription import ChannelSubscription
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ _RANDOM_BYTES = 4
 _SECRET_BYTES = 32
 _RESTART_S = 1.0
 """How long after an unexpected error a part runs again."""
+_SUMS_EVERY_S = 1.0
+_SUMS_KEPT_S = 2 * DAY_S
+"""Longer than a day, for replicas whose clocks differ."""
 _PATH_OPTIONS = frozenset({"download_dir"})
 """Options of vLLM that say where files are, not what is in them."""
 
@@ -181,6 +185,41 @@ class SharedState:
         return [(live.lane, live.stamp) for live in found]
 
 
+class DaySums:
+    """Exchanges what this replica has counted for the sums in Redis, once a second. No request waits for it."""
+
+    def __init__(self, store: Store, secret: Secret, key_prefix: str, counts: DayTokens) -> None:
+        """Add the changes of `counts` to the sums of all replicas, and let it learn these."""
+        self._store = store
+        self._secret = secret
+        self._key_prefix = key_prefix
+        self._counts = counts
+
+    async def run(self) -> None:
+        """Exchange until cancelled."""
+        while True:
+            await asyncio.sleep(_SUMS_EVERY_S)
+            await self.exchange()
+
+    async def exchange(self) -> None:
+        """Add what was counted since the last exchange. What Redis does not take is added with the next one."""
+        day, changes = self._counts.changes()
+        sums = {key: self._add(f"{self._name(key)}:{day}", num_tokens) for key, num_tokens in changes.items()}
+        for key, reply in sums.items():
+            try:
+                self._counts.learn(day, key, int(await reply))
+            except StoreUnavailableError:
+                self._counts.restore(day, key, changes[key])
+
+    def _add(self, name: str, num_tokens: int) -> "asyncio.Future[int]":
+        reply = self._store.call_nowait("INCRBY", name, num_tokens)
+        self._store.call_nowait("EXPIRE", name, _SUMS_KEPT_S)
+        return reply
+
+    def _name(self, key: str) -> str:
+        return f"{self._key_prefix}:tokens:{self._secret.name('day', key)}"
+
+
 class _Part(Protocol):
     """A part that runs until cancelled."""
 
@@ -222,14 +261,13 @@ def _completion_keys(config: Config, prompts: PromptBuilder, secret: Secret, iso
         __version__,
         engine.kind,
         model,
-        engine.dtype,
         json.dumps(options, sort_keys=True, default=repr),
         repr(prompts.template),
         repr(config.prompt),
         str(prompt_budget(config)),
     )
-    scopes = CacheScopes(isolation.salt, engine.cache_scope == "tenant")
-    keys = CompletionKeys(secret.derive("cache names"), identity, scopes)
+    is_tenant_wide = engine.cache_scope == "tenant"
+    keys = CompletionKeys(secret.derive("cache names"), identity, isolation.salt, is_tenant_wide=is_tenant_wide)
     logger.info("completions are kept under identity %s; replicas share those of the same identity", keys.identity_hash)
     return keys
 

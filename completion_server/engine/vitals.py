@@ -114,7 +114,7 @@ class Vitals:
         at = self._time.at(now)
         silent_s = self._silent_s(at)
         if silent_s > self._step_timeout_s:
-            return f"no output for {silent_s:.3g} s, more than a step may take (engine.step_timeout_s)"
+            return f"no output for {silent_s:.3g} s, more than a step may take"
         resting_s = min(silent_s, at - self._computed_at)
         limit_s = max(self._hang_timeout_s, _STEPS_IN_SILENCE * self._longest.seconds)
         return f"no sign of life for {resting_s:.3g} s" if resting_s > limit_s else ""

@@ -51,6 +51,6 @@ async def run_to_end(engine: Engine, request: GenerationRequest, step_timeout_s:
                 found = Completed(num_tokens, output.accepted_draft_tokens, output.cached_prompt_tokens)
                 timeout.reschedule(loop.time() + step_timeout_s)
     except TimeoutError as error:
-        msg = f"no output for {step_timeout_s:g} s while the engine warms up (engine.step_timeout_s)"
+        msg = f"no output for {step_timeout_s:g} s while the engine warms up"
         raise EngineDeadError(msg) from error
     return found

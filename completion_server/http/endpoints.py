@@ -61,7 +61,7 @@ class Endpoints:
         self._service = service
         self._limits = limits
         self._receive_timeout_s = server.receive_timeout_s
-        self._max_body_bytes = server.max_message_bytes or limits.max_message_bytes
+        self._max_body_bytes = limits.max_message_bytes
         self._caller_of = partial(requests.caller_of, limits=limits, trusts_names=admission.trust_user_names)
         self._callers = callers
         self._recent = RecentRequests()

@@ -78,7 +78,7 @@ async def receive_body(receive: Receive, headers: Mapping[str, str], max_bytes: 
                 if len(body) > max_bytes:
                     raise BodyTooLargeError("body", f"{limit}more")
     except TimeoutError:
-        msg = f"the request was not received within {timeout_s:g} s (server.receive_timeout_s)"
+        msg = f"the request was not received within {timeout_s:g} s"
         raise DeadlineError(msg) from None
     return bytes(body)
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from completion_server.core.checks import Between, require_bounds
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """The `[prompt]` section. Shares are of the token budget, 0 to 1."""
+    """The `[prompt]` section."""
 
     max_prompt_tokens: Annotated[int, Between(16, 1_000_000)] = 2048
     """Budget of a prompt, in tokens. The model's context less the completion is a second limit."""
@@ -17,8 +17,6 @@ class PromptSettings:
     """A family's name, such as "qwen"; "" detects it from the tokenizer's special tokens."""
     template_fields: Mapping[str, str | int] = field(default_factory=dict)
     """Fields of the template to replace, such as prefix = "<PRE>" or lines_behind = 1."""
-    snippet_share: Annotated[float, Between(0, 0.4)] = 0.2
-    """Largest share for snippets of other files."""
     token_healing: bool = True
     """Whether a prompt leaves out the word that the cursor stands in or behind, with which the answer must then begin.
     Without it a model continues a word as if it were whole."""
@@ -29,9 +27,10 @@ class PromptSettings:
     name tells; a model of another name writes no next edits."""
     next_edit_instructions: str = ""
     """First message of Instinct's chat, as it was trained with. "" takes a short one of the server's own."""
-    documents_mib: Annotated[int, Between(1, 1_000_000)] = 128
-    """Memory for the documents being edited, in MiB; about 15 KiB for each at 1,024 tokens. The least recently used are
-    dropped first."""
+    snippet_share: ClassVar[float] = 0.2
+    """Largest share of the budget for snippets of other files."""
+    documents_mib: ClassVar[int] = 128
+    """Memory for the documents being edited, the least recently used of which go first; about 15 KiB for each."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""

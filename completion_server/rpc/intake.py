@@ -26,8 +26,8 @@ from completion_server.rpc.messages.decoder import Decoder
 
 _MAX_RECEIVING = 1024
 """Calls whose messages are received at the same time. Each may hold nearly a whole message, for
-`server.receive_timeout_s`: callers who hold back the last byte would fill the memory. A message takes milliseconds, so
-the one that has taken longest ends for another one."""
+`ServerSettings.receive_timeout_s`: callers who hold back the last byte would fill the memory. A message takes
+milliseconds, so the one that has taken longest ends for another one."""
 
 
 _KEYS = frozenset((USER, TENANT, TRACEPARENT, TRACESTATE, AUTHORIZATION, API_KEY))
@@ -107,7 +107,7 @@ class Intake:
                 self._begin(turn)
                 data = await context.read()
         except TimeoutError:
-            bound = f"within {self._receive_timeout_s:g} s (server.receive_timeout_s)"
+            bound = f"within {self._receive_timeout_s:g} s"
             if turn not in self._receiving:
                 bound = f"before {_MAX_RECEIVING} others came"
             msg = f"the request was not received {bound}"

@@ -71,7 +71,7 @@ def build_public_server(
 
     Raises ConfigError: the address can't be used.
     """
-    server = grpc.aio.server(options=_options(settings, settings.max_message_bytes or limits.max_message_bytes))
+    server = grpc.aio.server(options=_options(settings, limits.max_message_bytes))
     server.add_generic_rpc_handlers((_completion_handlers(servicer),))
     return _listener(server, "listen", settings, certificate, health, COMPLETION_SERVICE)
 

@@ -144,12 +144,12 @@ class SessionCall:
         except CompletionError as error:
             self._cut(error)
             return
-        ends = [(self._opened_at + times.max_age_s, f"it is {times.max_age_s:.3g} s old (server.max_session_age_s)")]
+        ends = [(self._opened_at + times.max_age_s, f"it is {times.max_age_s:.3g} s old")]
         if self._received_at is None:
-            reason = f"no request came within {times.first_request_s:g} s (admission.first_request_s)"
+            reason = f"no request came within {times.first_request_s:g} s"
             ends.append((self._opened_at + times.first_request_s, reason))
         elif not self._outbox.num_live:
-            reason = f"no message for {times.idle_s:g} s (admission.session_idle_s)"
+            reason = f"no message for {times.idle_s:g} s"
             ends.append((self._received_at + times.idle_s, reason))
         ends_at, reason = min(ends)
         if ends_at <= now:

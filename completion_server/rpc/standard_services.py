@@ -83,7 +83,7 @@ class _Registrar:
                 async with asyncio.timeout(self._receive_timeout_s):
                     data = await context.read()
             except TimeoutError:
-                msg = f"no request was received within {self._receive_timeout_s:g} s (server.receive_timeout_s)"
+                msg = f"no request was received within {self._receive_timeout_s:g} s"
                 raise DeadlineError(msg) from None
             if data is grpc.aio.EOF:
                 return

@@ -1,15 +1,12 @@
 """Settings of scheduling and shedding."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from completion_server.core.checks import Between, require_bounds
 
 OrderName = Literal["earliest_deadline", "first_come", "newest_first"]
 ShedWhen = Literal["never", "late", "predicted"]
-
-_WEIGHTS = Between(0.01, 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +15,6 @@ class SchedulingSettings:
 
     max_slots: Annotated[int, Between(1, 100_000)] = 32
     """Largest number of requests in the engine. Others wait in the server's queue, where dropping them is free."""
-    min_slots: Annotated[int, Between(1, 100_000)] = 2
-    """Smallest number of slots. The server adapts their number to the engine's load, so that a first token takes at
-    most three quarters of shed.budget_ms."""
     step_tolerance: Annotated[float, Between(0, 1000)] = 8.0
     """Step time, in multiples of the step time of a lightly loaded engine, above which the number of slots is reduced;
     0 always gives max_slots."""
@@ -37,25 +31,16 @@ class SchedulingSettings:
     single_flight: bool = True
     """Whether one generation answers all live requests that ask for the same answer: the same text and options, greedy
     or with the same seed, of callers that share the prefix cache (engine.cache_scope)."""
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    """Weights of tenants by name, from 0.01 to 100; 1 for those that are not named. While tenants want more than the
-    engine computes, their tokens are in proportion to their weights; the users of a tenant share its tokens equally.
-    Only a verified name has a weight other than 1. `admission.quotas_file` takes the place of these weights."""
+    min_slots: ClassVar[int] = 2
+    """Smallest number of slots. The server adapts their number to the engine's load, so that a first token takes at
+    most three quarters of shed.budget_ms."""
 
     def __post_init__(self) -> None:
-        """Check the bounds, also of the weights, and that `step_tolerance` is 0 or above 1."""
+        """Check the bounds, and that `step_tolerance` is 0 or above 1."""
         require_bounds(self)
-        for tenant, weight in self.tenant_weights.items():
-            if violation := _WEIGHTS.violation(weight):
-                msg = f"tenant_weights.{tenant}: {violation}, got {weight:g}"
-                raise ValueError(msg)
         if 0 < self.step_tolerance <= 1:
             msg = f"step_tolerance: must be 0 or more than 1, got {self.step_tolerance:g}"
             raise ValueError(msg)
-
-    def weight_of(self, tenant: str) -> float:
-        """Return the weight of a tenant by its name."""
-        return self.tenant_weights.get(tenant, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from completion_server.admission.feedback import RecentAnswers
 from completion_server.admission.file_quotas import FileQuotas
 from completion_server.admission.gate import Gate, Readiness, retry_after_ms
 from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.admission.quotas import Excess, Quotas, Reservation
+from completion_server.admission.quotas import Quotas, Reservation
+from completion_server.admission.rate_limiter import Excess
 from completion_server.core.clock import Clock
 from completion_server.core.errors import NoNextEditsError, ShedError
 from completion_server.core.events import Emit, Feedback, Marks, guarded
@@ -109,7 +110,7 @@ class Service:
         replicas: ReplicaGroup | None = None,
         remaining_start_s: Callable[[], float | None] = lambda: None,
         num_speculative_tokens: Callable[[int], int] = lambda _num_seqs: 0,
-        weight_of: Callable[[str], float] | None = None,
+        weight_of: Callable[[str], float] = lambda _tenant: 1.0,
     ) -> None:
         """Build a service in front of an engine.
 
@@ -117,7 +118,7 @@ class Service:
         next edit is refused. `loop_lag` is run by the caller; without one no request is shed for loop lag.
         `file_quotas` has the limits that `admission.quotas_file` gives. `remaining_start_s` predicts when the engine
         will be ready, while it is not. `num_speculative_tokens` returns the active K of a number of generations.
-        `weight_of` returns the weight of a tenant by its name, now; without it the weights are those of the settings.
+        `weight_of` returns the weight of a tenant by its name, now.
         """
         admission, scheduling, emit = settings.admission, settings.scheduling, guarded(emit)
         self.gate = Gate(admission, remaining_start_s, file_quotas)
@@ -136,7 +137,7 @@ class Service:
         self._replicas = replicas if scheduling.supersede else None
         self._answers = RecentAnswers()
         self._num_speculative_tokens = num_speculative_tokens
-        self._weight_of = weight_of or scheduling.weight_of
+        self._weight_of = weight_of
         self.runner = Runner(
             partial(make_book, settings, emit=emit),
             clock,

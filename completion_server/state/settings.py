@@ -1,15 +1,13 @@
 """Settings of Redis, which replicas share, and of the completion cache."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from completion_server.core.addresses import is_loopback, is_unix_socket, split_address
-from completion_server.core.checks import Above, Between, require_bounds
+from completion_server.core.checks import Between, require_bounds
 
 MIB = 1024 * 1024
 MIN_SECRET_BYTES = 32
-_MOVED_S = 60.0
-"""How long a replica remembers that another one served a user: `lanes.KEPT_S`."""
 
 Topology = Literal["standalone", "sentinel", "cluster"]
 
@@ -63,13 +61,13 @@ class RedisSettings:
     key_prefix: str = "completion"
     """Begins the names of all keys and channels. Servers of other models or tests need another one."""
     tls: RedisTlsSettings = RedisTlsSettings()
-    timeout_ms: Annotated[float, Above(0, 10_000)] = 100.0
-    """How long Redis may take to answer before the connection counts as failed. No request waits for it."""
-    retry_s: Annotated[float, Above(0, 3600)] = 0.5
-    """How long the breaker stays open before the next attempt to reach Redis."""
     replica_id: str = ""
     """This replica's name in status and traces, the same after a restart. Unset: the host's name and the port of
     server.listen."""
+    timeout_ms: ClassVar[float] = 100.0
+    """How long Redis may take to answer before the connection counts as failed. No request waits for it."""
+    retry_s: ClassVar[float] = 0.5
+    """How long the breaker stays open before the next attempt to reach Redis."""
 
     def __post_init__(self) -> None:
         """Check the bounds and the addresses."""
@@ -106,26 +104,20 @@ class CacheSettings:
     """Whether greedy and seeded completions are kept, and answer the same request again, also typed along."""
     local_bytes: Annotated[int, Between(0, 2**40)] = 64 * MIB
     """Memory for completions in the process (level 1); the least recently used ones go first. 0 keeps none."""
-    local_ttl_s: Annotated[float, Above(0, 3600)] = 30.0
-    """How long a completion is kept in the process."""
     shared: bool = True
     """Whether completions are also kept in Redis (level 2), if `redis.addresses` are given."""
-    shared_ttl_s: Annotated[float, Above(0, 3600)] = 60.0
-    """How long a completion is kept in Redis. Bound its memory with Redis's own maxmemory and an LRU policy.
-    At most 60 with `look_up` "moved", which finds no older completions."""
     look_up: Literal["moved", "always"] = "moved"
-    """When level 2 is asked: "moved" asks if another replica may have served the user in the last minute; "always" for
-    each request that level 1 does not answer, which a `shared_ttl_s` above 60 needs. With engine.cache_scope "tenant"
-    it is always asked."""
-    lookup_ms: Annotated[float, Above(0, 1000)] = 5.0
+    """When level 2 is asked: "moved" asks if another replica may have served the user in the last minute, in which all
+    that level 2 keeps was made; "always" asks for each request that level 1 does not answer. With engine.cache_scope
+    "tenant" it is always asked."""
+    local_ttl_s: ClassVar[float] = 30.0
+    """How long a completion is kept in the process."""
+    shared_ttl_s: ClassVar[float] = 60.0
+    """How long a completion is kept in Redis, as long as a replica remembers that another one served a user
+    (`shared_lanes.KEPT_S`)."""
+    lookup_ms: ClassVar[float] = 5.0
     """How long a request accepts an answer from Redis. The request waits in the queue or runs meanwhile."""
 
     def __post_init__(self) -> None:
         """Check the bounds."""
         require_bounds(self)
-        if self.look_up == "moved" and self.shared_ttl_s > _MOVED_S:
-            msg = (
-                f'shared_ttl_s: must be at most {_MOVED_S:g} if look_up is "moved", which asks for completions of the '
-                f'last minute only, got {self.shared_ttl_s:g}; set look_up to "always" or lower shared_ttl_s'
-            )
-            raise ValueError(msg)

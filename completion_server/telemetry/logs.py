@@ -19,7 +19,7 @@ class LogSettings:
     """The `[log]` section."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Level of the server's own logs; engine.log_level sets the engine's."""
+    """Level of the server's own logs; VLLM_LOGGING_LEVEL sets vLLM's."""
     format: Literal["auto", "console", "json"] = "auto"
     """"auto" means console on a terminal, else JSON."""
 

@@ -1,20 +1,17 @@
 """Prometheus metrics of requests and of the engine."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from completion_server.auth.claims import Result
 from completion_server.core import events
 from completion_server.core.errors import Code
 from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason, Usage
 from completion_server.core.request import Request, Trigger
 from completion_server.core.trace_context import TraceContext
-from completion_server.speculation.figures import SpeculationTotals
-from completion_server.telemetry.authentication import AuthenticationMetrics
 from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics, UserGroupMetrics
 from completion_server.telemetry.tenants import TenantMetrics
 
@@ -28,6 +25,37 @@ _AGE_BUCKETS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0
 """Buckets for the ages of completions, which live for seconds or minutes."""
 _STAGES = ("receive", "admission", "queue", "tokenise", "prefill", "decode_token", "stream", "total")
 _TOKEN_KINDS = ("prompt", "cached_prompt", "completion", "drafted", "accepted_draft")
+_COUNTERS = {
+    "requests": ("Ended requests.", "outcome", "trigger", "shed_reason"),
+    "tokens": ("Tokens, by kind.", "kind"),
+    "refused_requests": ("Requests not admitted, by status code.", "code"),
+    "feedback": ("Feedback reports of editors, by kind.", "kind"),
+    "accepted_characters": ("Characters of completions that users accepted.",),
+    "wasted_tokens": (
+        "Tokens computed for requests that were superseded, shed, cancelled, late or diverged, by outcome.",
+        "outcome",
+    ),
+    "generations_reattached": (
+        "Generations that a newer request reattached to, because its user typed the generated text.",
+    ),
+    "reattached_tokens": ("Tokens that newer requests reused by reattaching.",),
+    "generations_joined": ("Running generations that a further request joined, because it asked for the same answer.",),
+    "generations_diverged": ("Reattached generations whose further text differed from the typed text.",),
+    "engine_stalls": ("Pauses of the engine that are no samples of its latency.",),
+}
+"""Help texts and labels of counters, by name."""
+_HISTOGRAMS = {
+    "stage": (
+        "Time in each stage: receive, admission, queue, tokenise, prefill, decode_token (per token), stream, total.",
+        "stage",
+    ),
+    "ttft": ("From a request's receipt to its first token, of answers with text.", "trigger"),
+    "abort": ("From the abort of a running request until its slot is free.",),
+    "loop_lag": ("Lateness of the event loop: all work in it waits as long.",),
+}
+"""Help texts and labels of histograms of seconds, by name."""
+_CREDENTIALS = ("key", "token", "certificate")
+_CREDENTIAL_SOURCES = ("auth.keys_file", "auth.jwks_file", "auth.issuer", "auth.crl_file")
 _AUDITED = (events.AuthenticationRefused, events.SessionOpened, events.SessionClosed, events.AdminChanged)
 """Events for the audit log alone."""
 _WASTED = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CANCELLED, FinishReason.DEADLINE})
@@ -66,37 +94,18 @@ class Metrics:
         self._objective = ObjectiveMetrics(registry, budget_s)
         self._quality = QualityMetrics(registry, model)
         self._user_groups = UserGroupMetrics(registry)
-        self._requests = make.counter("requests", "Ended requests.", "outcome", "trigger", "shed_reason")
-        stages = "receive, admission, queue, tokenise, prefill, decode_token (per token), stream, total"
-        self._stages = make.histogram("stage_seconds", f"Time in each stage: {stages}.", "stage")
-        ttft = "From a request's receipt to its first token, of answers with text."
-        self._ttft = make.histogram("ttft_seconds", ttft, "trigger")
-        self._tokens = make.counter("tokens", "Tokens, by kind.", "kind")
-        self._refused = make.counter("refused_requests", "Requests not admitted, by status code.", "code")
-        self._feedback = make.counter("feedback", "Feedback reports of editors, by kind.", "kind")
-        self._accepted = make.counter("accepted_characters", "Characters of completions that users accepted.")
-        wasted = "Tokens computed for requests that were superseded, shed, cancelled, late or diverged, by outcome."
-        self._wasted = make.counter("wasted_tokens", wasted, "outcome")
-        reattached = "Generations that a newer request reattached to, because its user typed the generated text."
-        self._reattached = make.counter("generations_reattached", reattached)
-        self._saved = make.counter("reattached_tokens", "Tokens that newer requests reused by reattaching.")
-        joined = "Running generations that a further request joined, because it asked for the same answer."
-        self._joined = make.counter("generations_joined", joined)
-        diverged = "Reattached generations whose further text differed from the typed text."
-        self._diverged = make.counter("generations_diverged", diverged)
-        self._aborting = make.histogram("abort_seconds", "From the abort of a running request until its slot is free.")
-        self._lag = make.histogram("loop_lag_seconds", "Lateness of the event loop: all work in it waits as long.")
-        self._stalls = make.counter("engine_stalls", "Pauses of the engine that are no samples of its latency.")
+        self._counters = {name: make.counter(name, *texts) for name, texts in _COUNTERS.items()}
+        self._seconds = {name: make.histogram(f"{name}_seconds", *texts) for name, texts in _HISTOGRAMS.items()}
         self.cache = CacheMetrics(make)
         self._by_tenant = TenantMetrics(tenants, registry)
         self._authentication = AuthenticationMetrics(registry, is_on=is_authenticating)
         # Looking up a series by its labels costs more than counting, and happens twenty times for each request.
-        self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
-        self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
-        self._token = {kind: self._tokens.labels(kind) for kind in _TOKEN_KINDS}
+        self._stage = {stage: self._seconds["stage"].labels(stage) for stage in _STAGES}
+        self._ttft_of = {trigger: self._seconds["ttft"].labels(trigger.name.lower()) for trigger in Trigger}
+        self._token = {kind: self._counters["tokens"].labels(kind) for kind in _TOKEN_KINDS}
         # All series exist from the start: Prometheus takes no first increment from a series that it did not know.
         self._requests_of = {
-            (trigger, reason, shed_reason): self._requests.labels(
+            (trigger, reason, shed_reason): self._counters["requests"].labels(
                 reason.value, trigger.name.lower(), shed_reason.value if shed_reason else ""
             )
             for trigger in Trigger
@@ -104,7 +113,7 @@ class Metrics:
             for shed_reason in ((None, *ShedReason) if reason is FinishReason.SHED else (None,))
         }
         for code in Code:
-            self._refused.labels(code.name.lower())
+            self._counters["refused_requests"].labels(code.name.lower())
         self.ended: dict[str, int] = {}
         """Ended requests by outcome, for the status call."""
         self._handlers = self._make_handlers()
@@ -116,18 +125,18 @@ class Metrics:
             events.EndWritten: lambda event: self._stage["stream"].observe(event.seconds, _exemplar(event.request)),
             events.EndUnwritten: lambda _event: None,
             events.GenerationReattached: self._generation_reattached,
-            events.GenerationJoined: lambda _event: self._joined.inc(),
+            events.GenerationJoined: lambda _event: self._counters["generations_joined"].inc(),
             events.GenerationDiverged: self._generation_diverged,
-            events.GenerationAborted: lambda event: self._aborting.observe(event.seconds),
-            events.LoopLagged: lambda event: self._lag.observe(event.seconds),
-            events.EngineStalled: lambda _event: self._stalls.inc(),
+            events.GenerationAborted: lambda event: self._seconds["abort"].observe(event.seconds),
+            events.LoopLagged: lambda event: self._seconds["loop_lag"].observe(event.seconds),
+            events.EngineStalled: lambda _event: self._counters["engine_stalls"].inc(),
             events.CacheHit: self.cache.hit,
             events.CacheMiss: self.cache.missed,
             events.CacheReplied: self.cache.replied,
             events.CredentialsChecked: self._authentication.checked,
             events.CredentialSourceRead: self._authentication.source_read,
             events.FeedbackReported: self._feedback_reported,
-            events.FeedbackRefused: lambda _event: self._feedback.labels("refused").inc(),
+            events.FeedbackRefused: lambda _event: self._counters["feedback"].labels("refused").inc(),
             **dict.fromkeys(_AUDITED, lambda _event: None),
         }
 
@@ -153,7 +162,7 @@ class Metrics:
         self._by_tenant.handle(event)
 
     def _request_refused(self, event: events.RequestRefused) -> None:
-        self._refused.labels(event.error.code.name.lower()).inc()
+        self._counters["refused_requests"].labels(event.error.code.name.lower()).inc()
         self._objective.refused(event)
 
     def _count_tokens(self, reason: FinishReason, usage: Usage) -> None:
@@ -165,7 +174,7 @@ class Metrics:
             self._token["drafted"].inc(usage.drafted_tokens)
             self._token["accepted_draft"].inc(usage.accepted_draft_tokens)
         if reason in _WASTED:
-            self._wasted.labels(reason.value).inc(usage.completion_tokens)
+            self._counters["wasted_tokens"].labels(reason.value).inc(usage.completion_tokens)
 
     def _time_stages(self, marks: Marks, num_tokens: int, exemplar: dict[str, str] | None) -> None:
         for stage, begin, end in (
@@ -183,16 +192,16 @@ class Metrics:
             self._stage["decode_token"].observe(seconds, exemplar)
 
     def _generation_reattached(self, event: events.GenerationReattached) -> None:
-        self._reattached.inc()
-        self._saved.inc(event.num_tokens)
+        self._counters["generations_reattached"].inc()
+        self._counters["reattached_tokens"].inc(event.num_tokens)
 
     def _generation_diverged(self, event: events.GenerationDiverged) -> None:
-        self._diverged.inc()
-        self._wasted.labels("diverged").inc(event.num_tokens)
+        self._counters["generations_diverged"].inc()
+        self._counters["wasted_tokens"].labels("diverged").inc(event.num_tokens)
 
     def _feedback_reported(self, event: events.FeedbackReported) -> None:
-        self._feedback.labels(event.feedback.kind).inc()
-        self._accepted.inc(event.feedback.accepted_characters)
+        self._counters["feedback"].labels(event.feedback.kind).inc()
+        self._counters["accepted_characters"].inc(event.feedback.accepted_characters)
         self._quality.reported(event)
         self._user_groups.reported(event)
 
@@ -252,55 +261,34 @@ class CacheMetrics:
         self._lookup_s.observe(event.seconds)
 
 
-_HELP = {
-    "cache_bytes": "Memory of the completions that this process keeps.",
-    "cache_entries": "Completions that this process keeps.",
-    "slots": "Requests that may be in the engine now; the server adapts their number to the engine's load.",
-    "num_speculative_tokens": "Draft tokens (K) of a step with as many generations as run now.",
-}
-"""Help texts of gauges whose names don't explain them."""
+class AuthenticationMetrics:
+    """Counts checks of credentials, and shows whether what they are checked against can be read."""
 
+    def __init__(self, registry: CollectorRegistry, *, is_on: bool) -> None:
+        """Register the metrics; their series exist from the start if authentication is on."""
+        checked = "Checks of credentials, by kind and result."
+        self._checked = Counter("completion_authentications", checked, ("kind", "result"), registry=registry)
+        failed = "1 while keys or revocations can't be read or fetched, or are out of date, by configuration key."
+        self._failed = Gauge("completion_credential_source_failed", failed, ("source",), registry=registry)
+        self._checked_of: dict[tuple[str, str], Counter] = {}
+        if is_on:
+            for kind in _CREDENTIALS:
+                for result in Result:
+                    self._series(kind, result.value)
+            self._series("none", Result.MISSING.value)
+            for source in _CREDENTIAL_SOURCES:
+                self._failed.labels(source)
 
-class Snapshot(Collector):
-    """Reads the state of the parts when Prometheus scrapes, so that there are no copies to keep up to date."""
+    def checked(self, event: events.CredentialsChecked) -> None:
+        """Count a check."""
+        self._series(event.kind, event.result).inc()
 
-    def __init__(self, gauges: dict[str, Callable[[], float]], counters: dict[str, Callable[[], float]]) -> None:
-        """Read `gauges` and `counters`, by metric name."""
-        self._gauges = gauges
-        self._counters = counters
+    def source_read(self, event: events.CredentialSourceRead) -> None:
+        """Note whether a source can be used."""
+        self._failed.labels(event.source).set(event.has_failed)
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the current values."""
-        for name, read in self._gauges.items():
-            help_text = _HELP.get(name) or name.replace("_", " ").capitalize() + "."
-            yield GaugeMetricFamily(f"completion_{name}", help_text, value=read())
-        for name, read in self._counters.items():
-            yield CounterMetricFamily(f"completion_{name}", name.replace("_", " ").capitalize() + ".", value=read())
-
-
-class SpeculationCollector(Collector):
-    """Reads the totals when Prometheus scrapes."""
-
-    def __init__(self, totals: SpeculationTotals) -> None:
-        """Show `totals`."""
-        self._totals = totals
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield steps by K, and drafted and accepted tokens by K and position, which counts from 1."""
-        steps = CounterMetricFamily(
-            "completion_speculation_steps", "Engine steps, by K, the length of their longest draft.", labels=("k",)
-        )
-        by_position = ("k", "position")
-        drafted = CounterMetricFamily(
-            "completion_speculation_drafted_tokens", "Draft tokens verified, by K and position.", labels=by_position
-        )
-        accepted = CounterMetricFamily(
-            "completion_speculation_accepted_tokens", "Draft tokens accepted, by K and position.", labels=by_position
-        )
-        for k, totals in self._totals.read():
-            steps.add_metric((str(k),), totals.num_steps)
-            for position in range(k):
-                labels = str(k), str(position + 1)
-                drafted.add_metric(labels, totals.drafted[position])
-                accepted.add_metric(labels, totals.accepted[position])
-        yield from (steps, drafted, accepted)
+    def _series(self, kind: str, result: str) -> Counter:
+        series = self._checked_of.get((kind, result))
+        if series is None:
+            series = self._checked_of[kind, result] = self._checked.labels(kind, result)
+        return series

@@ -62,7 +62,6 @@ ENGINE = EngineSettings(
     num_speculative_tokens=5,
     max_num_seqs=_NUM_SLOTS,
     warm_up=False,
-    heartbeat_s=0,
 )
 SETTINGS = ServingSettings(
     AdmissionSettings(users_per_peer=0), SchedulingSettings(max_slots=_NUM_SLOTS), delta_pause_s=0.020

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import cast
+from typing import ClassVar, cast
 
 from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.clock import Deadline
@@ -29,6 +29,12 @@ from loadtest.simulation.workload import Policy, SimulatedRequest, SimulatedResu
 
 _LAST_STEP_S = 1.0
 """More than any step; an aborted generation leaves the engine at the end of its step."""
+
+
+class _Quiet(EngineSettings):
+    """Settings of an engine without heartbeats, which would take time in it."""
+
+    heartbeat_s: ClassVar[float] = 0.0
 
 
 class LeftoverError(Exception):
@@ -67,8 +73,15 @@ async def _serving(
 ) -> AsyncIterator[tuple[Service, SupervisedEngine]]:
     """Run the server's service in front of an engine."""
     clock = LoopClock()
-    engine = SupervisedEngine(_engine_maker(workload, others), EngineSettings(warm_up=False, heartbeat_s=0), clock)
-    service = Service(_settings(workload, policy), engine, _Prompts(workload, recorder.open), clock, recorder.handle)
+    engine = SupervisedEngine(_engine_maker(workload, others), _Quiet(warm_up=False), clock)
+    service = Service(
+        _settings(workload, policy),
+        engine,
+        _Prompts(workload, recorder.open),
+        clock,
+        recorder.handle,
+        weight_of=lambda tenant: policy.tenant_weights.get(tenant, 1.0),
+    )
     service.gate.set_engine_ready(True)
     await engine.start()
     tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]
@@ -86,7 +99,6 @@ def _settings(workload: Workload, policy: Policy) -> ServingSettings:
         step_tolerance=SchedulingSettings().step_tolerance if workload.engine == "measured" else 0,
         order=cast("OrderName", policy.order),
         supersede=policy.supersede,
-        tenant_weights=policy.tenant_weights,
         typing_through=False,
         single_flight=False,  # simulated requests have no text
     )

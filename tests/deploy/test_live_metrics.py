@@ -108,7 +108,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         background = stack.enter_context(background_loop())
         config = make_config(
             "server.region=us-east", "cache.enabled=true", "engine.warm_up=false",
-            "admission.user_requests_per_s=0", "admission.user_tokens_per_s=0",
+            "admission.user_requests_per_s=1000", "admission.user_tokens_per_s=1000000",
             f"server.admin_tls.certificate={admin.certificate}", f"server.admin_tls.key={admin.key}",
             f"auth.keys_file={folder}/keys.json",
             f"redis.addresses=['127.0.0.1:{free_port()}']", f"records.usage_file={folder}/usage.jsonl",

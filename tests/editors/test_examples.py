@@ -208,7 +208,7 @@ async def test_types_on_accepts_and_dismisses(command: Command, tmp_path: Path) 
 
 async def test_asks_nothing_for_a_time_after_a_shed_request(command: Command, tmp_path: Path) -> None:
     async with (
-        serving("admission.user_requests_per_s=0.1", "admission.user_burst=1") as server,
+        serving("admission.user_requests_per_s=0.1") as server,
         running(command, server.ready.address, tmp_path) as plugin,
     ):
         await plugin.line("connected")

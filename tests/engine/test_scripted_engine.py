@@ -12,6 +12,7 @@ from completion_server.engine.settings import EngineSettings
 from tests.engine.contract import EngineContract
 from tests.engine.speculation_contract import SpeculationContract
 from tests.support.cancels import cancel_and_wait
+from tests.support.constants import with_constants
 from tests.support.scripted import collect, in_virtual_time, now, request, started, times_of
 
 QUICK = ServiceTimes(prefill_base_s=1e-3, prefill_per_token_s=1e-6, decode_base_s=1e-3)
@@ -193,9 +194,8 @@ async def test_the_models_length_bounds_a_generation() -> None:
 
 @in_virtual_time
 async def test_settings_give_its_size() -> None:
-    settings = EngineSettings(
-        kind="scripted", draft_model="d", num_speculative_tokens=2, max_num_seqs=3, scripted_kv_blocks=2
-    )
+    sizes = EngineSettings(kind="scripted", draft_model="d", num_speculative_tokens=2, max_num_seqs=3)
+    settings = with_constants(sizes, scripted_kv_blocks=2)
     engine = ScriptedEngine.from_settings(settings)
     await engine.start()
     with pytest.raises(ValueError, match="do not fit into 2"):

@@ -34,7 +34,6 @@ SETTINGS = (
     "log.format=json", "admission.user_requests_per_s=0", "admission.user_tokens_per_s=0", "admission.users_per_peer=0",
     "admission.trust_user_names=true", "shed.when=never", "shed.lag_ms=0",
     "limits.max_suffix_bytes=2000", "engine.max_model_len=4096", "prompt.next_edit_template=sweep",
-    "engine.restart_backoff_min_s=0.05", "engine.restart_backoff_max_s=0.1", "engine.quarantine_s=0",
     "traces.sample_ratio=1", "cache.look_up=always", 'metrics.tenants=["acme"]',
 )  # fmt: skip
 CONTROLS = ("control of this log", "control of standard error", "fail_task", "fail_callback", "Finalized.__del__")

@@ -31,6 +31,7 @@ from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.authentication import callers
 from tests.support.cancels import ENDS_WITHIN_S, LongLived, check_ends_at_each_await
+from tests.support.constants import with_constants
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.services import FOUR_SLOTS, NO_SHEDDING, REQUEST, UNLIMITED, Prompts, running_service
 from tests.unit.rpc.test_session_writes import CALLER, LIMITS, Client
@@ -46,11 +47,11 @@ TIMES = ServiceTimes(decode_base_s=0.01, prefill_base_s=0.01)
 
 def redis_settings(make_redis: Callable[..., RedisServer], state: str) -> RedisSettings:
     if state == "one server":
-        return RedisSettings(addresses=(make_redis().address,), retry_s=0.01)
+        return with_constants(RedisSettings(addresses=(make_redis().address,)), retry_s=0.01)
     address = f"127.0.0.1:{free_port()}"
     if state == "no slot":
         address = make_redis(config=["cluster-enabled yes"]).address
-    return RedisSettings(addresses=(address,), topology="cluster", secret_file="secret", retry_s=0.01)
+    return with_constants(RedisSettings(addresses=(address,), topology="cluster", secret_file="secret"), retry_s=0.01)
 
 
 @asynccontextmanager
@@ -158,7 +159,7 @@ def supervisor(*, dies: bool) -> LongLived:
                 await asyncio.sleep(0.5)
                 engines[-1].crash()
 
-        settings = EngineSettings(heartbeat_s=0.5, hang_timeout_s=2.0, restart_backoff_min_s=0.1)
+        settings = with_constants(EngineSettings(hang_timeout_s=2.0), heartbeat_s=0.5, restart_backoff_min_s=0.1)
         supervised = SupervisedEngine(make_engine, settings, LoopClock())
         await supervised.start()
         killing = asyncio.create_task(kill())

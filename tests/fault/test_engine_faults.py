@@ -73,7 +73,7 @@ async def fleet() -> Fleet:
 async def server(fleet: Fleet) -> AsyncIterator[RunningServer]:
     config = endless_config(
         "engine.warm_up=true", "engine.hang_timeout_s=2", "engine.heartbeat_s=0.5",
-        "engine.start_timeout_s=2", "engine.step_timeout_s=2",
+        "engine.start_timeout_s=2", "engine.min_step_timeout_s=2",
         "engine.restart_backoff_min_s=0.05", "engine.restart_backoff_max_s=0.1", "engine.max_failed_starts=0",
     )  # fmt: skip
     async with run_server(config, fleet) as running:

@@ -29,7 +29,8 @@ token_healing = false
 [traces]
 endpoint = "{endpoint}"
 sample_ratio = 0
-missed_budget = false
+[shed]
+budget_ms = 60000
 """
 SAMPLED = (("traceparent", f"00-{TRACE}-{SPAN}-01"),)
 

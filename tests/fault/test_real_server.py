@@ -84,7 +84,6 @@ metrics_listen = "127.0.0.1:0"
 model = "{TARGET}"
 draft_model = "{DRAFT}"
 hang_timeout_s = {HANG_TIMEOUT_S}
-heartbeat_s = 1.0
 enforce_eager = true
 [speculation]
 mode = "fixed"

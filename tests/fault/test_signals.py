@@ -31,7 +31,6 @@ SETTINGS = (
     "server.metrics_listen=",
     "server.grace_s=30",
     "engine.hang_timeout_s=0.5",
-    "engine.heartbeat_s=0",
 )
 
 
@@ -98,9 +97,11 @@ async def run(self):
 SERVE = """
 import asyncio, contextlib, time
 from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.admission.settings import ServerSettings
 from completion_server.cli import main
 {run}
 LoopLagMonitor.run = run
+ServerSettings.stop_timeout_s = 0.5
 main()
 """
 
@@ -108,12 +109,12 @@ main()
 @pytest.mark.parametrize("run", [pytest.param(SWALLOW, marks=pytest.mark.full), BLOCK], ids=["swallows", "blocks"])
 async def test_a_part_that_never_ends_is_named_and_left(run: str, tmp_path: Path) -> None:
     command = sys.executable, "-c", SERVE.format(run=run), "serve"
-    async with serving(tmp_path, *flags(*SETTINGS, "server.stop_timeout_s=0.5"), command=command) as server:
+    async with serving(tmp_path, *flags(*SETTINGS), command=command) as server:
         server.process.send_signal(signal.SIGTERM)
         assert await server.ended() == 1
     log = server.log.read_text().splitlines()
     assert not any('"stopped"' in line for line in log)
-    said = 'the stop took too long (server.stop_timeout_s): "ending the server\'s tasks" did not end; open: '
+    said = 'the stop took too long: "ending the server\'s tasks" did not end; open: '
     assert any(line.startswith(f"completion-server: {said}") and "loop lag" in line for line in log)
     assert any(json.loads(line)["event"].startswith(said) for line in log if line.startswith("{"))
 

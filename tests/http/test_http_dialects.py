@@ -159,7 +159,7 @@ LIMITED = ("admission.user_requests_per_s=0.001", "engine.heartbeat_s=0", HTTP)
 
 
 async def test_a_shed_request_is_quiet_but_llama_vim_would_remember_an_empty_answer(engine: ScriptedEngine) -> None:
-    async with run_server(endless_config(*LIMITED, "admission.user_burst=1"), lambda: engine) as server:
+    async with run_server(endless_config(*LIMITED), lambda: engine) as server:
         await post(server, "/v1/completions", {"prompt": "x"})
         answer = await post(server, "/v1/completions", {"prompt": "x"})
         assert (answer.status, answer.headers["x-finish-reason"]) == (200, "shed")
@@ -173,7 +173,7 @@ async def test_a_shed_request_is_quiet_but_llama_vim_would_remember_an_empty_ans
 
 
 async def test_a_server_that_reports_sheds_says_when_to_retry(engine: ScriptedEngine) -> None:
-    config = endless_config(*LIMITED, "admission.user_burst=1", "shed.as_status=true")
+    config = endless_config(*LIMITED, "shed.as_status=true")
     async with run_server(config, lambda: engine) as server:
         await post(server, "/v1/completions", {"prompt": "x"})
         answer = await post(server, "/v1/completions", {"prompt": "x"})
@@ -183,7 +183,7 @@ async def test_a_server_that_reports_sheds_says_when_to_retry(engine: ScriptedEn
 
 
 async def test_warm_ups_and_events_are_charged_like_requests(engine: ScriptedEngine) -> None:
-    async with run_server(endless_config(*LIMITED, "admission.user_burst=3"), lambda: engine) as server:
+    async with run_server(endless_config(*LIMITED, "admission.request_burst_s=3000"), lambda: engine) as server:
         ann = {"x-user-id": "ann"}
         for headers in ({}, ann):
             warm_ups = [{"prompt": f"{i}", "n_predict": 0} for i in range(4)]
@@ -197,7 +197,7 @@ async def test_warm_ups_and_events_are_charged_like_requests(engine: ScriptedEng
 
 
 async def test_limits_of_a_user_are_those_of_a_document_at_an_address_without_names(engine: ScriptedEngine) -> None:
-    async with run_server(endless_config(*LIMITED, "admission.user_burst=1"), lambda: engine) as server:
+    async with run_server(endless_config(*LIMITED), lambda: engine) as server:
         prompts = ("import os\n\n\ndef first():\n    ", "package main\n\nfunc second() {\n\t")
         reasons = [
             (await post(server, "/v1/completions", {"prompt": prompt + key})).headers["x-finish-reason"]

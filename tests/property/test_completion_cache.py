@@ -13,6 +13,7 @@ from completion_server.state.cache.keys import MAX_ANCHORS
 from completion_server.state.cache.local import MAX_ENTRIES, Entry, Terms, bytes_of_anchor, bytes_of_entry
 from completion_server.state.settings import CacheSettings
 from tests.support.clocks import ManualClock
+from tests.support.constants import with_constants
 from tests.support.examples import examples
 from tests.unit.state.cache.cache_parts import answer_of, make_keys, request_of
 
@@ -129,7 +130,7 @@ class Editor:
     def __init__(self, max_bytes: int) -> None:
         self.clock = ManualClock(1000.0)
         self.model = Model(max_bytes)
-        cache_settings = CacheSettings(local_bytes=max_bytes, local_ttl_s=TTL_S)
+        cache_settings = with_constants(CacheSettings(local_bytes=max_bytes), local_ttl_s=TTL_S)
         self.cache = TwoLevelCache(cache_settings, self.clock, lambda _event: None, make_keys())
         self.document = self.longest = self.answer = ""
         self.variant = 0

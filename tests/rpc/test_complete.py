@@ -224,7 +224,7 @@ async def test_feedback_is_counted_for_known_answers(server: RunningServer) -> N
 
 
 async def test_the_users_of_a_tenant_share_its_limit() -> None:
-    config = endless_config("admission.tenant_requests_per_s=0.01", "admission.tenant_burst=2")
+    config = endless_config("admission.tenant_requests_per_s=0.01", "admission.request_burst_s=200")
     async with run_server(config, lambda: endless_engine(lambda _generation: ("a",), ServiceTimes())) as server:
         reasons = []
         for number, tenant in enumerate(("acme", "acme", "acme", "other")):

@@ -149,7 +149,7 @@ async def test_a_server_can_require_a_user_name(generations: Generations) -> Non
 
 async def test_a_user_is_charged_for_computed_tokens_but_not_for_cached_ones(generations: Generations) -> None:
     long = "".join(f"value_{number} = {number}\n" for number in range(100))
-    limits = ("admission.user_tokens_per_s=0.01", "admission.user_token_burst=1000")
+    limits = ("admission.user_tokens_per_s=0.01", "admission.token_burst_s=100000")
     async with serving(generations, *limits) as server:
 
         async def reasons(user: str, prefixes: list[str]) -> list[str]:

@@ -104,7 +104,7 @@ async def test_one_stream_answers_supersedes_and_cancels_by_sequence(editor: Edi
 
 
 async def test_a_user_over_the_rate_limit_is_shed_and_the_stream_goes_on(engine: ScriptedEngine) -> None:
-    config = endless_config("admission.user_requests_per_s=1", "admission.user_burst=1", "shed.as_status=true")
+    config = endless_config("admission.user_requests_per_s=1", "admission.request_burst_s=1", "shed.as_status=true")
     async with run_server(config, lambda: engine) as server:
         editor = Editor(server)
         await editor.begin(1)

@@ -19,7 +19,7 @@ SETTINGS = (
     'metrics.tenants=["acme", "globex"]',
     "admission.tenant_requests_per_s=0",
     "admission.user_requests_per_s=1",  # who asks more often is shed
-    "admission.user_burst=6",
+    "admission.request_burst_s=6",
 )
 _TIMEOUT_S = 10.0
 _PAUSE_S = 0.05

@@ -19,6 +19,7 @@ from completion_server.composition.app import App, Ready
 from completion_server.config import Config, load_config
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import Script, ScriptedEngine, ServiceTimes
+from tests.support.constants import split_constants, with_constants
 from tests.support.models import TARGET
 from tests.support.waits import GaveUpError
 
@@ -29,7 +30,7 @@ FREE_PORTS = (
 )
 UNHURRIED = (
     "shed.lag_ms=0", "shed.when=never", "scheduling.step_tolerance=0",
-    "admission.user_tokens_per_s=0", "admission.users_per_peer=0", "admission.max_sessions_per_peer=0",
+    "admission.user_tokens_per_s=0", "admission.users_per_peer=0",
     "speculation.mode=fixed", "cache.enabled=false",
 )  # fmt: skip
 """Settings without limits that depend on the speed of the machine or on the load of other tests. Every request is
@@ -45,9 +46,13 @@ ENDLESS = 1_000_000
 def make_config(*overrides: str) -> Config:
     """Return a configuration on free ports, with the embedded target's tokenizer, for a server without haste.
 
-    A vLLM engine of it is not compiled, which would take longer than most tests.
+    A vLLM engine of it is not compiled, which would take longer than most tests. An override may name a constant of a
+    section, too.
     """
-    return load_config(None, (*FREE_PORTS, *UNHURRIED, UNCOMPILED, f"engine.model={TARGET}", *overrides), {})
+    keys, constants = split_constants(overrides)
+    config = load_config(None, (*FREE_PORTS, *UNHURRIED, UNCOMPILED, f"engine.model={TARGET}", *keys), {})
+    changed = {name: with_constants(getattr(config, name), **values) for name, values in constants.items()}
+    return dataclasses.replace(config, **changed)
 
 
 def endless_config(*overrides: str) -> Config:

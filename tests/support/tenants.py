@@ -22,10 +22,11 @@ from completion_server.serving.isolation import Isolation
 from completion_server.serving.service import Service
 from completion_server.serving.settings import ServingSettings
 from completion_server.state.cache.cache import make_cache
-from completion_server.state.cache.keys import CacheScopes, CompletionKeys
+from completion_server.state.cache.keys import CompletionKeys
 from completion_server.state.secret import Secret
 from completion_server.state.settings import CacheSettings, RedisSettings
 from loadtest.simulation.virtual_time import LoopClock
+from tests.support.constants import with_constants
 
 _MAX_TOKENS, _SECRET, _JITTER = 8, bytes(32), 0.1
 
@@ -64,14 +65,14 @@ async def run_tenants(seed: int, scope: CacheScope = "tenant") -> AsyncIterator[
     isolation, numbers = Isolation(_SECRET, scope), itertools.count(1)
     cache = make_cache(CacheSettings(), RedisSettings(), secret, None, clock, lambda _event: None)
     assert cache is not None
-    cache.use_keys(CompletionKeys(_SECRET, (), CacheScopes(isolation.salt, scope == "tenant")))
+    cache.use_keys(CompletionKeys(_SECRET, (), isolation.salt, is_tenant_wide=scope == "tenant"))
     engine = SupervisedEngine(
         lambda: ScriptedEngine(
             lambda _request: (f" w{number}" for number in itertools.count()),
             SMALL_MODEL_ON_TWO_CORES,
             lengthen=lambda seconds: seconds * chance.lognormvariate(0, _JITTER),
         ),
-        EngineSettings(warm_up=False, heartbeat_s=0),
+        with_constants(EngineSettings(warm_up=False), heartbeat_s=0),
         clock,
     )
     settings = ServingSettings(

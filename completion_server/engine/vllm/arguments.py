@@ -27,8 +27,7 @@ from completion_server.engine.vllm.streaming import check_streaming
 logger = logging.getLogger(__name__)
 
 _OWN_KEYS = (
-    "model", "revision", "dtype", "max_model_len", "max_num_seqs", "tensor_parallel_size", "trust_remote_code",
-    "enforce_eager",
+    "model", "revision", "max_model_len", "max_num_seqs", "tensor_parallel_size", "enforce_eager",
 )  # fmt: skip
 """vLLM's arguments that are keys of `[engine]`, under the same name."""
 

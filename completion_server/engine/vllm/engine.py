@@ -50,7 +50,7 @@ from completion_server.engine.vllm.generation import VllmGeneration, ignore, run
 from completion_server.engine.vllm.patches import log_patches
 from completion_server.engine.vllm.patches.server import sampled_spans, span_exporter
 from completion_server.engine.vllm.process import yield_to_server
-from completion_server.engine.vllm.statistics import LastStatistics, NoMetrics
+from completion_server.engine.vllm.statistics import LastStatistics
 from completion_server.engine.vllm.token_accounting import GenerationProgress, TokenAccounting
 
 logger = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ class VllmEngine(Engine):
                 stack.enter_context(without_spans())
             return AsyncLLM.from_vllm_config(
                 config,
-                stat_loggers=[self._make_stats, *([] if self._settings.vllm_metrics else [NoMetrics])],
+                stat_loggers=[self._make_stats],
                 enable_log_requests=args.enable_log_requests,
                 disable_log_stats=args.disable_log_stats,
             )

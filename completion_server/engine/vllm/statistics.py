@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
+from vllm.v1.metrics.loggers import StatLoggerBase
 
 from completion_server.engine.vllm.token_accounting import StepMeter
 
@@ -24,19 +24,6 @@ class LastStatistics(StatLoggerBase):
             self.num_waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
             self.kv_usage = scheduler_stats.kv_cache_usage
             self._meter.end(scheduler_stats.spec_decoding_stats, self.num_running)
-
-    def log_engine_initialized(self) -> None:
-        """Log nothing."""
-
-
-class NoMetrics(PrometheusStatLogger):
-    """Takes the place of vLLM's own logger, which vLLM adds otherwise, and keeps nothing."""
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        """Make no metric."""
-
-    def record(self, *_args: Any, **_kwargs: Any) -> None:
-        """Record nothing."""
 
     def log_engine_initialized(self) -> None:
         """Log nothing."""

@@ -34,38 +34,6 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheScope:
-    """The callers that share completions."""
-
-    key: str
-    is_shared: bool
-    """Whether a request on another replica can be in the scope."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheScopes:
-    """Finds the scope of a caller, which is that of the prefix cache, or smaller."""
-
-    salt_of: Callable[[Caller], str]
-    """The salt of the caller's prompts in the prefix cache."""
-    is_tenant_wide: bool = False
-    """Whether the users of a tenant share one salt."""
-
-    def of(self, caller: Caller) -> CacheScope | None:
-        """Return the scope; None if the caller shares completions with no later request.
-
-        A caller without a name shares them with its own stream only, unless its whole tenant does. A single call
-        without a name has none, because another caller may get its connection's address next.
-        """
-        salt = self.salt_of(caller)
-        if self.is_tenant_wide:
-            return CacheScope(key_of("tenant", salt), caller.is_known_everywhere)
-        if caller.user:
-            return CacheScope(key_of("owner", salt), caller.is_known_everywhere)
-        return CacheScope(key_of("stream", salt, str(caller.stream)), is_shared=False) if caller.stream else None
-
-
-@dataclass(frozen=True, slots=True)
 class RequestKeys:
     """The names under which a request's completion may be found."""
 
@@ -82,9 +50,15 @@ class RequestKeys:
 class CompletionKeys:
     """Makes the names of one model's completions."""
 
-    def __init__(self, secret: bytes, identity: Sequence[str], scopes: CacheScopes) -> None:
-        """Hash with `secret` (1 to 64 bytes). `identity` is all that completions depend on beside the request."""
-        self._scopes = scopes
+    def __init__(
+        self, secret: bytes, identity: Sequence[str], salt_of: Callable[[Caller], str], *, is_tenant_wide: bool = False
+    ) -> None:
+        """Hash with `secret` (1 to 64 bytes). `identity` is all that completions depend on beside the request.
+
+        `salt_of` returns the salt of a caller's prompts in the prefix cache, which the users of a tenant may share.
+        """
+        self._salt_of = salt_of
+        self._is_tenant_wide = is_tenant_wide
         self._base = blake2b(key=secret, digest_size=_DIGEST_BYTES, person=_PERSON)
         self._base.update(_framed(str(FORMAT_VERSION), *identity))
 
@@ -98,8 +72,8 @@ class CompletionKeys:
         sampling = request.sampling
         if sampling.temperature and sampling.seed is None:
             return None
-        scope = self._scopes.of(request.caller)
-        if scope is None:
+        scope = self._scope(request.caller)
+        if not scope:
             return None
         state = self._base.copy()
         state.update(_context(scope, request))
@@ -109,7 +83,24 @@ class CompletionKeys:
             state.update(request.prefix[begin:offset].encode("utf-8", "surrogatepass"))
             anchors.append(Anchor(offset, state.copy().digest()))
             begin = offset
-        return RequestKeys(tuple(reversed(anchors)), scope.is_shared)
+        return RequestKeys(tuple(reversed(anchors)), self._is_shared(request.caller))
+
+    def _scope(self, caller: Caller) -> str:
+        """Return the key of the callers that share completions with one; "" if it shares them with no later request.
+
+        A caller without a name shares them with its own stream only, unless its whole tenant does. A single call
+        without a name has none, because another caller may get its connection's address next.
+        """
+        salt = self._salt_of(caller)
+        if self._is_tenant_wide:
+            return key_of("tenant", salt)
+        if caller.user:
+            return key_of("owner", salt)
+        return key_of("stream", salt, str(caller.stream)) if caller.stream else ""
+
+    def _is_shared(self, caller: Caller) -> bool:
+        """Return whether a request on another replica can be in a caller's scope."""
+        return caller.is_known_everywhere and (self._is_tenant_wide or bool(caller.user))
 
 
 def find_anchors(prefix: str, *, is_single_line: bool) -> list[int]:
@@ -131,9 +122,9 @@ def find_anchors(prefix: str, *, is_single_line: bool) -> list[int]:
         end = line - 1
 
 
-def _context(scope: CacheScope, request: Request) -> bytes:
+def _context(scope: str, request: Request) -> bytes:
     """Return everything but the prefix that a request's completion depends on."""
-    texts = [scope.key, request.mode.value, request.language_id, request.document_uri, request.suffix, *request.stop]
+    texts = [scope, request.mode.value, request.language_id, request.document_uri, request.suffix, *request.stop]
     for snippet in request.snippets:
         texts += (snippet.uri, snippet.text, repr(snippet.score))
     counts = struct.pack("<qq", len(request.stop), len(request.snippets))

@@ -59,10 +59,9 @@ class Tracing:
             ConfigError: OpenTelemetry refuses a variable of the environment.
 
         """
-        url, is_grpc = self._settings.endpoint, self._settings.protocol == "grpc"
         try:
-            exporter = GrpcExporter(url) if is_grpc else HttpExporter(f"{url.rstrip('/')}/v1/traces")
-            self._processor = BatchSpanProcessor(exporter)
+            make_exporter = HttpExporter if self._settings.is_http else GrpcExporter
+            self._processor = BatchSpanProcessor(make_exporter(self._settings.endpoint))
             # The sampler keeps out what is in no request's trace, such as vLLM's start.
             provider = TracerProvider(ParentBased(ALWAYS_OFF), self._resource, shutdown_on_exit=False)
         except ValueError as error:
@@ -106,7 +105,7 @@ class Tracing:
     def _ended(self, event: RequestEnded) -> RequestEnded:
         context = event.request.trace
         is_missed = slo_result(event, self._budget_s) not in {None, SloResult.IN_TIME}
-        if context is None or not (context.is_sampled or (is_missed and self._settings.missed_budget)):
+        if context is None or not (context.is_sampled or is_missed):
             return event
         self._pending[event.request.id] = event, context, is_missed
         if len(self._pending) > _MAX_PENDING:

@@ -41,7 +41,6 @@ _OVERRIDES = (
     "engine.kind=scripted",
     "engine.scripted_times=small_model_on_two_cores",
     # The defaults. Other benchmarks and deploy/local set no limit, because all their users have one address.
-    "admission.max_sessions_per_peer=256",
     "admission.users_per_peer=2",
     "server.http_listen=127.0.0.1:0",
 )

@@ -41,7 +41,6 @@ _SERVES_SLOWLY = (
     "engine.enforce_eager=true",
     f"engine.max_num_seqs={_BATCH}",
     f"scheduling.max_slots={_BATCH}",
-    "engine.step_timeout_s=600",
     "engine.hang_timeout_s=600",
     "shed.budget_ms=600000",
     "shed.lag_ms=0",

@@ -34,10 +34,8 @@ _OVERRIDES = (
     "server.listen=127.0.0.1:0",
     "server.admin_listen=127.0.0.1:0",
     "server.http_listen=",
-    "engine.heartbeat_s=0",
     "cache.enabled=false",
     "admission.users_per_peer=0",
-    "admission.max_sessions_per_peer=0",
 )
 # One connection for each channel; by default gRPC shares one between channels to the same address.
 CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))

@@ -57,16 +57,6 @@ async def test_vllms_own_metrics_count(vllm_engine: "VllmEngine") -> None:
     await eventually(lambda: own.counter_generation_tokens[0]._value.get() == before + 4)
 
 
-def test_vllms_own_metrics_can_be_left_out() -> None:
-    from vllm.v1.metrics.loggers import StatLoggerManager
-
-    from completion_server.engine.vllm.engine import NoMetrics
-
-    made = StatLoggerManager(None, custom_stat_loggers=[NoMetrics], enable_default_loggers=False)  # type: ignore[arg-type]
-    made.record(None, None)
-    assert [type(each) for each in made.stat_loggers] == [NoMetrics]
-
-
 async def test_an_engine_is_idle_after_a_step(vllm_engine: "VllmEngine") -> None:
     await run_request(vllm_engine, GenerationRequest("before", [1, 2, 3], 1))
     await asyncio.sleep(1.5)

@@ -1,13 +1,16 @@
-"""Admission: the gate, the quotas of users, tenants and addresses, loop lag and feedback."""
+"""Admission: the gate, token buckets, the quotas of users, tenants and addresses, loop lag and feedback."""
+
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from completion_server.admission.feedback import KEPT_S, RecentAnswers
 from completion_server.admission.gate import Gate, Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.admission.quotas import Excess, Quotas
+from completion_server.admission.quotas import Quotas
+from completion_server.admission.rate_limiter import ROUNDING, Excess, RateLimiter
 from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.errors import (
     DrainingError,
@@ -18,57 +21,55 @@ from completion_server.core.errors import (
     UnavailableError,
 )
 from completion_server.core.events import Event, Feedback, LoopLagged
-from completion_server.core.outcome import CacheLevel, Reaction, ServedAnswer
+from completion_server.core.outcome import CacheLevel, ServedAnswer
 from completion_server.core.request import Caller
 from tests.support.clocks import ManualClock
+from tests.support.constants import with_constants
 
 
-def make_gate(max_sessions: int = 2, **limits: int) -> Gate:
-    return Gate(AdmissionSettings(max_sessions=max_sessions, retry_after_ms=70, **limits))
+def open_gate(max_sessions: int = 10, **constants: int) -> Gate:
+    settings = AdmissionSettings(max_sessions=max_sessions, users_per_peer=1)
+    gate = Gate(with_constants(settings, **constants))
+    gate.set_engine_ready(True)
+    return gate
 
 
-def test_a_failed_engine_and_a_starting_one_have_different_states() -> None:
-    gate = make_gate()
+@pytest.mark.parametrize(
+    ("remaining_s", "expected_ms"), [(None, 1000), (0.0, 1000), (0.03, 1000), (41.5, 41_500), (900.0, 60_000)]
+)
+def test_callers_are_told_when_a_server_that_can_not_serve_will(remaining_s: float | None, expected_ms: int) -> None:
+    gate = Gate(AdmissionSettings(), lambda: remaining_s)
+    with pytest.raises(UnavailableError) as caught:
+        gate.check()
+    assert caught.value.retry_after_ms == expected_ms
     gate.set_engine_ready(True)
     gate.check()
     gate.set_engine_ready(False)
     assert gate.readiness is Readiness.ENGINE_DOWN
     with pytest.raises(UnavailableError, match="failed"):
         gate.check()
-
-
-@pytest.mark.parametrize(
-    ("remaining_s", "expected_ms"), [(None, 70), (0.0, 70), (0.03, 70), (41.5, 41_500), (900.0, 60_000)]
-)
-def test_while_the_engine_starts_callers_are_told_the_time_that_is_left(
-    remaining_s: float | None, expected_ms: int
-) -> None:
-    gate = Gate(AdmissionSettings(retry_after_ms=70), lambda: remaining_s)
-    with pytest.raises(UnavailableError) as caught:
-        gate.check()
-    assert caught.value.retry_after_ms == expected_ms
     gate.drain()
     with pytest.raises(DrainingError) as refused:
         gate.check()
-    assert refused.value.retry_after_ms == 70
+    assert refused.value.retry_after_ms == 1000
 
 
 @pytest.mark.parametrize(
-    ("key", "whose", "full"),
+    ("constant", "name", "whose", "full"),
     [
-        ("max_sessions_per_user", "of this user", {"user": "ann", "peer": "10.0.0.7"}),
-        ("max_sessions_per_tenant", "of this tenant", {"tenant": "acme", "peer": "10.0.0.7"}),
-        ("max_sessions_per_peer", "from this address", {"peer": "10.0.0.7"}),
+        ("max_sessions_per_user", "max_sessions_per_user", "of this user", {"user": "ann", "peer": "10.0.0.7"}),
+        ("sessions_per_user_of_peer", "users_per_peer", "from this address", {"peer": "10.0.0.7"}),
     ],
 )
-def test_the_sessions_of_one_user_tenant_or_address_are_limited(key: str, whose: str, full: dict[str, str]) -> None:
-    gate, caller = make_gate(max_sessions=10, **{key: 2}), Caller(**full)
-    gate.set_engine_ready(True)
+def test_the_sessions_of_one_user_or_address_are_limited(
+    constant: str, name: str, whose: str, full: dict[str, str]
+) -> None:
+    gate, caller = open_gate(**{constant: 2}), Caller(**full)
     with gate.enter_session(caller), gate.enter_session(caller):
-        with pytest.raises(OverloadedError, match=rf"2 sessions {whose} are open, .*{key}") as caught:
+        with pytest.raises(OverloadedError, match=rf"2 sessions {whose} are open, .*{name}") as caught:
             gate.enter_session(caller)
         assert caught.value.reason == "TOO_MANY_OPEN", "another server is no remedy"
-        assert caught.value.limit == Limit(f"admission.{key}", 2)
+        assert caught.value.limit == Limit(f"admission.{name}", 2)
         for other in ({"user": "bob", "peer": "10.0.0.8"}, {"user": "cyd"}, {"tenant": "other"}):
             gate.enter_session(Caller(**other))
         assert gate.num_sessions == 5
@@ -76,12 +77,21 @@ def test_the_sessions_of_one_user_tenant_or_address_are_limited(key: str, whose:
         assert gate.num_sessions == 4
 
 
+def test_the_sessions_of_a_server_are_limited() -> None:
+    gate = open_gate(max_sessions=1)
+    with gate.enter_session(Caller()):
+        with pytest.raises(ServerFullError, match=r"1 sessions are open, .*admission\.max_sessions\)") as caught:
+            gate.enter_session(Caller())
+        assert (caught.value.retry_after_ms, caught.value.reason) == (1000, "SERVER_FULL")
+    with gate.enter_session(Caller()):
+        assert gate.num_sessions == 1
+
+
 def test_a_long_iteration_is_overload_until_the_next_one_begins() -> None:
     clock, emitted = ManualClock(5.0), list[Event]()
     loop_lag = LoopLagMonitor(0.05, clock, emitted.append)
-    assert [loop_lag.is_behind(5.0 + seconds) for seconds in (0.0, 0.05, 0.0599, 0.0601, 9.0)] == [
-        False, False, False, True, True,
-    ]  # fmt: skip
+    behind = [loop_lag.is_behind(5.0 + seconds) for seconds in (0.0, 0.05, 0.0599, 0.0601, 9.0)]
+    assert behind == [False, False, False, True, True]
     clock.at = 5.2
     loop_lag.tick()
     assert not loop_lag.is_behind(5.2)
@@ -90,31 +100,61 @@ def test_a_long_iteration_is_overload_until_the_next_one_begins() -> None:
     assert [round(each.seconds, 6) for each in emitted if isinstance(each, LoopLagged)] == [0.19, 0.0]
 
 
-def test_sessions_are_counted_and_bounded() -> None:
-    gate = make_gate(max_sessions=1)
-    gate.set_engine_ready(True)
-    with gate.enter_session(Caller()):
-        assert gate.num_sessions == 1
-        with pytest.raises(ServerFullError, match=r"1 sessions are open, .*admission\.max_sessions\)") as caught:
-            gate.enter_session(Caller())
-        assert (caught.value.retry_after_ms, caught.value.reason) == (70, "SERVER_FULL")
-    assert gate.num_sessions == 0
-    with gate.enter_session(Caller()):
-        assert gate.num_sessions == 1
+def allowed(limiter: RateLimiter, key: str, now: float, num: int) -> int:
+    """Return how many of `num` requests at one moment are let through."""
+    for number in range(num):
+        if limiter.delay_s(key, now):
+            return number
+        limiter.charge(key, now)
+    return num
 
 
-SETTINGS = AdmissionSettings(
-    user_requests_per_s=1, user_burst=4, user_tokens_per_s=10, user_token_burst=100, users_per_peer=2
+def test_after_a_burst_requests_of_a_key_pass_at_the_rate() -> None:
+    limiter = RateLimiter(2.0, 5)
+    assert allowed(limiter, "u", 100.0, 10) == 5
+    assert [limiter.delay_s("u", now) for now in (100.0, 100.25)] == [0.5, 0.25]
+    assert [allowed(limiter, "u", 100.5 + 0.5 * i, 3) for i in range(4)] == [1, 1, 1, 1]
+    assert allowed(limiter, "other", 100.0, 10) == 5
+
+
+def test_keys_whose_bucket_is_full_again_are_forgotten() -> None:
+    limiter = RateLimiter(1.0, 2)
+    for number in range(20_000):
+        assert allowed(limiter, f"u{number}", float(number), 1) == 1
+    assert limiter.num_known < 5000
+    assert allowed(limiter, "u19999", 19_999.0, 2) == 1, "it was not forgotten too soon"
+
+
+@given(st.floats(0.1, 1000), st.integers(1, 500), st.floats(0, 1e6))
+def test_a_burst_is_exact_at_any_rate_and_time(requests_per_s: float, burst: int, now: float) -> None:
+    assert allowed(RateLimiter(requests_per_s, burst), "u", now, burst + 1) == burst
+
+
+@given(st.floats(0.5, 50), st.integers(1, 20), st.lists(st.floats(0, 2), min_size=1, max_size=200))
+@example(0.99999, 1, [0.0, 1.0, 0.0])  # The second passes a little early, so the third waits that much longer.
+def test_over_any_time_no_more_pass_than_the_burst_and_the_rate_allow(
+    requests_per_s: float, burst: int, gaps: list[float]
+) -> None:
+    limiter = RateLimiter(requests_per_s, burst)
+    now, passed = 1000.0, 0
+    for gap in gaps:
+        now += gap
+        assert 0 <= limiter.delay_s("u", now) <= 1 / requests_per_s * (1 + ROUNDING + 1e-6)
+        passed += allowed(limiter, "u", now, 1)
+    assert passed <= burst + requests_per_s * (now - 1000.0) + 1e-3
+
+
+SETTINGS = with_constants(
+    AdmissionSettings(user_requests_per_s=1, user_tokens_per_s=10, users_per_peer=2),
+    request_burst_s=4,
+    token_burst_s=10,
 )
-
-
-USER_REQUESTS = Limit("admission.user_requests_per_s", 1)
 USER_TOKENS = Limit("admission.user_tokens_per_s", 10)
 USERS_PER_PEER = Limit("admission.users_per_peer", 2)
 
 
-def caller(user: str, peer: str = "10.0.0.7") -> Caller:
-    return Caller(user, "s", "", f"{peer}:1" if peer else "", peer)
+def caller(user: str, peer: str = "10.0.0.7", **fields: Any) -> Caller:
+    return Caller(user, "s", fields.pop("tenant", ""), f"{peer}:1" if peer else "", peer, **fields)
 
 
 def take(quotas: Quotas, caller: Caller, now: float) -> Excess | None:
@@ -128,21 +168,25 @@ def num_allowed(quotas: Quotas, callers: list[Caller], now: float = 0.0) -> int:
     return sum(take(quotas, each, now) is None for each in callers)
 
 
-def test_an_excess_names_the_address_and_the_wait() -> None:
+def test_an_excess_names_the_limit_and_the_wait() -> None:
     quotas = Quotas(SETTINGS)
     num_allowed(quotas, [caller("alice")] * 4 + [caller("bob")] * 4)
-    assert take(quotas, caller("alice"), 0.0) == Excess(1.0, USER_REQUESTS)
+    assert take(quotas, caller("alice"), 0.0) == Excess(1.0, Limit("admission.user_requests_per_s", 1))
     assert take(quotas, caller("carol"), 0.0) == Excess(0.5, USERS_PER_PEER, "10.0.0.7")
     assert take(quotas, caller("carol", ""), 0.0) is None, "a Unix socket has no address"
+    assert num_allowed(quotas, [caller(f"u{n}", is_verified=True) for n in range(9)] * 4) == 36, "nor a verified caller"
 
 
-def test_tokens_are_charged_when_they_were_computed() -> None:
+def test_computed_tokens_are_charged_and_the_wait_for_them_is_bounded() -> None:
     quotas = Quotas(SETTINGS)
     quotas.charge_tokens(caller("alice"), 99, 0.0)
     assert take(quotas, caller("alice"), 0.0) is None
     quotas.charge_tokens(caller("alice"), 51, 0.0)
     assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(5.1), USER_TOKENS)
     assert take(quotas, caller("alice"), 6.0) is None
+    quotas.charge_tokens(caller("alice"), 10**9, 6.0)
+    assert take(quotas, caller("alice"), 6.0) == Excess(pytest.approx(10.0), USER_TOKENS)
+    assert take(quotas, caller("bob"), 6.0) == Excess(pytest.approx(10.0), USERS_PER_PEER, "10.0.0.7")
 
 
 def test_what_exceeds_the_limits_of_an_address_and_is_accepted_is_not_charged_to_it() -> None:
@@ -159,26 +203,12 @@ def test_what_exceeds_the_limits_of_an_address_and_is_accepted_is_not_charged_to
 
 
 def test_an_address_has_no_limit_if_names_are_trusted() -> None:
-    assert AdmissionSettings().num_users_per_peer == 2
-    assert AdmissionSettings(trust_user_names=True).num_users_per_peer == 0
+    trusting = AdmissionSettings(trust_user_names=True)
+    users = [caller(f"user-{number}") for number in range(1000)]
+    assert (trusting.num_users_per_peer, trusting.num_sessions_per_peer) == (0, 0)
+    assert num_allowed(Quotas(trusting), users) == 1000
     assert AdmissionSettings(trust_user_names=True, users_per_peer=7).num_users_per_peer == 7
-    quotas = Quotas(AdmissionSettings(trust_user_names=True))
-    assert num_allowed(quotas, [caller(f"user-{number}") for number in range(1000)]) == 1000
-
-
-def test_verified_callers_share_an_address_without_its_limits() -> None:
-    quotas = Quotas(SETTINGS)
-    callers = [Caller(f"user {number}", "s", "acme", "10.0.0.7:1", "10.0.0.7", is_verified=True) for number in range(9)]
-
-    assert num_allowed(quotas, callers * SETTINGS.user_burst) == 9 * SETTINGS.user_burst
-    assert take(quotas, caller("unverified"), 0.0) is None
-
-
-def test_the_wait_is_bounded_however_many_tokens_were_computed() -> None:
-    quotas = Quotas(SETTINGS)
-    quotas.charge_tokens(caller("alice"), 10**9, 0.0)
-    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(10.0), USER_TOKENS)
-    assert take(quotas, caller("bob"), 0.0) == Excess(pytest.approx(10.0), USERS_PER_PEER, "10.0.0.7")
+    assert num_allowed(Quotas(AdmissionSettings()), users) == 2 * 40
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "y"]), st.floats(0, 1)), max_size=80))
@@ -196,28 +226,17 @@ def test_no_order_of_requests_passes_more_than_the_limits(requests: list[tuple[s
 
 
 def test_the_users_of_a_tenant_share_its_limits() -> None:
-    quotas = Quotas(
-        AdmissionSettings(
-            trust_user_names=True,
-            tenant_requests_per_s=1,
-            tenant_burst=3,
-            tenant_tokens_per_s=10,
-            tenant_token_burst=50,
-        )
-    )
-    users = [Caller(f"user-{number}", "s", "acme", "", "", is_verified=True) for number in range(5)]
-    other = Caller("user-0", "s", "other", "", "", is_verified=True)
+    settings = AdmissionSettings(tenant_requests_per_s=1, tenant_tokens_per_s=10)
+    quotas = Quotas(with_constants(settings, request_burst_s=3, token_burst_s=5))
+    users = [caller(f"user-{number}", tenant="acme", is_verified=True) for number in range(5)]
     assert num_allowed(quotas, users) == 3
     assert take(quotas, users[0], 0.0) == Excess(pytest.approx(1.0), Limit("admission.tenant_requests_per_s", 1))
-    assert take(quotas, other, 0.0) is None
+    assert take(quotas, caller("user-0", tenant="other", is_verified=True), 0.0) is None
     quotas.charge_tokens(users[1], 100, 0.0)
     assert take(quotas, users[2], 2.0) == Excess(pytest.approx(3.1), Limit("admission.tenant_tokens_per_s", 10))
 
 
 SERVED = ServedAnswer(0.05, 5)
-
-
-NOW_S = 1.0
 
 
 def known(num_characters: int = 10) -> RecentAnswers:
@@ -226,25 +245,30 @@ def known(num_characters: int = 10) -> RecentAnswers:
     return answers
 
 
-def test_accepted_characters_are_at_most_the_answers_length() -> None:
-    with pytest.raises(InvalidRequestError, match=r"accepted_characters: must be at most 10.*, got 4294967295"):
-        known().accept("a", Feedback("accepted", 2**32 - 1), NOW_S)
-    assert known().accept("a", Feedback("accepted", 10), NOW_S)
-
-
-def test_pieces_accepted_one_by_one_sum_to_at_most_the_answers_length() -> None:
+@pytest.mark.parametrize(
+    ("before", "report", "most"),
+    [
+        ((), Feedback("accepted", 2**32 - 1), "at most 10.*, got 4294967295"),
+        ((Feedback("accepted_word", 4), Feedback("accepted_word", 4)), Feedback("accepted_line", 3), "at most 2"),
+    ],
+)
+def test_accepted_characters_sum_to_at_most_the_answers_length(
+    before: tuple[Feedback, ...], report: Feedback, most: str
+) -> None:
     answers = known()
-    assert answers.accept("a", Feedback("accepted_word", 4), NOW_S)
-    assert answers.accept("a", Feedback("accepted_word", 4), NOW_S)
-    with pytest.raises(InvalidRequestError, match="at most 2"):
-        answers.accept("a", Feedback("accepted_line", 3), NOW_S)
-    assert answers.accept("a", Feedback("accepted", 2), NOW_S)
+    for each in before:
+        assert answers.accept("a", each, 1.0)
+    with pytest.raises(InvalidRequestError, match=f"accepted_characters: must be {most}"):
+        answers.accept("a", report, 1.0)
+    assert answers.accept("a", Feedback("accepted", 2), 1.0)
 
 
-def test_a_report_counts_once() -> None:
+def test_a_report_counts_once_and_a_time_makes_only_a_survival_another_one() -> None:
     answers = known()
     for feedback in (Feedback("shown"), Feedback("survived", 0, 30, 1.0), Feedback("survived", 0, 90, 0.5)):
-        assert [answers.accept("a", feedback, NOW_S) is not None for _ in range(3)] == [True, False, False]
+        assert [answers.accept("a", feedback, 1.0) is not None for _ in range(3)] == [True, False, False]
+    assert answers.accept("a", Feedback("accepted", 0, 1), 1.0)
+    assert not any(answers.accept("a", Feedback("accepted", 0, after_s), 1.0) for after_s in range(100))
 
 
 def test_answers_are_forgotten_by_age_and_by_number() -> None:
@@ -253,7 +277,7 @@ def test_answers_are_forgotten_by_age_and_by_number() -> None:
         answers.add(number, 1, float(number), SERVED)
     assert len(answers) == 3
     with pytest.raises(InvalidRequestError):
-        answers.accept(1, Feedback("shown"), NOW_S)
+        answers.accept(1, Feedback("shown"), 1.0)
     answers.add("late", 1, 3.0 + KEPT_S, SERVED)
     assert len(answers) == 2
     assert answers.accept(4, Feedback("shown"), 3.0 + KEPT_S)
@@ -261,42 +285,33 @@ def test_answers_are_forgotten_by_age_and_by_number() -> None:
         answers.accept(4, Feedback("accepted", 1), 4.0 + KEPT_S)
 
 
-def test_a_time_makes_only_a_survival_another_report() -> None:
-    answers = known()
-    assert answers.accept("a", Feedback("accepted", 0, 1), 0.0)
-    assert not any(answers.accept("a", Feedback("accepted", 0, after_s), 0.0) for after_s in range(100))
-
-
 @pytest.mark.parametrize("k", [None, 0, 1024])
 @pytest.mark.parametrize("level", list(CacheLevel))
 def test_how_an_answer_was_served_is_remembered(k: int | None, level: CacheLevel) -> None:
     served, answers = ServedAnswer(0.1 / 3, k, level), RecentAnswers()
     answers.add(("user", "session", 1), 10, 1e7 / 3, served)
-    for feedback in (Feedback("shown"), Feedback("accepted", 10)):
-        report = answers.accept(("user", "session", 1), feedback, NOW_S)
+    report = answers.accept(("user", "session", 1), Feedback("accepted", 10), 1.0)
+    assert report is not None
+    assert report.answer == served
+
+
+@pytest.mark.parametrize(
+    ("reports", "reactions"),
+    [
+        (("shown", "accepted", (30, 0.7)), [["shown"], ["accepted"], ["survived"]]),
+        (("accepted_word", "accepted_line", "shown"), [["shown", "accepted"], [], []]),
+        (("rejected",), [["shown"]]),
+        (((30, 0.6), (90, 0.5)), [["shown", "accepted"], []]),
+        (((360, 2 / 3),), [["shown", "accepted", "survived"]]),
+    ],
+)
+def test_a_report_tells_of_the_reactions_that_were_not_known_before(
+    reports: tuple[str | tuple[int, float], ...], reactions: list[list[str]]
+) -> None:
+    answers, found = known(100), []
+    for each in reports:
+        feedback = Feedback(each, 4) if isinstance(each, str) else Feedback("survived", 0, *each)
+        report = answers.accept("a", feedback, 1.0)
         assert report is not None
-        assert report.answer == served
-
-
-def test_a_report_tells_of_the_reactions_that_were_not_known_before() -> None:
-    def reactions(*reports: Feedback) -> list[list[str]]:
-        answers = known(100)
-        found = [answers.accept("a", each, NOW_S) for each in reports]
-        assert all(each is not None and each.answer == SERVED for each in found)
-        return [[reaction.value for reaction in each.reactions] for each in found if each is not None]
-
-    def survived(after_s: int, share: float) -> Feedback:
-        return Feedback("survived", 0, after_s, share)
-
-    assert reactions(Feedback("shown"), Feedback("accepted"), survived(30, 0.7)) == [
-        ["shown"],
-        ["accepted"],
-        ["survived"],
-    ]
-    assert reactions(Feedback("accepted_word", 4), Feedback("accepted_word", 4), Feedback("shown")) == [
-        ["shown", "accepted"], [], [],
-    ]  # fmt: skip
-    assert reactions(Feedback("rejected")) == [["shown"]]
-    assert reactions(survived(30, 0.6), survived(90, 0.5)) == [["shown", "accepted"], []]
-    assert reactions(survived(360, 2 / 3)) == [["shown", "accepted", "survived"]]
-    assert len(Reaction) == 3
+        found.append([reaction.value for reaction in report.reactions])
+    assert found == reactions

@@ -15,7 +15,7 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
 from completion_server.auth.authenticator import Authenticator
-from completion_server.auth.refusal import RefusedCredentialError, Result
+from completion_server.auth.claims import RefusedCredentialError, Result
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.credential import Scope
 from completion_server.core.events import CredentialsChecked, CredentialSourceRead, Event

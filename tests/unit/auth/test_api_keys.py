@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from completion_server.auth.authenticator import Authenticator
+from completion_server.auth.claims import RefusedCredentialError, Result
 from completion_server.auth.key_file import ApiKey, editing, new_key, parse_keys, read_keys, rotated
-from completion_server.auth.refusal import Result
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.credential import Scope
 from completion_server.core.errors import ConfigError
@@ -76,10 +76,11 @@ async def test_what_is_no_key_of_the_file_is_refused(path: Path, wall: Wall) -> 
         (token.upper().replace("CS_", "cs_"), Result.MALFORMED),
         (token[:-1] + ("0" if token[-1] != "0" else "1"), Result.UNKNOWN),
         (other, Result.UNKNOWN),
-        ("a.b.c", Result.UNKNOWN),
     ):
         assert await refusal(callers, presented) is result
         assert recorder.results[-1][1] == result.value
+    with pytest.raises(RefusedCredentialError, match=r"no tokens of an issuer, only API keys.* set auth\.issuer"):
+        await callers.authenticate("a.b.c", b"")
     assert [kind for kind, _ in recorder.results] == ["none", *["key"] * 5, "token"]
 
 
@@ -105,17 +106,6 @@ async def test_a_changed_key_ends_what_it_has_opened(
     else:
         assert await refusal(callers, token) is result
         assert await refusal(callers, token[:-4] + "0000") is Result.UNKNOWN, "only its holder learns that"
-
-
-async def test_a_key_ends_when_it_expires(path: Path, wall: Wall) -> None:
-    _, token = give(path, wall, expires_after_s=60)
-    callers = make(path, wall)
-    holder = await accepted(callers, token)
-    wall.now += 59
-    assert callers.is_current(holder)
-    wall.now += 1
-    assert not callers.is_current(holder)
-    assert await refusal(callers, token) is Result.EXPIRED
 
 
 async def test_a_rotated_key_ends_its_old_secret_after_the_overlap(path: Path, wall: Wall) -> None:

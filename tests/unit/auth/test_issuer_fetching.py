@@ -40,7 +40,7 @@ def address(signers: list[SigningKey], wall: Wall, monkeypatch: pytest.MonkeyPat
     is_over = threading.Event()
     handler = type("Handler", (_Handler,), {"is_over": is_over, "keys": Issuer(wall, first=signers[0]).key_set()})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         is_over.set()

@@ -16,10 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from completion_server.auth import tokens
+from completion_server.auth.claims import Result
 from completion_server.auth.issuer import MIN_PAUSE_S, REFRESH_S
-from completion_server.auth.refusal import Result
 from completion_server.core.credential import Scope
 from completion_server.core.errors import ConfigError, IssuerUnavailableError
+from tests.support.cancels import cancel_and_wait
 from tests.support.server import eventually
 from tests.unit.auth.issuers import (
     Issuer,
@@ -327,3 +328,14 @@ async def test_a_file_of_keys_is_read_again_when_it_changes(issuer: Issuer, sign
     assert await refusal(callers, old) is Result.UNKNOWN
     assert recorder.failures == ["auth.jwks_file"]
     assert issuer.fetched == []
+
+
+async def test_the_task_follows_files_and_the_issuer(issuer: Issuer) -> None:
+    recorder = Recorder()
+    callers = make_callers(issuer, recorder)
+    task = asyncio.create_task(callers.run())
+    await eventually(lambda: issuer.num_key_fetches == 1)
+    assert await accepted(callers, issuer.token())
+    assert issuer.num_key_fetches == 1
+    await cancel_and_wait(task)
+    assert recorder.results == [("token", "accepted")]

@@ -79,7 +79,7 @@ async def test_a_refused_request_names_its_fields(client: CompletionClient) -> N
 
 @pytest.mark.parametrize("as_status", [False, True])
 async def test_a_shed_request_names_its_limit(engine: ScriptedEngine, as_status: bool) -> None:
-    limits = ("admission.user_requests_per_s=0.01", "admission.user_burst=1")
+    limits = ("admission.user_requests_per_s=0.01",)
     config = endless_config(*limits, f"shed.as_status={str(as_status).lower()}")
     async with run_server(config, lambda: engine) as server, CompletionClient(server.ready.address) as client:
         await client.complete(REQUEST)

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.start_times import RestartBackoff, StartEstimate, StartTimes
 
@@ -58,21 +56,10 @@ def test_the_end_of_a_start_is_predicted_from_the_last_one() -> None:
 
 
 def test_the_wait_doubles_until_an_engine_has_served_for_long() -> None:
-    backoff = RestartBackoff(
-        EngineSettings(restart_backoff_min_s=1, restart_backoff_max_s=5, restart_backoff_reset_s=60)
-    )
-    assert [backoff.next_wait_s(served_s) for served_s in (1000, 0, 59, 59, 60, 0)] == [1, 2, 4, 5, 1, 2]
+    backoff = RestartBackoff(EngineSettings())
+    waits = [backoff.next_wait_s(served_s) for served_s in (1000, *(0,) * 6, 59, 60, 0)]
+    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 0.5, 1]
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"hang_timeout_s": 90.0}, r"step_timeout_s: must be at least hang_timeout_s \(90\), got 60"),
-        ({"step_timeout_s": float("nan")}, "step_timeout_s: must be above 0, got nan"),
-        ({"quarantine_s": -1.0}, "quarantine_s: must be at least 0, got -1.0"),
-        ({"restart_backoff_reset_s": float("nan")}, "restart_backoff_reset_s: must be at least 0, got nan"),
-    ],
-)
-def test_values_that_cannot_work_are_refused_by_name(values: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EngineSettings(**values)  # type: ignore[arg-type]
+def test_a_step_may_take_as_long_as_an_engine_may_be_silent() -> None:
+    assert [EngineSettings(hang_timeout_s=each).step_timeout_s for each in (10, 90)] == [60, 90]

@@ -5,7 +5,6 @@ import gc
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTime
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from tests.support.cancels import cancel_and_wait
+from tests.support.constants import with_constants
 from tests.support.scripted import AsyncTest, with_first
 from tests.support.server import eventually
 
@@ -95,9 +95,9 @@ STEP_S = 0.01
 @asynccontextmanager
 async def running(step_s: float = STEP_S, start_s: float = 0.0, **settings: float) -> AsyncIterator[Bench]:
     """Run a supervised engine, by default without warm-up and heartbeats."""
-    values: dict[str, Any] = {"warm_up": False, "heartbeat_s": 0.0, "restart_backoff_min_s": 1.0} | settings
+    constants = {"heartbeat_s": 0.0, "restart_backoff_min_s": 1.0} | settings
     times = ServiceTimes(start_s=start_s, decode_base_s=step_s, prefill_base_s=step_s)
-    bench = Bench(EngineSettings(**values), times)
+    bench = Bench(with_constants(EngineSettings(warm_up=False), **constants), times)
     await bench.supervised.start()
     run = asyncio.create_task(bench.supervised.run())
     await asyncio.sleep(0)

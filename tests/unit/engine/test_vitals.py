@@ -2,8 +2,9 @@ import pytest
 
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vitals import Vitals, WatchedTime
+from tests.support.constants import with_constants
 
-SETTINGS = EngineSettings(hang_timeout_s=10, step_timeout_s=60, heartbeat_s=5)
+SETTINGS = with_constants(EngineSettings(), heartbeat_s=5)
 
 
 class Watch:
@@ -143,6 +144,6 @@ def test_if_all_callers_give_up_the_heartbeat_proves_a_hang() -> None:
 
 
 def test_an_interval_of_zero_sends_no_heartbeats() -> None:
-    watch = Watch(EngineSettings(heartbeat_s=0))
+    watch = Watch(with_constants(EngineSettings(), heartbeat_s=0))
     watch.hangs_at(1000)
     assert not watch.vitals.wants_heartbeat(1000)

@@ -60,7 +60,7 @@ def test_messages_that_are_held_back_make_room_for_one_that_comes(monkeypatch: p
 @pytest.mark.parametrize(
     ("call", "error", "why"),
     [
-        (Call(TIMEOUT_S + 1), DeadlineError, r"not received within 10 s \(server\.receive_timeout_s\)"),
+        (Call(TIMEOUT_S + 1), DeadlineError, r"not received within 10 s"),
         (Call(0, grpc.aio.EOF), InvalidRequestError, "message: must be sent, but the call ended without one"),
     ],
 )

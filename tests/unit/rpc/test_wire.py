@@ -16,10 +16,11 @@ from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcom
 from completion_server.core.request import Caller, Mode, Sampling, Snippet, Trigger
 from completion_server.rpc.messages import convert
 from completion_server.rpc.messages.decoder import Decoder, MalformedError
+from tests.support.constants import with_constants
 
 DEFAULTS = LimitSettings()
-LIMITS = LimitSettings(
-    max_prefix_bytes=40, max_suffix_bytes=30, max_snippets=3, max_snippet_bytes=20, max_uri_bytes=10,
+LIMITS = with_constants(
+    LimitSettings(max_prefix_bytes=40, max_suffix_bytes=30), max_snippets=3, max_snippet_bytes=20, max_uri_bytes=10,
     max_session_id_bytes=8, max_stop=2, max_stop_bytes=5, max_recent_edits=1, max_recent_edit_bytes=20,
 )  # fmt: skip
 COMPLETE, SESSION = Decoder(pb.CompleteRequest, LIMITS), Decoder(pb.SessionRequest, LIMITS)

@@ -19,6 +19,7 @@ from completion_server.core.outcome import FinishReason, Usage
 from completion_server.core.request import Caller, Mode, Sampling
 from completion_server.engine.settings import CacheScope
 from completion_server.streaming.text import TextRules
+from tests.support.constants import with_constants
 from tests.support.examples import examples
 from tests.support.server import eventually
 from tests.support.services import (
@@ -221,7 +222,7 @@ BOB, EVE = Caller("bob", "one"), Caller("eve", "one", tenant="other")
 def test_tokens_are_charged_once(is_shared: bool, third: FinishReason) -> None:
     """A generation costs 8 tokens of a burst of 10: a second one puts the user into debt."""
     script = Script(first=WORDS, second=WORDS, third=WORDS)
-    admission = AdmissionSettings(user_requests_per_s=0, user_tokens_per_s=10, user_token_burst=10)
+    admission = with_constants(AdmissionSettings(user_requests_per_s=0, user_tokens_per_s=10), token_burst_s=1)
 
     async def scenario(running: RunningService) -> None:
         requests = [running.open(name, "x = ", caller=caller) for name, caller in (("first", ANN), ("second", TWIN))]

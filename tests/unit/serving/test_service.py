@@ -26,6 +26,7 @@ from completion_server.scheduling.requests import LiveRequest
 from completion_server.scheduling.shedding import Shedding
 from completion_server.serving.settings import ServingSettings, make_book
 from tests.support.clocks import ManualClock
+from tests.support.constants import with_constants
 from tests.support.recorded_book import RecordedBook
 from tests.support.services import (
     FOUR_SLOTS,
@@ -76,7 +77,7 @@ async def test_large_edits_are_built_into_a_prompt_in_a_thread(diff: str, is_her
 
 def test_a_request_over_a_limit_is_not_read() -> None:
     edits = RecordedEdits()
-    admission = AdmissionSettings(user_requests_per_s=1, user_burst=1)
+    admission = with_constants(AdmissionSettings(user_requests_per_s=1), request_burst_s=1)
 
     async def scenario(running: RunningService) -> None:
         for request_id in ("within", "over"):
@@ -111,7 +112,7 @@ def test_under_loop_lag_only_explicit_requests_are_served() -> None:
 def test_a_message_that_needs_no_engine_is_charged_like_a_request() -> None:
     clock = ManualClock(-1.0)
     loop_lag = LoopLagMonitor(0.05, clock)
-    admission = AdmissionSettings(user_requests_per_s=1, user_burst=2, users_per_peer=1)
+    admission = AdmissionSettings(user_requests_per_s=1, users_per_peer=1)
     ann, bob = (Caller(name, "s", peer="192.0.2.1") for name in ("ann", "bob"))
 
     async def scenario(running: RunningService) -> None:
@@ -188,12 +189,12 @@ def test_a_listener_that_raises_fails_no_request() -> None:
 def test_every_key_reaches_the_book(max_slots: int, num_slots: int) -> None:
     overrides = (
         "scheduling.order=newest_first", "shed.when=predicted", "scheduling.max_queued=7",
-        f"scheduling.max_slots={max_slots}", "admission.retry_after_ms=70",
+        f"scheduling.max_slots={max_slots}",
     )  # fmt: skip
     config = load_config(None, overrides, {})
     book = make_book(ServingSettings(config.admission, config.scheduling, config.shed), RecordedBook(1, 1))
     assert (book.order, book.shedding) == (newest_first, Shedding.PREDICTED)
-    assert (book.num_slots, book.max_queued, book.max_retry_after_ms) == (num_slots, 7, 70)
+    assert (book.num_slots, book.max_queued, book.max_retry_after_ms) == (num_slots, 7, 1000)
 
 
 class Announced:

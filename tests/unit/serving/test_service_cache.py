@@ -19,6 +19,7 @@ from completion_server.state.settings import CacheSettings
 from completion_server.state.store import Arg
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
+from tests.support.constants import with_constants
 from tests.support.services import FOUR_SLOTS, EventRecorder, RunningService, read, running_service
 from tests.unit.state.cache.cache_parts import SECRET, make_keys
 
@@ -64,7 +65,11 @@ class Cached:
             codec = Codec(SECRET)
             shared = SharedCache(store, codec, clock, self.recorder.handle, key_prefix="test", ttl_s=60)
         self.cache = TwoLevelCache(
-            CacheSettings(local_ttl_s=LOCAL_TTL_S, **settings), clock, self.recorder.handle, make_keys(), shared
+            with_constants(CacheSettings(), local_ttl_s=LOCAL_TTL_S, **settings),
+            clock,
+            self.recorder.handle,
+            make_keys(),
+            shared,
         )
 
     def engine(self) -> ScriptedEngine:

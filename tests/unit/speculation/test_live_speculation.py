@@ -20,6 +20,7 @@ from completion_server.speculation.schedule import SpeculationSchedule
 from completion_server.speculation.trial import StartChoice, run_trial
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.cancels import cancel_and_wait
+from tests.support.constants import with_constants
 from tests.support.scripted import AsyncTest, in_virtual_time, with_first
 from tests.support.server import eventually
 from tests.support.waits import named_limit
@@ -38,7 +39,9 @@ class Bench:
         self._script = script
         self.engines: list[ScriptedEngine] = []
         self.max_k = max_k
-        self.supervised = SupervisedEngine(self._make, EngineSettings(restart_backoff_min_s=1.0), LoopClock())
+        self.supervised = SupervisedEngine(
+            self._make, with_constants(EngineSettings(), restart_backoff_min_s=1.0), LoopClock()
+        )
         self.live = LiveSpeculation(self.supervised, settings, LoopClock(), lambda: 1000 + LoopClock().now())
 
     def _make(self) -> ScriptedEngine:

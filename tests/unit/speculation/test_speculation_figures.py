@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 
 from completion_server.engine.interface import EngineStep
 from completion_server.speculation.figures import FiguresWindow, SpeculationTotals
-from completion_server.telemetry.metrics import SpeculationCollector
+from completion_server.telemetry.collectors import SpeculationCollector
 from tests.support.clocks import ManualClock
 
 

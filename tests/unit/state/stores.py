@@ -11,6 +11,7 @@ from completion_server.core.clock import MonotonicClock
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.settings import RedisSettings
 from tests.support.cancels import cancel_and_wait
+from tests.support.constants import with_constants
 from tests.support.server import eventually
 
 _numbers = itertools.count()
@@ -21,13 +22,17 @@ def new_prefix() -> str:
     return f"test-{next(_numbers)}"
 
 
+def redis_settings(*, retry_s: float = 0.05, timeout_ms: float = 10_000, **values: Any) -> RedisSettings:
+    """Return settings with more time than in service: a busy machine is no fault of Redis."""
+    return with_constants(RedisSettings(**values), retry_s=retry_s, timeout_ms=timeout_ms)
+
+
 @asynccontextmanager
 async def running_store(address: str, **settings: Any) -> AsyncIterator[RedisStore]:
     """Run a store, and yield it when it is connected."""
-    # A busy machine is no fault of Redis, so it gets more time than in service.
-    defaults = {"addresses": (address,), "key_prefix": new_prefix(), "retry_s": 0.05, "timeout_ms": 10_000}
-    settings = defaults | settings
-    store = RedisStore(RedisSettings(**settings), MonotonicClock())
+    store = RedisStore(
+        redis_settings(**{"addresses": (address,), "key_prefix": new_prefix()} | settings), MonotonicClock()
+    )
     task = asyncio.create_task(store.run())
     try:
         await eventually(lambda: store.is_available)
@@ -39,7 +44,7 @@ async def running_store(address: str, **settings: Any) -> AsyncIterator[RedisSto
 @asynccontextmanager
 async def failing_store(reason: str, **settings: Any) -> AsyncIterator[RedisStore]:
     """Run a store that can't connect, and yield it when it has said so for `reason`, a regular expression."""
-    store = RedisStore(RedisSettings(**{"retry_s": 0.05} | settings), MonotonicClock())
+    store = RedisStore(redis_settings(**settings), MonotonicClock())
     task = asyncio.create_task(store.run())
     try:
         await eventually(lambda: re.search(reason, store.breaker.reason) is not None)

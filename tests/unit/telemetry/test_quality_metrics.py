@@ -93,12 +93,6 @@ def test_the_tokens_of_all_tenants_are_those_of_the_server(end: End) -> None:
         assert registry.get_sample_value("completion_tenant_tokens_total", {"tenant": "acme", "kind": kind}) == count
 
 
-def test_without_configured_tenants_there_are_no_series_by_tenant() -> None:
-    registry = CollectorRegistry()
-    Metrics(registry).handle(ended(Caller("u", "s", tenant="acme", is_verified=True)))
-    assert not [metric.name for metric in registry.collect() if "tenant" in metric.name]
-
-
 @pytest.mark.parametrize(
     ("tenants", "fault"),
     [

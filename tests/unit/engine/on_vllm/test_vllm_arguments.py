@@ -48,7 +48,7 @@ def test_an_option_of_the_operator_replaces_the_servers_choice(arguments: Any) -
     ("option", "message"),
     [
         ("block_sise", r"engine\.vllm\.block_sise: .*did you mean 'block_size'\?"),
-        ("dtype", r"engine\.vllm\.dtype: set engine\.dtype instead"),
+        ("model", r"engine\.vllm\.model: set engine\.model instead"),
     ],
 )
 def test_an_option_that_vllm_does_not_know_or_that_has_a_key_is_refused(

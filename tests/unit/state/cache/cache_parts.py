@@ -8,7 +8,7 @@ from typing import Any
 
 from completion_server.core.outcome import CachedAnswer, FinishedAnswer, FinishReason
 from completion_server.core.request import Caller, Mode, Request
-from completion_server.state.cache.keys import CacheScopes, CompletionKeys
+from completion_server.state.cache.keys import CompletionKeys
 from completion_server.state.cache.local import Entry
 from completion_server.state.store import Arg, StoreUnavailableError
 
@@ -23,7 +23,7 @@ def request_of(prefix: str, **fields: Any) -> Request:
 
 def make_keys(*identity: str, secret: bytes = SECRET, is_tenant_wide: bool = False) -> CompletionKeys:
     salt_of: Callable[[Caller], str] = lambda caller: caller.tenant if is_tenant_wide else caller.owner  # noqa: E731
-    return CompletionKeys(secret, identity or ("model",), CacheScopes(salt_of, is_tenant_wide))
+    return CompletionKeys(secret, identity or ("model",), salt_of, is_tenant_wide=is_tenant_wide)
 
 
 def entry_of(tail: str, text: str, reason: FinishReason = FinishReason.STOP, made_at: float = 0.0) -> Entry:

@@ -16,6 +16,7 @@ from completion_server.state.secret import Secret
 from completion_server.state.settings import CacheSettings, RedisSettings
 from tests.support.cancels import cancel_and_wait
 from tests.support.clocks import ManualClock
+from tests.support.constants import with_constants
 from tests.support.redis_servers import RedisServer
 from tests.support.server import eventually
 from tests.unit.state.cache.cache_parts import (
@@ -43,12 +44,13 @@ class Replica:
         *,
         redis: RedisSettings = REMOTE,
         secret: bytes = SECRET,
-        **settings: object,
+        shared: bool = True,
+        **constants: float,
     ) -> None:
         self.clock = ManualClock(1000.0)
         self.events: list[Event] = []
         cache = make_cache(
-            replace(CacheSettings(), **settings),  # type: ignore[arg-type]
+            with_constants(CacheSettings(shared=shared), **constants),
             redis,
             Secret(secret),
             store,
