@@ -19,6 +19,7 @@ from completion_server.engine.warmup import run_to_end
 from completion_server.speculation.comparison import (
     LAST_SHARE,
     OFF,
+    Gain,
     Schedule,
     compare,
     rows_of,
@@ -104,6 +105,8 @@ class _Measured:
         self.size = size
         self.rounds: list[TypedRound] = []
         self.comparison = compare(dict.fromkeys(ks, ()), is_last=False)
+        self.gains: dict[int, Gain] = {}
+        """Those of dropped Ks are of their last look."""
         self.spent_s = 0.0
         """Time that its rounds took."""
         self._orders = _orders((*ks, OFF), chance)
@@ -126,7 +129,7 @@ class _Measured:
     @property
     def trusted_log_gains(self) -> dict[int, float]:
         """The gain of each K, but none above 0 where the trial has chosen no drafts."""
-        gains = {k: math.log(gain.value) for k, gain in self.comparison.gains.items()}
+        gains = {k: math.log(gain.value) for k, gain in self.gains.items()}
         return gains if self.comparison.k else {k: min(0.0, gain) for k, gain in gains.items()}
 
     def look(self, found: "Sequence[_Measured]", ks: Sequence[int], share: float, *, is_last: bool) -> None:
@@ -139,6 +142,7 @@ class _Measured:
             dropped=self.comparison.dropped,
             shared_errors=text_errors(rounds, ks)[self.size],
         )
+        self.gains.update(self.comparison.gains)
 
     def __str__(self) -> str:
         at_once = "1 request" if self.size == 1 else f"{self.size} requests at once"
