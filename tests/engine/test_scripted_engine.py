@@ -11,7 +11,6 @@ from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTime
 from completion_server.engine.settings import EngineSettings
 from tests.engine.contract import EngineContract
 from tests.engine.speculation_contract import SpeculationContract
-from tests.support.cancels import cancel_and_wait
 from tests.support.scripted import collect, in_virtual_time, now, request, started, times_of
 
 QUICK = ServiceTimes(prefill_base_s=1e-3, prefill_per_token_s=1e-6, decode_base_s=1e-3)
@@ -101,16 +100,6 @@ async def test_the_queue_runs_by_priority_then_arrival() -> None:
 
 
 @in_virtual_time
-async def test_generations_that_do_not_fit_into_memory_wait() -> None:
-    engine = await started(num_kv_blocks=4)
-    tasks = [asyncio.create_task(collect(engine, request(name, num_prompt=30, max_tokens=2))) for name in "abc"]
-    await asyncio.sleep(0.001)
-    assert engine.stats() == EngineStats(num_running=2, num_waiting=1, kv_usage=1.0)
-    await asyncio.gather(*tasks)
-    assert engine.stats().kv_usage == 0.0
-
-
-@in_virtual_time
 async def test_an_abort_costs_the_step_that_runs_and_no_more() -> None:
     engine = await started()
     async with aclosing(engine.generate(request("a", max_tokens=20))) as outputs:
@@ -121,20 +110,6 @@ async def test_an_abort_costs_the_step_that_runs_and_no_more() -> None:
     assert engine.stats() == EngineStats(num_generated_tokens=2, num_aborted_tokens=1)
     await asyncio.sleep(1.0)
     assert engine.num_steps == 2
-
-
-@in_virtual_time
-async def test_an_abort_in_the_queue_costs_nothing() -> None:
-    engine = await started(max_num_seqs=1)
-    first = asyncio.create_task(collect(engine, request("first", max_tokens=2)))
-    await asyncio.sleep(0.001)
-    queued = asyncio.create_task(collect(engine, request("queued")))
-    await asyncio.sleep(0.001)
-    await cancel_and_wait(queued)
-    assert engine.stats().num_waiting == 0
-    await first
-    await asyncio.sleep(1.0)
-    assert engine.stats() == EngineStats(num_generated_tokens=2)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +126,6 @@ async def test_speculation_writes_the_accepted_tokens_in_one_step(
     assert "".join(output.text for _, output in outputs) == "abcdefghi"
     assert outputs[-1][1].accepted_draft_tokens == accepted
     assert outputs[-1][1].drafted_tokens == 3 * (len(times) - 1)
-
-
-@in_virtual_time
-async def test_a_script_that_runs_out_ends_with_a_token_of_its_own() -> None:
-    engine = await started(lambda _request: ["日", "", "👩", "é"])
-    outputs = await collect(engine, request("a", max_tokens=9))
-    assert [output.text for _, output in outputs] == ["日", "", "👩", "é", ""]
-    assert [(output.num_tokens, output.finish) for _, output in outputs] == [(1, None)] * 4 + [(1, "stop")]
 
 
 @in_virtual_time
@@ -182,13 +149,6 @@ async def test_a_slow_consumer_gets_merged_outputs() -> None:
     last = await anext(outputs)
     assert (last.text, last.num_tokens, last.finish) == ("def", 3, "length")
     assert [output async for output in outputs] == []
-
-
-@in_virtual_time
-async def test_the_models_length_bounds_a_generation() -> None:
-    engine = await started(max_model_len=12)
-    outputs = await collect(engine, request("a", num_prompt=10, max_tokens=5))
-    assert [output.finish for _, output in outputs] == [None, "length"]
 
 
 @in_virtual_time

@@ -161,15 +161,6 @@ async def test_while_the_engine_is_down_callers_get_a_retry_time(server: Running
     await until_serving(server)
 
 
-async def test_an_engine_that_hangs_under_load_is_replaced(server: RunningServer, fleet: Fleet) -> None:
-    call = server.stub.Complete(request(max_tokens=ENDLESS))
-    await anext(aiter(call))
-    fleet.current.hang()
-    assert await asyncio.wait_for(final_code(call), 20) is grpc.StatusCode.UNAVAILABLE
-    await until_restarted(server)
-    assert (await ask(server.stub, request(max_tokens=5))).reason == "length"
-
-
 def out_of_files(_engine: ScriptedEngine) -> None:
     raise OSError("too many open files")
 
@@ -195,12 +186,6 @@ async def test_an_engine_is_replaced_until_one_serves(
     await until_restarted(server)
     assert fleet.num_failing_starts == 0
     assert (await ask(server.stub, request(max_tokens=5))).reason == "length"
-
-
-async def test_an_engine_that_holds_less_than_a_request_may_need_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"engine\.max_model_len: the engine holds 256 tokens"):
-        async with run_server(make_config(), lambda: ScriptedEngine(max_model_len=256)):
-            pass
 
 
 async def test_a_failed_first_start_ends_the_server() -> None:

@@ -15,7 +15,7 @@ from completion_server.state.store import StoreUnavailableError
 from completion_server.state.subscription import ChannelSubscription
 from tests.support.cancels import cancel_and_wait
 from tests.support.certificates import make_identity_in
-from tests.support.redis_servers import MASTER_NAME, Cluster, RedisServer, RedisTls, Sentinels, running_sentinels
+from tests.support.redis_servers import MASTER_NAME, Cluster, RedisServer, RedisTls, Sentinels
 from tests.support.server import eventually
 from tests.unit.state.stores import check_fails, running_store
 
@@ -156,21 +156,6 @@ async def test_sentinels_and_a_failover_in_mid_run(redis_sentinels: Sentinels) -
             assert await has_all_keys(store)
             await publish_until(store, "channel", received)
         assert int(redis_sentinels.first_replica.cli("DBSIZE")) >= NUM_KEYS
-
-
-@pytest.mark.full
-async def test_sentinels_with_tls_and_a_password(tmp_path: Path) -> None:
-    tls, password = RedisTls.make_in(tmp_path), tmp_path / "password"
-    password.write_text("secret")
-    sentinel_password = tmp_path / "sentinel-password"
-    sentinel_password.write_text("other\n")
-    with running_sentinels(password="secret", tls=tls, sentinel_password="other") as sentinels:
-        settings = sentinel_settings(sentinels) | {"tls": tls_settings(tls), "password_file": str(password)}
-        await check_fails("No master found", **settings)
-        settings |= {"sentinel_username": "default", "sentinel_password_file": str(sentinel_password)}
-        async with running_store(sentinels.addresses[0], **settings) as store:
-            assert await has_all_keys(store)
-            assert await passes_messages(store)
 
 
 @pytest.mark.full

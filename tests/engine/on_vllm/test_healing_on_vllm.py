@@ -89,11 +89,6 @@ async def test_any_text_can_be_begun_with_and_drafts_change_nothing(
     assert texts[0] == texts[1]
 
 
-async def test_too_few_tokens_for_the_beginning_give_no_text(vllm_engine: "VllmEngine", builder: PromptBuilder) -> None:
-    result = await answer(vllm_engine, builder.build(request_at(DOCUMENTS[0])).token_ids, "0123456789abcdefghij")
-    assert (result.text, result.num_tokens, result.last.finish) == ("", NUM_TOKENS, "length")
-
-
 async def test_samples_begin_with_it_and_repeat_by_their_seed(
     vllm_engine: "VllmEngine", builder: PromptBuilder
 ) -> None:
@@ -103,16 +98,6 @@ async def test_samples_begin_with_it_and_repeat_by_their_seed(
     )
     assert first.text == again.text != other.text
     assert not first.text.startswith(".")
-
-
-async def test_beside_it_other_answers_are_free(vllm_engine: "VllmEngine", builder: PromptBuilder) -> None:
-    prompts = [builder.build(request_at(document)).token_ids for document in DOCUMENTS]
-    alone = [await answer(vllm_engine, prompt) for prompt in prompts]
-    mixed = await asyncio.gather(
-        *(answer(vllm_engine, prompt, " zq" if number % 2 else "") for number, prompt in enumerate(prompts * 2))
-    )
-    free = [alone[number % 3].text for number in range(6) if number % 2 == 0]
-    assert [each.text for each in mixed[::2]] == free
 
 
 async def test_an_answer_of_few_tokens_ends_before_a_character_that_has_more(vllm_engine: "VllmEngine") -> None:

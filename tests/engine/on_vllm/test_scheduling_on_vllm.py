@@ -120,26 +120,6 @@ async def test_many_sessions_typing_leave_nothing_behind(vllm_engine: "VllmEngin
             assert answer.reason != "shed" or not answer.text
 
 
-async def test_a_storm_of_one_users_requests_costs_the_engine_hardly_more_than_the_last(
-    vllm_engine: "VllmEngine",
-) -> None:
-    async with serving(vllm_engine, "admission.user_requests_per_s=0", "shed.when=never") as server:
-        num_before = vllm_engine.stats().num_generated_tokens
-        call = server.stub.Session(metadata=(("x-user-id", "stormy"),))
-        for number in range(200):
-            await call.write(pb.SessionRequest(complete=key(0, number, max_tokens=32)))
-        answers = {number + 1: Answer() for number in range(200)}
-        while any(answer.end is None for answer in answers.values()):
-            event = await next_event(call)
-            answers[event.sequence].take(event)
-        reasons = [answer.reason for answer in answers.values()]
-        assert reasons[-1] in {"stop", "length"}
-        assert set(reasons[:-1]) <= {"superseded"}
-        await call.done_writing()
-        # Requests come faster than steps: most never reach the engine, and none runs for long.
-        assert vllm_engine.stats().num_generated_tokens - num_before < 200 * 4
-
-
 @pytest.mark.parametrize("phase", ["prefilling", "decoding"])
 async def test_a_request_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEngine", phase: str) -> None:
     async with serving(vllm_engine, "shed.when=never") as server:
@@ -154,17 +134,6 @@ async def test_a_request_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEng
             await eventually(lambda: server.count("completion_running_requests") == 0)
             if server.count("completion_abort_seconds_count") == 1:
                 break
-
-
-async def test_an_unread_stream_frees_the_engine_when_it_is_cancelled(vllm_engine: "VllmEngine") -> None:
-    # A blocked write takes more text than a model generates: tests/fault/test_stalled_readers.py tests that.
-    async with serving(vllm_engine, "shed.when=never") as server:
-        call = server.stub.Session(metadata=(("x-user-id", "gone"),))
-        for number in range(40):
-            await call.write(pb.SessionRequest(complete=key(3, number, max_tokens=48)))
-        await eventually(lambda: server.count("completion_running_requests") > 0)
-        call.cancel()
-        await eventually(lambda: server.count("completion_running_requests") == 0)
 
 
 async def test_typed_along_text_is_not_computed_again(vllm_engine: "VllmEngine") -> None:

@@ -162,15 +162,6 @@ async def test_a_change_takes_effect_within_two_steps(vllm_engine: "VllmEngine")
 
 
 @pytest.mark.full
-async def test_generations_side_by_side_go_on_over_changes(vllm_engine: "VllmEngine") -> None:
-    """Which of them share a step may move the last bits, and with them a close choice of a token in a few."""
-    alone = [await generate_text(vllm_engine, "alone", variant, changes=False) for variant in range(8)]
-    texts = await asyncio.gather(*(generate_text(vllm_engine, "side", variant, changes=True) for variant in range(8)))
-    set_k(vllm_engine, 3)
-    assert sum(text == undisturbed for text, undisturbed in zip(texts, alone, strict=True)) >= 4
-
-
-@pytest.mark.full
 async def test_a_prompt_that_repeats_itself_gives_n_gram_drafts_and_the_same_text() -> None:
     async with started(f"engine.draft_model={NGRAM}") as engine:
         info, control = engine.info, engine.speculation

@@ -178,12 +178,6 @@ async def test_an_engine_that_hangs_is_replaced_sooner_if_it_does_not_compute(
         await asking
 
 
-@on_bench(step_s=50.0, warm_up=True)
-async def test_a_slow_warm_up_is_no_hang(bench: Bench) -> None:
-    assert bench.supervised.state is EngineState.READY
-    assert bench.supervised.num_restarts == 0
-
-
 @on_bench()
 async def test_the_back_off_grows_over_lives_that_are_short(bench: Bench) -> None:
     waits = []

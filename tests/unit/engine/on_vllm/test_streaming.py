@@ -14,20 +14,6 @@ S3 = "s3://models/target/revision-1/"
 
 
 @pytest.mark.parametrize(
-    "vllm",
-    [
-        {},
-        {"load_format": "safetensors"},
-        {"load_format": "runai_streamer"},
-        {"load_format": "runai_streamer", "model_weights": S3},
-    ],
-    ids=["not streamed", "another format", "from a folder", "from S3"],
-)
-def test_weights_that_can_be_streamed(vllm: dict[str, Any]) -> None:
-    check_streaming(vllm)
-
-
-@pytest.mark.parametrize(
     ("vllm", "fault"),
     [
         ({"model_weights": S3}, r'load_format: must be "runai_streamer" with model_weights, got "auto"'),

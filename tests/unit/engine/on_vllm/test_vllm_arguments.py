@@ -15,7 +15,6 @@ from completion_server.config import load_config
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import constant_lookup
 from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
-from completion_server.engine.vllm.environment import RUNNER, engine_environment
 from loadtest.bench.gpu.sessions import SessionsPlan
 from loadtest.bench.gpu.speculation import SpeculationPlan
 from loadtest.bench.gpu.ttft import TtftPlan
@@ -98,11 +97,6 @@ def test_a_step_of_a_gpu_is_short_and_holds_all_drafts(
     assert (sizes, args["performance_mode"]) == (expected, "interactivity")
 
 
-def test_an_engine_on_a_cpu_gets_no_step_sizes(arguments: Any) -> None:
-    sizes = {"max_num_batched_tokens", "long_prefill_token_threshold", "performance_mode"}
-    assert not sizes & arguments.engine_args(EngineSettings(model="m")).keys()
-
-
 @pytest.mark.parametrize(
     ("draft_model", "is_cpu", "k", "num_seqs", "rows"),
     [
@@ -154,41 +148,10 @@ def test_vllm_is_started_without_a_schedule_if_k_is_locked(arguments: Any, vllm:
     assert arguments.settings_locked_reason(DRAFTING) == ""
 
 
-@pytest.mark.parametrize(("draft_model", "has_schedule"), [("d", False), ("ngram", True)])
-def test_full_cuda_graphs_need_an_engine_without_a_schedule(
-    arguments: Any, draft_model: str, has_schedule: bool
-) -> None:
-    settings = EngineSettings(model="m", draft_model=draft_model, full_cuda_graphs=True)
-    assert (ROWS in arguments.engine_args(settings)["speculative_config"]) == has_schedule
-    assert arguments.settings_locked_reason(settings) == ""
-
-
 @pytest.mark.filterwarnings("ignore")  # of imports
 def test_a_vllm_whose_schedulers_are_elsewhere_keeps_its_k(arguments: Any) -> None:
     assert arguments.schedulers_locked_reason("completion_server.engine.vllm.drafts.schedulers") == ""
     assert "other schedulers: No module named" in arguments.schedulers_locked_reason("tests.support.no_schedulers")
-
-
-@pytest.mark.parametrize(
-    ("settings", "runner"),
-    [
-        ({"draft_model": "d"}, "0"),
-        ({"draft_model": "d", "vllm": {"data_parallel_size": 2}}, "0"),
-        ({"vllm": {"speculative_config": {"model": "d", "num_speculative_tokens": 2}}}, "0"),
-        ({"draft_model": "d", "num_speculative_tokens": 0}, None),
-        ({"draft_model": "ngram"}, None),
-    ],
-    ids=["draft model", "locked K", "named for vLLM", "K = 0", "n-gram"],
-)
-def test_the_older_runner_runs_draft_models_alone(arguments: Any, settings: dict[str, Any], runner: str | None) -> None:
-    given = arguments.engine_args(EngineSettings(model="m", **settings)).get("speculative_config")
-    assert engine_environment(given, {}).get(RUNNER) == runner
-
-
-def test_models_are_compiled_unless_switched_off(arguments: Any) -> None:
-    assert arguments.cannot_compile_reason() == ""
-    assert arguments.engine_args(EngineSettings(model="m"))["enforce_eager"] is False
-    assert arguments.engine_args(EngineSettings(model="m", enforce_eager=True))["enforce_eager"] is True
 
 
 def test_a_folders_revision_is_not_vllms_to_know(arguments: Any, tmp_path: Path) -> None:
@@ -198,11 +161,6 @@ def test_a_folders_revision_is_not_vllms_to_know(arguments: Any, tmp_path: Path)
     for settings, expected in ((hub, ("1", "2")), (folder, (None, None))):
         found = arguments.engine_args(settings)
         assert (found["revision"], found["speculative_config"]["revision"]) == expected
-
-
-def test_vllm_has_what_streams_weights(arguments: Any) -> None:
-    streamed = {"load_format": "runai_streamer", "model_weights": "s3://models/1/"}
-    assert arguments.engine_args(EngineSettings(model="m", vllm=streamed)).items() >= streamed.items()
 
 
 def test_a_machine_that_cannot_compile_runs_uncompiled_unless_told_to_compile(
