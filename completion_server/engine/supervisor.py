@@ -28,7 +28,7 @@ from completion_server.engine.interface import (
 from completion_server.engine.quarantine import Quarantine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.speculation_control import SupervisedSpeculation
-from completion_server.engine.start_times import RestartBackoff, StartEstimate, StartTimes
+from completion_server.engine.start_times import RestartBackoff, StartEstimate, StartTimes, progress
 from completion_server.engine.vitals import WATCHES_PER_TIMEOUT, Vitals
 from completion_server.engine.warmup import warm_up
 
@@ -202,15 +202,17 @@ class SupervisedEngine:
 
     async def _start_engine(self) -> None:
         try:
-            async with asyncio.timeout(self._settings.start_timeout_s):
-                await self._engine.start()
+            with progress("loading the models"):
+                async with asyncio.timeout(self._settings.start_timeout_s):
+                    await self._engine.start()
         except TimeoutError as error:
             msg = f"the engine was not loaded after {self._settings.start_timeout_s:g} s (engine.start_timeout_s)"
             raise EngineDeadError(msg) from error
         self._info = self._with_revisions(self._engine.info)
         if self._settings.warm_up:
             logger.info("the models are loaded; warming up")
-            await warm_up(self._engine, self._settings.step_timeout_s)
+            with progress("warming up"):
+                await warm_up(self._engine, self._settings.step_timeout_s)
         self._speculation.engine_started(self._engine)
         self._engine.watch_steps(self._on_step)
         self._vitals = Vitals(self._settings, self._clock.now())

@@ -12,12 +12,11 @@ all, plus that of what all rounds share.
 1.03, or if another K is shown to be better. If the interval is so short that it excludes both, the half of 3% decides:
 below 3% either choice is right to within 3% of the tokens/s.
 
-**Error rates.** At each batch size, over all rounds and all values of K: drafts that gain nothing are chosen with a
-probability of at most `ALPHA`, and a K that gains 5% is dropped with one of at most `BETA`, as long as rounds are added
-until it is decided. The looks are few; each spends a share of the rates (alpha spending: Lan and DeMets, Biometrika
-70, 1983): half of it the last look, at the time limit; look j of those before 1 / (j (j + 1)) of the other half, whose
-sum over any number of looks is at most 1. Bonferroni divides `ALPHA` by the number of Ks, because the best of several
-looks better than it is; dropping all of them by mistake includes dropping the best one, so `BETA` is not divided.
+**Error rates.** At each batch size drafts that gain nothing are chosen with a probability of at most `ALPHA`, and a K
+that gains 5% is dropped with one of at most `BETA`, as long as rounds are added until it is decided. Each look spends a
+share of the rates (alpha spending: Lan and DeMets, Biometrika 70, 1983): the last one half of it, look j before it
+1 / (j (j + 1)) of the other half. Bonferroni divides `ALPHA` by the number of Ks, because the best of several looks
+better than it is; dropping all of them by mistake includes dropping the best one, so `BETA` is not divided.
 """
 
 import math

@@ -110,7 +110,8 @@ def parse_schedule(rows: Iterable[Sequence[int]], max_num_speculative_tokens: in
     for at, numbers in enumerate(rows):
         row = _parse_row(numbers, at)
         if row.first != next_batch_size:
-            raise ScheduleError(_misplaced(row, next_batch_size), at)
+            first = "the first row " if at == 0 else ""
+            raise ScheduleError(f"{first}must begin at batch size {next_batch_size}, got {row.first}", at)
         parsed.append(row)
         next_batch_size = row.last + 1
     if not parsed:
@@ -130,12 +131,3 @@ def _parse_row(numbers: Sequence[int], at: int) -> ScheduleRow:
     if row.num_speculative_tokens < 0:
         raise ScheduleError(f"K must be at least 0, got {row.num_speculative_tokens}", at)
     return row
-
-
-def _misplaced(row: ScheduleRow, next_batch_size: int) -> str:
-    """Return the fault of a row that does not begin at `next_batch_size`."""
-    if next_batch_size == 1:
-        return f"the first row must begin at batch size 1, got {row.first}"
-    if row.first < next_batch_size:
-        return f"begins at batch size {row.first}, which the row before it has already"
-    return f"begins at batch size {row.first} and leaves a gap from {next_batch_size} on"

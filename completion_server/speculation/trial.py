@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from completion_server.core.clock import Clock
 from completion_server.engine.interface import Engine, GenerationRequest, SpeculationControl, constant_lookup, trial_ks
 from completion_server.engine.speculation_control import SEPARATED
+from completion_server.engine.start_times import PROGRESS_S, progress
 from completion_server.engine.warmup import run_to_end
 from completion_server.speculation.comparison import (
     LAST_SHARE,
@@ -36,7 +37,6 @@ LIMIT_S = 20.0
 
 NUM_DOCUMENTS = 16
 NUM_TOKENS = 24
-_PROGRESS_S = 4.0
 
 logger = logging.getLogger(__name__)
 
@@ -78,17 +78,9 @@ async def run_trial(
     found = [_Measured(size, ks, chance) for size in trial_sizes(info.max_num_seqs)]
     begun_at = clock.now()
     logger.info("measuring whether drafts pay; up to %.0f s", LIMIT_S)
-    await typist.prime((*ks, OFF))
+    with progress("computing the prompts that the drafts are measured on"):
+        await typist.prime((*ks, OFF))
     await _run_rounds(typist, found, ks, clock, begun_at)
-    if 2 * typist.num_cached_prompt_tokens < typist.num_prompt_tokens:
-        cached = typist.num_cached_prompt_tokens / typist.num_prompt_tokens
-        logger.warning(
-            "the prefix cache held only %.0f%% of the prompt tokens while drafts were measured, so their gain is that "
-            "of prompts computed anew; it is too small for %d documents (engine.cpu_kv_cache_gib, "
-            "engine.gpu_memory_utilization)",
-            100 * cached,
-            NUM_DOCUMENTS * (len(ks) + 1),
-        )
     rows = rows_of({each.size: each.comparison.k or OFF for each in found}, info.max_num_seqs)
     return StartChoice(rows, _reason(found), {each.size: each.trusted_log_gains for each in found})
 
@@ -164,7 +156,7 @@ async def _run_rounds(
         share = share_after(len(each.rounds))
         if share is not None:
             each.look(found, ks, share, is_last=False)
-        if clock.now() - said_at >= _PROGRESS_S:
+        if clock.now() - said_at >= PROGRESS_S:
             said_at = clock.now()
             logger.info("measuring drafts for %.0f s: %s", said_at - begun_at, _reason(found))
     for each in undecided:
@@ -201,15 +193,12 @@ class Typist:
         self._clock = clock
         self._step_timeout_s = step_timeout_s
         self._num_typed = NUM_DOCUMENTS
-        self.num_prompt_tokens = self.num_cached_prompt_tokens = 0
-        """Of the requests that typed, without those that primed the cache."""
 
     async def prime(self, ks: Sequence[int]) -> None:
         """Compute all documents for each K, so that they are in the prefix cache."""
         for k in ks:
             self._set(k)
             await self._run([self._make_request(at, 0, 1, _copy(k)) for at in range(NUM_DOCUMENTS)])
-        self.num_prompt_tokens = self.num_cached_prompt_tokens = 0
 
     async def round(self, size: int, ks: Sequence[int]) -> TypedRound:
         """Type the same next keys with each K in turn, `size` requests at once."""
@@ -235,8 +224,6 @@ class Typist:
     async def _ask(self, request: GenerationRequest) -> Typed:
         begun_at = self._clock.now()
         done = await run_to_end(self._engine, request, self._step_timeout_s)
-        self.num_prompt_tokens += len(request.prompt_token_ids)
-        self.num_cached_prompt_tokens += done.num_cached_prompt_tokens
         return Typed(done.num_tokens, done.num_tokens - done.num_accepted, self._clock.now() - begun_at)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import json
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -125,17 +126,23 @@ def tune_k(
         "rounds": rounds,
         "seconds": seconds,
     }
-    document = json.dumps(as_json(tuned, about), allow_nan=False)
+    facts = {"server": server, "model": tuned.server["model"], "draft": tuned.server["draft_model"], **about}
+    _report(tuned, json.dumps(as_json(tuned, about), allow_nan=False), facts, out, html, is_json=is_json)
+    sys.exit(Exit.WELL if tuned.is_valid else Exit.INVALID)
+
+
+def _report(
+    tuned: Tuned, document: str, facts: Mapping[str, object], out: Path | None, html: Path | None, *, is_json: bool
+) -> None:
+    """Write the files that are asked for, and print the result."""
     if out is not None:
         out.write_text(document + "\n", encoding="utf-8")
     if html is not None:
-        facts = {"server": server, "model": tuned.server["model"], "draft": tuned.server["draft_model"], **about}
         html.write_text(render_tuning(tuned, {name: str(fact) for name, fact in facts.items()}), encoding="utf-8")
     if is_json:
         click.echo(document)
     else:
         print_tuning(tuned, Console())
-    sys.exit(Exit.WELL if tuned.is_valid else Exit.INVALID)
 
 
 def print_tuning(tuned: Tuned, console: Console) -> None:

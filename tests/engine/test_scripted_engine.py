@@ -8,7 +8,6 @@ import pytest
 
 from completion_server.engine.interface import EngineDeadError, EngineStats
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes, Token
-from completion_server.engine.settings import EngineSettings
 from tests.engine.contract import EngineContract
 from tests.engine.speculation_contract import SpeculationContract
 from tests.support.scripted import collect, in_virtual_time, now, request, started, times_of
@@ -135,34 +134,6 @@ async def test_a_stop_token_ends_it_and_its_text_is_sent() -> None:
     assert [(output.text, output.finish) for _, output in ended] == [("a", None), ("\n", "stop")]
     other = await collect(engine, request("b", stop_token_ids=(8,)))
     assert "".join(output.text for _, output in other) == "a\nb"
-
-
-@in_virtual_time
-async def test_a_slow_consumer_gets_merged_outputs() -> None:
-    engine = await started()
-    outputs = engine.generate(request("a", max_tokens=6))
-    assert (await anext(outputs)).text == "a"
-    await asyncio.sleep(0.013)
-    merged = await anext(outputs)
-    assert (merged.text, merged.num_tokens, merged.finish) == ("bc", 2, None)
-    await asyncio.sleep(1.0)
-    last = await anext(outputs)
-    assert (last.text, last.num_tokens, last.finish) == ("def", 3, "length")
-    assert [output async for output in outputs] == []
-
-
-@in_virtual_time
-async def test_settings_give_its_size() -> None:
-    settings = EngineSettings(
-        kind="scripted", draft_model="d", num_speculative_tokens=2, max_num_seqs=3, scripted_kv_blocks=2
-    )
-    engine = ScriptedEngine.from_settings(settings)
-    await engine.start()
-    with pytest.raises(ValueError, match="do not fit into 2"):
-        await collect(engine, request("big", num_prompt=40))
-    assert (engine.info.max_num_seqs, engine.info.num_speculative_tokens) == (3, 2)
-    outputs = await collect(engine, request("a", max_tokens=8))
-    assert times_of(outputs)[-1] > 0.010
 
 
 @in_virtual_time

@@ -4,7 +4,6 @@ The engine core runs in a process of its own; the server's process talks to it t
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, suppress
 
@@ -41,17 +40,13 @@ from completion_server.engine.vllm.arguments import (
     lookup_at_start,
     schedulers_locked_reason,
 )
-from completion_server.engine.vllm.compiled import CompiledCode
-from completion_server.engine.vllm.conversion import output_of, sampling_params
+from completion_server.engine.vllm.conversion import LastStatistics, NoMetrics, output_of, sampling_params
 from completion_server.engine.vllm.drafts.names import SET_LOOKUP
 from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback, without_spans
 from completion_server.engine.vllm.patches import log_patches
 from completion_server.engine.vllm.patches.server import sampled_spans, span_exporter
 from completion_server.engine.vllm.process import yield_to_server
-from completion_server.engine.vllm.statistics import LastStatistics, NoMetrics
 from completion_server.engine.vllm.token_accounting import GenerationProgress, TokenAccounting
-
-logger = logging.getLogger(__name__)
 
 SCHEDULERS_MODULE = "completion_server.engine.vllm.drafts.schedulers"
 """The module of the schedulers that the engine core loads."""
@@ -170,11 +165,7 @@ class VllmEngine(Engine):
             scheduling = "AsyncScheduler" if config.scheduler_config.async_scheduling else "Scheduler"
             kind = "Healing" if self._locked_reason else "Lookup"
             config.scheduler_config.scheduler_cls = f"{SCHEDULERS_MODULE}.{kind}{scheduling}"
-        compiled = CompiledCode()
-        llm = self._make_llm(args, config)
-        if not args.enforce_eager and (said := compiled.describe()):
-            logger.info("%s", said)
-        return llm
+        return self._make_llm(args, config)
 
     def _make_llm(self, args: AsyncEngineArgs, config: VllmConfig) -> AsyncLLM:
         self._loading.check()

@@ -60,7 +60,7 @@ async def test_vllms_own_metrics_count(vllm_engine: "VllmEngine") -> None:
 def test_vllms_own_metrics_can_be_left_out() -> None:
     from vllm.v1.metrics.loggers import StatLoggerManager
 
-    from completion_server.engine.vllm.engine import NoMetrics
+    from completion_server.engine.vllm.conversion import NoMetrics
 
     made = StatLoggerManager(None, custom_stat_loggers=[NoMetrics], enable_default_loggers=False)  # type: ignore[arg-type]
     made.record(None, None)

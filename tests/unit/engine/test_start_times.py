@@ -1,10 +1,12 @@
 """How long starts take, the wait before them, and the settings of an engine."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from completion_server.engine import start_times
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.start_times import StartTimes
 
@@ -48,3 +50,16 @@ def test_a_file_that_is_damaged_or_cannot_be_written_changes_nothing(tmp_path: P
 def test_values_that_cannot_work_are_refused_by_name(values: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EngineSettings(**values)  # type: ignore[arg-type]
+
+
+def test_a_long_start_says_what_it_does(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(start_times, "PROGRESS_S", 0.01)
+    caplog.set_level("INFO", "completion_server")
+    ends_at = time.monotonic() + 30
+    with start_times.progress("loading the models"):
+        while not caplog.messages and time.monotonic() < ends_at:
+            time.sleep(0.01)
+    assert caplog.messages[0] == "loading the models: 0 s"
+    num = len(caplog.messages)
+    time.sleep(0.05)
+    assert len(caplog.messages) == num, "it ends with the block"

@@ -45,16 +45,6 @@ def test_a_step_after_a_possible_pause_has_no_time() -> None:
     assert not any(step.has_prompts for step in steps)
 
 
-def test_a_step_with_a_part_of_a_prompt_beside_others_has_prompts() -> None:
-    steps: list[EngineStep] = []
-    meter = StepMeter()
-    meter.on_step = steps.append
-    for num_running in (1, 2, 1):
-        meter.output(output(1), 1.0)
-        meter.end(None, num_running)
-    assert [step.has_prompts for step in steps] == [False, True, False]
-
-
 def test_drafts_are_estimated_by_k_until_vllm_reports_them() -> None:
     progress = GenerationProgress()
     progress.add(1, 4)

@@ -200,3 +200,37 @@ def test_vllm_has_what_is_used_on_a_gpu(arguments: Any) -> None:
     for args in (*given, served.engine.vllm, arguments.gpu_batch_args(DRAFTING)):
         assert args.keys() <= known
         assert args.get("speculative_config", {}).keys() <= drafting
+
+
+S3 = "s3://models/target/revision-1/"
+
+
+@pytest.mark.parametrize(
+    ("weights", "load_format", "fault"),
+    [
+        (S3, "auto", r'load_format: must be "runai_streamer" with model_weights, got "auto"'),
+        ("/models/target", "runai_streamer", r"model_weights: must begin with s3:// or gs:// or az://, got /models"),
+        ("gs://models/", "runai_streamer", 'load_format: "runai_streamer" needs .*model-streamer-gcs, not installed'),
+        (S3, "runai_streamer", ""),
+        ("", "runai_streamer", ""),
+    ],
+)
+def test_weights_are_elsewhere_only_where_they_can_be_streamed(
+    arguments: Any, weights: str, load_format: str, fault: str
+) -> None:
+    vllm = {"load_format": load_format, "model_weights": weights}
+    if not fault:
+        arguments.check_streaming(vllm)
+        return
+    with pytest.raises(ConfigError, match=rf"engine\.vllm\.{fault}"):
+        arguments.check_streaming(vllm)
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [("model", r"its weights alone can be streamed \(vllm\.model_weights\)"), ("draft_model", "copy it")],
+)
+def test_a_model_whose_small_files_are_in_a_storage_is_refused(key: str, remedy: str) -> None:
+    fault = rf"^{key}: must be the path of a folder or a hub id, got {S3}; {remedy}$"
+    with pytest.raises(ValueError, match=fault):
+        EngineSettings(**{"model": "m", key: S3})

@@ -157,15 +157,6 @@ def start(
         return FakeLLM.started[-1]
 
 
-@pytest.mark.usefixtures("platform")
-def test_an_engine_without_a_server_has_the_same_environment() -> None:
-    given: list[tuple[dict[str, Any], dict[str, Any] | None]]
-    given = [({"speculative_config": DRAFTING}, None), ({}, None), ({}, {"speculative_config": DRAFTING})]
-    assert [start(fixed, options)[1] for fixed, options in given] == ["0", None, "0"]
-    assert {name: os.environ[name] for name in SPAWNED} == SPAWNED
-    assert os.environ["VLLM_HOST_IP"] == "127.0.0.1"
-
-
 def test_a_model_alone_can_run_as_it_runs_in_speculation(platform: SimpleNamespace) -> None:
     settings, runner = start({}, speculation_graphs="piecewise")
     assert (settings["compilation_config"], runner) == ({"cudagraph_mode": "PIECEWISE"}, "0")
