@@ -23,11 +23,11 @@ from completion_server.engine.interface import (
     GenerationRequest,
     Output,
     SpeculationControl,
+    SpeculationLookup,
     constant_lookup,
 )
 from completion_server.engine.quarantine import Quarantine
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.speculation_control import SupervisedSpeculation
 from completion_server.engine.start_times import RestartBackoff, StartEstimate, StartTimes, progress
 from completion_server.engine.vitals import WATCHES_PER_TIMEOUT, Vitals
 from completion_server.engine.warmup import warm_up
@@ -83,7 +83,7 @@ class SupervisedEngine:
             speculation_lookup=constant_lookup(0, settings.max_num_seqs),
         )
         self._info = self._with_revisions(info)
-        self._speculation = SupervisedSpeculation(self._engine, self._info)
+        self._speculation = SpeculationControl(self._info, self._set_speculation)
         self._on_step: Callable[[EngineStep], None] = lambda _step: None
         self._past_generated_tokens = self._past_aborted_tokens = 0
         """Of the engines before this one."""
@@ -107,7 +107,7 @@ class SupervisedEngine:
         return self.state is EngineState.READY
 
     def remaining_start_s(self) -> float | None:
-        """Return the predicted time until an engine is ready, if none is; None if there is nothing to predict from."""
+        """Return the predicted time until an engine is ready; None if there is nothing to predict from."""
         return self._estimate.remaining_s(self._clock.now())
 
     @property
@@ -155,8 +155,7 @@ class SupervisedEngine:
 
         """
         if self.state is not EngineState.READY:
-            msg = f"the engine is {self.state.value}"
-            raise EngineDeadError(msg)
+            raise EngineDeadError(f"the engine is {self.state.value}")
         if not self._engine.is_alive:
             raise EngineDeadError("the engine died")
         entry = self._quarantine.enter(request.prompt_token_ids, self._clock.now())
@@ -188,6 +187,11 @@ class SupervisedEngine:
         """Changes K of this engine and of those that replace it; None if `info` has a reason why K is locked."""
         return None if self._info.speculation_locked_reason else self._speculation
 
+    def _set_speculation(self, lookup: SpeculationLookup, is_off: bool) -> None:
+        """Set K of the engine that runs now, unless it is starting, or K is locked."""
+        if (control := self._engine.speculation) is not None:
+            control.change(lookup, is_off=is_off)
+
     def watch_steps(self, on_step: Callable[[EngineStep], None]) -> None:
         """Call `on_step` after every step of any engine, except those of a warm-up."""
         self._on_step = on_step
@@ -213,7 +217,7 @@ class SupervisedEngine:
             logger.info("the models are loaded; warming up")
             with progress("warming up"):
                 await warm_up(self._engine, self._settings.step_timeout_s)
-        self._speculation.engine_started(self._engine)
+        self._speculation.replaced(self._engine.info)
         self._engine.watch_steps(self._on_step)
         self._vitals = Vitals(self._settings, self._clock.now())
         self.start_s = self._estimate.end(self._clock.now())

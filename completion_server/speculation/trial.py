@@ -13,8 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from completion_server.core.clock import Clock
-from completion_server.engine.interface import Engine, GenerationRequest, SpeculationControl, constant_lookup, trial_ks
-from completion_server.engine.speculation_control import SEPARATED
+from completion_server.engine.interface import (
+    SEPARATED,
+    Engine,
+    GenerationRequest,
+    SpeculationControl,
+    constant_lookup,
+    trial_ks,
+)
 from completion_server.engine.start_times import PROGRESS_S, progress
 from completion_server.engine.warmup import run_to_end
 from completion_server.speculation.comparison import (

@@ -4,11 +4,116 @@ Pure: the caller gives the time and the acceptance rate. The KV cache of a gener
 admitted, so nothing is preempted; generated tokens do not enter the prefix cache; live prompts are not pinned in it.
 """
 
+import asyncio
 import heapq
+import random
+import zlib
+from collections.abc import Iterator
+from functools import cached_property
 
-from completion_server.engine.interface import EngineStep
-from completion_server.engine.scripted.generation import ScriptedGeneration
-from completion_server.engine.scripted.model import BLOCK_TOKENS, PrefixCache, ServiceTimes
+from completion_server.engine.interface import EngineDeadError, EngineStep, GenerationRequest, Output
+from completion_server.engine.scripted.model import BLOCK_TOKENS, PrefixCache, ServiceTimes, Token, blocks_of
+
+
+class ScriptedGeneration:
+    """A generation that the engine writes to and that its caller reads from."""
+
+    def __init__(self, request: GenerationRequest, max_tokens: int, tokens: Iterator[str | Token], seed: int) -> None:
+        self.request = request
+        self.max_tokens = max_tokens
+        self.num_blocks = -(-(len(request.prompt_token_ids) + max_tokens) // BLOCK_TOKENS)
+        self.blocks = blocks_of(request.prompt_token_ids, request.cache_salt)
+        """Hashes of the prompt's whole blocks."""
+        self.num_cached = 0
+        self.num_prompt_left = len(request.prompt_token_ids)
+        self.num_prompt_now = 0
+        """Prompt tokens that the current step computes."""
+        self.prompt_due_at = 0.0
+        """When its prompt will be computed, if prompts are computed apart from the steps. Event loop seconds."""
+        self.is_decoding = False
+        self.is_running = False
+        self.is_aborted = False
+        self.is_over = False
+        self._tokens = tokens
+        self._stops = frozenset(request.stop_token_ids)
+        self._seed = seed
+        self._num_generated = 0
+        self._num_drafted = 0
+        self._num_accepted = 0
+        self._unread: Output | None = None
+        self._error: EngineDeadError | None = None
+        self._reader: asyncio.Future[None] | None = None
+        """Waits for an output or an error."""
+
+    @cached_property
+    def _rng(self) -> random.Random:
+        """Made when there are drafts, as that takes longer than a step."""
+        return random.Random(zlib.crc32(self.request.id.encode(), self._seed))
+
+    def draw_num_accepted(self, num_speculative_tokens: int, acceptance_rate: float) -> int:
+        """Draw how many draft tokens of a step the model accepts: all up to the first that it rejects."""
+        self._num_drafted += num_speculative_tokens
+        for num in range(num_speculative_tokens):
+            if self._rng.random() >= acceptance_rate:
+                return num
+        return num_speculative_tokens
+
+    def num_room(self, num_tokens: int) -> int:
+        """Return how many of `num_tokens` more may still be generated."""
+        return min(num_tokens, self.max_tokens - self._num_generated)
+
+    def write(self, num_tokens: int) -> int:
+        """Add up to `num_tokens` to the output and return how many were added."""
+        text = ""
+        finish = None
+        num = 0
+        while num < num_tokens and finish is None:
+            token = next(self._tokens, None)
+            num += 1
+            if token is None:
+                finish = "stop"
+                continue
+            text += token.text if isinstance(token, Token) else token
+            if isinstance(token, Token) and token.id in self._stops:
+                finish = "stop"
+            elif self._num_generated + num == self.max_tokens:
+                finish = "length"
+        self._num_generated += num
+        self._num_accepted += num - 1
+        self.is_over = finish is not None
+        self._put(text, num, finish)
+        return num
+
+    def fail(self, error: EngineDeadError) -> None:
+        """End with an error."""
+        self._error = error
+        self._wake()
+
+    async def read(self) -> Output:
+        """Wait for output and return all since the last call, merged.
+
+        Raises:
+            EngineDeadError: the engine died before the end.
+
+        """
+        while (output := self._unread) is None:
+            if self._error is not None:
+                raise self._error
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        self._unread = None
+        return output
+
+    def _put(self, text: str, num_tokens: int, finish: str | None) -> None:
+        before = self._unread
+        if before is not None:
+            text, num_tokens = before.text + text, before.num_tokens + num_tokens
+        self._unread = Output(text, num_tokens, finish, self.num_cached, self._num_drafted, self._num_accepted)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 class ScriptedBatch:

@@ -32,7 +32,6 @@ from completion_server.engine.loading import Loading
 from completion_server.engine.processes import Remnants, cpu_seconds, kill_and_wait, still_running
 from completion_server.engine.revisions import resolve_revisions
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.speculation_control import EngineSpeculation
 from completion_server.engine.vllm.arguments import (
     check_draft_length,
     engine_args,
@@ -44,7 +43,7 @@ from completion_server.engine.vllm.conversion import LastStatistics, NoMetrics, 
 from completion_server.engine.vllm.drafts.names import SET_LOOKUP
 from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback, without_spans
 from completion_server.engine.vllm.patches import log_patches
-from completion_server.engine.vllm.patches.server import sampled_spans, span_exporter
+from completion_server.engine.vllm.patches.processes import sampled_spans, span_exporter
 from completion_server.engine.vllm.process import yield_to_server
 from completion_server.engine.vllm.token_accounting import GenerationProgress, TokenAccounting
 
@@ -76,7 +75,7 @@ class VllmEngine(Engine):
         self._can_heal = False
         self._changes: set[asyncio.Task[None]] = set()
         """Changes of K on their way to the engine core."""
-        self._speculation: EngineSpeculation | None = None
+        self._speculation: SpeculationControl | None = None
         self._loading = Loading(self._load, self._discard)
         self._processes: list[psutil.Process] = []
 
@@ -130,7 +129,7 @@ class VllmEngine(Engine):
         # vLLM begins to read at the first request. But the core also sends news of its death.
         llm._run_output_handler()  # type: ignore[no-untyped-call]
         if not self._locked_reason:
-            self._speculation = EngineSpeculation(info, self._publish)
+            self._speculation = SpeculationControl(info, self._publish)
 
     def _publish(self, lookup: SpeculationLookup, is_off: bool) -> None:
         """Tell the engine core, and the accounting, which estimates the drafts of aborted generations from K."""

@@ -67,6 +67,7 @@ def test_vllms_own_metrics_can_be_left_out() -> None:
     assert [type(each) for each in made.stat_loggers] == [NoMetrics]
 
 
+@pytest.mark.full
 async def test_an_engine_is_idle_after_a_step(vllm_engine: "VllmEngine") -> None:
     await run_request(vllm_engine, GenerationRequest("before", [1, 2, 3], 1))
     await asyncio.sleep(1.5)

@@ -36,25 +36,15 @@ def check_admitted(quarantine: Quarantine, *prompts: list[int], now: float) -> N
 
 
 @pytest.mark.parametrize(
-    ("failures", "now"),
-    [
-        ([(BAD, 0)], 1),
-        ([(BAD, 0), (BAD, 300)], 301),
-        ([(BAD, 0), (BAD, 60)], 360),
-    ],
-    ids=["one failure is no proof", "a suspect is forgotten", "the quarantine ends"],
+    ("quarantine_s", "failed_at", "now"),
+    [(300, [0], 1), (300, [0, 300], 301), (300, [0, 60], 360), (0, [0, 0, 0], 0)],
+    ids=["one failure is no proof", "a suspect is forgotten", "the quarantine ends", "it refuses nothing"],
 )
-def test_a_prompt_is_admitted(quarantine: Quarantine, failures: list[tuple[list[int], float]], now: float) -> None:
-    for prompt, at in failures:
-        fail_with(quarantine, prompt, now=at)
+def test_a_prompt_is_admitted(quarantine_s: float, failed_at: list[float], now: float) -> None:
+    quarantine = Quarantine(quarantine_s)
+    for at in failed_at:
+        fail_with(quarantine, BAD, now=at)
     check_admitted(quarantine, BAD, now=now)
-
-
-def test_a_quarantine_of_zero_refuses_nothing() -> None:
-    quarantine = Quarantine(0)
-    for _ in range(3):
-        fail_with(quarantine, BAD)
-    check_admitted(quarantine, BAD, now=0)
 
 
 def test_a_prompt_that_was_computed_at_two_failures_is_refused_and_each_further_one_doubles_the_time(

@@ -7,8 +7,13 @@ import logging
 
 from completion_server.engine.vllm.patches.cpu import compiled_loading, prompt_seeds, sampling_parameters
 from completion_server.engine.vllm.patches.drafts import plain_sampler, skipped_drafts, unfetched_drafts
-from completion_server.engine.vllm.patches.processes import gloo_device, idle_polling
-from completion_server.engine.vllm.patches.server import counted_outputs, sampled_spans, span_exporter
+from completion_server.engine.vllm.patches.processes import (
+    counted_outputs,
+    gloo_device,
+    idle_polling,
+    sampled_spans,
+    span_exporter,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -33,16 +33,6 @@ def arguments() -> Any:
         return import_module("completion_server.engine.vllm.arguments")
 
 
-@pytest.fixture
-def on_a_gpu(arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "current_platform", SimpleNamespace(is_cpu=lambda: False))
-
-
-def test_an_option_of_the_operator_replaces_the_servers_choice(arguments: Any) -> None:
-    assert arguments.engine_args(EngineSettings(model="m"))["block_size"] == CPU_BLOCK_SIZE
-    assert arguments.engine_args(EngineSettings(model="m", vllm={"block_size": 64}))["block_size"] == 64
-
-
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -71,56 +61,54 @@ def test_a_draft_model_shorter_than_the_target_is_refused_with_the_length_to_set
         arguments.check_draft_length(config)
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, {"max_num_batched_tokens": 2048, "long_prefill_token_threshold": 1024}),
-        ({"max_model_len": 512}, {"max_num_batched_tokens": 2048}),
-        (
-            {"draft_model": "d", "num_speculative_tokens": 7, "max_num_seqs": 256, "max_model_len": 1024},
-            {"max_num_batched_tokens": 4096, "long_prefill_token_threshold": 1024},
-        ),
-        ({"vllm": {"enable_chunked_prefill": False}}, {}),
-        (
-            {"vllm": {"max_num_batched_tokens": 512}},
-            {"max_num_batched_tokens": 512, "long_prefill_token_threshold": 1024},
-        ),
-    ],
-    ids=["usual", "short", "many drafts", "whole prompts", "an operator's choice"],
-)
-@pytest.mark.usefixtures("on_a_gpu")
-def test_a_step_of_a_gpu_is_short_and_holds_all_drafts(
-    arguments: Any, settings: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    args = arguments.engine_args(EngineSettings(model="m", **settings))
-    sizes = {key: args[key] for key in ("max_num_batched_tokens", "long_prefill_token_threshold") if key in args}
-    assert (sizes, args["performance_mode"]) == (expected, "interactivity")
+def gpu(**found: Any) -> dict[str, Any]:
+    """Return the steps of a GPU and their largest sizes."""
+    return {"max_num_batched_tokens": 2048, "long_prefill_token_threshold": 1024, "block_size": None} | found
+
+
+DRAFTS, NGRAM, PARALLEL = {"draft_model": "d"}, {"draft_model": "ngram"}, {"data_parallel_size": 2}
 
 
 @pytest.mark.parametrize(
-    ("draft_model", "is_cpu", "k", "num_seqs", "rows"),
+    ("is_cpu", "settings", "expected"),
     [
-        ("ngram", False, 4, 32, [[1, 29, 4], [30, 30, 2], [31, 31, 1], [32, 32, 0]]),
-        ("ngram", False, 1, 32, [[1, 31, 1], [32, 32, 0]]),
-        ("ngram", False, 4, 2, [[1, 1, 4], [2, 2, 2]]),
-        ("ngram", False, 4, 1, [[1, 1, 4]]),
-        ("ngram", True, 4, 32, [[1, 32, 4]]),
-        ("d", False, 4, 32, [[1, 32, 4]]),
+        (True, {}, {"block_size": CPU_BLOCK_SIZE, "max_num_batched_tokens": None, "enforce_eager": False}),
+        (True, {"vllm": {"block_size": 64}}, {"block_size": 64}),
+        (True, {"enforce_eager": True}, {"enforce_eager": True}),
+        (False, {}, gpu()),
+        (False, {"max_model_len": 512}, gpu(long_prefill_token_threshold=None)),
+        (
+            False,
+            {"max_num_seqs": 256, "draft_model": "d", "num_speculative_tokens": 7},
+            gpu(max_num_batched_tokens=4096),
+        ),
+        (False, {"vllm": {"enable_chunked_prefill": False}}, {"max_num_batched_tokens": None}),
+        (False, {"vllm": {"max_num_batched_tokens": 512}}, gpu(max_num_batched_tokens=512)),
+        (False, NGRAM, {ROWS: [[1, 29, 4], [30, 30, 2], [31, 31, 1], [32, 32, 0]]}),
+        (False, NGRAM | {"num_speculative_tokens": 1}, {ROWS: [[1, 31, 1], [32, 32, 0]]}),
+        (False, NGRAM | {"max_num_seqs": 1}, {ROWS: [[1, 1, 4]]}),
+        (True, NGRAM, {ROWS: [[1, 32, 4]]}),
+        (False, DRAFTS, {ROWS: [[1, 32, 4]], "locked": ""}),
+        (False, DRAFTS | {"full_cuda_graphs": True}, {ROWS: None, "locked": ""}),
+        (False, NGRAM | {"max_num_seqs": 1, "full_cuda_graphs": True}, {ROWS: [[1, 1, 4]]}),
+        (False, DRAFTS | {"vllm": PARALLEL}, {ROWS: None, "locked": "vLLM keeps K constant under data parallelism"}),
+        (
+            False,
+            DRAFTS | {"vllm": {"scheduler_cls": "some.other.Scheduler"}},
+            {ROWS: None, "locked": "engine.vllm.scheduler_cls names another scheduler"},
+        ),
     ],
 )
-def test_the_schedule_names_each_k_that_needs_graphs_of_its_own(
-    arguments: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    draft_model: str,
-    is_cpu: bool,
-    k: int,
-    num_seqs: int,
-    rows: list[list[int]],
+def test_settings_as_vllms_arguments(
+    arguments: Any, monkeypatch: pytest.MonkeyPatch, is_cpu: bool, settings: dict[str, Any], expected: dict[str, Any]
 ) -> None:
+    """None stands for an argument that is vLLM's own to choose."""
     monkeypatch.setattr(arguments, "current_platform", SimpleNamespace(is_cpu=lambda: is_cpu))
     monkeypatch.setattr(arguments, "cannot_compile_reason", lambda: "")
-    settings = EngineSettings(model="m", draft_model=draft_model, num_speculative_tokens=k, max_num_seqs=num_seqs)
-    assert arguments.engine_args(settings)["speculative_config"][ROWS] == rows
+    given = EngineSettings(**{"model": "m", "max_num_seqs": 32} | settings)
+    found = arguments.engine_args(given)
+    found |= found.get("speculative_config", {}) | {"locked": arguments.settings_locked_reason(given)}
+    assert {key: found.get(key) for key in expected} == expected
 
 
 def test_an_engine_starts_with_its_largest_k_or_the_operators_schedule(arguments: Any) -> None:
@@ -131,21 +119,6 @@ def test_an_engine_starts_with_its_largest_k_or_the_operators_schedule(arguments
     assert arguments.lookup_at_start(ours, made, "") == constant_lookup(4, 4)
     assert arguments.lookup_at_start(operators, made, "") == (0, 4, 4, 2, 0)
     assert arguments.lookup_at_start(ours, made, "this vLLM has other schedulers") == (0, 4, 4, 2, 0)
-
-
-@pytest.mark.parametrize(
-    ("vllm", "message"),
-    [
-        ({"data_parallel_size": 2}, "under data parallelism"),
-        ({"scheduler_cls": "some.other.Scheduler"}, "names another scheduler"),
-    ],
-)
-def test_vllm_is_started_without_a_schedule_if_k_is_locked(arguments: Any, vllm: dict[str, Any], message: str) -> None:
-    kept = EngineSettings(model="m", draft_model="d", vllm=vllm)
-    assert ROWS in arguments.engine_args(DRAFTING)["speculative_config"]
-    assert ROWS not in arguments.engine_args(kept)["speculative_config"]
-    assert message in arguments.settings_locked_reason(kept)
-    assert arguments.settings_locked_reason(DRAFTING) == ""
 
 
 @pytest.mark.filterwarnings("ignore")  # of imports
