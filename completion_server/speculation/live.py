@@ -147,18 +147,9 @@ class LiveSpeculation:
         return self._figures.read()
 
     def set_fixed(self, num_speculative_tokens: int, by: str) -> None:
-        """Set one K for all batch sizes.
-
-        Raises:
-            ScheduleError: it is over the engine's maximum.
-            SpeculationLockedError: this engine can't change it.
-
-        """
-        self._check_unlocked()
-        info = self._engine.info
-        schedule = SpeculationSchedule.fixed(num_speculative_tokens, info.max_num_seqs)
-        schedule.check_max(info.num_speculative_tokens)
-        self._set(SpeculationMode.FIXED, schedule, by)
+        """Set one K for all batch sizes. Raises as `set_schedule` does."""
+        rows = [[1, max(1, self._engine.info.max_num_seqs), num_speculative_tokens]]
+        self._set(SpeculationMode.FIXED, self._parse(rows), by)
 
     def set_schedule(self, rows: Iterable[Sequence[int]], by: str) -> None:
         """Set rows of [first, last, K].
@@ -168,25 +159,20 @@ class LiveSpeculation:
             SpeculationLockedError: this engine can't change it.
 
         """
-        self._check_unlocked()
-        self._set(SpeculationMode.SCHEDULE, parse_schedule(rows, self._engine.info.num_speculative_tokens), by)
+        self._set(SpeculationMode.SCHEDULE, self._parse(rows), by)
 
     def set_auto(self, by: str, rows: Iterable[Sequence[int]] = ()) -> None:
         """Let the server choose, beginning with `rows`, or with the operator's current schedule without rows.
 
-        Raises:
-            ScheduleError: they are no schedule, or over the engine's maximum; the active schedule stays.
-            SpeculationLockedError: this engine can't change it.
-
+        Raises as `set_schedule` does.
         """
-        self._check_unlocked()
-        given = list(rows)
-        info = self._engine.info
-        schedule = parse_schedule(given, info.num_speculative_tokens) if given else self._operator_schedule
+        schedule = self._parse(list(rows) or self._operator_schedule.as_lists())
         self._set(SpeculationMode.AUTO, schedule, by)
         self._rest = DraftRest()
         self._chosen = schedule
-        if info.draft_model != NGRAM:  # the controller's estimates take every generation to have a draft in each step
+        if (
+            self._engine.info.draft_model != NGRAM
+        ):  # the controller's estimates take every generation to have a draft in each step
             self._begin_control(schedule)
 
     def _active_schedule(self) -> SpeculationSchedule:
@@ -212,6 +198,15 @@ class LiveSpeculation:
         self._controller = Controller(schedule, info.num_speculative_tokens, info.max_num_seqs, self._estimates)
         self._chosen = self._controller.chosen
 
+    def _parse(self, rows: Iterable[Sequence[int]]) -> SpeculationSchedule:
+        """Return the schedule of rows; a locked engine refuses each of them before it is checked."""
+        if not self._has_begun:
+            msg = "the engine is starting: its largest number of speculative tokens is not known yet"
+            raise SpeculationLockedError(msg)
+        if reason := self._engine.info.speculation_locked_reason:
+            raise SpeculationLockedError(reason)
+        return parse_schedule(rows, self._engine.info.num_speculative_tokens)
+
     def _apply(self, schedule: SpeculationSchedule) -> None:
         self._control().set_lookup(schedule.lookup(self._engine.info.max_num_seqs))
 
@@ -220,14 +215,6 @@ class LiveSpeculation:
         if control is None:
             raise SpeculationLockedError(self._engine.info.speculation_locked_reason)
         return control
-
-    def _check_unlocked(self) -> None:
-        """Refuse every change of a locked engine, before a schedule is checked."""
-        if not self._has_begun:
-            msg = "the engine is starting: its largest number of speculative tokens is not known yet"
-            raise SpeculationLockedError(msg)
-        if reason := self._engine.info.speculation_locked_reason:
-            raise SpeculationLockedError(reason)
 
     def _observe(self, step: EngineStep) -> None:
         self._figures.add(step)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, linear_regression, median
 
-OFF = 0
+from completion_server.speculation.comparison import OFF
+
 _MAX_OVER_LINE = 3.0
 """Residuals of more than this many times their median do not bend a line."""
 _MIN_S = 1e-9

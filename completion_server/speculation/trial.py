@@ -110,11 +110,6 @@ class _Measured:
         self._orders = _orders((*ks, OFF), chance)
 
     @property
-    def is_open(self) -> bool:
-        """Whether K is not decided."""
-        return self.comparison.k is None
-
-    @property
     def usual_s(self) -> float:
         """The mean time of a round, 0 before the first."""
         return self.spent_s / max(1, len(self.rounds))
@@ -153,7 +148,7 @@ async def _run_rounds(
 ) -> None:
     """Measure rounds until each batch size is decided, or no time is left. The batch sizes share the time evenly."""
     said_at = clock.now()
-    while (undecided := [each for each in found if each.is_open]) and clock.now() < begun_at + LIMIT_S:
+    while (undecided := [each for each in found if each.comparison.k is None]) and clock.now() < begun_at + LIMIT_S:
         each, round_at = min(undecided, key=lambda each: each.spent_s), clock.now()
         if round_at + each.usual_s > begun_at + LIMIT_S:
             break
@@ -204,7 +199,8 @@ class Typist:
         """Compute all documents for each K, so that they are in the prefix cache."""
         for k in ks:
             self._set(k)
-            await self._run([self._make_request(at, 0, 1, _copy(k)) for at in range(NUM_DOCUMENTS)])
+            requests = [self._make_request(at, 0, 1, _copy(k)) for at in range(NUM_DOCUMENTS)]
+            await asyncio.gather(*map(self._ask, requests))
 
     async def round(self, size: int, ks: Sequence[int]) -> TypedRound:
         """Type the same next keys with each K in turn, `size` requests at once."""
@@ -212,9 +208,10 @@ class Typist:
         self._num_typed = numbers.stop
         found = {}
         for k in ks:
-            requests = [self._make_request(*_place(number), NUM_TOKENS, _copy(k)) for number in numbers]
+            places = (divmod(number, NUM_DOCUMENTS) for number in numbers)
+            requests = [self._make_request(at, key, NUM_TOKENS, _copy(k)) for key, at in places]
             self._set(k)
-            found[k] = await self._run(requests)
+            found[k] = await asyncio.gather(*map(self._ask, requests))
         return found
 
     def _set(self, k: int) -> None:
@@ -223,19 +220,10 @@ class Typist:
         else:
             self._control.set_lookup(constant_lookup(k, self._engine.info.max_num_seqs))
 
-    async def _run(self, requests: Sequence[GenerationRequest]) -> list[Typed]:
-        """Run the requests at once."""
-        return await asyncio.gather(*(self._ask(request) for request in requests))
-
     async def _ask(self, request: GenerationRequest) -> Typed:
         begun_at = self._clock.now()
         done = await run_to_end(self._engine, request, self._step_timeout_s)
         return Typed(done.num_tokens, done.num_tokens - done.num_accepted, self._clock.now() - begun_at)
-
-
-def _place(number: int) -> tuple[int, int]:
-    """Return the document of a request and the key in it."""
-    return number % NUM_DOCUMENTS, number // NUM_DOCUMENTS
 
 
 def _copy(k: int) -> str:

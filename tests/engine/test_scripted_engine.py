@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 
 import pytest
 
 from completion_server.engine.interface import EngineDeadError, EngineStats
-from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes, Token
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.engine.contract import EngineContract
 from tests.engine.speculation_contract import SpeculationContract
 from tests.support.scripted import collect, in_virtual_time, now, request, started, times_of
@@ -79,38 +78,6 @@ async def test_the_cache_shortens_prefill() -> None:
     assert whole[0][1].cached_prompt_tokens == 32
 
 
-@in_virtual_time
-async def test_the_queue_runs_by_priority_then_arrival() -> None:
-    engine = await started(max_num_seqs=1)
-    ended = []
-
-    async def consume(name: str, priority: int) -> None:
-        await collect(engine, request(name, max_tokens=2, priority=priority))
-        ended.append(name)
-
-    tasks = [asyncio.create_task(consume("first", 0))]
-    await asyncio.sleep(0.001)
-    tasks += [asyncio.create_task(consume(f"{name}", p)) for name, p in (("z", 2), ("x", 1), ("y", 1), ("w", 0))]
-    await asyncio.sleep(0.001)
-    assert (engine.stats().num_running, engine.stats().num_waiting) == (1, 4)
-    await asyncio.gather(*tasks)
-    assert ended == ["first", "w", "x", "y", "z"]
-    assert engine.stats() == EngineStats(num_generated_tokens=10)
-
-
-@in_virtual_time
-async def test_an_abort_costs_the_step_that_runs_and_no_more() -> None:
-    engine = await started()
-    async with aclosing(engine.generate(request("a", max_tokens=20))) as outputs:
-        async for _output in outputs:
-            break
-    assert engine.stats().num_running == 1
-    await asyncio.sleep(0.0061)
-    assert engine.stats() == EngineStats(num_generated_tokens=2, num_aborted_tokens=1)
-    await asyncio.sleep(1.0)
-    assert engine.num_steps == 2
-
-
 @pytest.mark.parametrize(
     ("rate", "times", "accepted"),
     [(1.0, [0.020, 0.0335, 0.047], 6), (0.0, [0.020, *(0.020 + 0.0135 * step for step in range(1, 9))], 0)],
@@ -125,49 +92,6 @@ async def test_speculation_writes_the_accepted_tokens_in_one_step(
     assert "".join(output.text for _, output in outputs) == "abcdefghi"
     assert outputs[-1][1].accepted_draft_tokens == accepted
     assert outputs[-1][1].drafted_tokens == 3 * (len(times) - 1)
-
-
-@in_virtual_time
-async def test_a_stop_token_ends_it_and_its_text_is_sent() -> None:
-    engine = await started(lambda _request: ["a", Token("\n", 7), "b"])
-    ended = await collect(engine, request("a", stop_token_ids=(7,)))
-    assert [(output.text, output.finish) for _, output in ended] == [("a", None), ("\n", "stop")]
-    other = await collect(engine, request("b", stop_token_ids=(8,)))
-    assert "".join(output.text for _, output in other) == "a\nb"
-
-
-@in_virtual_time
-async def test_a_crash_ends_every_generation_and_refuses_the_next() -> None:
-    engine = await started(max_num_seqs=1)
-    tasks = [asyncio.create_task(collect(engine, request(name, max_tokens=20))) for name in ("running", "waiting")]
-    await asyncio.sleep(0.030)
-    engine.crash("out of memory")
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [str(result) for result in results if isinstance(result, EngineDeadError)] == ["out of memory"] * 2
-    assert not engine.is_alive
-    assert engine.stats().num_running == engine.stats().num_waiting == 0
-    with pytest.raises(EngineDeadError, match="out of memory"):
-        await collect(engine, request("late"))
-
-
-@in_virtual_time
-async def test_a_hung_engine_is_silent_until_it_resumes() -> None:
-    engine = await started()
-    task = asyncio.create_task(collect(engine, request("a", max_tokens=2)))
-    await asyncio.sleep(0.001)
-    engine.hang()
-    await asyncio.sleep(60.0)
-    assert engine.is_alive
-    assert not task.done()
-    engine.resume()
-    assert times_of(await task) == [60.001, 60.007]
-    engine.hang()
-    late = asyncio.create_task(collect(engine, request("b")))
-    await asyncio.sleep(1.0)
-    await engine.stop()
-    await engine.stop()
-    with pytest.raises(EngineDeadError, match="stopped"):
-        await late
 
 
 @in_virtual_time

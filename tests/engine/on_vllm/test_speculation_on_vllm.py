@@ -68,10 +68,6 @@ async def check_changes(engine: "VllmEngine") -> None:
     assert {step.num_speculative_tokens for step in steps} == {0, 1, 2, 3}
 
 
-async def test_greedy_text_is_the_same_over_changes(vllm_engine: "VllmEngine") -> None:
-    await check_changes(vllm_engine)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("setting", ["engine.full_cuda_graphs=false", "engine.tensor_parallel_size=2"])
 async def test_greedy_text_is_the_same_over_changes_with_synchronous_scheduling(

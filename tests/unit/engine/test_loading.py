@@ -77,15 +77,6 @@ async def test_a_load_that_is_given_up_leaves_no_process_and_kills_no_other() ->
     assert other.is_running()
 
 
-async def test_a_result_that_came_before_it_was_given_up_is_handed_over() -> None:
-    load = EngineLoad()
-    load.may_end.set()
-    assert await load.loading.run() == "engine"
-    assert await load.loading.give_up() == "engine"
-    assert await load.loading.give_up() is None
-    assert not load.discarded
-
-
 async def test_a_result_that_comes_later_is_discarded_before_another_load_begins() -> None:
     begun, may_end, events = threading.Event(), threading.Event(), []
 
