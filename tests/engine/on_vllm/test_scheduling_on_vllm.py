@@ -118,5 +118,3 @@ async def test_many_sessions_typing_leave_nothing_behind(vllm_engine: "VllmEngin
         assert reasons.count("stop") + reasons.count("length") > 0
         for answer in itertools.chain.from_iterable(typed):
             assert answer.reason != "shed" or not answer.text
-
-
