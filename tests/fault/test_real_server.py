@@ -114,6 +114,11 @@ async def test_neither_the_server_nor_its_engine_may_leave_a_core_dump(server: R
         assert set(process.rlimit(resource.RLIMIT_CORE)) <= {0, 1}
 
 
+async def test_its_start_said_what_it_did(server: RealServer) -> None:
+    """Loading a real engine takes longer than the interval of these lines, which is three seconds."""
+    assert re.search(r"loading the models: \d+ s", server.serving.log.read_text())
+
+
 async def test_the_commands_work_against_the_server(server: RealServer, tmp_path: Path) -> None:
     source = tmp_path / "a.py"
     source.write_text("def add(a, b):\n    return \n")

@@ -106,27 +106,23 @@ async def publish_until(store: RedisStore, channel: str, received: list[bytes]) 
             await asyncio.sleep(0.05)
 
 
-async def test_tls_trusts_its_own_authority_alone_and_checks_names(make_redis: MakeRedis, tmp_path: Path) -> None:
+async def test_a_store_without_the_right_proof_says_why_it_is_refused(make_redis: MakeRedis, tmp_path: Path) -> None:
+    """The server's certificate must be of its authority and for its address; the client needs one and a password."""
     tls = RedisTls.make_in(tmp_path)
-    server = make_redis(tls=tls)
-    stranger = make_identity_in(tmp_path, "stranger")
-    for ca in ("", str(stranger.certificate)):
-        refusing = RedisTlsSettings(enabled=True, ca=ca)
-        await check_fails("CERTIFICATE_VERIFY_FAILED", addresses=(server.address,), tls=refusing)
-
+    address = make_redis(tls=tls, password="secret").address
     elsewhere = make_identity_in(tmp_path, "elsewhere", "redis.example", tls.authority)
-    misnamed = make_redis(tls=RedisTls(elsewhere, tls.authority, tls.client))
-    await check_fails("not valid for '127.0.0.1'", addresses=(misnamed.address,), tls=tls_settings(tls))
-
-
-async def test_a_client_without_a_certificate_or_password_is_refused(make_redis: MakeRedis, tmp_path: Path) -> None:
-    tls = RedisTls.make_in(tmp_path)
-    server = make_redis(tls=tls, password="secret")
-    without = RedisTlsSettings(enabled=True, ca=str(tls.authority.certificate))
-    await check_fails("ConnectionError", addresses=(server.address,), tls=without)
-    proving = {"addresses": (server.address,), "tls": tls_settings(tls)}
-    await check_fails("Authentication required", **proving)
-    await check_fails("FileNotFoundError", **proving, password_file=str(tmp_path / "missing"))
+    misnamed = make_redis(tls=RedisTls(elsewhere, tls.authority, tls.client)).address
+    stranger, trusted = make_identity_in(tmp_path, "stranger"), str(tls.authority.certificate)
+    missing = str(tmp_path / "missing")
+    for server, settings, reason in (
+        (address, {"tls": RedisTlsSettings(enabled=True, ca="")}, "CERTIFICATE_VERIFY_FAILED"),
+        (address, {"tls": RedisTlsSettings(enabled=True, ca=str(stranger.certificate))}, "CERTIFICATE_VERIFY_FAILED"),
+        (misnamed, {"tls": tls_settings(tls)}, "not valid for '127.0.0.1'"),
+        (address, {"tls": RedisTlsSettings(enabled=True, ca=trusted)}, "ConnectionError"),
+        (address, {"tls": tls_settings(tls)}, "Authentication required"),
+        (address, {"tls": tls_settings(tls), "password_file": missing}, "FileNotFoundError"),
+    ):
+        await check_fails(reason, addresses=(server,), **settings)
 
 
 async def test_a_unix_socket(make_redis: MakeRedis) -> None:
