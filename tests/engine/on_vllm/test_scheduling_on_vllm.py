@@ -25,7 +25,7 @@ MAX_SESSIONS = 200
 NUM_CONNECTIONS = 4
 KEYS = 4
 IDLE_WITHIN_S = 120.0
-"""For the last aborts, on a busy machine."""
+"""For the last aborts, and for an answer; on a busy machine."""
 SOURCE = Path(cast("str", code.__file__)).read_text(encoding="utf-8")
 
 
@@ -91,14 +91,14 @@ async def type_on(stub: CompletionServiceStub, session: int) -> list[Answer]:
 
     async def read() -> None:
         while any(answer.end is None for answer in answers):
-            event = await next_event(call)
+            event = await next_event(call, IDLE_WITHIN_S)
             answers[event.sequence - 1].take(event)
 
     reading = asyncio.create_task(read())
     for number in range(KEYS):
         await call.write(pb.SessionRequest(complete=key(session, number)))
         await asyncio.sleep(0.05 * (1 + session % 5))
-    await asyncio.wait_for(reading, 60)
+    await asyncio.wait_for(reading, IDLE_WITHIN_S)
     await call.done_writing()
     return answers
 
