@@ -107,6 +107,8 @@ class StepTimeEstimates:
     def __init__(self) -> None:
         """Begin without data."""
         self._times: dict[int, deque[tuple[float, float]]] = {}
+        self.medians: dict[int, float] = {}
+        """The times of the Ks that were measured often enough."""
 
     def add(self, num_speculative_tokens: int, seconds: float, now: float) -> None:
         """Take in a step that took `seconds` for each generation in it."""
@@ -114,18 +116,13 @@ class StepTimeEstimates:
         times.append((now, seconds))
         while len(times) > _MIN_TIMES and times[0][0] < now - _FORGET_AFTER_S:
             times.popleft()
+        if len(times) >= _MIN_TIMES:
+            self.medians[num_speculative_tokens] = median(each for _, each in times)
 
     def age_s(self, num_speculative_tokens: int, now: float) -> float:
         """Return the time since a step with this K was last measured, infinite for never."""
         times = self._times.get(num_speculative_tokens)
         return now - times[-1][0] if times else math.inf
-
-    @property
-    def medians(self) -> dict[int, float]:
-        """The times of the Ks that were measured often enough."""
-        return {
-            k: median(seconds for _, seconds in times) for k, times in self._times.items() if len(times) >= _MIN_TIMES
-        }
 
     def seconds(self, num_speculative_tokens: int) -> float | None:
         """Return the time with this K, measured or from a line through the measured ones; None without enough data."""
