@@ -89,8 +89,7 @@ def tune_k(
 
     Closed-loop callers complete the text of a scenario's users. K changes live, in random order, block by block; the
     measure is tokens/s. A K above 0 is chosen only if it beats 0 beyond noise. Then the table, the best single K and 0
-    are compared on other texts, and the winner is recommended. The server's earlier schedule is restored at the end,
-    also after Ctrl-C.
+    compete on other texts. The server's earlier schedule is restored at the end, also after Ctrl-C.
 
     No other client should use the server meanwhile, and the server should not shed: start it with shed.when=never,
     scheduling.step_tolerance=0, and admission.user_requests_per_s, admission.user_tokens_per_s and
@@ -109,40 +108,33 @@ def tune_k(
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     with refusing(interrupted="Interrupted; the previous setting is active again."):
-        if trace.endswith(".csv"):
-            trace, overrides = "steady", (f"recorded.file={trace}", *overrides)
-        scenario = Scenario.load(trace, overrides).scaled(seed=seed)
+        recorded = (f"recorded.file={trace}",) if trace.endswith(".csv") else ()
+        scenario = Scenario.load("steady" if recorded else trace, (*recorded, *overrides)).scaled(seed=seed)
         concurrencies, ks = numbers("--concurrency", concurrency, least=1), numbers("--k", k, least=0)
         settings = TuningSettings(concurrencies, rounds, rounds, seconds, ks)
         address, admin = _address("--server", server), _address("--admin", with_port(admin, DEFAULT_ADMIN_PORT))
         end_on_sigterm()
         with Bar(Console(stderr=True)) as bar:
             tuned = asyncio.run(_tune(address, credentials, admin, admin_credentials, scenario, settings, bar))
-    about = {
-        "version": version("completion-server"),
-        "started_at": started_at,
-        "scenario": scenario.name,
-        "seed": scenario.seed,
-        "rounds": rounds,
-        "seconds": seconds,
-    }
-    facts = {"server": server, "model": tuned.server["model"], "draft": tuned.server["draft_model"], **about}
-    _report(tuned, json.dumps(as_json(tuned, about), allow_nan=False), facts, out, html, is_json=is_json)
-    sys.exit(Exit.WELL if tuned.is_valid else Exit.INVALID)
+    about = {"started_at": started_at, "scenario": scenario.name, "seed": scenario.seed, "rounds": rounds}
+    _report(tuned, {"version": version("completion-server"), **about, "seconds": seconds}, server, out, html, is_json)
 
 
 def _report(
-    tuned: Tuned, document: str, facts: Mapping[str, object], out: Path | None, html: Path | None, *, is_json: bool
+    tuned: Tuned, about: Mapping[str, object], server: str, out: Path | None, html: Path | None, is_json: bool
 ) -> None:
-    """Write the files that are asked for, and print the result."""
+    """Write the files that are asked for, print the result, and end with its status."""
+    document = json.dumps(as_json(tuned, about), allow_nan=False)
     if out is not None:
         out.write_text(document + "\n", encoding="utf-8")
     if html is not None:
+        facts = {"server": server, "model": tuned.server["model"], "draft": tuned.server["draft_model"], **about}
         html.write_text(render_tuning(tuned, {name: str(fact) for name, fact in facts.items()}), encoding="utf-8")
     if is_json:
         click.echo(document)
     else:
         print_tuning(tuned, Console())
+    sys.exit(Exit.WELL if tuned.is_valid else Exit.INVALID)
 
 
 def print_tuning(tuned: Tuned, console: Console) -> None:
