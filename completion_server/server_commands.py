@@ -32,7 +32,7 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.start_times import StartTimes
+from completion_server.engine.start_times import StartTimes, progress
 from completion_server.rpc.listening import check_ports
 from completion_server.telemetry import logs
 
@@ -89,12 +89,13 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
     try:
         check_ports(loaded.server)
         check(loaded, os.environ)
-        loaded = with_revisions(loaded)
-        # After the checks, because these imports take seconds.
-        from completion_server.composition.app import App
-        from completion_server.composition.engine_factory import make_engine_factory
+        with progress("reading the models' files and importing the engine"):
+            loaded = with_revisions(loaded)
+            # After the checks, because these imports take seconds.
+            from completion_server.composition.app import App
+            from completion_server.composition.engine_factory import make_engine_factory
 
-        make_engine = make_engine_factory(loaded)
+            make_engine = make_engine_factory(loaded)
 
         async def run() -> None:
             shutdown = Shutdown(loaded.server.stop_timeout_s, _give_up_stop)

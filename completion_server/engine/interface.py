@@ -22,6 +22,11 @@ NGRAM = "ngram"
 """In place of a draft model: drafts are copied from where the last tokens stand earlier in the prompt."""
 
 
+SEPARATED = "\0separated#"
+"""Begins the salts of a caller that uses no salt both while drafts are on and while they are off. The salts of clients
+are hexadecimal digits, so none begins so."""
+
+
 class EngineDeadError(Exception):
     """The engine can't serve: it died, hung, or has not started yet. Every open generation ends with this error."""
 
@@ -150,13 +155,26 @@ class Work(Protocol):
         ...
 
 
-class SpeculationControl(Protocol):
-    """Changes the number of speculative tokens (K) of a running engine."""
+class SpeculationControl:
+    """Changes the number of speculative tokens (K) of a running engine, and knows the cache salts that follow from it.
+
+    A prompt that was computed while drafts were switched off has no draft KV, so its salt is another one than that of a
+    prompt that is computed later. Drafts that are copied from the prompt have no KV at all.
+    """
+
+    def __init__(self, info: EngineInfo, publish: Callable[[SpeculationLookup, bool], None] | None = None) -> None:
+        """Begin with the lookup of the start. `publish` is called with each change, and whether drafts are off."""
+        self._info = info
+        self._publish = publish
+        self._lookup: SpeculationLookup | None = None
+        self._is_off = False
+        self._epoch = 0
+        """How often drafts were switched on again."""
 
     @property
     def lookup(self) -> SpeculationLookup:
         """The active K by number of sequences."""
-        ...
+        return self._info.speculation_lookup if self._lookup is None else self._lookup
 
     def set_lookup(self, lookup: Sequence[int]) -> None:
         """Make `lookup` active from the next step on; never waits.
@@ -170,14 +188,36 @@ class SpeculationControl(Protocol):
             ValueError: `lookup` does not fit this engine; see `check_lookup`.
 
         """
-        ...
+        self.change(lookup, is_off=False)
 
     def switch_off(self) -> None:
         """Set K = 0, and do not run the draft model at all, neither for prompts, until the next `set_lookup`.
 
         With a lookup of zeros it still computes prompts, so that its KV cache is complete when K rises.
         """
-        ...
+        self.change(constant_lookup(0, self._info.max_num_seqs), is_off=True)
+
+    def replaced(self, info: EngineInfo) -> None:
+        """Take another engine, which has just started, and set its K, if K was ever set."""
+        self._info = info
+        if self._lookup is not None and self._publish is not None:
+            self._publish(self._lookup, self._is_off)
+
+    def salt(self, cache_salt: str) -> str:
+        """Return the salt of a prompt that is computed now.
+
+        While drafts are off, prompts may use all blocks; after they are switched on, only newer blocks.
+        """
+        is_changed = self._epoch and not cache_salt.startswith(SEPARATED)
+        return f"{cache_salt}#{self._epoch}" if is_changed else cache_salt
+
+    def change(self, lookup: Sequence[int], *, is_off: bool) -> None:
+        """Set the lookup, and whether the draft model does not run at all; see `set_lookup` and `switch_off`."""
+        checked = check_lookup(lookup, self._info)
+        self._epoch += self._is_off and not is_off and self._info.draft_model != NGRAM
+        self._lookup, self._is_off = checked, is_off
+        if self._publish is not None:
+            self._publish(checked, is_off)
 
 
 class Engine(Protocol):

@@ -1,8 +1,11 @@
-"""How long starts of an engine take, as the last one did, and how long to wait before the start after a failure."""
+"""How long starts of an engine take, what they do meanwhile, and how long to wait before the start after a failure."""
 
 import contextlib
 import json
 import logging
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from completion_server.core.files import write_atomically
@@ -11,6 +14,25 @@ from completion_server.engine.settings import EngineSettings
 logger = logging.getLogger(__name__)
 
 _MAX_ENTRIES = 64
+PROGRESS_S = 3.0
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Log every few seconds what the block does, and for how long. A thread logs, so the block may hold the loop."""
+    began_at, is_over = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        while not is_over.wait(PROGRESS_S):
+            logger.info("%s: %.0f s", what, time.monotonic() - began_at)
+
+    thread = threading.Thread(target=report, daemon=True, name="progress")
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 class StartTimes:

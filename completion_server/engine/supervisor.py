@@ -23,13 +23,13 @@ from completion_server.engine.interface import (
     Output,
     Sink,
     SpeculationControl,
+    SpeculationLookup,
     Work,
     constant_lookup,
 )
 from completion_server.engine.quarantine import AdmittedPrompt, Quarantine
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.speculation_control import SupervisedSpeculation
-from completion_server.engine.start_times import RestartBackoff, StartEstimate, StartTimes
+from completion_server.engine.start_times import RestartBackoff, StartEstimate, StartTimes, progress
 from completion_server.engine.vitals import WATCHES_PER_TIMEOUT, Vitals
 from completion_server.engine.warmup import warm_up
 
@@ -134,7 +134,7 @@ class SupervisedEngine(Engine):
             speculation_lookup=constant_lookup(0, settings.max_num_seqs),
         )
         self._info = self._with_revisions(info)
-        self._speculation = SupervisedSpeculation(self._engine, self._info)
+        self._speculation = SpeculationControl(self._info, self._set_speculation)
         self._on_step: Callable[[EngineStep], None] = lambda _step: None
         self._past_generated_tokens = self._past_aborted_tokens = 0
         """Of the engines before this one."""
@@ -158,7 +158,7 @@ class SupervisedEngine(Engine):
         return self.state is EngineState.READY
 
     def remaining_start_s(self) -> float | None:
-        """Return the predicted time until an engine is ready, if none is; None if there is nothing to predict from."""
+        """Return the predicted time until an engine is ready; None if there is nothing to predict from."""
         return self._estimate.remaining_s(self._clock.now())
 
     @property
@@ -206,8 +206,7 @@ class SupervisedEngine(Engine):
 
         """
         if self.state is not EngineState.READY:
-            msg = f"the engine is {self.state.value}"
-            raise EngineDeadError(msg)
+            raise EngineDeadError(f"the engine is {self.state.value}")
         if not self._engine.is_alive:
             raise EngineDeadError("the engine died")
         now = self._clock.now()
@@ -230,6 +229,11 @@ class SupervisedEngine(Engine):
         """Changes K of this engine and of those that replace it; None if `info` has a reason why K is locked."""
         return None if self._info.speculation_locked_reason else self._speculation
 
+    def _set_speculation(self, lookup: SpeculationLookup, is_off: bool) -> None:
+        """Set K of the engine that runs now, unless it is starting, or K is locked."""
+        if (control := self._engine.speculation) is not None:
+            control.change(lookup, is_off=is_off)
+
     def watch_steps(self, on_step: Callable[[EngineStep], None]) -> None:
         """Call `on_step` after every step of any engine, except those of a warm-up."""
         self._on_step = on_step
@@ -244,16 +248,18 @@ class SupervisedEngine(Engine):
 
     async def _start_engine(self) -> None:
         try:
-            async with asyncio.timeout(self._settings.start_timeout_s):
-                await self._engine.start()
+            with progress("loading the models"):
+                async with asyncio.timeout(self._settings.start_timeout_s):
+                    await self._engine.start()
         except TimeoutError as error:
             msg = f"the engine was not loaded after {self._settings.start_timeout_s:g} s (engine.start_timeout_s)"
             raise EngineDeadError(msg) from error
         self._info = self._with_revisions(self._engine.info)
         if self._settings.warm_up:
             logger.info("the models are loaded; warming up")
-            await warm_up(self._engine, self._settings.step_timeout_s)
-        self._speculation.engine_started(self._engine)
+            with progress("warming up"):
+                await warm_up(self._engine, self._settings.step_timeout_s)
+        self._speculation.replaced(self._engine.info)
         self._engine.watch_steps(self._on_step)
         self._vitals = Vitals(self._settings, self._clock.now())
         self.start_s = self._estimate.end(self._clock.now())

@@ -32,7 +32,6 @@ class Completed(NamedTuple):
     num_tokens: int
     num_accepted: int
     """Accepted drafts among them."""
-    num_cached_prompt_tokens: int
 
 
 async def run_to_end(engine: Engine, request: GenerationRequest, step_timeout_s: float) -> Completed:
@@ -42,13 +41,13 @@ async def run_to_end(engine: Engine, request: GenerationRequest, step_timeout_s:
         EngineDeadError: the engine did not survive it, or gave no output for `step_timeout_s`.
 
     """
-    found = Completed(0, 0, 0)
+    found = Completed(0, 0)
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(step_timeout_s) as timeout, aclosing(engine.generate(request)) as outputs:
             async for output in outputs:
                 num_tokens = found.num_tokens + output.num_tokens
-                found = Completed(num_tokens, output.accepted_draft_tokens, output.cached_prompt_tokens)
+                found = Completed(num_tokens, output.accepted_draft_tokens)
                 timeout.reschedule(loop.time() + step_timeout_s)
     except TimeoutError as error:
         msg = f"no output for {step_timeout_s:g} s while the engine warms up"

@@ -20,6 +20,7 @@ class DraftSums:
 
     num_steps: int = 0
     num_tokens: int = 0
+    """Tokens generated, accepted ones among them."""
     drafted: list[int] = field(default_factory=list)
     """Draft tokens verified, by position."""
     accepted: list[int] = field(default_factory=list)
@@ -34,23 +35,13 @@ class DraftSums:
             for position, count in enumerate(counts):
                 sums[position] += count
 
-    def add_step(self, step: EngineStep) -> None:
-        """Add the numbers of a step."""
-        self.add(1, step.num_tokens, step.drafted, step.accepted)
 
-
-@dataclass(frozen=True, slots=True)
-class SpeculationFigures:
+@dataclass(slots=True)
+class SpeculationFigures(DraftSums):
     """Sums over a window that ends now."""
 
-    seconds: float
+    seconds: float = 0.0
     """Length of the window; shorter in the first minutes."""
-    num_tokens: int
-    """Tokens generated, accepted ones among them."""
-    drafted: tuple[int, ...]
-    """Draft tokens verified, by position."""
-    accepted: tuple[int, ...]
-    """Draft tokens accepted, by position."""
 
     @property
     def num_drafted(self) -> int:
@@ -108,17 +99,16 @@ class FiguresWindow:
         if not self._slices or now - self._slices[-1][0] >= _SLICE_S:
             self._forget(now)
             self._slices.append((now, DraftSums()))
-        self._slices[-1][1].add_step(step)
+        self._slices[-1][1].add(1, step.num_tokens, step.drafted, step.accepted)
 
     def read(self) -> SpeculationFigures:
         """Return the current sums."""
         now = self._clock.now()
         self._forget(now)
-        total = DraftSums()
+        total = SpeculationFigures(seconds=min(self._window_s, now - self._began_at))
         for _, each in self._slices:
             total.add(each.num_steps, each.num_tokens, each.drafted, each.accepted)
-        seconds = min(self._window_s, now - self._began_at)
-        return SpeculationFigures(seconds, total.num_tokens, tuple(total.drafted), tuple(total.accepted))
+        return total
 
     def _forget(self, now: float) -> None:
         while self._slices and self._slices[0][0] <= now - self._window_s:
@@ -134,10 +124,8 @@ class SpeculationTotals:
 
     def add(self, step: EngineStep) -> None:
         """Count a step."""
-        k = step.num_speculative_tokens
-        if k not in self._by_k:
-            self._by_k[k] = DraftSums(0, 0, [0] * k, [0] * k)
-        self._by_k[k].add_step(step)
+        sums = self._by_k.setdefault(step.num_speculative_tokens, DraftSums())
+        sums.add(1, step.num_tokens, step.drafted, step.accepted)
 
     def read(self) -> list[tuple[int, DraftSums]]:
         """Return K and its totals, by K. Safe in any thread, while a step is being counted, too."""

@@ -13,8 +13,8 @@ from completion_server.core.clock import Clock
 from completion_server.engine.interface import NGRAM, EngineStep, SpeculationControl
 from completion_server.engine.settings import SpeculationSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.speculation.calibration import Calibration, Corrections
 from completion_server.speculation.controller import Controller, DraftRest
+from completion_server.speculation.estimates import Estimates
 from completion_server.speculation.figures import FiguresWindow, SpeculationFigures, SpeculationTotals
 from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule, parse_schedule
 from completion_server.speculation.trial import StartChoice
@@ -78,9 +78,8 @@ class LiveSpeculation:
         self.totals = SpeculationTotals()
         """All steps since the start of the server."""
         self._controller: Controller | None = None
-        self._calibration = Calibration()
-        """The steps before `begin`, which are those of the trial."""
-        self._corrections = Corrections()
+        self._estimates: Estimates | None = None
+        """Made at the first step, which is the trial's if there is one."""
         self._rest = DraftRest()
         self._operator_schedule = SpeculationSchedule.fixed(0, engine.info.max_num_seqs)
         self._chosen = self._operator_schedule
@@ -108,13 +107,20 @@ class LiveSpeculation:
             if self._settings.schedule:
                 self.set_schedule(self._settings.schedule, CONFIGURED)
             if mode is SpeculationMode.AUTO:
-                self._corrections = self._calibration.corrections(start.log_gains if start is not None else {})
-                self.set_auto(CONFIGURED, start.rows if start is not None else ())
-                if start is not None and start.is_off:
-                    self._rest.switch_off(self._clock.now())
-                    self._switch_off()
+                self._begin_auto(start)
         except ScheduleError as error:  # the engine was started with a smaller maximum than the settings have
             logger.warning("the configured speculation schedule is not active: %s", error)
+
+    def _begin_auto(self, start: StartChoice | None) -> None:
+        if start is None:
+            self.set_auto(CONFIGURED)
+            return
+        if self._estimates is not None:
+            self._estimates.calibrate(start.log_gains)
+        self.set_auto(f"{CONFIGURED}, trial at start: {start.reason}", start.rows)
+        if start.is_off:
+            self._rest.switch_off(self._clock.now())
+            self._control().switch_off()
 
     @property
     def active(self) -> ActiveSpeculation:
@@ -141,18 +147,9 @@ class LiveSpeculation:
         return self._figures.read()
 
     def set_fixed(self, num_speculative_tokens: int, by: str) -> None:
-        """Set one K for all batch sizes.
-
-        Raises:
-            ScheduleError: it is over the engine's maximum.
-            SpeculationLockedError: this engine can't change it.
-
-        """
-        self._check_unlocked()
-        info = self._engine.info
-        schedule = SpeculationSchedule.fixed(num_speculative_tokens, info.max_num_seqs)
-        schedule.check_max(info.num_speculative_tokens)
-        self._set(SpeculationMode.FIXED, schedule, by)
+        """Set one K for all batch sizes. Raises as `set_schedule` does."""
+        rows = [[1, max(1, self._engine.info.max_num_seqs), num_speculative_tokens]]
+        self._set(SpeculationMode.FIXED, self._parse(rows), by)
 
     def set_schedule(self, rows: Iterable[Sequence[int]], by: str) -> None:
         """Set rows of [first, last, K].
@@ -162,25 +159,20 @@ class LiveSpeculation:
             SpeculationLockedError: this engine can't change it.
 
         """
-        self._check_unlocked()
-        self._set(SpeculationMode.SCHEDULE, parse_schedule(rows, self._engine.info.num_speculative_tokens), by)
+        self._set(SpeculationMode.SCHEDULE, self._parse(rows), by)
 
     def set_auto(self, by: str, rows: Iterable[Sequence[int]] = ()) -> None:
         """Let the server choose, beginning with `rows`, or with the operator's current schedule without rows.
 
-        Raises:
-            ScheduleError: they are no schedule, or over the engine's maximum; the active schedule stays.
-            SpeculationLockedError: this engine can't change it.
-
+        Raises as `set_schedule` does.
         """
-        self._check_unlocked()
-        given = list(rows)
-        info = self._engine.info
-        schedule = parse_schedule(given, info.num_speculative_tokens) if given else self._operator_schedule
+        schedule = self._parse(list(rows) or self._operator_schedule.as_lists())
         self._set(SpeculationMode.AUTO, schedule, by)
         self._rest = DraftRest()
         self._chosen = schedule
-        if info.draft_model != NGRAM:  # the controller's estimates take every generation to have a draft in each step
+        if (
+            self._engine.info.draft_model != NGRAM
+        ):  # the controller's estimates take every generation to have a draft in each step
             self._begin_control(schedule)
 
     def _active_schedule(self) -> SpeculationSchedule:
@@ -196,23 +188,27 @@ class LiveSpeculation:
         if schedule.largest or mode is SpeculationMode.AUTO:
             self._apply(schedule)
         else:
-            self._switch_off()
+            self._control().switch_off()
         self._since_s = self._unix_time_s()
         self._mode, self._operator_schedule, self._set_by, self._controller = mode, schedule, by, None
         logger.info("speculation set to %s %s by %s", mode.value, schedule.as_lists(), by)
 
     def _begin_control(self, schedule: SpeculationSchedule) -> None:
         info = self._engine.info
-        self._controller = Controller(
-            schedule, info.num_speculative_tokens, info.max_num_seqs, corrections=self._corrections
-        )
+        self._controller = Controller(schedule, info.num_speculative_tokens, info.max_num_seqs, self._estimates)
         self._chosen = self._controller.chosen
+
+    def _parse(self, rows: Iterable[Sequence[int]]) -> SpeculationSchedule:
+        """Return the schedule of rows; a locked engine refuses each of them before it is checked."""
+        if not self._has_begun:
+            msg = "the engine is starting: its largest number of speculative tokens is not known yet"
+            raise SpeculationLockedError(msg)
+        if reason := self._engine.info.speculation_locked_reason:
+            raise SpeculationLockedError(reason)
+        return parse_schedule(rows, self._engine.info.num_speculative_tokens)
 
     def _apply(self, schedule: SpeculationSchedule) -> None:
         self._control().set_lookup(schedule.lookup(self._engine.info.max_num_seqs))
-
-    def _switch_off(self) -> None:
-        self._control().switch_off()
 
     def _control(self) -> SpeculationControl:
         control = self._engine.speculation
@@ -220,20 +216,14 @@ class LiveSpeculation:
             raise SpeculationLockedError(self._engine.info.speculation_locked_reason)
         return control
 
-    def _check_unlocked(self) -> None:
-        """Refuse every change of a locked engine, before a schedule is checked."""
-        if not self._has_begun:
-            msg = "the engine is starting: its largest number of speculative tokens is not known yet"
-            raise SpeculationLockedError(msg)
-        if reason := self._engine.info.speculation_locked_reason:
-            raise SpeculationLockedError(reason)
-
     def _observe(self, step: EngineStep) -> None:
-        if not self._has_begun:
-            self._calibration.add(step)
         self._figures.add(step)
         self.totals.add(step)
+        if self._estimates is None:
+            info = self._engine.info
+            self._estimates = Estimates(info.num_speculative_tokens, info.max_num_seqs)
         if self._controller is None:
+            self._estimates.add(step, self._clock.now())
             return
         try:
             self._choose(step, self._controller, self._clock.now())
@@ -257,8 +247,8 @@ class LiveSpeculation:
         if not self._rest.observe(self._chosen.largest, now):
             return
         if self._rest.is_off:
-            self._switch_off()
+            self._control().switch_off()
         else:
-            self._begin_control(self._chosen)  # what the estimates knew is too old
+            self._begin_control(self._chosen)
             self._apply(self._chosen)
         logger.info("drafts switched %s", "off: they do not pay" if self._rest.is_off else "on, to see if they pay")

@@ -79,19 +79,6 @@ class SpeculationSchedule:
             lookup += [row.num_speculative_tokens] * (min(row.last, max_batch_size) + 1 - len(lookup))
         return lookup + [self.rows[-1].num_speculative_tokens] * (max_batch_size + 1 - len(lookup))
 
-    def check_max(self, max_num_speculative_tokens: int) -> None:
-        """Refuse a K above the largest one of the engine.
-
-        Raises:
-            ScheduleError: a row has one.
-
-        """
-        for at, row in enumerate(self.rows):
-            if row.num_speculative_tokens > max_num_speculative_tokens:
-                limit = f"the {max_num_speculative_tokens} that the engine was started with"
-                fault = f"K = {row.num_speculative_tokens} is over {limit}"
-                raise ScheduleError(fault, at)
-
     def as_lists(self) -> list[list[int]]:
         """Return the rows as [first, last, K]."""
         return [[row.first, row.last, row.num_speculative_tokens] for row in self.rows]
@@ -108,19 +95,18 @@ def parse_schedule(rows: Iterable[Sequence[int]], max_num_speculative_tokens: in
     parsed: list[ScheduleRow] = []
     next_batch_size = 1
     for at, numbers in enumerate(rows):
-        row = _parse_row(numbers, at)
+        row = _parse_row(numbers, at, max_num_speculative_tokens)
         if row.first != next_batch_size:
-            raise ScheduleError(_misplaced(row, next_batch_size), at)
+            first = "the first row " if at == 0 else ""
+            raise ScheduleError(f"{first}must begin at batch size {next_batch_size}, got {row.first}", at)
         parsed.append(row)
         next_batch_size = row.last + 1
     if not parsed:
         raise ScheduleError("a schedule needs at least one row of [first, last, K]")
-    schedule = SpeculationSchedule(tuple(parsed))
-    schedule.check_max(max_num_speculative_tokens)
-    return schedule
+    return SpeculationSchedule(tuple(parsed))
 
 
-def _parse_row(numbers: Sequence[int], at: int) -> ScheduleRow:
+def _parse_row(numbers: Sequence[int], at: int, max_num_speculative_tokens: int) -> ScheduleRow:
     is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str)
     if not is_list or len(numbers) != _WIDTH or any(type(number) is not int for number in numbers):
         raise ScheduleError(f"must be three whole numbers [first, last, K], got {numbers!r}", at)
@@ -129,13 +115,7 @@ def _parse_row(numbers: Sequence[int], at: int) -> ScheduleRow:
         raise ScheduleError(f"ends at batch size {row.last}, before it begins at {row.first}", at)
     if row.num_speculative_tokens < 0:
         raise ScheduleError(f"K must be at least 0, got {row.num_speculative_tokens}", at)
+    if row.num_speculative_tokens > max_num_speculative_tokens:
+        limit = f"the {max_num_speculative_tokens} that the engine was started with"
+        raise ScheduleError(f"K = {row.num_speculative_tokens} is over {limit}", at)
     return row
-
-
-def _misplaced(row: ScheduleRow, next_batch_size: int) -> str:
-    """Return the fault of a row that does not begin at `next_batch_size`."""
-    if next_batch_size == 1:
-        return f"the first row must begin at batch size 1, got {row.first}"
-    if row.first < next_batch_size:
-        return f"begins at batch size {row.first}, which the row before it has already"
-    return f"begins at batch size {row.first} and leaves a gap from {next_batch_size} on"

@@ -13,12 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from completion_server.core.clock import Clock
-from completion_server.engine.interface import Engine, GenerationRequest, SpeculationControl, constant_lookup, trial_ks
-from completion_server.engine.speculation_control import SEPARATED
+from completion_server.engine.interface import (
+    SEPARATED,
+    Engine,
+    GenerationRequest,
+    SpeculationControl,
+    constant_lookup,
+    trial_ks,
+)
+from completion_server.engine.start_times import PROGRESS_S, progress
 from completion_server.engine.warmup import run_to_end
 from completion_server.speculation.comparison import (
     LAST_SHARE,
     OFF,
+    Gain,
     Schedule,
     compare,
     rows_of,
@@ -35,7 +43,6 @@ LIMIT_S = 20.0
 
 NUM_DOCUMENTS = 16
 NUM_TOKENS = 24
-_PROGRESS_S = 4.0
 
 logger = logging.getLogger(__name__)
 
@@ -77,17 +84,9 @@ async def run_trial(
     found = [_Measured(size, ks, chance) for size in trial_sizes(info.max_num_seqs)]
     begun_at = clock.now()
     logger.info("measuring whether drafts pay; up to %.0f s", LIMIT_S)
-    await typist.prime((*ks, OFF))
+    with progress("computing the prompts that the drafts are measured on"):
+        await typist.prime((*ks, OFF))
     await _run_rounds(typist, found, ks, clock, begun_at)
-    if 2 * typist.num_cached_prompt_tokens < typist.num_prompt_tokens:
-        cached = typist.num_cached_prompt_tokens / typist.num_prompt_tokens
-        logger.warning(
-            "the prefix cache held only %.0f%% of the prompt tokens while drafts were measured, so their gain is that "
-            "of prompts computed anew; it is too small for %d documents (engine.cpu_kv_cache_gib, "
-            "engine.gpu_memory_utilization)",
-            100 * cached,
-            NUM_DOCUMENTS * (len(ks) + 1),
-        )
     rows = rows_of({each.size: each.comparison.k or OFF for each in found}, info.max_num_seqs)
     return StartChoice(rows, _reason(found), {each.size: each.trusted_log_gains for each in found})
 
@@ -104,14 +103,11 @@ class _Measured:
         self.size = size
         self.rounds: list[TypedRound] = []
         self.comparison = compare(dict.fromkeys(ks, ()), is_last=False)
+        self.gains: dict[int, Gain] = {}
+        """Those of dropped Ks are of their last look."""
         self.spent_s = 0.0
         """Time that its rounds took."""
         self._orders = _orders((*ks, OFF), chance)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether K is not decided."""
-        return self.comparison.k is None
 
     @property
     def usual_s(self) -> float:
@@ -126,7 +122,7 @@ class _Measured:
     @property
     def trusted_log_gains(self) -> dict[int, float]:
         """The gain of each K, but none above 0 where the trial has chosen no drafts."""
-        gains = {k: math.log(gain.value) for k, gain in self.comparison.gains.items()}
+        gains = {k: math.log(gain.value) for k, gain in self.gains.items()}
         return gains if self.comparison.k else {k: min(0.0, gain) for k, gain in gains.items()}
 
     def look(self, found: "Sequence[_Measured]", ks: Sequence[int], share: float, *, is_last: bool) -> None:
@@ -139,6 +135,7 @@ class _Measured:
             dropped=self.comparison.dropped,
             shared_errors=text_errors(rounds, ks)[self.size],
         )
+        self.gains.update(self.comparison.gains)
 
     def __str__(self) -> str:
         at_once = "1 request" if self.size == 1 else f"{self.size} requests at once"
@@ -151,7 +148,7 @@ async def _run_rounds(
 ) -> None:
     """Measure rounds until each batch size is decided, or no time is left. The batch sizes share the time evenly."""
     said_at = clock.now()
-    while (undecided := [each for each in found if each.is_open]) and clock.now() < begun_at + LIMIT_S:
+    while (undecided := [each for each in found if each.comparison.k is None]) and clock.now() < begun_at + LIMIT_S:
         each, round_at = min(undecided, key=lambda each: each.spent_s), clock.now()
         if round_at + each.usual_s > begun_at + LIMIT_S:
             break
@@ -160,7 +157,7 @@ async def _run_rounds(
         share = share_after(len(each.rounds))
         if share is not None:
             each.look(found, ks, share, is_last=False)
-        if clock.now() - said_at >= _PROGRESS_S:
+        if clock.now() - said_at >= PROGRESS_S:
             said_at = clock.now()
             logger.info("measuring drafts for %.0f s: %s", said_at - begun_at, _reason(found))
     for each in undecided:
@@ -197,15 +194,13 @@ class Typist:
         self._clock = clock
         self._step_timeout_s = step_timeout_s
         self._num_typed = NUM_DOCUMENTS
-        self.num_prompt_tokens = self.num_cached_prompt_tokens = 0
-        """Of the requests that typed, without those that primed the cache."""
 
     async def prime(self, ks: Sequence[int]) -> None:
         """Compute all documents for each K, so that they are in the prefix cache."""
         for k in ks:
             self._set(k)
-            await self._run([self._make_request(at, 0, 1, _copy(k)) for at in range(NUM_DOCUMENTS)])
-        self.num_prompt_tokens = self.num_cached_prompt_tokens = 0
+            requests = [self._make_request(at, 0, 1, _copy(k)) for at in range(NUM_DOCUMENTS)]
+            await asyncio.gather(*map(self._ask, requests))
 
     async def round(self, size: int, ks: Sequence[int]) -> TypedRound:
         """Type the same next keys with each K in turn, `size` requests at once."""
@@ -213,9 +208,10 @@ class Typist:
         self._num_typed = numbers.stop
         found = {}
         for k in ks:
-            requests = [self._make_request(*_place(number), NUM_TOKENS, _copy(k)) for number in numbers]
+            places = (divmod(number, NUM_DOCUMENTS) for number in numbers)
+            requests = [self._make_request(at, key, NUM_TOKENS, _copy(k)) for key, at in places]
             self._set(k)
-            found[k] = await self._run(requests)
+            found[k] = await asyncio.gather(*map(self._ask, requests))
         return found
 
     def _set(self, k: int) -> None:
@@ -224,21 +220,10 @@ class Typist:
         else:
             self._control.set_lookup(constant_lookup(k, self._engine.info.max_num_seqs))
 
-    async def _run(self, requests: Sequence[GenerationRequest]) -> list[Typed]:
-        """Run the requests at once."""
-        return await asyncio.gather(*(self._ask(request) for request in requests))
-
     async def _ask(self, request: GenerationRequest) -> Typed:
         begun_at = self._clock.now()
         done = await run_to_end(self._engine, request, self._step_timeout_s)
-        self.num_prompt_tokens += len(request.prompt_token_ids)
-        self.num_cached_prompt_tokens += done.num_cached_prompt_tokens
         return Typed(done.num_tokens, done.num_tokens - done.num_accepted, self._clock.now() - begun_at)
-
-
-def _place(number: int) -> tuple[int, int]:
-    """Return the document of a request and the key in it."""
-    return number % NUM_DOCUMENTS, number // NUM_DOCUMENTS
 
 
 def _copy(k: int) -> str:

@@ -3,10 +3,10 @@
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -83,8 +83,7 @@ def tune_k(
 
     Closed-loop callers complete the text of a scenario's users. K changes live, in random order, block by block; the
     measure is tokens/s. A K above 0 is chosen only if it beats 0 beyond noise. Then the table, the best single K and 0
-    are compared on other texts, and the winner is recommended. The server's earlier schedule is restored at the end,
-    also after Ctrl-C.
+    compete on other texts. The server's earlier schedule is restored at the end, also after Ctrl-C.
 
     No other client should use the server meanwhile, and the server should not shed: start it with shed.when=never,
     scheduling.step_tolerance=0, and admission.user_requests_per_s, admission.user_tokens_per_s and
@@ -106,8 +105,14 @@ def tune_k(
         address = _address("--server", server)
         end_on_sigterm()
         tuned = asyncio.run(_tune(address, credentials, admin, admin_credentials, scenario, settings))
-    about: dict[str, Any] = {"version": version("completion-server"), "started_at": started_at}
-    about |= {"scenario": scenario.name, "seed": scenario.seed, "rounds": rounds, "seconds": seconds}
+    about = {"started_at": started_at, "scenario": scenario.name, "seed": scenario.seed, "rounds": rounds}
+    _report(tuned, {"version": version("completion-server"), **about, "seconds": seconds}, server, out, html, is_json)
+
+
+def _report(
+    tuned: Tuned, about: Mapping[str, object], server: str, out: Path | None, html: Path | None, is_json: bool
+) -> None:
+    """Write the files that are asked for, print the result, and end with its status."""
     document = json.dumps(as_json(tuned, about), allow_nan=False)
     if out is not None:
         out.write_text(document + "\n", encoding="utf-8")

@@ -88,26 +88,10 @@ class ContractChecks:
 class EngineContract(ContractChecks):
     """The tests of generations, aborts and counters."""
 
-    async def test_it_is_alive_and_has_its_info(self, engine: Engine) -> None:
-        assert engine.is_alive
-        assert engine.info.model
-        assert engine.info.max_model_len >= 512
-        assert engine.info.max_num_seqs >= 8
-        assert engine.info.num_speculative_tokens >= 0
-
     async def test_a_generation_ends_at_max_tokens_or_before(self, engine: Engine) -> None:
         result = await run_request(engine, GenerationRequest("end", prompt(64, 1), 32))
         assert result.last.finish == "stop" or result.num_tokens == 32
         assert len(result.cached) == 1
-
-    async def test_counters_count_generated_tokens(self, engine: Engine) -> None:
-        await self.idle(engine)
-        before = engine.stats()
-        result = await run_request(engine, GenerationRequest("count", prompt(64, 3), 16))
-        await self.idle(engine)
-        per_step = 1 + engine.info.num_speculative_tokens
-        num_generated = engine.stats().num_generated_tokens - before.num_generated_tokens
-        assert result.num_tokens <= num_generated <= result.num_tokens + 2 * per_step
 
     async def test_the_same_prompt_is_cached_under_its_salt_alone(self, engine: Engine) -> None:
         token_ids = prompt(400, 4)
@@ -122,14 +106,6 @@ class EngineContract(ContractChecks):
         await run_request(engine, GenerationRequest("greedy-0", prompt(64, 5), 24))
         first, second = [await run_request(engine, GenerationRequest(f"greedy-{i}", prompt(64, 5), 24)) for i in (1, 2)]
         assert (first.text, first.num_tokens, first.last.finish) == (second.text, second.num_tokens, second.last.finish)
-
-    async def test_generations_run_side_by_side(self, engine: Engine) -> None:
-        requests = [GenerationRequest(f"side-{i}", prompt(64, 10 + i), 16 + i) for i in range(8)]
-        async with asyncio.timeout(self.wait_s):
-            results = await asyncio.gather(*(run_request(engine, request) for request in requests))
-        for request, result in zip(requests, results, strict=True):
-            assert result.last.finish == "stop" or result.num_tokens == request.max_tokens
-        await self.idle(engine)
 
     async def test_a_stop_token_ends_it(self, engine: Engine) -> None:
         request = GenerationRequest("stop-token", prompt(64, 20), 16, stop_token_ids=tuple(range(self.vocab_size)))
@@ -188,16 +164,6 @@ class EngineContract(ContractChecks):
         await cancel_and_wait(task)
         await self.check_freed(engine, num_aborted)
 
-    async def test_cancelling_before_the_first_output_frees_it(self, engine: Engine) -> None:
-        await self.idle(engine)
-        num_aborted = engine.stats().num_aborted_tokens
-        task = asyncio.create_task(run_request(engine, GenerationRequest("early", prompt(256, 32), 200)))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        await cancel_and_wait(task)
-        assert task.cancelled()
-        await self.check_freed(engine, num_aborted)
-
     async def test_others_go_on_when_one_is_aborted(self, engine: Engine) -> None:
         kept = asyncio.create_task(run_request(engine, GenerationRequest("kept", prompt(64, 33), 48)))
         dropped = [
@@ -212,10 +178,6 @@ class EngineContract(ContractChecks):
             result = await kept
         assert result.last.finish == "stop" or result.num_tokens == 48
         await self.idle(engine)
-
-    async def test_one_token_is_a_generation_too_and_its_id_can_be_used_again(self, engine: Engine) -> None:
-        for _ in range(2):
-            assert (await run_request(engine, GenerationRequest("again", prompt(64, 40), 1))).num_tokens == 1
 
     async def test_stopping_ends_running_generations_and_refuses_later_ones(self, doomed_engine: Engine) -> None:
         outputs = doomed_engine.generate(GenerationRequest("open", prompt(64, 50), 400))

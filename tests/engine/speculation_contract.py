@@ -7,12 +7,7 @@ from itertools import pairwise
 import pytest
 
 from completion_server.core.request import Sampling
-from completion_server.engine.interface import (
-    Engine,
-    EngineStep,
-    GenerationRequest,
-    constant_lookup,
-)
+from completion_server.engine.interface import Engine, EngineStep, GenerationRequest, constant_lookup
 from tests.engine.contract import ContractChecks, Result, prompt, run_request
 
 
@@ -27,9 +22,9 @@ class SpeculationContract(ContractChecks):
         assert bool(info.speculation_locked_reason) == (info.num_speculative_tokens == 0)
 
     async def test_the_number_of_speculative_tokens_changes_while_it_runs(self, engine: Engine) -> None:
-        control, max_k, num_seqs = engine.speculation, engine.info.num_speculative_tokens, engine.info.max_num_seqs
-        if control is None:
+        if (control := engine.speculation) is None:
             return
+        max_k, num_seqs = engine.info.num_speculative_tokens, engine.info.max_num_seqs
         at_start = control.lookup
         assert at_start == engine.info.speculation_lookup
         for k in (0, 1, max_k):
@@ -46,9 +41,9 @@ class SpeculationContract(ContractChecks):
         control.set_lookup(at_start)
 
     async def test_prompts_computed_without_the_draft_model_are_not_reused_with_it(self, engine: Engine) -> None:
-        control, max_k, num_seqs = engine.speculation, engine.info.num_speculative_tokens, engine.info.max_num_seqs
-        if control is None:
+        if (control := engine.speculation) is None:
             return
+        max_k, num_seqs = engine.info.num_speculative_tokens, engine.info.max_num_seqs
         await self.idle(engine)
         token_ids = prompt(300, 91)
 
@@ -67,9 +62,9 @@ class SpeculationContract(ContractChecks):
         assert drafted.text == without.text == fresh.text == again.text
 
     async def test_each_batch_size_has_its_number_of_speculative_tokens(self, engine: Engine) -> None:
-        control, max_k, num_seqs = engine.speculation, engine.info.num_speculative_tokens, engine.info.max_num_seqs
-        if control is None:
+        if (control := engine.speculation) is None:
             return
+        max_k, num_seqs = engine.info.num_speculative_tokens, engine.info.max_num_seqs
         await self.idle(engine)
         control.set_lookup([0, max_k, 1, *[0] * (num_seqs - 2)])
         alone = await run_request(engine, GenerationRequest("batch-1", prompt(64, 43), 16))

@@ -2,17 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 
 import pytest
 
 from completion_server.engine.interface import EngineDeadError, EngineStats
-from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes, Token
-from completion_server.engine.settings import EngineSettings
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.engine.contract import EngineContract
 from tests.engine.speculation_contract import SpeculationContract
-from tests.support.cancels import cancel_and_wait
-from tests.support.constants import with_constants
 from tests.support.scripted import collect, in_virtual_time, now, request, started, times_of
 
 QUICK = ServiceTimes(prefill_base_s=1e-3, prefill_per_token_s=1e-6, decode_base_s=1e-3)
@@ -82,62 +78,6 @@ async def test_the_cache_shortens_prefill() -> None:
     assert whole[0][1].cached_prompt_tokens == 32
 
 
-@in_virtual_time
-async def test_the_queue_runs_by_priority_then_arrival() -> None:
-    engine = await started(max_num_seqs=1)
-    ended = []
-
-    async def consume(name: str, priority: int) -> None:
-        await collect(engine, request(name, max_tokens=2, priority=priority))
-        ended.append(name)
-
-    tasks = [asyncio.create_task(consume("first", 0))]
-    await asyncio.sleep(0.001)
-    tasks += [asyncio.create_task(consume(f"{name}", p)) for name, p in (("z", 2), ("x", 1), ("y", 1), ("w", 0))]
-    await asyncio.sleep(0.001)
-    assert (engine.stats().num_running, engine.stats().num_waiting) == (1, 4)
-    await asyncio.gather(*tasks)
-    assert ended == ["first", "w", "x", "y", "z"]
-    assert engine.stats() == EngineStats(num_generated_tokens=10)
-
-
-@in_virtual_time
-async def test_generations_that_do_not_fit_into_memory_wait() -> None:
-    engine = await started(num_kv_blocks=4)
-    tasks = [asyncio.create_task(collect(engine, request(name, num_prompt=30, max_tokens=2))) for name in "abc"]
-    await asyncio.sleep(0.001)
-    assert engine.stats() == EngineStats(num_running=2, num_waiting=1, kv_usage=1.0)
-    await asyncio.gather(*tasks)
-    assert engine.stats().kv_usage == 0.0
-
-
-@in_virtual_time
-async def test_an_abort_costs_the_step_that_runs_and_no_more() -> None:
-    engine = await started()
-    async with aclosing(engine.generate(request("a", max_tokens=20))) as outputs:
-        async for _output in outputs:
-            break
-    assert engine.stats().num_running == 1
-    await asyncio.sleep(0.0061)
-    assert engine.stats() == EngineStats(num_generated_tokens=2, num_aborted_tokens=1)
-    await asyncio.sleep(1.0)
-    assert engine.num_steps == 2
-
-
-@in_virtual_time
-async def test_an_abort_in_the_queue_costs_nothing() -> None:
-    engine = await started(max_num_seqs=1)
-    first = asyncio.create_task(collect(engine, request("first", max_tokens=2)))
-    await asyncio.sleep(0.001)
-    queued = asyncio.create_task(collect(engine, request("queued")))
-    await asyncio.sleep(0.001)
-    await cancel_and_wait(queued)
-    assert engine.stats().num_waiting == 0
-    await first
-    await asyncio.sleep(1.0)
-    assert engine.stats() == EngineStats(num_generated_tokens=2)
-
-
 @pytest.mark.parametrize(
     ("rate", "times", "accepted"),
     [(1.0, [0.020, 0.0335, 0.047], 6), (0.0, [0.020, *(0.020 + 0.0135 * step for step in range(1, 9))], 0)],
@@ -152,91 +92,6 @@ async def test_speculation_writes_the_accepted_tokens_in_one_step(
     assert "".join(output.text for _, output in outputs) == "abcdefghi"
     assert outputs[-1][1].accepted_draft_tokens == accepted
     assert outputs[-1][1].drafted_tokens == 3 * (len(times) - 1)
-
-
-@in_virtual_time
-async def test_a_script_that_runs_out_ends_with_a_token_of_its_own() -> None:
-    engine = await started(lambda _request: ["日", "", "👩", "é"])
-    outputs = await collect(engine, request("a", max_tokens=9))
-    assert [output.text for _, output in outputs] == ["日", "", "👩", "é", ""]
-    assert [(output.num_tokens, output.finish) for _, output in outputs] == [(1, None)] * 4 + [(1, "stop")]
-
-
-@in_virtual_time
-async def test_a_stop_token_ends_it_and_its_text_is_sent() -> None:
-    engine = await started(lambda _request: ["a", Token("\n", 7), "b"])
-    ended = await collect(engine, request("a", stop_token_ids=(7,)))
-    assert [(output.text, output.finish) for _, output in ended] == [("a", None), ("\n", "stop")]
-    other = await collect(engine, request("b", stop_token_ids=(8,)))
-    assert "".join(output.text for _, output in other) == "a\nb"
-
-
-@in_virtual_time
-async def test_a_slow_consumer_gets_merged_outputs() -> None:
-    engine = await started()
-    outputs = engine.generate(request("a", max_tokens=6))
-    assert (await anext(outputs)).text == "a"
-    await asyncio.sleep(0.013)
-    merged = await anext(outputs)
-    assert (merged.text, merged.num_tokens, merged.finish) == ("bc", 2, None)
-    await asyncio.sleep(1.0)
-    last = await anext(outputs)
-    assert (last.text, last.num_tokens, last.finish) == ("def", 3, "length")
-    assert [output async for output in outputs] == []
-
-
-@in_virtual_time
-async def test_the_models_length_bounds_a_generation() -> None:
-    engine = await started(max_model_len=12)
-    outputs = await collect(engine, request("a", num_prompt=10, max_tokens=5))
-    assert [output.finish for _, output in outputs] == [None, "length"]
-
-
-@in_virtual_time
-async def test_settings_give_its_size() -> None:
-    sizes = EngineSettings(kind="scripted", draft_model="d", num_speculative_tokens=2, max_num_seqs=3)
-    settings = with_constants(sizes, scripted_kv_blocks=2)
-    engine = ScriptedEngine.from_settings(settings)
-    await engine.start()
-    with pytest.raises(ValueError, match="do not fit into 2"):
-        await collect(engine, request("big", num_prompt=40))
-    assert (engine.info.max_num_seqs, engine.info.num_speculative_tokens) == (3, 2)
-    outputs = await collect(engine, request("a", max_tokens=8))
-    assert times_of(outputs)[-1] > 0.010
-
-
-@in_virtual_time
-async def test_a_crash_ends_every_generation_and_refuses_the_next() -> None:
-    engine = await started(max_num_seqs=1)
-    tasks = [asyncio.create_task(collect(engine, request(name, max_tokens=20))) for name in ("running", "waiting")]
-    await asyncio.sleep(0.030)
-    engine.crash("out of memory")
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [str(result) for result in results if isinstance(result, EngineDeadError)] == ["out of memory"] * 2
-    assert not engine.is_alive
-    assert engine.stats().num_running == engine.stats().num_waiting == 0
-    with pytest.raises(EngineDeadError, match="out of memory"):
-        await collect(engine, request("late"))
-
-
-@in_virtual_time
-async def test_a_hung_engine_is_silent_until_it_resumes() -> None:
-    engine = await started()
-    task = asyncio.create_task(collect(engine, request("a", max_tokens=2)))
-    await asyncio.sleep(0.001)
-    engine.hang()
-    await asyncio.sleep(60.0)
-    assert engine.is_alive
-    assert not task.done()
-    engine.resume()
-    assert times_of(await task) == [60.001, 60.007]
-    engine.hang()
-    late = asyncio.create_task(collect(engine, request("b")))
-    await asyncio.sleep(1.0)
-    await engine.stop()
-    await engine.stop()
-    with pytest.raises(EngineDeadError, match="stopped"):
-        await late
 
 
 @in_virtual_time

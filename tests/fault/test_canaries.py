@@ -79,7 +79,7 @@ def assert_free(where: str, written: bytes, *controls: str) -> None:
     assert not found, f"{len(found)} canaries in {where}, as {sorted(found)[:3]}"
 
 
-@pytest.mark.parametrize("num_canaries", [700, pytest.param(10_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_canaries", [300, pytest.param(10_000, marks=pytest.mark.full)])
 async def test_canaries_through_every_path_are_nowhere_afterwards(
     tmp_path: Path, make_redis: Callable[..., RedisServer], num_canaries: int
 ) -> None:

@@ -43,49 +43,6 @@ async def busy_s(pid: int) -> float:
     return (after.user - before.user) + (after.system - before.system)
 
 
-METRICS = """
-import os, sys
-from prometheus_client import CollectorRegistry
-from completion_server.telemetry.metrics_server import MetricsServer
-
-server = MetricsServer("127.0.0.1", 0, CollectorRegistry())
-taken = []
-try:
-    while True:
-        taken.append(os.open(os.devnull, os.O_RDONLY))
-except OSError:
-    print(server.port, flush=True)
-sys.stdin.readline()
-for number in taken:
-    os.close(number)
-sys.stdin.readline()
-server.stop()
-"""
-
-
-async def test_the_metrics_listener_waits_for_descriptors_and_serves_again() -> None:
-    command = python_with_limits(64, 64, "-c", METRICS)
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        port = int(await asyncio.wait_for(process.stdout.readline(), 60))
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)  # waits in the kernel's queue
-        writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
-        assert await busy_s(process.pid) < BUSY_S
-        process.stdin.write(b"give them back\n")
-        assert b"200 OK" in await asyncio.wait_for(reader.read(), 30)
-        writer.close()
-        _, errors = await asyncio.wait_for(process.communicate(b"end\n"), 30)
-        assert (process.returncode, errors) == (0, b"")
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await asyncio.wait_for(process.wait(), 30)
-
-
 async def test_connections_leave_descriptors_for_the_servers_other_uses(tmp_path: Path) -> None:
     hard = RESERVE + 8
     command = python_with_limits(128, hard, *SERVE, *SMALL)

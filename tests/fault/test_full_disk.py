@@ -22,25 +22,10 @@ SETTINGS = (
     "engine.kind=scripted", f"engine.model={TARGET}", "server.listen=127.0.0.1:0", "server.admin_listen=",
     "server.metrics_listen=127.0.0.1:0", "log.level=debug",
 )  # fmt: skip
-NUM_REQUESTS = 20
 FULL_AT_BYTES = 8 * 1024
 """How long a file may be until there is room again."""
 NUM_FULL, NUM_AFTER = 150, 10
 UNLIMITED = ("admission.user_requests_per_s=0", "admission.user_tokens_per_s=0", "admission.users_per_peer=0")
-
-
-@pytest.mark.full
-async def test_a_server_whose_logs_have_no_room_serves_and_counts_them(tmp_path: Path) -> None:
-    full = ("sh", "-c", 'exec "$@" 2>/dev/full', "sh", *COMMAND, "serve")
-    async with serving(tmp_path, "--json", *flags(*SETTINGS), command=full) as process:
-        async with grpc.aio.insecure_channel(process.ready["address"]) as channel:
-            stub = CompletionServiceStub(channel)
-            for sequence in range(1, NUM_REQUESTS + 1):
-                assert (await ask(stub, request(sequence=sequence))).code is grpc.StatusCode.OK
-        values = await asyncio.to_thread(samples, process.ready["metrics_address"])
-        assert values["completion_lost_log_records_total"] > 0
-        ended = [value for name, value in values.items() if name.startswith("completion_requests_total{")]
-        assert sum(ended) == NUM_REQUESTS
 
 
 async def ask_all(stub: CompletionServiceStub, first: int, num: int) -> None:

@@ -15,7 +15,7 @@ from completion_server.state.store import StoreUnavailableError
 from completion_server.state.subscription import ChannelSubscription
 from tests.support.cancels import cancel_and_wait
 from tests.support.certificates import make_identity_in
-from tests.support.redis_servers import MASTER_NAME, Cluster, RedisServer, RedisTls, Sentinels, running_sentinels
+from tests.support.redis_servers import MASTER_NAME, Cluster, RedisServer, RedisTls, Sentinels
 from tests.support.server import eventually
 from tests.unit.state.stores import check_fails, running_store
 
@@ -106,27 +106,23 @@ async def publish_until(store: RedisStore, channel: str, received: list[bytes]) 
             await asyncio.sleep(0.05)
 
 
-async def test_tls_trusts_its_own_authority_alone_and_checks_names(make_redis: MakeRedis, tmp_path: Path) -> None:
+async def test_a_store_without_the_right_proof_says_why_it_is_refused(make_redis: MakeRedis, tmp_path: Path) -> None:
+    """The server's certificate must be of its authority and for its address; the client needs one and a password."""
     tls = RedisTls.make_in(tmp_path)
-    server = make_redis(tls=tls)
-    stranger = make_identity_in(tmp_path, "stranger")
-    for ca in ("", str(stranger.certificate)):
-        refusing = RedisTlsSettings(enabled=True, ca=ca)
-        await check_fails("CERTIFICATE_VERIFY_FAILED", addresses=(server.address,), tls=refusing)
-
+    address = make_redis(tls=tls, password="secret").address
     elsewhere = make_identity_in(tmp_path, "elsewhere", "redis.example", tls.authority)
-    misnamed = make_redis(tls=RedisTls(elsewhere, tls.authority, tls.client))
-    await check_fails("not valid for '127.0.0.1'", addresses=(misnamed.address,), tls=tls_settings(tls))
-
-
-async def test_a_client_without_a_certificate_or_password_is_refused(make_redis: MakeRedis, tmp_path: Path) -> None:
-    tls = RedisTls.make_in(tmp_path)
-    server = make_redis(tls=tls, password="secret")
-    without = RedisTlsSettings(enabled=True, ca=str(tls.authority.certificate))
-    await check_fails("ConnectionError", addresses=(server.address,), tls=without)
-    proving = {"addresses": (server.address,), "tls": tls_settings(tls)}
-    await check_fails("Authentication required", **proving)
-    await check_fails("FileNotFoundError", **proving, password_file=str(tmp_path / "missing"))
+    misnamed = make_redis(tls=RedisTls(elsewhere, tls.authority, tls.client)).address
+    stranger, trusted = make_identity_in(tmp_path, "stranger"), str(tls.authority.certificate)
+    missing = str(tmp_path / "missing")
+    for server, settings, reason in (
+        (address, {"tls": RedisTlsSettings(enabled=True, ca="")}, "CERTIFICATE_VERIFY_FAILED"),
+        (address, {"tls": RedisTlsSettings(enabled=True, ca=str(stranger.certificate))}, "CERTIFICATE_VERIFY_FAILED"),
+        (misnamed, {"tls": tls_settings(tls)}, "not valid for '127.0.0.1'"),
+        (address, {"tls": RedisTlsSettings(enabled=True, ca=trusted)}, "ConnectionError"),
+        (address, {"tls": tls_settings(tls)}, "Authentication required"),
+        (address, {"tls": tls_settings(tls), "password_file": missing}, "FileNotFoundError"),
+    ):
+        await check_fails(reason, addresses=(server,), **settings)
 
 
 async def test_a_unix_socket(make_redis: MakeRedis) -> None:
@@ -156,21 +152,6 @@ async def test_sentinels_and_a_failover_in_mid_run(redis_sentinels: Sentinels) -
             assert await has_all_keys(store)
             await publish_until(store, "channel", received)
         assert int(redis_sentinels.first_replica.cli("DBSIZE")) >= NUM_KEYS
-
-
-@pytest.mark.full
-async def test_sentinels_with_tls_and_a_password(tmp_path: Path) -> None:
-    tls, password = RedisTls.make_in(tmp_path), tmp_path / "password"
-    password.write_text("secret")
-    sentinel_password = tmp_path / "sentinel-password"
-    sentinel_password.write_text("other\n")
-    with running_sentinels(password="secret", tls=tls, sentinel_password="other") as sentinels:
-        settings = sentinel_settings(sentinels) | {"tls": tls_settings(tls), "password_file": str(password)}
-        await check_fails("No master found", **settings)
-        settings |= {"sentinel_username": "default", "sentinel_password_file": str(sentinel_password)}
-        async with running_store(sentinels.addresses[0], **settings) as store:
-            assert await has_all_keys(store)
-            assert await passes_messages(store)
 
 
 @pytest.mark.full

@@ -86,33 +86,6 @@ def long_request(number: int) -> pb.CompleteRequest:
     return request(session_id=f"s{number}", mode=pb.MODE_MULTI_LINE, max_tokens=5_000, prefix=PREFIX)
 
 
-async def test_a_reader_that_stalls_is_ended_and_the_engine_freed(
-    server: RunningServer, engine: ScriptedEngine
-) -> None:
-    held = num_held()  # by other tests
-    async with grpc.aio.insecure_channel(server.ready.address, options=SMALL_WINDOW) as channel:
-        call = CompletionServiceStub(channel).Complete(long_request(0))
-        await anext(aiter(call))
-        await eventually(lambda: num_ended(server) == 1, 20)
-        await eventually(lambda: engine.stats().num_running == 0)
-        await eventually(lambda: num_held() <= held)
-        call.cancel()
-
-
-async def test_a_session_whose_reader_stalls_is_ended_and_the_engine_freed(
-    server: RunningServer, engine: ScriptedEngine
-) -> None:
-    held = num_held()  # by other tests
-    async with grpc.aio.insecure_channel(server.ready.address, options=SMALL_WINDOW) as channel:
-        call = CompletionServiceStub(channel).Session()
-        await call.write(pb.SessionRequest(complete=long_request(0)))
-        await eventually(lambda: engine.stats().num_running == 1)
-        await eventually(lambda: engine.stats().num_running == 0, 20)
-        await eventually(lambda: server.count("completion_live_sessions") == 0)
-        await eventually(lambda: num_held() <= held)
-        call.cancel()
-
-
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("num_readers", [300, pytest.param(MAX_READERS, marks=pytest.mark.full)])
 async def test_memory_stays_flat_with_many_stalled_readers(

@@ -21,8 +21,7 @@ from completion_server.engine.interface import (
     Work,
     constant_lookup,
 )
-from completion_server.engine.scripted.batch import ScriptedBatch
-from completion_server.engine.scripted.generation import ScriptedGeneration
+from completion_server.engine.scripted.batch import ScriptedBatch, ScriptedGeneration
 from completion_server.engine.scripted.model import (
     INSTANT,
     LARGE_MODEL_ON_A_GPU,
@@ -34,7 +33,6 @@ from completion_server.engine.scripted.model import (
     plausible_code,
 )
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.speculation_control import EngineSpeculation
 
 __all__ = [
     "INSTANT",
@@ -78,7 +76,7 @@ class ScriptedEngine(Engine):
         self._script = script
         self._times = times
         self._info = _describe(model, max_model_len, max_num_seqs, num_speculative_tokens)
-        self._speculation = EngineSpeculation(self._info)
+        self._speculation = SpeculationControl(self._info)
         self._on_step: Callable[[EngineStep], None] = _ignore
         self._batch = ScriptedBatch(times, max_num_seqs, max_num_batched_tokens, num_kv_blocks)
         self._seed = seed

@@ -10,7 +10,9 @@ import logging
 import os
 import shutil
 import sysconfig
+from collections.abc import Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,6 @@ from vllm.platforms import current_platform
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import NGRAM, SpeculationLookup, constant_lookup, trial_ks
 from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
-from completion_server.engine.vllm.streaming import check_streaming
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,12 @@ _LONG_PREFILL_TOKENS = 1024
 
 _DECODE_SHARE = 2
 """A step has space for this many times the tokens that all generations decode in it."""
+
+
+_STREAMED = "runai_streamer"
+_STREAMER = "runai-model-streamer"
+_STREAMER_PARTS = {"s3": "s3", "gs": "gcs", "az": "azure"}
+"""Names of the package's parts, by the addresses that they are for."""
 
 
 def engine_args(settings: EngineSettings, *, traces_endpoint: str = "") -> dict[str, Any]:
@@ -84,6 +91,27 @@ def engine_args(settings: EngineSettings, *, traces_endpoint: str = "") -> dict[
             raise ConfigError(msg)
     check_streaming(settings.vllm)
     return args | settings.vllm
+
+
+def check_streaming(vllm: Mapping[str, Any]) -> None:
+    """Check that `[engine.vllm]` streams the weights that it says are elsewhere, and that the packages are there.
+
+    Raises:
+        ConfigError: another loader would ignore `model_weights`, it is no address, or a package is missing.
+
+    """
+    weights, load_format = str(vllm.get("model_weights") or ""), str(vllm.get("load_format") or "auto")
+    is_streamed = load_format.startswith(_STREAMED)
+    scheme, separator, _path = weights.partition("://")
+    if weights and not (separator and scheme in _STREAMER_PARTS):
+        expected = " or ".join(f"{each}://" for each in _STREAMER_PARTS)
+        raise ConfigError(f"engine.vllm.model_weights: must begin with {expected}, got {weights}")
+    if weights and not is_streamed:
+        raise ConfigError(f'engine.vllm.load_format: must be "{_STREAMED}" with model_weights, got "{load_format}"')
+    needed = [_STREAMER] if is_streamed else []
+    needed += [f"{_STREAMER}-{_STREAMER_PARTS[scheme]}"] if weights else []
+    if missing := [each for each in needed if find_spec(each.replace("-", "_")) is None]:
+        raise ConfigError(f'engine.vllm.load_format: "{load_format}" needs {" and ".join(missing)}, not installed')
 
 
 def _hub_revision(model: str, revision: str | None) -> str | None:

@@ -1,11 +1,14 @@
-"""Requests and outputs of the interface as vLLM's, and the other way round."""
+"""Requests, outputs and statistics of the interface as vLLM's, and the other way round."""
+
+from typing import Any
 
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.metrics.loggers import StatLoggerBase
 
 from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
 from completion_server.engine.vllm.drafts.names import BEGINS_WITH, SPECULATE
-from completion_server.engine.vllm.token_accounting import GenerationProgress
+from completion_server.engine.vllm.token_accounting import GenerationProgress, StepMeter
 
 _FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
 """vLLM's finish reasons as those of the interface; any other ("abort", "error") means that it gave a generation up."""
@@ -50,3 +53,25 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
         skip_special_tokens=True,
         extra_args=extra or None,
     )
+
+
+class LastStatistics(StatLoggerBase):
+    """Keeps the scheduler's last statistics. vLLM calls it after each step that changed them."""
+
+    def __init__(self, meter: StepMeter) -> None:
+        """End each step of `meter`."""
+        self._meter = meter
+        self.num_running = 0
+        self.num_waiting = 0
+        self.kv_usage = 0.0
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
+        """Take the statistics of a step; None if vLLM has none of the scheduler."""
+        if scheduler_stats is not None:
+            self.num_running = scheduler_stats.num_running_reqs
+            self.num_waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            self.kv_usage = scheduler_stats.kv_cache_usage
+            self._meter.end(scheduler_stats.spec_decoding_stats, self.num_running)
+
+    def log_engine_initialized(self) -> None:
+        """Log nothing."""

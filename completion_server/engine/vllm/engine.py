@@ -4,7 +4,6 @@ The engine core runs in a process of its own; the server's process talks to it t
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
@@ -34,7 +33,6 @@ from completion_server.engine.loading import Loading
 from completion_server.engine.processes import Remnants, cpu_seconds, kill_and_wait, still_running
 from completion_server.engine.revisions import resolve_revisions
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.speculation_control import EngineSpeculation
 from completion_server.engine.vllm.arguments import (
     check_draft_length,
     engine_args,
@@ -42,18 +40,14 @@ from completion_server.engine.vllm.arguments import (
     lookup_at_start,
     schedulers_locked_reason,
 )
-from completion_server.engine.vllm.compiled import CompiledCode
-from completion_server.engine.vllm.conversion import sampling_params
+from completion_server.engine.vllm.conversion import LastStatistics, sampling_params
 from completion_server.engine.vllm.drafts.names import SET_LOOKUP
 from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback, without_spans
 from completion_server.engine.vllm.generation import VllmGeneration, ignore, run_eagerly
 from completion_server.engine.vllm.patches import log_patches
-from completion_server.engine.vllm.patches.server import sampled_spans, span_exporter
+from completion_server.engine.vllm.patches.processes import sampled_spans, span_exporter
 from completion_server.engine.vllm.process import yield_to_server
-from completion_server.engine.vllm.statistics import LastStatistics
 from completion_server.engine.vllm.token_accounting import GenerationProgress, TokenAccounting
-
-logger = logging.getLogger(__name__)
 
 SCHEDULERS_MODULE = "completion_server.engine.vllm.drafts.schedulers"
 """The module of the schedulers that the engine core loads."""
@@ -83,7 +77,7 @@ class VllmEngine(Engine):
         self._can_heal = False
         self._changes: set[asyncio.Task[None]] = set()
         """Changes of K on their way to the engine core."""
-        self._speculation: EngineSpeculation | None = None
+        self._speculation: SpeculationControl | None = None
         self._loading = Loading(self._load, self._discard)
         self._processes: list[psutil.Process] = []
 
@@ -137,7 +131,7 @@ class VllmEngine(Engine):
         # vLLM begins to read at the first request. But the core also sends news of its death.
         llm._run_output_handler()  # type: ignore[no-untyped-call]
         if not self._locked_reason:
-            self._speculation = EngineSpeculation(info, self._publish)
+            self._speculation = SpeculationControl(info, self._publish)
 
     def _publish(self, lookup: SpeculationLookup, is_off: bool) -> None:
         """Tell the engine core, and the accounting, which estimates the drafts of aborted generations from K."""
@@ -174,11 +168,7 @@ class VllmEngine(Engine):
             scheduling = "AsyncScheduler" if config.scheduler_config.async_scheduling else "Scheduler"
             kind = "Healing" if self._locked_reason else "Lookup"
             config.scheduler_config.scheduler_cls = f"{SCHEDULERS_MODULE}.{kind}{scheduling}"
-        compiled = CompiledCode()
-        llm = self._make_llm(args, config)
-        if not args.enforce_eager and (said := compiled.describe()):
-            logger.info("%s", said)
-        return llm
+        return self._make_llm(args, config)
 
     def _make_llm(self, args: AsyncEngineArgs, config: VllmConfig) -> AsyncLLM:
         self._loading.check()

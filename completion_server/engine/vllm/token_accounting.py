@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from completion_server.engine.interface import EngineStep, SpeculationLookup
-from completion_server.engine.vllm.patches.server import counted_outputs
+from completion_server.engine.vllm.patches.processes import counted_outputs
 
 
 @dataclasses.dataclass(slots=True)

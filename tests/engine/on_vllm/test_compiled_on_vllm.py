@@ -42,20 +42,15 @@ async def test_a_second_start_loads_what_the_first_one_compiled(
     num_compiled: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
-    caplog.set_level("INFO", "completion_server")
     first = await texts_of_a_start(model, draft_model)
     kept = compiled_code(tmp_path)
     assert len(kept) == num_compiled
-    assert f"compiled {num_compiled} models; the code is in {tmp_path}, and later starts load it" in caplog.text
-    caplog.clear()
     second = await texts_of_a_start(model, draft_model)
     assert first == second
     assert first[0] == first[1], "drafts change no text"
     assert compiled_code(tmp_path) == kept, "nothing was compiled again"
-    assert f"compiled code of an earlier start was loaded from {tmp_path}" in caplog.text
     if draft_model == NGRAM:
         monkeypatch.setenv(LEFT_OUT_ENV, "compiled-loading")
         await texts_of_a_start(model, draft_model)

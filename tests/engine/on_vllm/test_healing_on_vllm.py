@@ -9,7 +9,6 @@ from tokenizers import Tokenizer
 
 from completion_server.core.request import Sampling
 from completion_server.engine.interface import GenerationRequest, constant_lookup
-from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.loading import load_prompt_builder
 from tests.engine.contract import Result, run_request
 from tests.support.models import TARGET
@@ -25,14 +24,14 @@ NUMBERS = itertools.count()
 GREEDY = Sampling()
 DOCUMENTS = [
     f"import os\n\n\ndef names(folder):\n    {CURSOR}\n\n\nprint(names('.'))\n",
-    f"class Point:\n    def __init__(self, x, y):\n        self{CURSOR}\n",
     f"for number in ra{CURSOR}\n    print(number)\n",
 ]
 
 
 @pytest.fixture(scope="module")
-def builder() -> PromptBuilder:
-    return load_prompt_builder(str(TARGET), max_prompt_tokens=512)
+def prompts() -> list[list[int]]:
+    builder = load_prompt_builder(str(TARGET), max_prompt_tokens=512)
+    return [builder.build(request_at(document)).token_ids for document in DOCUMENTS]
 
 
 async def answer(
@@ -43,76 +42,54 @@ async def answer(
     num_extra: int = 0,
     num_tokens: int = NUM_TOKENS,
 ) -> Result:
+    name = f"healing-{next(NUMBERS)}"
     request = GenerationRequest(
-        f"healing-{next(NUMBERS)}",
-        token_ids,
-        num_tokens,
-        sampling,
-        begins_with=begins_with,
-        num_beginning_tokens=num_extra,
+        name, token_ids, num_tokens, sampling, begins_with=begins_with, num_beginning_tokens=num_extra
     )
     return await run_request(engine, request)
 
 
+def set_k(engine: "VllmEngine", k: int) -> None:
+    assert engine.speculation is not None
+    engine.speculation.set_lookup(constant_lookup(k, engine.info.max_num_seqs))
+
+
 @pytest.mark.parametrize("k", [0, 3])
-@pytest.mark.parametrize("document", DOCUMENTS)
 async def test_the_text_that_the_model_would_say_anyway_changes_nothing(
-    vllm_engine: "VllmEngine", builder: PromptBuilder, document: str, k: int
+    vllm_engine: "VllmEngine", prompts: list[list[int]], k: int
 ) -> None:
-    control = vllm_engine.speculation
-    assert control is not None
-    control.set_lookup(constant_lookup(k, vllm_engine.info.max_num_seqs))
-    prompt = builder.build(request_at(document)).token_ids
-    free = await answer(vllm_engine, prompt)
-    cuts = [at for at in range(1, 9) if free.text[at - 1 : at].isascii()]
-    results = await asyncio.gather(*(answer(vllm_engine, prompt, free.text[:at]) for at in cuts))
-    assert [free.text[:at] + each.text for at, each in zip(cuts, results, strict=True)] == [free.text] * len(cuts)
-    assert {each.num_tokens for each in results} == {free.num_tokens}, "its tokens count, and cost no further step"
-    control.set_lookup(vllm_engine.info.speculation_lookup)
+    set_k(vllm_engine, k)
+    for prompt in prompts:
+        free = await answer(vllm_engine, prompt)
+        cuts = [at for at in range(1, 9) if free.text[at - 1 : at].isascii()]
+        results = await asyncio.gather(*(answer(vllm_engine, prompt, free.text[:at]) for at in cuts))
+        assert [free.text[:at] + each.text for at, each in zip(cuts, results, strict=True)] == [free.text] * len(cuts)
+        assert {each.num_tokens for each in results} == {free.num_tokens}, "its tokens count, and cost no further step"
+    set_k(vllm_engine, 3)
 
 
-@pytest.mark.parametrize("begins_with", [" zq_", "é😀", "\t\t", "<|fim_middle|>", "x" * 40])
+@pytest.mark.parametrize("begins_with", [" zq_", "é😀", "<|fim_middle|>", "x" * 40])
 async def test_any_text_can_be_begun_with_and_drafts_change_nothing(
-    vllm_engine: "VllmEngine", builder: PromptBuilder, begins_with: str
+    vllm_engine: "VllmEngine", prompts: list[list[int]], begins_with: str
 ) -> None:
-    control = vllm_engine.speculation
-    assert control is not None
-    prompt = builder.build(request_at(DOCUMENTS[0])).token_ids
-    texts = []
+    texts = set()
     for k in (0, 3):
-        control.set_lookup(constant_lookup(k, vllm_engine.info.max_num_seqs))
-        result = await answer(vllm_engine, prompt, begins_with, num_extra=45)
+        set_k(vllm_engine, k)
+        result = await answer(vllm_engine, prompts[0], begins_with, num_extra=45)
         assert begins_with not in result.text
         assert result.num_tokens > 1, "no marker says it"
-        texts.append(result.text)
-    control.set_lookup(vllm_engine.info.speculation_lookup)
-    assert texts[0] == texts[1]
-
-
-async def test_too_few_tokens_for_the_beginning_give_no_text(vllm_engine: "VllmEngine", builder: PromptBuilder) -> None:
-    result = await answer(vllm_engine, builder.build(request_at(DOCUMENTS[0])).token_ids, "0123456789abcdefghij")
-    assert (result.text, result.num_tokens, result.last.finish) == ("", NUM_TOKENS, "length")
+        texts.add(result.text)
+    assert len(texts) == 1
 
 
 async def test_samples_begin_with_it_and_repeat_by_their_seed(
-    vllm_engine: "VllmEngine", builder: PromptBuilder
+    vllm_engine: "VllmEngine", prompts: list[list[int]]
 ) -> None:
-    prompt = builder.build(request_at(DOCUMENTS[1])).token_ids
-    first, again, other = await asyncio.gather(
-        *(answer(vllm_engine, prompt, ".", Sampling(temperature=1.0, seed=seed)) for seed in (1, 1, 2))
-    )
+    samplings = [Sampling(temperature=1.0, seed=seed) for seed in (1, 1, 2)]
+    given = (answer(vllm_engine, prompts[0], "return os.", each) for each in samplings)
+    first, again, other = await asyncio.gather(*given)
     assert first.text == again.text != other.text
-    assert not first.text.startswith(".")
-
-
-async def test_beside_it_other_answers_are_free(vllm_engine: "VllmEngine", builder: PromptBuilder) -> None:
-    prompts = [builder.build(request_at(document)).token_ids for document in DOCUMENTS]
-    alone = [await answer(vllm_engine, prompt) for prompt in prompts]
-    mixed = await asyncio.gather(
-        *(answer(vllm_engine, prompt, " zq" if number % 2 else "") for number, prompt in enumerate(prompts * 2))
-    )
-    free = [alone[number % 3].text for number in range(6) if number % 2 == 0]
-    assert [each.text for each in mixed[::2]] == free
+    assert not first.text.startswith("return")
 
 
 async def test_an_answer_of_few_tokens_ends_before_a_character_that_has_more(vllm_engine: "VllmEngine") -> None:

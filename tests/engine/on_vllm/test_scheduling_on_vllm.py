@@ -25,7 +25,7 @@ MAX_SESSIONS = 200
 NUM_CONNECTIONS = 4
 KEYS = 4
 IDLE_WITHIN_S = 120.0
-"""For the last aborts, on a busy machine."""
+"""For the last aborts, and for an answer; on a busy machine."""
 SOURCE = Path(cast("str", code.__file__)).read_text(encoding="utf-8")
 
 
@@ -91,14 +91,14 @@ async def type_on(stub: CompletionServiceStub, session: int) -> list[Answer]:
 
     async def read() -> None:
         while any(answer.end is None for answer in answers):
-            event = await next_event(call)
+            event = await next_event(call, IDLE_WITHIN_S)
             answers[event.sequence - 1].take(event)
 
     reading = asyncio.create_task(read())
     for number in range(KEYS):
         await call.write(pb.SessionRequest(complete=key(session, number)))
         await asyncio.sleep(0.05 * (1 + session % 5))
-    await asyncio.wait_for(reading, 60)
+    await asyncio.wait_for(reading, IDLE_WITHIN_S)
     await call.done_writing()
     return answers
 
@@ -118,76 +118,3 @@ async def test_many_sessions_typing_leave_nothing_behind(vllm_engine: "VllmEngin
         assert reasons.count("stop") + reasons.count("length") > 0
         for answer in itertools.chain.from_iterable(typed):
             assert answer.reason != "shed" or not answer.text
-
-
-async def test_a_storm_of_one_users_requests_costs_the_engine_hardly_more_than_the_last(
-    vllm_engine: "VllmEngine",
-) -> None:
-    async with serving(vllm_engine, "admission.user_requests_per_s=0", "shed.when=never") as server:
-        num_before = vllm_engine.stats().num_generated_tokens
-        call = server.stub.Session(metadata=(("x-user-id", "stormy"),))
-        for number in range(200):
-            await call.write(pb.SessionRequest(complete=key(0, number, max_tokens=32)))
-        answers = {number + 1: Answer() for number in range(200)}
-        while any(answer.end is None for answer in answers.values()):
-            event = await next_event(call)
-            answers[event.sequence].take(event)
-        reasons = [answer.reason for answer in answers.values()]
-        assert reasons[-1] in {"stop", "length"}
-        assert set(reasons[:-1]) <= {"superseded"}
-        await call.done_writing()
-        # Requests come faster than steps: most never reach the engine, and none runs for long.
-        assert vllm_engine.stats().num_generated_tokens - num_before < 200 * 4
-
-
-@pytest.mark.parametrize("phase", ["prefilling", "decoding"])
-async def test_a_request_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEngine", phase: str) -> None:
-    async with serving(vllm_engine, "shed.when=never") as server:
-        for session in itertools.count():  # until one has not come to its end by itself before the cancel arrives
-            call = server.stub.Complete(key(session, 0, max_tokens=64))
-            if phase == "decoding":
-                if not (await next_event(call)).delta.text:
-                    continue
-            else:
-                await eventually(lambda: server.count("completion_running_requests") == 1)
-            call.cancel()
-            await eventually(lambda: server.count("completion_running_requests") == 0)
-            if server.count("completion_abort_seconds_count") == 1:
-                break
-
-
-async def test_an_unread_stream_frees_the_engine_when_it_is_cancelled(vllm_engine: "VllmEngine") -> None:
-    # A blocked write takes more text than a model generates: tests/fault/test_stalled_readers.py tests that.
-    async with serving(vllm_engine, "shed.when=never") as server:
-        call = server.stub.Session(metadata=(("x-user-id", "gone"),))
-        for number in range(40):
-            await call.write(pb.SessionRequest(complete=key(3, number, max_tokens=48)))
-        await eventually(lambda: server.count("completion_running_requests") > 0)
-        call.cancel()
-        await eventually(lambda: server.count("completion_running_requests") == 0)
-
-
-async def test_typed_along_text_is_not_computed_again(vllm_engine: "VllmEngine") -> None:
-    prefix = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self."
-
-    def point(sequence: int, prefix: str) -> pb.CompleteRequest:
-        return request(prefix, "", sequence=sequence, mode=pb.MODE_MULTI_LINE, max_tokens=48, language_id="python")
-
-    async with serving(vllm_engine, "shed.when=never") as server:
-        whole = (await ask(server.stub, point(1, prefix))).text
-        assert len(whole) > 1, "the model completes nothing here; choose another text"
-        call = server.stub.Session(metadata=(("x-user-id", "along"),))
-        await call.write(pb.SessionRequest(complete=point(1, prefix)))
-        first = await next_event(call)
-        assert first.delta.text
-        typed = whole[0]
-        await call.write(pb.SessionRequest(complete=point(2, prefix + typed)))
-        newer = Answer()
-        while newer.end is None:
-            event = await next_event(call)
-            if event.sequence == 2:
-                newer.take(event)
-        await call.done_writing()
-        assert typed + newer.text == whole
-        assert server.count("completion_generations_reattached_total") == 1
-        assert server.count("completion_generations_diverged_total") == 0

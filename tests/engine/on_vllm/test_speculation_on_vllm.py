@@ -68,10 +68,6 @@ async def check_changes(engine: "VllmEngine") -> None:
     assert {step.num_speculative_tokens for step in steps} == {0, 1, 2, 3}
 
 
-async def test_greedy_text_is_the_same_over_changes(vllm_engine: "VllmEngine") -> None:
-    await check_changes(vllm_engine)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("setting", ["engine.full_cuda_graphs=false", "engine.tensor_parallel_size=2"])
 async def test_greedy_text_is_the_same_over_changes_with_synchronous_scheduling(
@@ -159,15 +155,6 @@ async def test_a_change_takes_effect_within_two_steps(vllm_engine: "VllmEngine")
     set_k(vllm_engine, 3)
     assert {step.num_speculative_tokens for step in steps[1:at_change]} == {3}
     assert {step.num_speculative_tokens for step in steps[at_change + 3 :]} == {0}
-
-
-@pytest.mark.full
-async def test_generations_side_by_side_go_on_over_changes(vllm_engine: "VllmEngine") -> None:
-    """Which of them share a step may move the last bits, and with them a close choice of a token in a few."""
-    alone = [await generate_text(vllm_engine, "alone", variant, changes=False) for variant in range(8)]
-    texts = await asyncio.gather(*(generate_text(vllm_engine, "side", variant, changes=True) for variant in range(8)))
-    set_k(vllm_engine, 3)
-    assert sum(text == undisturbed for text, undisturbed in zip(texts, alone, strict=True)) >= 4
 
 
 @pytest.mark.full

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from completion_server.engine.loading import GivenUpError, Loading
+from completion_server.engine.loading import Loading
 from completion_server.engine.processes import child_ids, cpu_seconds, kill_children, with_descendants
 from tests.support.cancels import cancel_and_wait
 from tests.support.server import eventually
@@ -64,14 +64,6 @@ async def given_up(load: EngineLoad) -> None:
     await cancel_and_wait(running)
 
 
-async def test_a_load_that_fails_raises_its_error() -> None:
-    def fail() -> str:
-        raise OSError("no such model")
-
-    with pytest.raises(OSError, match="no such model"):
-        await Loading(fail, lambda _result: None).run()
-
-
 async def test_a_load_that_is_given_up_leaves_no_process_and_kills_no_other() -> None:
     other, load = start_core(), EngineLoad()
     await given_up(load)
@@ -83,15 +75,6 @@ async def test_a_load_that_is_given_up_leaves_no_process_and_kills_no_other() ->
     assert not load.discarded
     await eventually(lambda: child_ids() == {other.pid})
     assert other.is_running()
-
-
-async def test_a_result_that_came_before_it_was_given_up_is_handed_over() -> None:
-    load = EngineLoad()
-    load.may_end.set()
-    assert await load.loading.run() == "engine"
-    assert await load.loading.give_up() == "engine"
-    assert await load.loading.give_up() is None
-    assert not load.discarded
 
 
 async def test_a_result_that_comes_later_is_discarded_before_another_load_begins() -> None:
@@ -121,36 +104,6 @@ async def test_a_result_that_comes_later_is_discarded_before_another_load_begins
     may_end.set()
     assert await asyncio.wait_for(second, 10) == "next"
     assert events == ["discarded late", "loaded the next one"]
-
-
-async def test_a_load_that_is_given_up_starts_no_process_any_more() -> None:
-    begun, may_go_on, cores = threading.Event(), threading.Event(), []
-
-    def load() -> str:
-        begun.set()
-        assert may_go_on.wait(WAIT_S)
-        slow.check()
-        cores.append(start_core())
-        return "engine"
-
-    slow = Loading(load, cores.append)
-    running = asyncio.create_task(slow.run())
-    await eventually(begun.is_set)
-    giving_up = asyncio.create_task(slow.give_up())
-    await asyncio.sleep(0)
-    may_go_on.set()
-    assert await giving_up is None
-    with pytest.raises(GivenUpError):
-        await running
-    assert not cores
-
-
-async def test_a_load_that_was_given_up_before_it_began_does_nothing() -> None:
-    load = EngineLoad()
-    assert await load.loading.give_up() is None
-    with pytest.raises(GivenUpError):
-        await load.loading.run()
-    assert not load.cores
 
 
 def test_cpu_time_is_that_of_all_processes_that_run() -> None:

@@ -36,25 +36,15 @@ def check_admitted(quarantine: Quarantine, *prompts: list[int], now: float) -> N
 
 
 @pytest.mark.parametrize(
-    ("failures", "now"),
-    [
-        ([(BAD, 0)], 1),
-        ([(BAD, 0), (BAD, 300)], 301),
-        ([(BAD, 0), (BAD, 60)], 360),
-    ],
-    ids=["one failure is no proof", "a suspect is forgotten", "the quarantine ends"],
+    ("quarantine_s", "failed_at", "now"),
+    [(300, [0], 1), (300, [0, 300], 301), (300, [0, 60], 360), (0, [0, 0, 0], 0)],
+    ids=["one failure is no proof", "a suspect is forgotten", "the quarantine ends", "it refuses nothing"],
 )
-def test_a_prompt_is_admitted(quarantine: Quarantine, failures: list[tuple[list[int], float]], now: float) -> None:
-    for prompt, at in failures:
-        fail_with(quarantine, prompt, now=at)
+def test_a_prompt_is_admitted(quarantine_s: float, failed_at: list[float], now: float) -> None:
+    quarantine = Quarantine(quarantine_s)
+    for at in failed_at:
+        fail_with(quarantine, BAD, now=at)
     check_admitted(quarantine, BAD, now=now)
-
-
-def test_a_quarantine_of_zero_refuses_nothing() -> None:
-    quarantine = Quarantine(0)
-    for _ in range(3):
-        fail_with(quarantine, BAD)
-    check_admitted(quarantine, BAD, now=0)
 
 
 def test_a_prompt_that_was_computed_at_two_failures_is_refused_and_each_further_one_doubles_the_time(
@@ -70,11 +60,6 @@ def test_a_prompt_that_was_computed_at_two_failures_is_refused_and_each_further_
     fail_with(quarantine, BAD, now=400)
     with pytest.raises(SuspectedPromptError, match=r"failed 3 times .* refused for another 600 s"):
         quarantine.enter(BAD, 400)
-
-
-def test_two_callers_of_one_prompt_are_one_failure(quarantine: Quarantine) -> None:
-    fail_with(quarantine, BAD, BAD)
-    check_admitted(quarantine, BAD, now=1)
 
 
 def test_suspects_are_tried_one_at_a_time_so_that_the_innocent_are_not_refused(quarantine: Quarantine) -> None:
@@ -104,14 +89,6 @@ def test_a_suspect_whose_caller_gave_up_is_not_cleared_before_the_next_output(qu
     check_admitted(quarantine, GOOD, now=12)
 
 
-def test_an_output_clears_the_prompts_that_ended_before_it(quarantine: Quarantine) -> None:
-    fail_with(quarantine, BAD, GOOD)
-    check_admitted(quarantine, GOOD, now=1)
-    quarantine.output_received()
-    quarantine.engine_failed(2)
-    check_admitted(quarantine, GOOD, now=3)
-
-
 @pytest.mark.parametrize("is_cut_short", [False, True])
 def test_a_suspect_that_had_an_output_and_that_the_engine_survived_is_none_any_more(
     quarantine: Quarantine, is_cut_short: bool
@@ -128,27 +105,11 @@ def test_a_suspect_that_had_an_output_and_that_the_engine_survived_is_none_any_m
     check_admitted(quarantine, GOOD, now=3)
 
 
-def test_a_suspect_without_an_output_stays_one(quarantine: Quarantine) -> None:
-    fail_with(quarantine, BAD)
-    check_admitted(quarantine, BAD, now=1)
-    quarantine.output_received()
-    fail_with(quarantine, BAD, now=2)
-    with pytest.raises(SuspectedPromptError):
-        quarantine.enter(BAD, 3)
-
-
 def test_a_prompt_that_was_computed_to_its_end_is_no_suspect_of_a_failure_after_it(quarantine: Quarantine) -> None:
     for now in range(2):
         finish(quarantine, quarantine.enter(GOOD, now))
         quarantine.engine_failed(now)
     check_admitted(quarantine, GOOD, now=2)
-
-
-def test_it_remembers_no_more_than_a_thousand_suspects(quarantine: Quarantine) -> None:
-    fail_with(quarantine, BAD)
-    fail_with(quarantine, BAD)
-    fail_with(quarantine, *([number] for number in range(1024)), now=1)
-    check_admitted(quarantine, BAD, now=2)
 
 
 def test_prompts_sent_after_a_hang_do_not_displace_the_suspect(quarantine: Quarantine) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from completion_server.core.errors import ConfigError
-from completion_server.engine.fingerprint import model_fingerprint
 from completion_server.engine.interface import NGRAM, EngineInfo
 from completion_server.engine.revisions import folder_revision, resolve_revisions
 from completion_server.engine.scripted.engine import ScriptedEngine
@@ -77,19 +76,6 @@ def test_what_has_no_files_has_no_revision() -> None:
     for draft_model in ("", NGRAM):
         with pytest.raises(ValueError, match="draft_revision: must be unset without a draft model, got v1"):
             EngineSettings(model="a", draft_model=draft_model, draft_revision="v1")
-
-
-def test_a_folder_that_cannot_be_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(model: str) -> str:
-        raise PermissionError(13, "Permission denied", model)
-
-    monkeypatch.setattr("completion_server.engine.revisions.model_fingerprint", fail)
-    with pytest.raises(ConfigError, match=r"engine\.revision: .* can't be read: .*Permission denied"):
-        resolve_revisions(EngineSettings(model=str(folder)))
-
-
-def test_the_fingerprint_of_which_the_revision_is_a_part_does_not_depend_on_the_place(folder: Path) -> None:
-    assert model_fingerprint(str(folder)) == model_fingerprint(str(TARGET))
 
 
 def test_an_engine_names_the_revisions_of_its_settings() -> None:

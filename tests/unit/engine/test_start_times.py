@@ -1,10 +1,14 @@
 """How long starts take, the wait before them, and the settings of an engine."""
 
 import json
+import time
 from pathlib import Path
 
+import pytest
+
+from completion_server.engine import start_times
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.start_times import RestartBackoff, StartEstimate, StartTimes
+from completion_server.engine.start_times import StartTimes
 
 
 def test_the_duration_of_a_start_outlives_the_process(tmp_path: Path) -> None:
@@ -34,32 +38,18 @@ def test_a_file_that_is_damaged_or_cannot_be_written_changes_nothing(tmp_path: P
     assert StartTimes(None).last_s("a") is None
 
 
-def test_starts_of_other_models_have_other_keys() -> None:
-    settings = [
-        EngineSettings(model="a"), EngineSettings(model="b"), EngineSettings(model="a", draft_model="b"),
-        EngineSettings(model="a", enforce_eager=True),
-        EngineSettings(model="a", kind="scripted"), EngineSettings(model="a", tensor_parallel_size=2),
-    ]  # fmt: skip
-    assert len({each.start_key for each in settings}) == len(settings)
-    for same in (EngineSettings(model="a", max_num_seqs=8), EngineSettings(model="a", revision="1")):
-        assert same.start_key == EngineSettings(model="a").start_key
-
-
-def test_the_end_of_a_start_is_predicted_from_the_last_one() -> None:
-    estimate = StartEstimate(10.0)
-    estimate.begin(100.0)
-    assert (estimate.remaining_s(104.0), estimate.remaining_s(130.0)) == (6.0, 0.0)
-    assert estimate.end(135.0) == estimate.remaining_s(140.0) == 35.0
-    first = StartEstimate()
-    first.begin(0.0)
-    assert first.remaining_s(1.0) is None
-
-
-def test_the_wait_doubles_until_an_engine_has_served_for_long() -> None:
-    backoff = RestartBackoff(EngineSettings())
-    waits = [backoff.next_wait_s(served_s) for served_s in (1000, *(0,) * 6, 59, 60, 0)]
-    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 0.5, 1]
-
-
 def test_a_step_may_take_as_long_as_an_engine_may_be_silent() -> None:
     assert [EngineSettings(hang_timeout_s=each).step_timeout_s for each in (10, 90)] == [60, 90]
+
+
+def test_a_long_start_says_what_it_does(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(start_times, "PROGRESS_S", 0.01)
+    caplog.set_level("INFO", "completion_server")
+    ends_at = time.monotonic() + 30
+    with start_times.progress("loading the models"):
+        while not caplog.messages and time.monotonic() < ends_at:
+            time.sleep(0.01)
+    assert caplog.messages[0] == "loading the models: 0 s"
+    num = len(caplog.messages)
+    time.sleep(0.05)
+    assert len(caplog.messages) == num, "it ends with the block"

@@ -1,7 +1,6 @@
 """The supervisor in virtual time: the detection of failures, and the recovery."""
 
 import asyncio
-import gc
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -110,21 +109,6 @@ def on_bench(**settings: float) -> Callable[[AsyncTest], Callable[..., None]]:
     return with_first(lambda: running(**settings))
 
 
-def num_tasks() -> int:
-    """Return how many tasks are in memory, done or not."""
-    gc.collect()
-    return sum(issubclass(type(one), asyncio.Task) for one in gc.get_objects())
-
-
-@on_bench(heartbeat_s=1.0)
-async def test_a_heartbeat_leaves_nothing_behind(bench: Bench) -> None:
-    await asyncio.sleep(100)
-    before = num_tasks()
-    await asyncio.sleep(1000)
-    assert bench.engine.stats().num_generated_tokens > 500
-    assert num_tasks() <= before + 1
-
-
 @on_bench(start_s=40.0, restart_backoff_min_s=1.0)
 async def test_the_end_of_a_restart_is_predicted_from_the_last_start(bench: Bench) -> None:
     assert bench.supervised.start_s == pytest.approx(40.0)
@@ -147,24 +131,6 @@ async def test_a_watch_that_was_stopped_itself_does_not_blame_the_engine(bench: 
     assert bench.supervised.num_restarts == 0
 
 
-@on_bench()
-async def test_a_hang_is_found_by_a_watch_that_always_comes_late(bench: Bench) -> None:
-    asking = asyncio.create_task(bench.ask(num_tokens=4))
-    bench.engine.hang()
-    for _ in range(20):
-        await asyncio.sleep(0.5)
-        bench.clock.shift_s += 60.0
-    with pytest.raises(EngineDeadError):
-        await asking
-
-
-@on_bench(step_s=40.0)
-async def test_an_engine_that_still_computes_gets_as_long_as_a_step_may_take(bench: Bench) -> None:
-    bench.engine.cpu_rate = 0.5
-    assert await bench.ask(num_tokens=2) == 2
-    assert bench.supervised.num_restarts == 0
-
-
 @pytest.mark.parametrize(("cpu_rate", "after_s"), [(2.0, 60.0), (0.01, 10.0)], ids=["spins for ever", "waits for ever"])
 @on_bench()
 async def test_an_engine_that_hangs_is_replaced_sooner_if_it_does_not_compute(
@@ -176,12 +142,6 @@ async def test_an_engine_that_hangs_is_replaced_sooner_if_it_does_not_compute(
     assert after_s <= await bench.until_failed() < after_s + 2
     with pytest.raises(EngineDeadError):
         await asking
-
-
-@on_bench(step_s=50.0, warm_up=True)
-async def test_a_slow_warm_up_is_no_hang(bench: Bench) -> None:
-    assert bench.supervised.state is EngineState.READY
-    assert bench.supervised.num_restarts == 0
 
 
 @on_bench()
@@ -209,13 +169,3 @@ async def test_a_prompt_that_hangs_the_engine_is_refused_though_its_callers_give
     with pytest.raises(SuspectedPromptError):
         await bench.ask("bad", POISON)
     assert await bench.ask() == 5
-
-
-@on_bench(heartbeat_s=5.0)
-async def test_the_heartbeat_is_never_a_suspect(bench: Bench) -> None:
-    for _ in range(2):
-        bench.engine.hang()
-        await bench.until_failed()
-        await bench.until_ready()
-    assert await bench.ask(prompt=[1]) == 5
-    assert bench.supervised.num_restarts == 2

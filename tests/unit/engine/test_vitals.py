@@ -1,7 +1,11 @@
+"""When an engine is considered hung, and when it gets a heartbeat."""
+
+from collections.abc import Callable
+
 import pytest
 
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.vitals import Vitals, WatchedTime
+from completion_server.engine.vitals import Vitals
 from tests.support.constants import with_constants
 
 SETTINGS = with_constants(EngineSettings(), heartbeat_s=5)
@@ -10,8 +14,8 @@ SETTINGS = with_constants(EngineSettings(), heartbeat_s=5)
 class Watch:
     """Checks an engine's vitals five times a second."""
 
-    def __init__(self, settings: EngineSettings = SETTINGS) -> None:
-        self.vitals = Vitals(settings, 0.0)
+    def __init__(self) -> None:
+        self.vitals = Vitals(SETTINGS, 0.0)
         self._num_checks = 0
         self._cpu_seconds = 0.0
 
@@ -27,88 +31,64 @@ class Watch:
                 return now
         return None
 
+    def output(self, now: float) -> None:
+        assert self.hangs_at(now) is None
+        self.vitals.output_received(now)
 
-def test_a_newcomer_does_not_hide_that_the_engine_hangs() -> None:
-    watch = Watch()
-    watch.vitals.generation_opened(0)
+
+def newcomer(watch: Watch) -> None:
     assert watch.hangs_at(9) is None
     watch.vitals.generation_opened(9)
-    assert watch.hangs_at(20) == pytest.approx(10, abs=0.3)
 
 
-def test_an_idle_engine_does_not_hang() -> None:
+def steps_every_second(watch: Watch) -> None:
+    for now in range(8, 1000):
+        watch.output(now)
+
+
+def two_long_steps(watch: Watch) -> None:
+    watch.output(9)
+    watch.output(30)
+
+
+@pytest.mark.parametrize(
+    ("before", "cores", "hangs_at"),
+    [
+        pytest.param(newcomer, None, 10, id="a newcomer does not hide it"),
+        pytest.param(lambda watch: watch.output(8), None, 8 + 3 * 8, id="three times its longest step"),
+        pytest.param(steps_every_second, None, 999 + 10, id="but not one of long ago"),
+        pytest.param(two_long_steps, None, 30 + 60, id="and no more than a step may take"),
+        pytest.param(lambda _watch: None, 0.05, 10, id="its processes rest"),
+        pytest.param(lambda _watch: None, 0.2, 60, id="its processes compute"),
+        pytest.param(lambda watch: watch.hangs_at(15, 2.0), 0.0, 15 + 10, id="they have stopped to compute"),
+    ],
+)
+def test_an_engine_with_an_open_generation_hangs(
+    before: Callable[[Watch], object], cores: float | None, hangs_at: float
+) -> None:
+    watch = Watch()
+    watch.vitals.generation_opened(0)
+    before(watch)
+    assert watch.hangs_at(1200, cores) == pytest.approx(hangs_at, abs=1.3)
+
+
+def test_an_engine_without_callers_or_whose_callers_all_give_up_does_not_hang() -> None:
     watch = Watch()
     assert watch.hangs_at(1000) is None
-    number = watch.vitals.generation_opened(1000)
-    assert watch.hangs_at(1001) is None
-    watch.vitals.generation_closed(number)
-    assert watch.hangs_at(2000) is None
-
-
-def test_an_engine_whose_callers_all_give_up_before_an_output_is_busy_and_not_hung() -> None:
-    watch = Watch()
-    for now in range(100):
+    for now in range(1000, 1100):
         number = watch.vitals.generation_opened(now)
         assert watch.hangs_at(now + 1) is None
         watch.vitals.generation_closed(number)
+    assert watch.hangs_at(2000) is None
 
 
-def test_a_gap_between_two_checks_counts_as_a_quarter_of_the_timeout_at_most() -> None:
-    time = WatchedTime(2.5, 100.0)
-    assert time.at(102.0) == 2.0
-    assert time.at(1000.0) == 2.5
-    time.check(1000.0)
-    assert time.at(1001.0) == 3.5
-
-
-def test_an_output_that_is_read_before_the_watch_wakes_does_not_excuse_a_later_hang() -> None:
+def test_time_in_which_nobody_watched_neither_blames_the_engine_nor_excuses_it() -> None:
     vitals = Vitals(SETTINGS, 0.0)
     vitals.generation_opened(0.0)
-    vitals.output_received(3600.0)
-    vitals.check(3600.1)
-    assert any(vitals.check(3600.1 + number / 5) for number in range(1, 70))
-
-
-def test_steps_that_take_long_give_it_more_time() -> None:
-    watch = Watch()
-    watch.vitals.generation_opened(0)
-    assert watch.hangs_at(8) is None
-    watch.vitals.output_received(8)
-    assert watch.hangs_at(100) == pytest.approx(8 + 3 * 8, abs=0.3)
-
-
-def test_a_step_of_long_ago_gives_it_no_more_time() -> None:
-    watch = Watch()
-    watch.vitals.generation_opened(0)
-    watch.hangs_at(8)
-    for now in range(8, 1000):
-        watch.vitals.output_received(now)
-        assert watch.hangs_at(now + 1) is None
-    assert watch.hangs_at(1100) == pytest.approx(999 + 10, abs=0.3)
-
-
-def test_no_step_gives_it_more_time_than_a_step_may_take() -> None:
-    watch = Watch()
-    watch.vitals.generation_opened(0)
-    watch.hangs_at(9)
-    watch.vitals.output_received(9)
-    assert watch.hangs_at(30) is None
-    watch.vitals.output_received(30)
-    assert watch.hangs_at(100) == pytest.approx(30 + 60, abs=0.3)
-
-
-@pytest.mark.parametrize(("cores", "after"), [(None, 10), (0.0, 10), (0.05, 10), (0.2, 60), (2.0, 60)])
-def test_an_engine_that_computes_hangs_later(cores: float | None, after: float) -> None:
-    watch = Watch()
-    watch.vitals.generation_opened(0)
-    assert watch.hangs_at(100, cores) == pytest.approx(after, abs=0.3)
-
-
-def test_an_engine_that_stops_computing_hangs_from_then_on() -> None:
-    watch = Watch()
-    watch.vitals.generation_opened(0)
-    assert watch.hangs_at(15, 2.0) is None
-    assert watch.hangs_at(100, 0.0) == pytest.approx(15 + 10, abs=1.3)
+    assert not vitals.check(3600.0)
+    vitals.output_received(7200.0)
+    vitals.check(7200.1)
+    assert any(vitals.check(7200.1 + number / 5) for number in range(1, 100))
 
 
 def test_cpu_time_of_an_earlier_silence_does_not_count() -> None:
@@ -122,28 +102,15 @@ def test_cpu_time_of_an_earlier_silence_does_not_count() -> None:
     assert watch.hangs_at(200, 0.0) == pytest.approx(115, abs=0.3)  # its longest step took 5 s
 
 
-def test_an_idle_engine_gets_heartbeats() -> None:
+def test_an_idle_engine_gets_heartbeats_and_one_whose_callers_wait_gets_them_sooner() -> None:
     watch = Watch()
     watch.hangs_at(4.9)
-    assert not watch.vitals.wants_heartbeat(4.9)
-    assert watch.vitals.wants_heartbeat(5.1)
+    assert [watch.vitals.wants_heartbeat(now) for now in (4.9, 5.1)] == [False, True]
     watch.vitals.output_received(5.1)
-    watch.hangs_at(10)
-    assert not watch.vitals.wants_heartbeat(10)
-
-
-def test_if_all_callers_give_up_the_heartbeat_proves_a_hang() -> None:
-    watch = Watch()
-    watch.hangs_at(2.4)
-    caller = watch.vitals.generation_opened(2.4)
-    watch.hangs_at(2.6)
-    assert watch.vitals.wants_heartbeat(2.6)
-    watch.vitals.generation_opened(2.6)  # the heartbeat
+    watch.hangs_at(7.5)
+    caller = watch.vitals.generation_opened(7.5)
+    watch.hangs_at(7.7)
+    assert watch.vitals.wants_heartbeat(7.7)
+    watch.vitals.generation_opened(7.7)  # the heartbeat
     watch.vitals.generation_closed(caller)
-    assert watch.hangs_at(20) == pytest.approx(12.6, abs=0.3)
-
-
-def test_an_interval_of_zero_sends_no_heartbeats() -> None:
-    watch = Watch(with_constants(EngineSettings(), heartbeat_s=0))
-    watch.hangs_at(1000)
-    assert not watch.vitals.wants_heartbeat(1000)
+    assert watch.hangs_at(40) == pytest.approx(7.7 + 10, abs=0.3), "if the caller gives up, the heartbeat proves it"

@@ -14,10 +14,9 @@ from completion_server.speculation.comparison import (
     compare,
     rows_of,
     share_after,
-    t_quantile,
 )
 
-NUM_TRIALS = 400
+NUM_TRIALS = 200
 MAX_ROUNDS = 80
 
 
@@ -49,28 +48,18 @@ def share_on(gains: Mapping[int, float], noise: float, max_rounds: int = MAX_ROU
     return sum(bool(decide(gains, noise, seed, max_rounds).k) for seed in range(NUM_TRIALS)) / NUM_TRIALS
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.06])
-@pytest.mark.parametrize("max_rounds", [8, 40])
-@pytest.mark.parametrize("gain", [0.9, 1.0])
+@pytest.mark.parametrize(("gain", "noise", "max_rounds"), [(0.9, 0.06, 8), (1.0, 0.02, 40), (1.0, 0.06, 8)])
 def test_drafts_that_gain_nothing_are_rarely_on(gain: float, noise: float, max_rounds: int) -> None:
     assert share_on(dict.fromkeys((1, 2, 4), gain), noise, max_rounds) <= ALPHA
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.06])
-@pytest.mark.parametrize("gain", [1.05, 1.08, 1.4])
+@pytest.mark.parametrize(("gain", "noise"), [(1.05, 0.02), (1.05, 0.06), (1.4, 0.06)])
 def test_drafts_that_gain_5_percent_are_rarely_off(gain: float, noise: float) -> None:
     assert share_on({2: gain, 4: 1.0}, noise) >= 1 - BETA
 
 
-def test_between_no_gain_and_5_percent_the_share_rises() -> None:
-    shares = [share_on({2: gain}, 0.03) for gain in (1.0, 1.01, 1.02, 1.03, 1.04, 1.05)]
-    assert shares == sorted(shares)
-    assert shares[0] <= ALPHA
-    assert shares[4] >= 0.75
-
-
 def test_the_best_k_is_chosen_unless_another_is_within_3_percent() -> None:
-    for seed in range(100):
+    for seed in range(50):
         assert decide({1: 1.10, 2: 1.40, 4: 1.20}, 0.05, seed).k == 2
 
 
@@ -92,19 +81,10 @@ def test_too_few_rounds_show_nothing(values: Sequence[float]) -> None:
     assert compare({2: values}, is_last=False).k is None
 
 
-def test_the_interval_is_that_of_students_t_without_outliers() -> None:
-    assert [t_quantile(p, df) for p, df in ((0.975, 1), (0.975, 4), (0.95, 9), (0.9975, 14))] == pytest.approx(
-        [12.7062, 2.77645, 1.83311, 3.32570], rel=1e-5
-    )
-
-
 def test_the_looks_before_the_last_spend_no_more_than_what_it_leaves() -> None:
-    assert sum(share_after(number) or 0.0 for number in range(1000)) + LAST_SHARE <= 1
-
-
-def test_the_looks_have_no_end() -> None:
-    looks = [number for number in range(1000) if share_after(number)]
-    assert looks == [5, 7, 10, 14, 20, 28, 40, 56, 80, 113, 160, 226, 320, 452, 640, 905]
+    shares = {number: share for number in range(1000) if (share := share_after(number))}
+    assert list(shares)[:6] == [5, 7, 10, 14, 20, 28]
+    assert sum(shares.values()) + LAST_SHARE <= 1
 
 
 @pytest.mark.parametrize(

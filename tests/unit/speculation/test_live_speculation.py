@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -133,15 +132,6 @@ async def test_a_change_survives_a_restart_of_the_engine(bench: Bench) -> None:
 
 
 @on_bench()
-async def test_a_change_during_a_restart_is_active_after_it(bench: Bench) -> None:
-    bench.engines[-1].crash("no memory left")
-    bench.live.set_fixed(1, "ada")
-    assert bench.live.active.schedule == SpeculationSchedule.fixed(1, SEQS)
-    await eventually(lambda: bench.is_ready and len(bench.engines) == 2, poll_s=0.1)
-    assert lookup_of(bench.engines[-1]) == constant_lookup(1, SEQS)
-
-
-@on_bench()
 async def test_the_servers_choice_survives_a_restart(bench: Bench) -> None:
     bench.live.set_auto("ada", [[1, 8, 4]])
     bench.engines[-1].acceptance_rate = 0.0
@@ -168,12 +158,12 @@ async def test_the_servers_choice_survives_a_restart(bench: Bench) -> None:
 async def test_the_time_of_the_change_moves_with_every_choice_and_with_nothing_else(bench: Bench) -> None:
     bench.live.set_auto("ada", [[1, 8, 0]])
     bench.engines[-1].acceptance_rate = 0.9
-    asking = asyncio.create_task(bench.ask("long", 20_000))
+    asking = asyncio.create_task(bench.ask("long", 5000))
     seen = [bench.live.active]
-    while not asking.done():
-        await asyncio.sleep(0.003)
-        seen.append(bench.live.active)
-    await asking
+    async with named_limit(ENDS_WITHIN_S, "the end of the generation"):
+        while not asking.done():
+            await asyncio.sleep(0.003)
+            seen.append(bench.live.active)
     assert seen[-1].schedule.num_speculative_tokens(1) > 0
     for before, now in pairwise(seen):
         assert (before.schedule == now.schedule) == (before.since_unix_ms == now.since_unix_ms)
@@ -192,32 +182,27 @@ async def test_changes_are_refused_before_the_engine_has_started() -> None:
             change()
 
 
-@on_bench()
-async def test_the_controller_stops_if_an_engine_comes_back_locked(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_locked", [True, False])
+@in_virtual_time
+async def test_a_controller_that_fails_gives_the_operators_schedule_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_locked: bool
 ) -> None:
-    bench.live.set_auto("ada", ROWS)
-    monkeypatch.setattr(Controller, "observe", lambda _self, _step, _now: SpeculationSchedule.fixed(0, SEQS))
-    bench.max_k = 0
-    await bench.restart()
-    await bench.ask("a")
-    assert bench.supervised.state is EngineState.READY
-    now = bench.live.active
-    assert "without a draft model" in now.locked_reason
-    assert (now.mode, now.schedule.as_lists()) == (SpeculationMode.SCHEDULE, [[1, SEQS, 0]])
-    assert caplog.text.count("no longer chosen by the server") == 1
-
-
-@on_bench()
-async def test_an_error_of_the_controller_does_not_reach_the_engine(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench.live.set_auto("ada", ROWS)
-    monkeypatch.setattr(Controller, "observe", lambda _self, _step, _now: 1 / 0)
-    await bench.ask("a")
-    assert bench.supervised.state is EngineState.READY
-    assert (bench.live.active.mode, bench.live.active.schedule.as_lists()) == (SpeculationMode.SCHEDULE, ROWS)
-    assert "no longer chosen by the server" in caplog.text
+    """It also fails if an engine comes back locked, which then has its own K."""
+    async with running(SpeculationSettings("fixed")) as bench:
+        bench.live.set_auto("ada", ROWS)
+        if is_locked:
+            monkeypatch.setattr(Controller, "observe", lambda *_: SpeculationSchedule.fixed(0, SEQS))
+            bench.max_k = 0
+            await bench.restart()
+        else:
+            monkeypatch.setattr(Controller, "observe", lambda *_: 1 / 0)
+        await bench.ask("a")
+        assert bench.supervised.state is EngineState.READY
+        now = bench.live.active
+        assert now.mode is SpeculationMode.SCHEDULE
+        assert now.schedule.as_lists() == ([[1, SEQS, 0]] if is_locked else ROWS)
+        assert ("without a draft model" in now.locked_reason) == is_locked
+        assert caplog.text.count("no longer chosen by the server") == 1
 
 
 @on_bench()
@@ -233,12 +218,6 @@ async def test_k_zero_of_an_operator_switches_the_draft_model_off(bench: Bench) 
     bench.live.set_fixed(2, "ada")
     assert await cached("on") == 0, "the draft model lacks these prompts"
     assert await cached("on again") > 0
-
-
-@on_bench(SpeculationSettings("auto"), start=StartChoice(((1, 2, 3), (3, 8, 0)), ""))
-async def test_it_begins_with_the_choice_of_the_trial(bench: Bench) -> None:
-    assert bench.live.active.mode is SpeculationMode.AUTO
-    assert bench.live.active.schedule.as_lists() == [[1, 2, 3], [3, 8, 0]]
 
 
 @on_bench(SpeculationSettings("auto"), start=StartChoice(((1, SEQS, 0),), ""))
@@ -262,37 +241,29 @@ async def test_the_active_k_of_a_batch_size_follows_every_change(bench: Bench) -
     assert live.num_speculative_tokens(1) == 0
 
 
-@pytest.mark.parametrize("max_k", [0, MAX_K], ids=["no draft model", "drafts are off"])
-@in_virtual_time
-async def test_the_active_k_is_zero_without_drafts(max_k: int) -> None:
-    start = StartChoice(((1, SEQS, 0),), "") if max_k else None
-    async with running(SpeculationSettings("auto"), max_k, start) as bench:
-        assert bench.live.num_speculative_tokens(1) == 0
-
-
 def sample(document: int, num_keys: int, num_tokens: int, cache_salt: str) -> GenerationRequest:
     return GenerationRequest(
         f"{document}/{num_keys}", [1 + document] * 64 + [1 + num_keys], num_tokens, cache_salt=cache_salt
     )
 
 
-@pytest.mark.parametrize("is_corrected", [True, False])
 @in_virtual_time
-async def test_the_controller_keeps_the_choice_of_the_trial_for_the_same_text(*, is_corrected: bool) -> None:
+async def test_the_controller_keeps_the_choice_of_the_trial_for_the_same_text() -> None:
     """Completions of four tokens end before many drafts do, which the steps do not show."""
-
     bench = Bench(SpeculationSettings("auto"), MAX_K, lambda _request: ["x"] * 3)
     async with named_limit(ENDS_WITHIN_S, "the start"):
         await bench.supervised.start()
     engine, control = bench.supervised.current, bench.supervised.speculation
     assert control is not None
-    choice = await run_trial(engine, control, sample, LoopClock(), 10.0, random.Random(1))
+    async with named_limit(ENDS_WITHIN_S, "the trial"):
+        choice = await run_trial(engine, control, sample, LoopClock(), 10.0, random.Random(1))
     assert choice.rows == ((1, SEQS, 2),)
-    bench.live.begin(choice if is_corrected else replace(choice, log_gains={}))
+    bench.live.begin(choice)
+    assert bench.live.active.set_by == f"configuration, trial at start: {choice.reason}"
     run = asyncio.create_task(bench.supervised.run())
     await asyncio.sleep(0)
     begun = bench.live.active.schedule
-    for number in range(2000):
+    for number in range(500):
         await asyncio.gather(*(bench.ask(f"typed-{caller}-{number}") for caller in range(4)))
-    assert (bench.live.active.schedule == begun) is is_corrected, begun
+    assert bench.live.active.schedule == begun
     await cancel_and_wait(run)

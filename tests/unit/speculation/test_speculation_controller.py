@@ -9,17 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion_server.engine.interface import EngineStep
-from completion_server.speculation.controller import Controller
+from completion_server.speculation.controller import Controller, DraftRest
 from completion_server.speculation.schedule import SpeculationSchedule, parse_schedule
 
 MAX_BATCH = 32
-
-
-class Unchanging(Controller):
-    """Keeps the operator's schedule."""
-
-    def observe(self, _step: EngineStep, _now: float) -> None:
-        """Change nothing."""
 
 
 @dataclass
@@ -90,9 +83,9 @@ def linear(k: int) -> float:
     return 0.010 + 0.003 * k
 
 
-@pytest.mark.parametrize("operator_k", [0, pytest.param(2, marks=pytest.mark.full), 6])
-@pytest.mark.parametrize("acceptance", [0.05, 0.5, 0.9])
-@pytest.mark.parametrize("batch_size", [1, pytest.param(4, marks=pytest.mark.full), 20])
+@pytest.mark.parametrize(
+    ("operator_k", "acceptance", "batch_size"), [(0, 0.9, 1), (0, 0.5, 20), (2, 0.9, 4), (6, 0.05, 1), (6, 0.5, 20)]
+)
 def test_it_finds_the_best_k_from_any_schedule(operator_k: int, acceptance: float, batch_size: int) -> None:
     machine = Machine(controller(operator_k), linear, acceptance, batch_size)
     machine.run(20)
@@ -129,21 +122,11 @@ def test_it_stays_if_the_gain_is_small() -> None:
     assert changes <= 4
 
 
-def test_it_returns_to_the_operators_k_if_a_change_makes_it_worse() -> None:
+def test_a_change_that_makes_it_worse_is_undone() -> None:
     """The line through the measured times does not predict it: from 4 on, a draft takes ten times as long."""
     machine = Machine(controller(2), lambda k: 0.010 + 0.001 * k + (0.05 if k > 3 else 0.0), acceptance=0.95)
     machine.run(30)
     assert machine.run(60) > 0.93 * 4 * expected(0.95, 3) / 0.013
-
-
-def test_the_same_steps_give_the_same_schedules() -> None:
-    runs = []
-    for _ in range(2):
-        machine = Machine(controller(5), linear, acceptance=0.4)
-        machine.run(20)
-        runs.append(machine.changes)
-    assert runs[0] == runs[1]
-    assert runs[0]
 
 
 @st.composite
@@ -168,31 +151,12 @@ def test_its_schedules_are_valid_after_any_steps(observed: list[tuple[EngineStep
         assert parse_schedule(schedule.as_lists(), 4) == schedule
 
 
-@pytest.mark.parametrize("batch_size", [1, pytest.param(4, marks=pytest.mark.full)])
-@pytest.mark.parametrize("kinds", [(0.1, 0.9), (0.3, 0.8)])
-def test_completions_that_differ_are_no_series_of_changes(batch_size: int, kinds: tuple[float, ...]) -> None:
-    """One K for all completions has the highest goodput, however predictable each of them is.
-
-    The controller does not reach it: if it ignored these differences, it would not follow a real fall (the next test).
-    """
-
-    def tokens_per_s(choice: Controller) -> float:
-        machine = Machine(choice, linear, batch_size=batch_size, kinds=kinds)
-        machine.run(30)
-        return machine.run(60)
-
-    best = max(tokens_per_s(Unchanging(SpeculationSchedule.fixed(k, MAX_BATCH), 6, MAX_BATCH)) for k in range(7))
-    assert tokens_per_s(controller(4)) > 0.93 * best
-
-
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3, 4))])
-def test_a_fall_after_completions_that_differed_is_followed_too(seed: int) -> None:
-    """A high threshold for changes must not hide a real fall."""
-    machine = Machine(controller(4), linear, batch_size=1, kinds=(0.1, 0.9), rng=random.Random(seed))
-    machine.run(60)
+def test_a_fall_after_completions_that_differed_is_followed_too() -> None:
+    machine = Machine(controller(4), linear, batch_size=1, kinds=(0.1, 0.9))
+    assert machine.run(60) > 0.97 / linear(0)
     machine.kinds, machine.writing = (0.1,), {}
     for _ in range(3):
-        assert machine.run(5) > 0.95 / linear(0)
+        assert machine.run(5) > 0.94 / linear(0)
 
 
 @pytest.mark.parametrize("has_undrafted", [True, False])
@@ -228,3 +192,26 @@ def test_it_follows_the_text_and_is_never_slower_than_no_drafts(batch_size: int)
         best = max(expected(acceptance, k) / linear(k) for k in range(7))
         assert min(rates) >= 0.95 * batch_size / linear(0)
         assert sum(rates[6:]) / 9 >= 0.95 * batch_size * best
+
+
+@pytest.mark.parametrize(
+    ("largest_ks", "changes"),
+    [
+        pytest.param({5000: 0}, [60, 660, 720, 1920, 1980, 4380, 4440], id="never pay: ever more rarely"),
+        pytest.param({5000: 2, 5050: 0, 9000: 1}, [], id="pay: stay on"),
+        pytest.param({2000: 0, 5000: 3, 5700: 0}, [60, 660, 720, 1920, 1980, 4380, 5060, 5660], id="paid again"),
+    ],
+)
+def test_drafts_that_do_not_pay_rest(largest_ks: dict[int, int], changes: list[int]) -> None:
+    """`largest_ks` has the largest K that is chosen until each second."""
+    rest, found, now = DraftRest(), list[int](), 0
+    for until, largest_k in largest_ks.items():
+        found += [at for at in range(now, until) if rest.observe(largest_k, float(at))]
+        now = until
+    assert found == changes
+
+
+def test_a_start_without_drafts_tries_them_after_ten_minutes() -> None:
+    rest = DraftRest()
+    rest.switch_off(100.0)
+    assert [now for now in range(100, 800) if rest.observe(0, float(now))] == [700, 760]

@@ -11,11 +11,10 @@ import pytest
 from completion_server.engine.interface import EngineDeadError, trial_ks
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.speculation.comparison import GAIN
-from completion_server.speculation.trial import LIMIT_S, StartChoice, run_trial, trial_sizes
+from completion_server.speculation.trial import LIMIT_S, StartChoice, run_trial
 from loadtest.bench.trial import (
     KNOWN,
     MAX_LOSS,
-    SEQS,
     Start,
     Truth,
     make_request,
@@ -26,7 +25,6 @@ from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.scripted import in_virtual_time
 
-NUM_STARTS = 20
 STEPS = ServiceTimes(decode_base_s=0.01)
 LOSES, GAINS_4, GAINS_8, SMALL_BATCHES = KNOWN
 
@@ -46,26 +44,14 @@ async def run_on(engine: ScriptedEngine) -> StartChoice:
     return await run_trial(engine, engine.speculation, make_request, LoopClock(), 10.0, random.Random(1))
 
 
-@pytest.mark.parametrize(("name", "gain"), [(LOSES, 0.9), (GAINS_4, 1.04), (GAINS_8, 1.08)])
-def test_the_truths_are_what_their_names_say(name: str, gain: float) -> None:
-    for gains in truth_of(name).log_gains.values():
-        assert math.exp(max(each for k, each in gains.items() if k)) == pytest.approx(gain, abs=0.015)
-
-
-def test_one_truth_changes_with_the_batch_size() -> None:
-    gains = truth_of(SMALL_BATCHES).log_gains
-    assert max(gains[1], key=lambda k: gains[1][k]) == 2
-    assert math.exp(gains[1][2]) == pytest.approx(1.4, abs=0.05)
-    assert max(gains[16], key=lambda k: gains[16][k]) == 0
-
-
 @pytest.mark.parametrize(
-    "name", [LOSES, *(pytest.param(each, marks=pytest.mark.full) for each in (GAINS_4, GAINS_8)), SMALL_BATCHES]
+    ("name", "num_starts"),
+    [(LOSES, 4), (SMALL_BATCHES, 4), *(pytest.param(name, 20, marks=pytest.mark.full) for name in KNOWN)],
 )
-def test_of_20_starts_19_choose_a_schedule_within_3_percent_of_the_best(name: str) -> None:
-    starts = [start(name, seed) for seed in range(NUM_STARTS)]
+def test_nearly_all_starts_choose_a_schedule_within_3_percent_of_the_best(name: str, num_starts: int) -> None:
+    starts = [start(name, seed) for seed in range(num_starts)]
     over = [truth_of(name).over_best(each.choice.rows, is_adjusted=True) for each in starts]
-    assert sum(each >= 1 - MAX_LOSS for each in over) >= 19, sorted(over)
+    assert sum(each >= 1 - MAX_LOSS for each in over) >= 0.95 * num_starts, sorted(over)
     assert max(each.trial_s for each in starts) < LIMIT_S + 1
 
 
@@ -79,7 +65,7 @@ def test_the_reason_has_the_gain_and_its_interval_at_each_batch_size(caplog: pyt
     ]
     assert all("times (" in each for each in choice.reason.split("; "))
     assert "measuring whether drafts pay; up to 20 s" in caplog.text
-    assert "measuring drafts for 4 s: 1 request: too few rounds (" in caplog.text
+    assert "measuring drafts for 3 s: 1 request: too few rounds (" in caplog.text
 
 
 def test_where_no_drafts_are_chosen_the_controller_expects_no_gain() -> None:
@@ -95,29 +81,12 @@ def test_few_ks_are_measured(max_k: int, ks: tuple[int, ...]) -> None:
     assert trial_ks(max_k) == ks
 
 
-@pytest.mark.parametrize(("most", "sizes"), [(1, (1,)), (3, (1,)), (4, (1, 4)), (SEQS, (1, 4, 16))])
-@in_virtual_time
-async def test_a_small_engine_is_measured_at_the_sizes_that_it_has(most: int, sizes: tuple[int, ...]) -> None:
-    assert trial_sizes(most) == sizes
-    choice = await run_on(ScriptedEngine(max_num_seqs=most, num_speculative_tokens=1, times=STEPS))
-    assert choice.rows[-1][1] == most
-
-
 @in_virtual_time
 async def test_an_engine_that_is_too_slow_for_a_trial_begins_without_drafts() -> None:
     choice = await run_on(ScriptedEngine(times=ServiceTimes(decode_base_s=1.0), num_speculative_tokens=4))
     assert choice.is_off
     assert "1 request: too few rounds (" in choice.reason
     assert LoopClock().now() < 150
-
-
-@pytest.mark.parametrize(("num_blocks", "warns"), [(8192, False), (100, True)])
-@in_virtual_time
-async def test_a_prefix_cache_that_is_too_small_for_the_trial_is_told(
-    num_blocks: int, warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    await run_on(ScriptedEngine(times=STEPS, num_speculative_tokens=4, num_kv_blocks=num_blocks))
-    assert ("the prefix cache held only" in caplog.text) == warns
 
 
 @in_virtual_time

@@ -5,11 +5,10 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from importlib import import_module
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +17,10 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.vllm import cpu
 from completion_server.engine.vllm.patches import ALL, log_patches
 from completion_server.engine.vllm.patches import patch as patching
-from completion_server.engine.vllm.patches.cpu import compiled_loading, expand, without
+from completion_server.engine.vllm.patches.cpu import expand, without
 from completion_server.engine.vllm.patches.drafts import needs_no_draft
 from completion_server.engine.vllm.patches.patch import LEFT_OUT_ENV, Patch, digest, source
-from completion_server.engine.vllm.patches.processes import MAX_POLL_S, gloo_device, idle_polling
+from completion_server.engine.vllm.patches.processes import MAX_POLL_S, idle_polling
 
 PARTS = {"is_cpu": True, "is_k_live": True, "has_spans": True}
 BY_NAME = {patch.name: patch for patch in ALL}
@@ -130,21 +129,6 @@ def test_requests_without_a_computed_prompt_draw_nothing() -> None:
     assert torch.equal(asleep.get_state(), state)
 
 
-def test_a_function_that_was_loaded_can_be_finalized() -> None:
-    def compiled(x: int) -> int:
-        return 2 * x
-
-    def load_compiled_function(_file: object, *, f_globals: object) -> SimpleNamespace:
-        return SimpleNamespace(_artifacts=SimpleNamespace(compiled_fn=compiled), f_globals=f_globals)
-
-    compiler = SimpleNamespace(load_compiled_function=load_compiled_function)
-    compiled_loading.apply(compiler)
-    compiler.load_compiled_function(None, f_globals={})
-    finalize_loading = getattr(compiled, "finalize_loading", None)
-    assert finalize_loading is not None
-    assert finalize_loading(None) is None
-
-
 @dataclass(frozen=True)
 class Step:
     """What vLLM's scheduler output says of a step: by default two sequences with a token each, no drafts wanted."""
@@ -200,39 +184,3 @@ def test_a_message_is_read_although_its_notification_is_lost(
     later.start()
     assert reader.dequeue(timeout=TIMEOUT_S) == "late"
     later.join(TIMEOUT_S)
-
-
-MINUTE = timedelta(minutes=1)
-
-
-class TorchsGloo:
-    """Keeps what it is made with."""
-
-    _Options = SimpleNamespace
-    made: ClassVar[list[Any]] = []
-
-    @staticmethod
-    def create_default_device() -> str:
-        return "a device"
-
-    def __init__(self, store: str, rank: int, size: int, *options: Any, **keywords: Any) -> None:
-        self.made.append((store, rank, size, *options, keywords))
-
-
-@pytest.mark.parametrize(
-    ("size", "others", "expected"),
-    [
-        (1, {"enable_reconfigure": False}, (SimpleNamespace(_devices=["a device"], _timeout=MINUTE), {})),
-        (1, {"enable_reconfigure": True}, ({"timeout": MINUTE, "enable_reconfigure": True},)),
-        (2, {"enable_reconfigure": False}, ({"timeout": MINUTE, "enable_reconfigure": False},)),
-    ],
-)
-def test_only_plain_groups_of_one_share_a_device(
-    monkeypatch: pytest.MonkeyPatch, size: int, others: dict[str, bool], expected: tuple[Any, ...]
-) -> None:
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(TorchsGloo, "made", [])
-    torchs = SimpleNamespace(ProcessGroupGloo=TorchsGloo)
-    gloo_device.apply(torchs)
-    torchs.ProcessGroupGloo("store", 0, size, timeout=MINUTE, **others)
-    assert TorchsGloo.made == [("store", 0, size, *expected)]

@@ -15,7 +15,6 @@ from completion_server.config import load_config
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import constant_lookup
 from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
-from completion_server.engine.vllm.environment import RUNNER, engine_environment
 from loadtest.bench.gpu.sessions import SessionsPlan
 from loadtest.bench.gpu.speculation import SpeculationPlan
 from loadtest.bench.gpu.ttft import TtftPlan
@@ -32,16 +31,6 @@ def arguments() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return import_module("completion_server.engine.vllm.arguments")
-
-
-@pytest.fixture
-def on_a_gpu(arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "current_platform", SimpleNamespace(is_cpu=lambda: False))
-
-
-def test_an_option_of_the_operator_replaces_the_servers_choice(arguments: Any) -> None:
-    assert arguments.engine_args(EngineSettings(model="m"))["block_size"] == CPU_BLOCK_SIZE
-    assert arguments.engine_args(EngineSettings(model="m", vllm={"block_size": 64}))["block_size"] == 64
 
 
 @pytest.mark.parametrize(
@@ -72,61 +61,54 @@ def test_a_draft_model_shorter_than_the_target_is_refused_with_the_length_to_set
         arguments.check_draft_length(config)
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, {"max_num_batched_tokens": 2048, "long_prefill_token_threshold": 1024}),
-        ({"max_model_len": 512}, {"max_num_batched_tokens": 2048}),
-        (
-            {"draft_model": "d", "num_speculative_tokens": 7, "max_num_seqs": 256, "max_model_len": 1024},
-            {"max_num_batched_tokens": 4096, "long_prefill_token_threshold": 1024},
-        ),
-        ({"vllm": {"enable_chunked_prefill": False}}, {}),
-        (
-            {"vllm": {"max_num_batched_tokens": 512}},
-            {"max_num_batched_tokens": 512, "long_prefill_token_threshold": 1024},
-        ),
-    ],
-    ids=["usual", "short", "many drafts", "whole prompts", "an operator's choice"],
-)
-@pytest.mark.usefixtures("on_a_gpu")
-def test_a_step_of_a_gpu_is_short_and_holds_all_drafts(
-    arguments: Any, settings: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    args = arguments.engine_args(EngineSettings(model="m", **settings))
-    sizes = {key: args[key] for key in ("max_num_batched_tokens", "long_prefill_token_threshold") if key in args}
-    assert (sizes, args["performance_mode"]) == (expected, "interactivity")
+def gpu(**found: Any) -> dict[str, Any]:
+    """Return the steps of a GPU and their largest sizes."""
+    return {"max_num_batched_tokens": 2048, "long_prefill_token_threshold": 1024, "block_size": None} | found
 
 
-def test_an_engine_on_a_cpu_gets_no_step_sizes(arguments: Any) -> None:
-    sizes = {"max_num_batched_tokens", "long_prefill_token_threshold", "performance_mode"}
-    assert not sizes & arguments.engine_args(EngineSettings(model="m")).keys()
+DRAFTS, NGRAM, PARALLEL = {"draft_model": "d"}, {"draft_model": "ngram"}, {"data_parallel_size": 2}
 
 
 @pytest.mark.parametrize(
-    ("draft_model", "is_cpu", "k", "num_seqs", "rows"),
+    ("is_cpu", "settings", "expected"),
     [
-        ("ngram", False, 4, 32, [[1, 29, 4], [30, 30, 2], [31, 31, 1], [32, 32, 0]]),
-        ("ngram", False, 1, 32, [[1, 31, 1], [32, 32, 0]]),
-        ("ngram", False, 4, 2, [[1, 1, 4], [2, 2, 2]]),
-        ("ngram", False, 4, 1, [[1, 1, 4]]),
-        ("ngram", True, 4, 32, [[1, 32, 4]]),
-        ("d", False, 4, 32, [[1, 32, 4]]),
+        (True, {}, {"block_size": CPU_BLOCK_SIZE, "max_num_batched_tokens": None, "enforce_eager": False}),
+        (True, {"vllm": {"block_size": 64}}, {"block_size": 64}),
+        (True, {"enforce_eager": True}, {"enforce_eager": True}),
+        (False, {}, gpu()),
+        (False, {"max_model_len": 512}, gpu(long_prefill_token_threshold=None)),
+        (
+            False,
+            {"max_num_seqs": 256, "draft_model": "d", "num_speculative_tokens": 7},
+            gpu(max_num_batched_tokens=4096),
+        ),
+        (False, {"vllm": {"enable_chunked_prefill": False}}, {"max_num_batched_tokens": None}),
+        (False, {"vllm": {"max_num_batched_tokens": 512}}, gpu(max_num_batched_tokens=512)),
+        (False, NGRAM, {ROWS: [[1, 29, 4], [30, 30, 2], [31, 31, 1], [32, 32, 0]]}),
+        (False, NGRAM | {"num_speculative_tokens": 1}, {ROWS: [[1, 31, 1], [32, 32, 0]]}),
+        (False, NGRAM | {"max_num_seqs": 1}, {ROWS: [[1, 1, 4]]}),
+        (True, NGRAM, {ROWS: [[1, 32, 4]]}),
+        (False, DRAFTS, {ROWS: [[1, 32, 4]], "locked": ""}),
+        (False, DRAFTS | {"full_cuda_graphs": True}, {ROWS: None, "locked": ""}),
+        (False, NGRAM | {"max_num_seqs": 1, "full_cuda_graphs": True}, {ROWS: [[1, 1, 4]]}),
+        (False, DRAFTS | {"vllm": PARALLEL}, {ROWS: None, "locked": "vLLM keeps K constant under data parallelism"}),
+        (
+            False,
+            DRAFTS | {"vllm": {"scheduler_cls": "some.other.Scheduler"}},
+            {ROWS: None, "locked": "engine.vllm.scheduler_cls names another scheduler"},
+        ),
     ],
 )
-def test_the_schedule_names_each_k_that_needs_graphs_of_its_own(
-    arguments: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    draft_model: str,
-    is_cpu: bool,
-    k: int,
-    num_seqs: int,
-    rows: list[list[int]],
+def test_settings_as_vllms_arguments(
+    arguments: Any, monkeypatch: pytest.MonkeyPatch, is_cpu: bool, settings: dict[str, Any], expected: dict[str, Any]
 ) -> None:
+    """None stands for an argument that is vLLM's own to choose."""
     monkeypatch.setattr(arguments, "current_platform", SimpleNamespace(is_cpu=lambda: is_cpu))
     monkeypatch.setattr(arguments, "cannot_compile_reason", lambda: "")
-    settings = EngineSettings(model="m", draft_model=draft_model, num_speculative_tokens=k, max_num_seqs=num_seqs)
-    assert arguments.engine_args(settings)["speculative_config"][ROWS] == rows
+    given = EngineSettings(**{"model": "m", "max_num_seqs": 32} | settings)
+    found = arguments.engine_args(given)
+    found |= found.get("speculative_config", {}) | {"locked": arguments.settings_locked_reason(given)}
+    assert {key: found.get(key) for key in expected} == expected
 
 
 def test_an_engine_starts_with_its_largest_k_or_the_operators_schedule(arguments: Any) -> None:
@@ -139,56 +121,10 @@ def test_an_engine_starts_with_its_largest_k_or_the_operators_schedule(arguments
     assert arguments.lookup_at_start(ours, made, "this vLLM has other schedulers") == (0, 4, 4, 2, 0)
 
 
-@pytest.mark.parametrize(
-    ("vllm", "message"),
-    [
-        ({"data_parallel_size": 2}, "under data parallelism"),
-        ({"scheduler_cls": "some.other.Scheduler"}, "names another scheduler"),
-    ],
-)
-def test_vllm_is_started_without_a_schedule_if_k_is_locked(arguments: Any, vllm: dict[str, Any], message: str) -> None:
-    kept = EngineSettings(model="m", draft_model="d", vllm=vllm)
-    assert ROWS in arguments.engine_args(DRAFTING)["speculative_config"]
-    assert ROWS not in arguments.engine_args(kept)["speculative_config"]
-    assert message in arguments.settings_locked_reason(kept)
-    assert arguments.settings_locked_reason(DRAFTING) == ""
-
-
-@pytest.mark.parametrize(("draft_model", "has_schedule"), [("d", False), ("ngram", True)])
-def test_full_cuda_graphs_need_an_engine_without_a_schedule(
-    arguments: Any, draft_model: str, has_schedule: bool
-) -> None:
-    settings = EngineSettings(model="m", draft_model=draft_model, full_cuda_graphs=True)
-    assert (ROWS in arguments.engine_args(settings)["speculative_config"]) == has_schedule
-    assert arguments.settings_locked_reason(settings) == ""
-
-
 @pytest.mark.filterwarnings("ignore")  # of imports
 def test_a_vllm_whose_schedulers_are_elsewhere_keeps_its_k(arguments: Any) -> None:
     assert arguments.schedulers_locked_reason("completion_server.engine.vllm.drafts.schedulers") == ""
     assert "other schedulers: No module named" in arguments.schedulers_locked_reason("tests.support.no_schedulers")
-
-
-@pytest.mark.parametrize(
-    ("settings", "runner"),
-    [
-        ({"draft_model": "d"}, "0"),
-        ({"draft_model": "d", "vllm": {"data_parallel_size": 2}}, "0"),
-        ({"vllm": {"speculative_config": {"model": "d", "num_speculative_tokens": 2}}}, "0"),
-        ({"draft_model": "d", "num_speculative_tokens": 0}, None),
-        ({"draft_model": "ngram"}, None),
-    ],
-    ids=["draft model", "locked K", "named for vLLM", "K = 0", "n-gram"],
-)
-def test_the_older_runner_runs_draft_models_alone(arguments: Any, settings: dict[str, Any], runner: str | None) -> None:
-    given = arguments.engine_args(EngineSettings(model="m", **settings)).get("speculative_config")
-    assert engine_environment(given, {}).get(RUNNER) == runner
-
-
-def test_models_are_compiled_unless_switched_off(arguments: Any) -> None:
-    assert arguments.cannot_compile_reason() == ""
-    assert arguments.engine_args(EngineSettings(model="m"))["enforce_eager"] is False
-    assert arguments.engine_args(EngineSettings(model="m", enforce_eager=True))["enforce_eager"] is True
 
 
 def test_a_folders_revision_is_not_vllms_to_know(arguments: Any, tmp_path: Path) -> None:
@@ -198,11 +134,6 @@ def test_a_folders_revision_is_not_vllms_to_know(arguments: Any, tmp_path: Path)
     for settings, expected in ((hub, ("1", "2")), (folder, (None, None))):
         found = arguments.engine_args(settings)
         assert (found["revision"], found["speculative_config"]["revision"]) == expected
-
-
-def test_vllm_has_what_streams_weights(arguments: Any) -> None:
-    streamed = {"load_format": "runai_streamer", "model_weights": "s3://models/1/"}
-    assert arguments.engine_args(EngineSettings(model="m", vllm=streamed)).items() >= streamed.items()
 
 
 def test_a_machine_that_cannot_compile_runs_uncompiled_unless_told_to_compile(
@@ -242,3 +173,37 @@ def test_vllm_has_what_is_used_on_a_gpu(arguments: Any) -> None:
     for args in (*given, served.engine.vllm, arguments.gpu_batch_args(DRAFTING)):
         assert args.keys() <= known
         assert args.get("speculative_config", {}).keys() <= drafting
+
+
+S3 = "s3://models/target/revision-1/"
+
+
+@pytest.mark.parametrize(
+    ("weights", "load_format", "fault"),
+    [
+        (S3, "auto", r'load_format: must be "runai_streamer" with model_weights, got "auto"'),
+        ("/models/target", "runai_streamer", r"model_weights: must begin with s3:// or gs:// or az://, got /models"),
+        ("gs://models/", "runai_streamer", 'load_format: "runai_streamer" needs .*model-streamer-gcs, not installed'),
+        (S3, "runai_streamer", ""),
+        ("", "runai_streamer", ""),
+    ],
+)
+def test_weights_are_elsewhere_only_where_they_can_be_streamed(
+    arguments: Any, weights: str, load_format: str, fault: str
+) -> None:
+    vllm = {"load_format": load_format, "model_weights": weights}
+    if not fault:
+        arguments.check_streaming(vllm)
+        return
+    with pytest.raises(ConfigError, match=rf"engine\.vllm\.{fault}"):
+        arguments.check_streaming(vllm)
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [("model", r"its weights alone can be streamed \(vllm\.model_weights\)"), ("draft_model", "copy it")],
+)
+def test_a_model_whose_small_files_are_in_a_storage_is_refused(key: str, remedy: str) -> None:
+    fault = rf"^{key}: must be the path of a folder or a hub id, got {S3}; {remedy}$"
+    with pytest.raises(ValueError, match=fault):
+        EngineSettings(**{"model": "m", key: S3})

@@ -1,8 +1,6 @@
 """The environment and the logs of an engine's processes, with and without a server, on any machine."""
 
-import logging
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from completion_server.core.errors import ConfigError
@@ -37,12 +34,6 @@ def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*DEFAULTS, *ENVIRONMENT, *LOOPBACK, RUNNER, "VLLM_PLUGINS", "OTEL_SDK_DISABLED"):
         monkeypatch.setenv(name, "")  # so that the test's own values go again
         monkeypatch.delenv(name)
-
-
-def test_processes_are_spawned_and_no_sampler_is_compiled() -> None:
-    assert engine_environment(None, {}) == SPAWNED
-    vllm_process.prepare("warning", 1)
-    assert {name: os.environ[name] for name in SPAWNED} == SPAWNED
 
 
 def test_variables_of_the_operator_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,16 +70,6 @@ def test_the_older_runner_is_for_draft_models_alone(config: Mapping[str, Any] | 
     assert os.environ.get(RUNNER) == ("0" if expected else None)
 
 
-def test_engines_that_start_one_after_another_have_each_their_own_runner(caplog: pytest.LogCaptureFixture) -> None:
-    seen = []
-    with caplog.at_level(logging.DEBUG, "completion_server"):
-        for config in (DRAFTING, None, DRAFTING):
-            choose_model_runner(config)
-            seen.append(os.environ.get(RUNNER))
-    assert seen == ["0", None, "0"]
-    assert caplog.messages == [f"{RUNNER}=0"] * 2
-
-
 @pytest.mark.parametrize("given", [None, "false"])
 def test_the_engines_processes_make_no_spans(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
     if given is not None:
@@ -112,46 +93,6 @@ def test_the_engines_processes_make_no_spans(monkeypatch: pytest.MonkeyPatch, gi
 def test_only_an_engine_on_one_host_is_kept_on_loopback(options: dict[str, object], is_local: bool) -> None:
     keep_on_loopback(options)
     assert [name in os.environ for name in LOOPBACK] == [is_local] * 3
-
-
-LISTEN_AS_VLLM_DOES = """
-import os, tempfile
-import psutil, torch.distributed
-from completion_server.engine.vllm.environment import keep_on_loopback
-from completion_server.engine.vllm.patches.processes import gloo_device
-gloo_device.apply()
-keep_on_loopback({settings})
-init_method = "file://" + os.path.join(tempfile.mkdtemp(), "store")
-torch.distributed.init_process_group("gloo", init_method=init_method, rank=0, world_size=1)
-group = torch.distributed.new_group([0], backend="gloo")
-total = torch.ones(2)
-torch.distributed.all_reduce(total, group=group)
-assert total.tolist() == [1, 1]
-print(*(one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN))
-"""
-
-
-def outer_address() -> str:
-    """Return an address by which other hosts reach this machine."""
-    for addresses in psutil.net_if_addrs().values():
-        for entry in addresses:
-            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
-                return entry.address
-    pytest.skip("this machine has no address but loopback")
-
-
-@pytest.mark.parametrize("settings", ["{}", "{'data_parallel_address': '192.0.2.1'}"])
-def test_on_a_host_with_an_outer_address_only_an_engine_on_several_hosts_listens_there(settings: str) -> None:
-    """A process like vLLM's listens on a host whose name has an outer address."""
-    in_namespace = ["unshare", "--user", "--map-root-user", "--uts"]
-    if subprocess.run([*in_namespace, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine allows no host name of the test's own")
-    program = 'hostname "$0" && exec "$@"'
-    code = LISTEN_AS_VLLM_DOES.format(settings=settings)
-    command = [*in_namespace, "sh", "-c", program, outer_address(), sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == ("127.0.0.1" if settings == "{}" else outer_address())
 
 
 def test_plugins_that_vllm_would_not_load_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,21 +155,6 @@ def start(
 ) -> tuple[dict[str, Any], str | None]:
     with offline_engine(Path("m"), fixed, options, **how):
         return FakeLLM.started[-1]
-
-
-@pytest.mark.usefixtures("platform")
-def test_an_engine_without_a_server_has_the_same_environment() -> None:
-    given: list[tuple[dict[str, Any], dict[str, Any] | None]]
-    given = [({"speculative_config": DRAFTING}, None), ({}, None), ({}, {"speculative_config": DRAFTING})]
-    assert [start(fixed, options)[1] for fixed, options in given] == ["0", None, "0"]
-    assert {name: os.environ[name] for name in SPAWNED} == SPAWNED
-    assert os.environ["VLLM_HOST_IP"] == "127.0.0.1"
-
-
-@pytest.mark.usefixtures("platform")
-def test_an_engine_without_a_server_on_several_hosts_chooses_its_address() -> None:
-    start({}, {"distributed_executor_backend": "ray"})
-    assert not any(name in os.environ for name in LOOPBACK)
 
 
 def test_a_model_alone_can_run_as_it_runs_in_speculation(platform: SimpleNamespace) -> None:
