@@ -91,7 +91,7 @@ def test_slots_follow_the_engine() -> None:
                 await runner.wait_idle()
         assert runner.book.num_slots > 2
 
-    run(scenario, scheduling=dataclasses.replace(FOUR_SLOTS, max_slots=4, min_slots=2, step_tolerance=8.0))
+    run(scenario, scheduling=dataclasses.replace(FOUR_SLOTS, max_slots=4, step_tolerance=8.0))
 
 
 def test_a_deadline_ends_running_and_waiting_requests() -> None:
