@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from draft_model.core import find_preset
 from loadtest.bench.gpu.__main__ import session_figures
 from loadtest.bench.gpu.functional import LAST, RUNNER, VARIANTS, figures
-from loadtest.bench.gpu.models import DRAFT, TARGET, draft_settings, session_settings, write_models
+from loadtest.bench.gpu.models import DRAFT, draft_settings, session_settings, write_models
 from tests.support.models import ROOT
 
 
@@ -30,20 +29,10 @@ def test_the_models_have_the_shapes_that_they_are_called_by(tmp_path: Path) -> N
         "max_position_embeddings": shape.context_tokens,
         "tie_word_embeddings": True,  # of every preset
     }.items() <= DRAFT.items()
-    assert 12.5e9 < num_parameters(TARGET) < 13.5e9
-    assert 1.0e9 < num_parameters(DRAFT) < 1.01e9
     write_models(tmp_path, is_tiny=False)
     for name in ("target", "draft"):
         assert json.loads((tmp_path / name / "config.json").read_text())["vocab_size"] == 4096, "the tokenizer's"
         assert (tmp_path / name / "tokenizer.json").exists()
-
-
-def num_parameters(config: Mapping[str, Any]) -> float:
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    attention = 2 * hidden**2 * (1 + config["num_key_value_heads"] / heads)
-    layer = attention + 3 * hidden * config["intermediate_size"]
-    embeddings = 1 if config["tie_word_embeddings"] else 2
-    return float(config["num_hidden_layers"] * layer + embeddings * config["vocab_size"] * hidden)
 
 
 def test_drafts_are_accepted_at_a_set_rate_on_a_gpu_alone() -> None:
@@ -81,22 +70,12 @@ def test_drafts_may_change_no_more_than_rounding_does(
 def test_texts_are_compared_with_those_of_the_same_runner() -> None:
     runners = {name: VARIANTS[each.control].env.get(RUNNER) for name, each in VARIANTS.items() if each.control}
     assert runners == {"n-gram": None, "full graphs": "0", "schedule": "0"}, "vLLM's own choice is the newer one"
-    measured: dict[str, Any] = {name: {"answers": {"K = 4": ["a", "x"]}} for name in VARIANTS}
-    measured["no draft"] = {"answers": {"alone": ["a", "b"], "together": ["a", "b"]}}
-    measured["no draft, older runner"] = {"answers": {"alone": ["a", "x"], "together": ["a", "x"]}}
-    measured[LAST] |= WORKS
-    same = figures(measured)["same_as_no_draft"]
-    assert (same["schedule, K = 4"], same["n-gram, K = 4"]) == (1, 0.5)
 
 
 def test_the_sessions_are_those_of_the_largest_run_that_passed() -> None:
-    trials = [
-        {"sessions": 250, "is_passed": True, "figures": {"pause_ttft_ms_p95": 80.0}},
-        {"sessions": 500, "is_passed": True, "figures": {"pause_ttft_ms_p95": 150.0}},
-        {"sessions": 1000, "is_passed": False, "figures": {"pause_ttft_ms_p95": 900.0}},
-    ]
+    trials = [{"sessions": each, "is_passed": each < 1000, "figures": {"p95": each / 4}} for each in (250, 500, 1000)]
     given = {"sessions": 500, "fails_at": 1000, "is_generator_bound": False, "trials": trials}
-    assert session_figures(given)["figures"] == {"pause_ttft_ms_p95": 150.0}
+    assert session_figures(given)["figures"] == {"p95": 125}
     assert session_figures(given | {"trials": trials[2:], "sessions": 0})["figures"] == {}
 
 

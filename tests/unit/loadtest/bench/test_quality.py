@@ -114,11 +114,7 @@ def test_a_body_goes_without_its_docstring(language: str, text: str, truth: str,
     found = cursor("body", text, language=language)
     assert (found.truth, found.after) == (truth, after)
     assert not found.typed.strip()
-
-
-@pytest.mark.parametrize(("kind", "text"), [("body", HEAD + "x = 1\n" * 9), ("closer", HEAD + "x = 1\n")])
-def test_a_file_may_have_no_place_for_a_kind(kind: str, text: str) -> None:
-    assert cursor_in(Source("a", text, ""), PYTHON, kind, 1) is None
+    assert cursor_in(Source("a", HEAD + "x = 1\n" * 9, ""), PYTHON, "body", 1) is None, "a file without a place"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +143,6 @@ IN_JS = at("f() {\n  ", "go();", "\n}\n", language="javascript", kind="body")
     [
         (CALL, "scale(width, 3)  ", {"exact": 1, "first_word": 1, "agreed": 1, "doubled": 0, "broken": 0}),
         (CALL, "scale(height)", {"exact": 0, "first_word": 1, "agreed": 6 / 15, "broken": 0}),
-        (CALL, "scaled(width, 3)", {"first_word": 0, "agreed": 5 / 15}),
         (CALL, " scale(width, 3)", {"exact": 0, "first_word": 0, "agreed": 0}),
         (CALL, "  ", {"exact": 0, "first_word": 0, "agreed": 0, "empty": 1, "broken": 0, "doubled": 0}),
         (CALL, "x = scale(width, 3)", {"doubled": 1}),
@@ -155,14 +150,10 @@ IN_JS = at("f() {\n  ", "go();", "\n}\n", language="javascript", kind="body")
         (WORD, "rn None", {"exact": 0, "first_word": 1}),
         (WORD, "rns area", {"first_word": 0}),
         (WORD, "return area", {"doubled": 1}),
-        (WORD, "rn retu", {"doubled": 0}),
         (at("f(a", "): # ", "\n"), "): pass", {"first_word": 1}),
-        (at("f(a", ");", "\n"), "))", {"first_word": 0}),
         (BODY, "a = 1\n    return b", {"exact": 1, "first_word": 1, "agreed": 17 / 18}),
         (BODY, "a = 1\n    return a\n\nlast = 2", {"doubled": 1}),
-        (BODY, "a = 1\n    return last", {"doubled": 0}),
         (BRACKET, "g(1))", {"doubled": 1}),
-        (BRACKET, "1) + 2", {"doubled": 1}),
         (BRACKET, "g(2", {"doubled": 0, "broken": 1}),
         (QUOTE, "first'", {"doubled": 1}),
         (QUOTE, "it\\'s", {"doubled": 0}),
