@@ -3,15 +3,11 @@
 supersede: two replicas with the scripted engine and a Redis. A user asks on one, and 30 ms after its first text, with
 another editor, on the other one. The time is from the send of the newer request until the older one's end was read.
 
-cache: how many requests the completion cache answers, and what users see of it. Typing users, open loop, on servers
-with the real engine in turn: without the cache, with level 1, and with level 2 alone. Level 2 alone finds only what
-Redis keeps, as a user does whose requests reach another replica each time. The editors keep no completions of their
-own, as many plugins.
+cache: typing users on servers with the real engine in turn: without the completion cache, with level 1, and with level
+2 alone, as a user finds it whose requests reach another replica each time. The editors keep no completions.
 
-outage: a server with the scripted engine and the completion cache. Twenty users ask at a constant rate, while Redis is
-killed and started, suspended and resumed. The limits of users are the default ones, and prompts have about 1,500
-characters. Figures: requests that failed at any time, and the 99th percentile of the time to the first text or end with
-Redis, in the first second without it, and after that.
+outage: a server with the scripted engine and the cache. Twenty users ask at a constant rate, while Redis is killed and
+started, suspended and resumed. The 99th percentiles are of the time to the first text or end.
 """
 
 import asyncio

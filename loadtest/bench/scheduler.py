@@ -1,25 +1,13 @@
 """Measures seen completions under open-loop typing: this server, the same without its policies, and `vllm serve`.
 
-Three targets run the same model with the same engine arguments and take turns on the same traces, in one run:
+The targets run the same model with the same engine arguments and take turns on the same traces. `vllm serve` gets the
+server's token ids over HTTP; its editors close the connection at the user's next key. A completion is seen when its
+first visible text comes within 250 ms of its intended time and stands for 200 ms before the next key, which the trace
+knows. Loads are multiples of the engine's capacity, measured first on the plain server: whole completions a second,
+closed loop. A target sees each document once before a trace begins.
 
-- scheduler: the configured server. Editors keep a `Session` stream and cancel a request at the key that makes it stale.
-- plain: the same server with superseding, typing through, shedding, the adaptive number of slots and the limit for each
-  user off, first come first served. Editors only send their next request.
-- `vllm serve`, over HTTP with the server's token ids and end tokens. Editors close the connection at the user's next
-  key. It has no text rules: an answer runs to its last token, or to the next key.
-
-The rules of the comparison:
-
-- Requests are sent at predetermined times, regardless of the earlier ones; latencies count from those times.
-- The user's next key, which the trace knows, decides the value of an answer: a completion is seen when its first
-  visible text comes within 250 ms and stands for 200 ms before that key.
-- Loads are multiples of the engine's capacity, which is measured first on the plain server: whole completions per
-  second, closed loop, on growing prefixes, so that the prefix cache works as while typing.
-- Each round and load has its own trace, the same for all targets, which take turns in changing order. A target sees
-  each document once before a trace begins, so that a trace shows typing and not the opening of all documents at once.
-- Wasted tokens are vLLM's count of generated tokens less those of seen answers. The count leaves out the tokens that a
-  step in flight computes for a request just aborted, for all targets. When a newer request reattaches to a generation,
-  the tokens count for the newer one only.
+Wasted tokens are vLLM's count of generated tokens less those of seen answers. The count leaves out the tokens that a
+step in flight computes for a request just aborted, for all targets.
 """
 
 import asyncio
