@@ -136,7 +136,7 @@ bench-%: $(VENV)/installed ## One of attacks, capacity, cpu, models, overhead, p
 	@$(BIN)/python -m loadtest.bench.$* $(BENCH_$*) $(BENCH) --record benchmarks/$*.json
 
 bench-quality: $(VENV)/installed-dev editors/node_modules/installed
-BENCH_quality = --model "$(MODEL)" --humaneval target_model/benchmarks/HumanEval-SingleLineInfilling.jsonl.gz
+BENCH_quality = --model "$(MODEL)"
 BENCH_capacity := --picture docs/images/capacity.svg
 # Speculation gains little on two cores and varies.
 BENCH_scheduler := --set engine.num_speculative_tokens=0
@@ -159,9 +159,9 @@ LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_
 		|| { tail -n 20 .venv-llama/build.log; exit 1; }
 	@cp .venv-llama/build/bin/llama-server $@
 
-# BENCH has its options, such as --part ttft. BENCH_GPU_PYTHON is an interpreter that has vLLM and the other requirements:
+# BENCH has its options, such as --part sessions. BENCH_GPU_PYTHON is an interpreter that has vLLM and the other requirements:
 # nothing is installed then, so it may be any version, offline.
-bench-gpu: ## Whether the server works on this machine's GPU, how fast, and for how many editors; four parts.
+bench-gpu: ## Whether the server works on this machine's GPU, how fast, and for how many editors; three parts.
 	@[ -n "$(BENCH_GPU_PYTHON)" ] || $(MAKE) --no-print-directory ENGINE=cuda .venv-cuda/installed
 	@PYTHONPATH="$(CURDIR):$(CURDIR)/proto$${PYTHONPATH:+:$$PYTHONPATH}" \
 		$(or $(BENCH_GPU_PYTHON),.venv-cuda/bin/python) -m loadtest.bench.gpu \

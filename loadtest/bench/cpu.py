@@ -1,39 +1,61 @@
 """Measures the CPU time that the front end takes for a request, in process and with h2load.
 
-In process: the front end without gRPC, and its parts (see `cpu_in_process`).
+In process: the service behind the server's session streams, on which messages come and go as bytes, with the scripted
+engine, in virtual time, so that each pass does the same work in the same order. The event loop is asyncio's own.
 
-With h2load, a client in C that costs next to nothing, beside a bare gRPC server. Every request is the same `Complete`
-call of a named user with 3,000 + 800 characters, on the scripted engine with instant times. The server keeps the tokens
-of a named user's document. Nothing is superseded, joined or cached. Some requests are always open, so the server's
-process is busy all the time. The figures are its CPU time for a request, and the requests that it serves in a second.
+With h2load, a client in C, beside a bare gRPC server. Every request is the same `Complete` call of a named user, on the
+scripted engine with instant times. Nothing is superseded, joined or cached. Some requests are always open.
 
 The best of all rounds counts, because other work on the machine can only add CPU time.
 """
 
+import asyncio
 import contextlib
+import gc
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import grpc
 import psutil
+from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.callers import Callers
+from completion_server.admission.settings import AdmissionSettings, LimitSettings
+from completion_server.core.request import Caller, Request
+from completion_server.core.trace_context import no_trace
+from completion_server.engine.scripted.engine import ScriptedEngine
+from completion_server.engine.settings import EngineSettings
+from completion_server.engine.supervisor import SupervisedEngine
+from completion_server.prompt.builder import Prompt, PromptBuilder
+from completion_server.rpc.intake import Intake
+from completion_server.rpc.session import SessionCall, StreamTimes
+from completion_server.scheduling.settings import SchedulingSettings
+from completion_server.serving.rules import Prompts
+from completion_server.serving.service import Service
+from completion_server.serving.settings import ServingSettings
+from completion_server.telemetry.metrics import Metrics
 from loadtest import LoadTestError
-from loadtest.bench.cpu_in_process import Passes
-from loadtest.bench.peers.bare_grpc import bare_server
+from loadtest.bench.bare import bare_server
 from loadtest.bench.runner.benchmark import COUNT, ServerOptions, benchmark, option
-from loadtest.bench.runner.editing import editors
-from loadtest.bench.runner.prompts import prompt_maker
-from loadtest.bench.runner.server import SCRIPTED, SERVES_ALL, ServerProcess, cpu_s, effective_config
+from loadtest.bench.runner.contest import editors
+from loadtest.bench.runner.server import SCRIPTED, SERVES_ALL, ServerProcess, cpu_s, effective_config, prompt_builder
 from loadtest.processes.meter import MetricsError, read_counter
+from loadtest.simulation import virtual_time
+from loadtest.simulation.virtual_time import LoopClock
+from loadtest.targets.editor import is_typed_along
+from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
+from loadtest.traffic.typed import Trace, TypedRequest
 
 _OVERRIDES = (
     *SERVES_ALL,
@@ -56,13 +78,11 @@ _BODY = pb.CompleteRequest(
     suffix=_TEXT[:800],
     mode=pb.MODE_SINGLE_LINE,
     max_tokens=16,
-    temperature=0.0,
     without_completion_cache=True,
 ).SerializeToString()
 _METHOD = f"/{pb.DESCRIPTOR.services_by_name['CompletionService'].full_name}/Complete"
 _CONNECTIONS, _OPEN_EACH = 8, 4
-_FINISHED = re.compile(r"finished in [^,]*, (?P<rate>[\d.]+) req/s")
-_DONE = re.compile(r"(?P<succeeded>\d+) succeeded, (?P<failed>\d+) failed")
+_DONE = re.compile(r"finished in [^,]*, ([\d.]+) req/s.*?(\d+) succeeded, (\d+) failed", re.DOTALL)
 _LIMIT_S = 60.0
 _IN_PROCESS_S, _H2LOAD_S = 10.0, 5.0
 """The most virtual seconds of a pass in process, and the most seconds of a turn with h2load."""
@@ -101,7 +121,9 @@ def main(options: Sizes, console: Console) -> Mapping[str, Any]:
         else:
             console.print("h2load is not installed (Debian: nghttp2-client); its figures are left out", style="yellow")
     if not options.h2load_only:
-        found |= _in_process(options)
+        effective = effective_config(options.config, (*options.overrides, "engine.kind=scripted"))
+        scenario = editors(options.sessions, options.requests_per_s, min(_IN_PROCESS_S, options.seconds), options.seed)
+        found |= in_process(make_trace(scenario), scenario, prompt_builder(effective), options.rounds)
     names = ("sessions", "requests_per_s", "seconds", "rounds", "seed")
     return found | {name: getattr(options, name) for name in names}
 
@@ -158,12 +180,10 @@ def _turn(body: Path, address: str, pid: int, seconds: float) -> _Turn:
     process = psutil.Process(pid)
     begun_s = cpu_s(process)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + _LIMIT_S)
-    used_s = cpu_s(process) - begun_s
-    finished, counted = _FINISHED.search(done.stdout), _DONE.search(done.stdout)
-    if finished is None or counted is None or int(counted["failed"]) or not int(counted["succeeded"]):
+    used_s, found = cpu_s(process) - begun_s, _DONE.search(done.stdout)
+    if found is None or int(found[3]) or not int(found[2]):
         raise H2loadError(f"h2load: requests to {address} failed:\n{done.stdout}{done.stderr}")
-    num_requests = int(counted["succeeded"])
-    return _Turn(used_s * 1000 / num_requests, float(finished["rate"]), num_requests)
+    return _Turn(used_s * 1000 / int(found[2]), float(found[1]), int(found[2]))
 
 
 def _num_answered(metrics: str) -> float:
@@ -174,21 +194,150 @@ def _num_answered(metrics: str) -> float:
     return found
 
 
-def _in_process(options: Sizes) -> dict[str, float]:
-    """Measure in this process, with the configured model's prompts."""
-    effective = effective_config(options.config, (*options.overrides, "engine.kind=scripted"))
-    seconds = min(_IN_PROCESS_S, options.seconds)
-    scenario = editors(options.sessions, options.requests_per_s, seconds, options.seed)
-    passes = Passes(make_trace(scenario), scenario, prompt_maker(effective).builder)
-    measured = [passes.measure() for _ in range(options.rounds)]
-    best = {part: min(each[part] for each in measured) for part in measured[0]}
-    return {
-        "front_end_cpu_ms": best["front_end"],
-        "streams_cpu_ms": best["front_end"] - best["pipeline"],
-        "scheduling_cpu_ms": best["pipeline"] - best["prompt"] - best["engine"],
-        "prompt_cpu_ms": best["prompt"],
-        "engine_cpu_ms": best["engine"],
-    }
+_NUM_SLOTS = 128
+_NEVER_S, _STALL_S = 1e6, 5.0
+_PEER = "192.0.2.1"
+_CALLER = Caller(connection=f"{_PEER}:50000", peer=_PEER)
+_ENGINE = EngineSettings(
+    kind="scripted",
+    scripted_times="large_model_prefilled_apart",
+    scripted_acceptance=0.82,
+    draft_model="scripted",
+    num_speculative_tokens=5,
+    max_num_seqs=_NUM_SLOTS,
+    warm_up=False,
+)
+_SETTINGS = ServingSettings(
+    AdmissionSettings(users_per_peer=0), SchedulingSettings(max_slots=_NUM_SLOTS), delta_pause_s=0.020
+)
+
+
+def in_process(trace: Trace, scenario: Scenario, prompts: PromptBuilder, rounds: int) -> dict[str, float]:
+    """Return the CPU milliseconds for a request of a trace, and of these those that building prompts takes.
+
+    A first pass warms up. Garbage collections of what the benchmark itself holds do not count.
+    """
+    whole_ms, prompt_ms = [], []
+    for number in range(rounds + 1):
+        keys, timed = _keys(trace, scenario, f"pass-{number}"), _TimedPrompts(prompts)
+        gc.collect()
+        gc.disable()
+        begun_s = time.process_time()
+        virtual_time.run(_serve(keys, timed))
+        whole_ms.append((time.process_time() - begun_s) * 1000 / max(1, len(keys)))
+        prompt_ms.append(timed.cpu_s * 1000 / max(1, len(keys)))
+        gc.enable()
+    return {"front_end_cpu_ms": min(whole_ms[1:]), "prompt_cpu_ms": min(prompt_ms[1:])}
+
+
+@dataclass(slots=True)
+class _TimedPrompts:
+    """Measures the CPU time of the builder behind it."""
+
+    prompts: Prompts
+    cpu_s: float = 0.0
+
+    def expected_new_tokens(self, request: Request) -> int:
+        """Return what the builder behind this one expects."""
+        return self.prompts.expected_new_tokens(request)
+
+    def build(self, request: Request) -> Prompt:
+        """Build with the builder behind this one."""
+        begun_s = time.process_time()
+        prompt = self.prompts.build(request)
+        self.cpu_s += time.process_time() - begun_s
+        return prompt
+
+
+Key = tuple[TypedRequest, bytes]
+"""A request of the trace, and the message that an editor sends."""
+
+
+def _keys(trace: Trace, scenario: Scenario, users: str) -> list[Key]:
+    """Return the requests of the trace in the order of their times. The callers of each pass are new."""
+
+    def message(request: TypedRequest, language_id: str) -> bytes:
+        complete = pb.CompleteRequest(
+            session_id=f"{users}/{request.session}",
+            sequence=request.sequence,
+            document_uri=f"file:///{request.session}",
+            language_id=language_id,
+            prefix=request.prefix,
+            suffix=request.suffix,
+            trigger=pb.Trigger.Value(f"TRIGGER_{request.trigger.name}"),
+            mode=pb.Mode.Value(f"MODE_{scenario.editor.mode.upper()}"),
+            max_tokens=scenario.editor.max_tokens,
+        )
+        return pb.SessionRequest(complete=complete).SerializeToString()
+
+    keys = [(each, message(each, session.language_id)) for session in trace.sessions for each in session.requests]
+    return sorted(keys, key=lambda key: key[0].intended_at_s)
+
+
+class _EditorCall:
+    """The context of a call: an editor's messages come in, the server's answers go out. All are bytes."""
+
+    def __init__(self) -> None:
+        self.messages = asyncio.Queue[object]()
+        self._texts: dict[int, str] = {}
+        """Text of the open requests, by sequence number."""
+
+    def send_nowait(self, request: TypedRequest, message: bytes) -> None:
+        """Have the server receive a request, and its cancellation at the user's next key."""
+        self._texts[request.sequence] = ""
+        self.messages.put_nowait(message)
+        asyncio.get_running_loop().call_at(request.next_key_at_s, self._key_pressed, request)
+
+    async def read(self) -> object:
+        """Return the next message, or gRPC's EOF."""
+        return await self.messages.get()
+
+    async def write(self, message: pb.SessionResponse) -> None:
+        """Serialise an answer's part, as gRPC does."""
+        message.SerializeToString()
+        if message.HasField("end"):
+            self._texts.pop(message.sequence, None)
+        elif message.sequence in self._texts:
+            self._texts[message.sequence] += message.delta.text
+
+    def _key_pressed(self, request: TypedRequest) -> None:
+        text = self._texts.get(request.sequence)
+        if text is not None and not is_typed_along(text, request):
+            cancel = pb.SessionRequest(cancel=pb.Cancel(sequence=request.sequence))
+            self.messages.put_nowait(cancel.SerializeToString())
+
+
+@contextlib.asynccontextmanager
+async def _serving(prompts: Prompts) -> AsyncIterator[Service]:
+    clock = LoopClock()
+    engine = SupervisedEngine(lambda: ScriptedEngine.from_settings(_ENGINE), _ENGINE, clock)
+    service = Service(_SETTINGS, engine, prompts, clock, Metrics(CollectorRegistry()).handle)
+    service.gate.set_engine_ready(True)
+    await engine.start()
+    tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]
+    await asyncio.sleep(0)
+    yield service
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    await engine.stop()
+
+
+async def _serve(keys: Sequence[Key], prompts: Prompts) -> None:
+    """Serve the requests at their times, each session on a stream of its own, and wait for the last end."""
+    loop, limits = asyncio.get_running_loop(), LimitSettings()
+    times = StreamTimes(_NEVER_S, _NEVER_S, _NEVER_S, _STALL_S)
+    calls = {request.session: _EditorCall() for request, _ in keys}
+    async with _serving(prompts) as service, asyncio.TaskGroup() as group:
+        intake = Intake(limits, Callers(AdmissionSettings(), limits), _NEVER_S, service.now, no_trace)
+        for call in calls.values():
+            group.create_task(SessionCall(service, intake, times, call, _CALLER).run())  # type: ignore[arg-type]
+        for request, message in keys:
+            await asyncio.sleep(request.intended_at_s - loop.time())
+            calls[request.session].send_nowait(request, message)
+        await service.runner.wait_idle()
+        for call in calls.values():
+            call.messages.put_nowait(grpc.aio.EOF)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,13 @@ from rich.console import Console
 
 from loadtest.bench.runner.benchmark import Options, benchmark, option
 
-TEXTS = 24
-"""Of the 71 held-out files, evenly."""
-TARGET, TARGET_BF16, DRAFT = "target_model/embedded", "target_model/embedded-bf16", "draft_model/embedded"
-HELD_OUT, BENCHMARKS = Path("draft_model/held_out"), Path("target_model/benchmarks")
-SPECULATE = 4
-IDENTITY_TOKENS = 32
+_TARGETS = """target_model evaluate --model bf16=target_model/embedded-bf16 --model int8=target_model/embedded
+--single-line target_model/benchmarks/HumanEval-SingleLineInfilling.jsonl.gz --max-texts 24
+--held-out draft_model/held_out/held_out-00000.parquet"""
+"""24 of the 71 held-out files, evenly."""
+_PAIR = """draft_model evaluate --target target_model/embedded --draft draft_model/embedded
+--corpus draft_model/held_out --speculate 4 --greedy-only
+--prompts target_model/benchmarks/HumanEval.jsonl.gz --prompt-tokens 32"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +45,16 @@ def main(options: _Options, console: Console) -> Mapping[str, Any]:
     """
     with tempfile.TemporaryDirectory(prefix="bench-models-") as folder:
         targets, pair = Path(folder) / "targets.json", Path(folder) / "pair"
-        console.out(_run(
-            "target_model", "evaluate",
-            "--model", f"bf16={TARGET_BF16}", "--model", f"int8={TARGET}",
-            "--single-line", str(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz"),
-            "--max-tasks", str(options.max_tasks), "--max-texts", str(TEXTS),
-            "--held-out", str(HELD_OUT / "held_out-00000.parquet"), "--out", str(targets),
-            *(["--allow-weak-sandbox"] if options.allow_weak_sandbox else []),
-        ))  # fmt: skip
-        console.out(_run(
-            "draft_model", "evaluate", "--target", TARGET, "--draft", DRAFT,
-            "--corpus", str(HELD_OUT), "--speculate", str(SPECULATE), "--cursors", str(options.cursors),
-            "--greedy-only", "--out", str(pair),
-            "--prompts", str(BENCHMARKS / "HumanEval.jsonl.gz"), "--prompt-tokens", str(IDENTITY_TOKENS),
-        ))  # fmt: skip
+        sandbox = ["--allow-weak-sandbox"] if options.allow_weak_sandbox else []
+        for command in (
+            [*_TARGETS.split(), "--max-tasks", str(options.max_tasks), "--out", str(targets), *sandbox],
+            [*_PAIR.split(), "--cursors", str(options.cursors), "--out", str(pair)],
+        ):
+            done = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True, check=False)
+            if done.returncode:
+                msg = f"`{' '.join(command[:2])}` failed with status {done.returncode}, see above"
+                raise click.ClickException(msg)
+            console.out(done.stdout)
         return figures(*(json.loads(each.read_text(encoding="utf-8")) for each in (targets, pair / "report.json")))
 
 
@@ -69,38 +66,26 @@ def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> di
     """
     _bf16, int8 = targets
     run, offline = pair["engine"]["runs"][0], pair["offline"]["at_temperature"]["0.0"]
+    exact, passed = int8["lines"]["exact"], int8["lines"]["passed"]
     return {
         "held_out_bits_per_byte": int8["bits_per_byte"],
-        "single_line_exact_match": _share(int8["lines"]["exact"]),
-        "single_line_exact_match_interval": int8["lines"]["exact"]["interval"],
-        "single_line_pass_at_1": _share(int8["lines"]["passed"]),
+        "single_line_exact_match": exact["hits"] / exact["total"],
+        "single_line_exact_match_interval": exact["interval"],
+        "single_line_pass_at_1": passed["hits"] / passed["total"],
         "acceptance_k4_greedy": run["acceptance"]["0.0"],
-        "acceptance_offline": offline["acceptance_by_length"][str(SPECULATE)],
-        "acceptance_offline_interval": offline["acceptance_intervals"][str(SPECULATE)],
+        "acceptance_offline": offline["acceptance_by_length"]["4"],
+        "acceptance_offline_interval": offline["acceptance_intervals"]["4"],
         "predicted_share": offline["agreement"],
         "foretold_share": offline["agreement"],  # the earlier name, until 0.2
         "mean_accepted_length_k4": run["mean_accepted_length"]["0.0"],
         "int8_loss_increase": int8["loss_more"]["value"],
         "int8_loss_increase_interval": int8["loss_more"]["interval"],
         "greedy_identical_share": pair["identity"]["share"],
-        "identity_tokens": IDENTITY_TOKENS,
+        "identity_tokens": 32,
         "speedup_k4_batch_1": run["speedup"],
         "target_step_ms": [step["target_ms"] for step in pair["engine"]["steps"]],
         "draft_step_ms": [step["draft_ms"] for step in pair["engine"]["steps"]],
     }
-
-
-def _share(counted: Mapping[str, Any]) -> float:
-    share: float = counted["hits"] / counted["total"]
-    return share
-
-
-def _run(module: str, *arguments: str) -> str:
-    """Return the output of a command, while its errors and progress are shown. Raises ClickException if it fails."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise click.ClickException(f"`{module} {arguments[0]}` failed with status {done.returncode}, see above")
-    return done.stdout
 
 
 if __name__ == "__main__":

@@ -3,18 +3,15 @@
 supersede: two replicas with the scripted engine and a Redis. A user asks on one, and 30 ms after its first text, with
 another editor, on the other one. The time is from the send of the newer request until the older one's end was read.
 
-cache: how many requests the completion cache answers, and what users see of it. Typing users, open loop, on servers
-with the real engine in turn: without the cache, with level 1, and with level 2 alone. Level 2 alone finds only what
-Redis keeps, as a user does whose requests reach another replica each time. The editors keep no completions of their
-own, as many plugins.
+cache: typing users on servers with the real engine in turn: without the completion cache, with level 1, and with level
+2 alone, as a user finds it whose requests reach another replica each time. The editors keep no completions.
 
-outage: a server with the scripted engine and the completion cache. Twenty users ask at a constant rate, while Redis is
-killed and started, suspended and resumed. The limits of users are the default ones, and prompts have about 1,500
-characters. Figures: requests that failed at any time, and the 99th percentile of the time to the first text or end with
-Redis, in the first second without it, and after that.
+outage: a server with the scripted engine and the cache. Twenty users ask at a constant rate, while Redis is killed and
+started, suspended and resumed. The 99th percentiles are of the time to the first text or end.
 """
 
 import asyncio
+import itertools
 import shutil
 import socket
 import time
@@ -30,10 +27,8 @@ from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, ServiceError
-from loadtest.bench.runner.benchmark import COUNT, ServerOptions, benchmark, option
-from loadtest.bench.runner.contest import AsyncClosing, Contestant, rotated
-from loadtest.bench.runner.figures import for_json, percentile, ratio
-from loadtest.bench.runner.loops import open_loop
+from loadtest.bench.runner.benchmark import COUNT, ServerOptions, benchmark, for_json, option, percentile, ratio
+from loadtest.bench.runner.contest import AsyncClosing, Contestant, open_loop, rotated
 from loadtest.bench.runner.server import SCRIPTED, ServerProcess
 from loadtest.driving.run import run_scenario
 from loadtest.processes.child import Child, StartError, free_port
@@ -103,6 +98,10 @@ def _shared_by(redis: str, name: str) -> tuple[str, ...]:
     return (f'redis.addresses=["{redis}"]', f"redis.replica_id={name}")
 
 
+def _server(options: "_Options", redis_address: str, name: str, settings: Sequence[str]) -> ServerProcess:
+    return ServerProcess(options.config, (*settings, *_shared_by(redis_address, name), *options.overrides), name)
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """The answer to a request."""
@@ -131,16 +130,13 @@ async def _ask(
 
 def _supersede(options: "_Options", _console: Console) -> dict[str, Any]:
     with ExitStack() as stack:
-        redis = stack.enter_context(RedisProcess())
-        addresses = [
-            stack.enter_context(_server(options, redis.address, name, _ENDURING)).ready["address"]
-            for name in ("left", "right")
-        ]
-        took_ms = asyncio.run(_move_users(addresses, _MOVES * options.rounds))
+        redis, num = stack.enter_context(RedisProcess()), _MOVES * options.rounds
+        servers = [stack.enter_context(_server(options, redis.address, each, _ENDURING)) for each in ("left", "right")]
+        took_ms = asyncio.run(_move_users([each.ready["address"] for each in servers], num))
     return {
         "supersede_p50_ms": percentile(took_ms, 50),
         "supersede_p99_ms": percentile(took_ms, 99),
-        "supersede_missed": _MOVES * options.rounds - len(took_ms),
+        "supersede_missed": num - len(took_ms),
     }
 
 
@@ -171,20 +167,18 @@ async def _superseded_ms(number: int, older_at: str, newer_at: str) -> float | N
 
 
 def _cache(options: "_Options", console: Console) -> dict[str, Any]:
-    turns: dict[str, list[dict[str, float]]] = {OFF: [], LOCAL: [], SHARED: []}
     with RedisProcess() as redis, ExitStack() as stack:
-
-        def start(name: str, *settings: str) -> ServerProcess:
-            server = stack.enter_context(ServerProcess(options.config, (_TRUSTED, *settings, *options.overrides), name))
-            server.process.pause()
-            return server
-
         shared = (_CACHED, "cache.local_bytes=0", "cache.look_up=always", *_shared_by(redis.address, SHARED))
-        servers = {
-            OFF: start(OFF, "cache.enabled=false"),
-            LOCAL: start(LOCAL, _CACHED, "cache.shared=false"),
-            SHARED: start(SHARED, *shared),
-        }
+        servers = {}
+        for name, own in (
+            (OFF, ("cache.enabled=false",)),
+            (LOCAL, (_CACHED, "cache.shared=false")),
+            (SHARED, shared),
+        ):
+            settings = (_TRUSTED, *own, *options.overrides)
+            servers[name] = stack.enter_context(ServerProcess(options.config, settings, name))
+            servers[name].process.pause()
+        turns: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
         for number in range(options.rounds):
             tree = Scenario.load("steady").model_dump()
             tree |= {"sessions": _EDITORS, "duration_s": options.seconds, "seed": f"{options.seed}/cache/{number}"}
@@ -216,7 +210,7 @@ class _ConstantUsers(AsyncClosing):
     def __init__(self, address: str, rate: float) -> None:
         self._clients = [CompletionClient(address, user=f"user-{number}") for number in range(_USERS)]
         self._rate = rate
-        self._num_asked = 0
+        self._numbers = itertools.count()
         self.every: list[_Asked] = []
         """All requests so far."""
 
@@ -235,14 +229,8 @@ class _ConstantUsers(AsyncClosing):
         self.every += answers
         return [each.first_ms for each in answers]
 
-    @property
-    def failures(self) -> Counter[str]:
-        """The requests without an answer, by reason."""
-        return Counter(each.reason for each in self.every if each.reason not in {"stop", "length"})
-
     async def _ask(self, _number: int, _due: float) -> _Asked:
-        number = self._num_asked
-        self._num_asked += 1
+        number = next(self._numbers)
         user = number % _USERS
         return await _ask(self._clients[user], f"# user-{user}\n{_DOCUMENT}value_{number} = ", _TOKENS)
 
@@ -250,12 +238,13 @@ class _ConstantUsers(AsyncClosing):
 def _outage(options: "_Options", console: Console) -> dict[str, Any]:
     settings = (*SCRIPTED, _TRUSTED, "shed.when=never", _CACHED)
     with RedisProcess() as redis, _server(options, redis.address, "alone", settings) as server:
-        users, (up_ms, first_ms, down_ms) = asyncio.run(_take_redis_away(server, redis, options))
-    if users.failures:
-        console.print(f"failed requests: {dict(users.failures)}")
+        every, (up_ms, first_ms, down_ms) = asyncio.run(_take_redis_away(server, redis, options))
+    failures = Counter(each.reason for each in every if each.reason not in {"stop", "length"})
+    if failures:
+        console.print(f"failed requests: {dict(failures)}")
     return {
-        "redis_down_requests": len(users.every),
-        "redis_down_failed": users.failures.total(),
+        "redis_down_requests": len(every),
+        "redis_down_failed": failures.total(),
         "redis_up_p99_ms": up_ms,
         "redis_down_p99_ms": down_ms,
         "redis_down_first_second_p99_ms": first_ms,
@@ -263,16 +252,12 @@ def _outage(options: "_Options", console: Console) -> dict[str, Any]:
     }
 
 
-def _server(options: "_Options", redis_address: str, name: str, settings: Sequence[str]) -> ServerProcess:
-    return ServerProcess(options.config, (*settings, *_shared_by(redis_address, name), *options.overrides), name)
-
-
 async def _take_redis_away(
     server: ServerProcess, redis: RedisProcess, options: "_Options"
-) -> tuple[_ConstantUsers, list[float]]:
+) -> tuple[list[_Asked], list[float]]:
     """Ask while Redis is killed, started, suspended and resumed in turn.
 
-    Return the 99th percentiles with Redis, in the first second without it, and after that.
+    Return the requests, and the 99th percentiles with Redis, in the first second without it, and after that.
     """
     up_ms, first_ms, down_ms = list[float](), list[float](), list[float]()
     window_s = options.seconds / _WINDOWS
@@ -289,7 +274,7 @@ async def _take_redis_away(
             down_ms += await users.window(window_s)
             await asyncio.to_thread(give)
             await users.window(2 * _SETTLE_S)
-    return users, [percentile(each, 99) for each in (up_ms, first_ms, down_ms)]
+        return users.every, [percentile(each, 99) for each in (up_ms, first_ms, down_ms)]
 
 
 PARTS = {"supersede": _supersede, "cache": _cache, "outage": _outage}

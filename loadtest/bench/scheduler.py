@@ -1,27 +1,13 @@
 """Measures seen completions under open-loop typing: this server, the same without its policies, and `vllm serve`.
 
-Three targets run the same model with the same engine arguments and take turns on the same traces, in one run:
+The targets run the same model with the same engine arguments and take turns on the same traces. `vllm serve` gets the
+server's token ids over HTTP; its editors close the connection at the user's next key. A completion is seen when its
+first visible text comes within 250 ms of its intended time and stands for 200 ms before the next key, which the trace
+knows. Loads are multiples of the engine's capacity, measured first on the plain server: whole completions a second,
+closed loop. A target sees each document once before a trace begins.
 
-- scheduler: the configured server. Editors keep a `Session` stream and cancel a request at the key that makes it stale.
-- plain: the same server with superseding, typing through, shedding, the adaptive number of slots and the limit for each
-  user off, first come first served. Editors only send their next request.
-- `vllm serve`, over HTTP with the server's token ids and end tokens. Editors close the connection at the user's next
-  key. It has no text rules: an answer runs to its last token, or to the next key.
-
-The rules of the comparison:
-
-- Requests are sent at predetermined times, regardless of the earlier ones; latencies count from those times.
-- The user's next key, which the trace knows, decides the value of an answer: a completion is seen when its first
-  visible text comes within 250 ms and stands for 200 ms before that key.
-- Loads are multiples of the engine's capacity, which is measured first on the plain server: whole completions per
-  second, closed loop, on growing prefixes, so that the prefix cache works as while typing.
-- Each round and load has its own trace, the same for all targets, which take turns in changing order. A target sees
-  each document once before a trace begins, so that a trace shows typing and not the opening of all documents at once.
-- Wasted tokens are vLLM's count of generated tokens less those of seen answers. The count leaves out the tokens that a
-  step in flight computes for a request just aborted, for all targets. When a newer request reattaches to a generation,
-  the tokens count for the newer one only.
-
-Client, servers and engines share the machine; the report includes the generator's lag.
+Wasted tokens are vLLM's count of generated tokens less those of seen answers. The count leaves out the tokens that a
+step in flight computes for a request just aborted, for all targets.
 """
 
 import asyncio
@@ -36,12 +22,10 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from loadtest.bench.peers.vllm_serve import VllmServe, vllm_contestant
-from loadtest.bench.runner.benchmark import COUNT, POSITIVE, ServerOptions, benchmark, option
-from loadtest.bench.runner.contest import Contest, rotated
-from loadtest.bench.runner.editing import EditingContestant, EditingRuns, ServerPrompts, server_contestant
-from loadtest.bench.runner.figures import percentile, share
-from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, effective_config
+from loadtest.bench.peers import VllmServe
+from loadtest.bench.runner.benchmark import COUNT, POSITIVE, ServerOptions, benchmark, option, percentile, share
+from loadtest.bench.runner.contest import Contest, EditingContestant, rotated
+from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, ServerPrompts, effective_config, server_contestant
 from loadtest.driving.driver import Run
 from loadtest.targets import ClientSettings, TargetError
 from loadtest.targets.record import Outcome, Result
@@ -50,7 +34,7 @@ from loadtest.traffic.trace import make_trace
 from loadtest.traffic.typed import Trace
 from loadtest.tuning.replay import Replay, traffic_of
 
-SCHEDULER, PLAIN, VLLM_SERVE = "scheduler", "plain", "vllm serve"
+SCHEDULER, PLAIN, VLLM_SERVE = "scheduler", "plain", VllmServe.name
 """The targets."""
 CONCURRENCIES = (4, 8, 16)
 """Callers while the capacity of the engine is measured."""
@@ -65,12 +49,10 @@ _PLAIN_OVERRIDES = (
 _WARM_UP_SESSIONS, _WARM_UP_S = 8, 3.0
 _CAPACITY_S = {False: 8.0, True: 2.0}
 """By whether the run is quick."""
-_PREFIX_CHARS, _SUFFIX_CHARS = 1500, 400
+_DOCUMENTS = {"prefix_chars": 1500, "suffix_chars": 400}
 _HEADLINE_LOAD, _TOP_LOAD = 2.0, 4.0
 Results = dict[float, dict[str, list[Run]]]
 """Runs by load, as a multiple of the capacity, and target; the same place in two lists is the same trace."""
-Figures = Mapping[float, Mapping[str, Mapping[str, Any]]]
-"""Figures by load, target and name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +67,11 @@ class _Options(ServerOptions):
     seed: int = option(0, "Who types what and when.", int)
 
 
-class Cell(NamedTuple):
-    """A trace that every target is driven with."""
+class _Cell(NamedTuple):
+    """A trace that every target is driven with, at a load that is a multiple of the engine's capacity."""
 
     round: int
     load: float
-    """Load as a multiple of the engine's capacity."""
     trace: Trace
 
 
@@ -103,36 +84,17 @@ def main(options: _Options, console: Console) -> Mapping[str, Any]:
         python -m loadtest.bench.scheduler --config deploy/local/server.toml --quick
         python -m loadtest.bench.scheduler --load 2 --rounds 4
     """
-    documents = {"prefix_chars": _PREFIX_CHARS, "suffix_chars": _SUFFIX_CHARS}
-    editor = {"max_tokens": options.max_tokens}
-    scenario = Scenario.of({"name": "scheduler", "seed": options.seed, "documents": documents, "editor": editor})
-    by_concurrency, cells, results = asyncio.run(_measure(scenario, options, console))
-    found = {
-        load: {name: load_figures(runs) for name, runs in by_target.items()} for load, by_target in results.items()
-    }
-    for name, error in first_errors(results).items():
-        console.print(f"{name}: requests failed, the first with: {error}", markup=False)
-    return headline(found, results) | {
+    tree = {"name": "scheduler", "documents": _DOCUMENTS, "editor": {"max_tokens": options.max_tokens}}
+    by_concurrency, results = asyncio.run(_measure(Scenario.of(tree | {"seed": options.seed}), options, console))
+    capacity = {
         "capacity_per_s": max(by_concurrency.values()),
         "capacity_per_s_by_concurrency": by_concurrency,
-        "traces": [
-            {
-                "round": cell.round,
-                "load": cell.load,
-                "sessions": len(cell.trace.sessions),
-                "requests": cell.trace.num_requests,
-                "digest": cell.trace.digest(),
-            }
-            for cell in cells
-        ],
-        "loads": {f"{load:g}": by_target for load, by_target in found.items()},
     }
+    return figures(results, console) | capacity
 
 
-async def _measure(
-    scenario: Scenario, options: _Options, console: Console
-) -> tuple[Mapping[int, float], Sequence[Cell], Results]:
-    """Return the engine's capacity by concurrency, the traces, and the runs."""
+async def _measure(scenario: Scenario, options: _Options, console: Console) -> tuple[Mapping[int, float], Results]:
+    """Return the engine's capacity by concurrency, and the runs."""
     async with Contest(console) as contest:
         contestants: list[EditingContestant] = []
         for name, own in ((SCHEDULER, ()), (PLAIN, _PLAIN_OVERRIDES)):
@@ -143,18 +105,17 @@ async def _measure(
         if options.with_vllm_serve:
             effective = effective_config(options.config, options.overrides)
             serve = await contest.start(VLLM_SERVE, VllmServe, effective)
-            prompts, settings = ServerPrompts(effective), ClientSettings(options.max_tokens)
-            contestants.append(vllm_contestant(VLLM_SERVE, serve, prompts, settings, counts_tokens=True))
-        runs = EditingRuns(contest)
+            settings = ClientSettings(options.max_tokens)
+            contestants.append(serve.contestant(VLLM_SERVE, ServerPrompts(effective), settings, counts_tokens=True))
         first = scenario.scaled(sessions=_WARM_UP_SESSIONS, duration_s=_WARM_UP_S, seed=f"{options.seed}/warm-up")
         with console.status("warming up"):
             for each in contestants:
-                await runs.drive(each, each.sends(make_trace(first)))
+                await contest.drive(each, each.sends(make_trace(first)))
         with console.status("measuring what the engine can serve"):
             await contest.give_turn(server.process)
             by_concurrency = await measure_capacity(server.ready["address"], scenario, _CAPACITY_S[options.quick])
         cells = await asyncio.to_thread(_cells, scenario, max(by_concurrency.values()), options)
-        return by_concurrency, cells, await _contest(contestants, runs, cells, options, console)
+        return by_concurrency, await _drive(contest, contestants, cells)
 
 
 async def measure_capacity(address: str, scenario: Scenario, seconds: float) -> dict[int, float]:
@@ -177,33 +138,26 @@ async def measure_capacity(address: str, scenario: Scenario, seconds: float) -> 
     return found
 
 
-def _cells(scenario: Scenario, rate: float, options: _Options) -> list[Cell]:
+def _cells(scenario: Scenario, rate: float, options: _Options) -> list[_Cell]:
     """Make a trace for each round and load, with the number of sessions that is nearest to the load."""
     cells = []
     for number in range(options.rounds):
         for load in options.loads:
             sessions, seed = scenario.num_sessions(load * rate), f"{scenario.seed}/{number}/{load:g}"
             trace = make_trace(scenario.scaled(sessions=sessions, duration_s=options.seconds, seed=seed))
-            cells.append(Cell(number, load, trace))
+            cells.append(_Cell(number, load, trace))
     return cells
 
 
-async def _contest(
-    contestants: Sequence[EditingContestant],
-    runs: EditingRuns,
-    cells: Sequence[Cell],
-    options: _Options,
-    console: Console,
-) -> Results:
-    results: Results = {load: {each.name: [] for each in contestants} for load in options.loads}
-    sent = [[each.sends(cell.trace) for each in contestants] for cell in cells]
+async def _drive(contest: Contest, contestants: Sequence[EditingContestant], cells: Sequence[_Cell]) -> Results:
+    results: Results = {cell.load: {each.name: [] for each in contestants} for cell in cells}
+    sent = [(cell, [(each, each.sends(cell.trace)) for each in contestants]) for cell in cells]
     gc.collect()
     gc.freeze()  # garbage collections of the prepared traces would delay the generator
-    with Progress(console=console) as progress:
-        in_progress = progress.track(list(zip(cells, sent, strict=True)), description="typing")
-        for number, (cell, traces) in enumerate(in_progress):
-            for each, trace in rotated(list(zip(contestants, traces, strict=True)), cell.round + number):
-                results[cell.load][each.name].append(await runs.drive(each, trace))
+    with Progress(console=contest.console) as progress:
+        for number, (cell, pairs) in enumerate(progress.track(sent, description="typing")):
+            for each, trace in rotated(pairs, cell.round + number):
+                results[cell.load][each.name].append(await contest.drive(each, trace))
     return results
 
 
@@ -223,73 +177,61 @@ def is_seen(result: Result) -> bool:
 def load_figures(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the figures of one target at one load, from one or more runs; nan for missing data.
 
-    Times count from the intended time. Requests without visible text are in no percentile. `pause_empty_share` is of
-    whole answers without visible text, `wasted_token_share` of generated tokens that belong to no seen completion.
+    Times count from the intended time. Requests without visible text are in no percentile. `wasted_token_share` is of
+    generated tokens that belong to no seen completion.
     """
     results = [result for run in runs for result in run.results]
     pauses = [result for result in results if result.request.is_pause]
-    seen = [[each for each in run.results if is_seen(each)] for run in runs]
-    duration_s = sum(run.duration_s for run in runs)
-    generated = sum(run.generated_tokens for run in runs)
-    seen_tokens = sum(each.completion_tokens for found in seen for each in found)
+    seen = [result for result in results if is_seen(result)]
+    duration_s, generated = sum(run.duration_s for run in runs), sum(run.generated_tokens for run in runs)
     outcomes = Counter(result.outcome for result in results)
-    pause_ttft_ms, num_seen = _ttft_ms(pauses), sum(map(len, seen))
+    pause_ttft_ms = _ttft_ms(pauses)
     return {
         "num_requests": len(results),
         "num_pauses": len(pauses),
-        "num_seen": num_seen,
+        "num_seen": len(seen),
         "offered_per_s": len(results) / duration_s,
-        "seen_per_s": num_seen / duration_s,
-        "seen_per_s_by_round": [len(found) / run.duration_s for found, run in zip(seen, runs, strict=True)],
+        "seen_per_s": len(seen) / duration_s,
         "pause_answered_share": share(sum(map(is_in_time, pauses)), len(pauses)),
-        "pause_without_text_share": share(len(pauses) - len(pause_ttft_ms), len(pauses)),
-        "pause_empty_share": share(sum(each.outcome is Outcome.EMPTY for each in pauses), len(pauses)),
         **{f"pause_ttft_ms_p{percent}": percentile(pause_ttft_ms, percent) for percent in (50, 95, 99)},
         "answered_ttft_ms_p95": percentile(_ttft_ms(results), 95),
-        "shed_share": share(outcomes[Outcome.SHED], len(results)),
-        "superseded_share": share(outcomes[Outcome.SUPERSEDED], len(results)),
-        "hung_up_share": share(outcomes[Outcome.HUNG_UP], len(results)),
-        "wasted_token_share": 1 - share(seen_tokens, generated),
+        "wasted_token_share": 1 - share(sum(each.completion_tokens for each in seen), generated),
         "generated_tokens": generated,
-        "generator_lag_ms_p99": percentile([result.lag_s * 1000 for result in results], 99),
         "outcomes": {kind.value: outcomes[kind] for kind in Outcome if outcomes[kind]},
     }
 
 
-def headline(found: Figures, results: Results) -> dict[str, Any]:
-    """Return the headline figures; nan for a load that was not run, or a ratio to 0."""
-
-    def at(load: float, target: str, name: str = "seen_per_s") -> float:
-        value: float = found.get(load, {}).get(target, {}).get(name, math.nan)
-        return value
-
-    ours = at(_HEADLINE_LOAD, SCHEDULER)
-    peak = max((at(load, SCHEDULER) for load in found), default=math.nan)
-    runs = [run for by_target in results.values() for runs in by_target.values() for run in runs]
-    return {
-        "seen_ratio_2x_to_plain": share(ours, at(_HEADLINE_LOAD, PLAIN)),
-        "seen_ratio_2x_to_vllm_serve": share(ours, at(_HEADLINE_LOAD, VLLM_SERVE)),
-        "seen_4x_to_peak": share(at(_TOP_LOAD, SCHEDULER), peak),
-        "answered_ttft_p95_ms_2x": at(_HEADLINE_LOAD, SCHEDULER, "answered_ttft_ms_p95"),
-        "pause_answered_share_2x": at(_HEADLINE_LOAD, SCHEDULER, "pause_answered_share"),
-        "wasted_token_share_2x": at(_HEADLINE_LOAD, SCHEDULER, "wasted_token_share"),
-        "generator_lag_p99_ms": percentile([each.lag_s * 1000 for run in runs for each in run.results], 99),
-    }
-
-
-def first_errors(results: Results) -> dict[str, str]:
-    """Return the first error of each target."""
-    found: dict[str, str] = {}
-    for by_target in results.values():
-        for name, runs in by_target.items():
-            errors = (result.error for run in runs for result in run.results if result.outcome is Outcome.ERROR)
-            if (error := next(errors, None)) is not None:
-                found.setdefault(name, error or "no message")
-    return found
-
-
 def _ttft_ms(results: Sequence[Result]) -> list[float]:
     return [result.ttft_s * 1000 for result in results if result.ttft_s is not None]
+
+
+def figures(results: Results, console: Console) -> dict[str, Any]:
+    """Return the headline figures and those of each load; nan for a load that was not run, or a ratio to 0.
+
+    The first error of each target is printed.
+    """
+    loads = {load: {name: load_figures(runs) for name, runs in own.items()} for load, own in results.items()}
+    by_name = [(name, run) for own in results.values() for name, runs in own.items() for run in runs]
+    everything = [(name, each) for name, run in by_name for each in run.results]
+    errors = {name: each.error for name, each in reversed(everything) if each.outcome is Outcome.ERROR}
+    for name, error in errors.items():
+        console.print(f"{name}: requests failed, the first with: {error or 'no message'}", markup=False)
+
+    def at(load: float, target: str = SCHEDULER, name: str = "seen_per_s") -> float:
+        value: float = loads.get(load, {}).get(target, {}).get(name, math.nan)
+        return value
+
+    peak = max((at(load) for load in loads), default=math.nan)
+    return {
+        "seen_ratio_2x_to_plain": share(at(_HEADLINE_LOAD), at(_HEADLINE_LOAD, PLAIN)),
+        "seen_ratio_2x_to_vllm_serve": share(at(_HEADLINE_LOAD), at(_HEADLINE_LOAD, VLLM_SERVE)),
+        "seen_4x_to_peak": share(at(_TOP_LOAD), peak),
+        "answered_ttft_p95_ms_2x": at(_HEADLINE_LOAD, name="answered_ttft_ms_p95"),
+        "pause_answered_share_2x": at(_HEADLINE_LOAD, name="pause_answered_share"),
+        "wasted_token_share_2x": at(_HEADLINE_LOAD, name="wasted_token_share"),
+        "generator_lag_p99_ms": percentile([each.lag_s * 1000 for _, each in everything], 99),
+        "loads": {f"{load:g}": by_target for load, by_target in loads.items()},
+    }
 
 
 if __name__ == "__main__":

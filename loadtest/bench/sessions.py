@@ -1,27 +1,23 @@
 """Measures the front end's cost with ten thousand editors, compared with a gRPC server without logic.
 
-The real front end, with the scheduler and metrics on, in front of the scripted engine at a large model's service times:
-45 ms for a prompt, computed apart from the steps, 8 ms for a step, five draft tokens of which 82% are accepted in turn,
-128 slots. Over loopback, generator included. The editors' streams share connections, as behind a proxy.
-
-- The front end's part of a TTFT is the client's time from sending to the first text, less the server's reported time in
-  the queue and until the engine's first token.
-- CPU is that of the server process while requests come, the scripted engine included.
-- Memory is the growth of the process from ready to the end, per session.
-- The bare server then gets the same traffic, and answers with the same number of messages per request.
+The real front end is in front of the scripted engine at a large model's service times. The editors' streams share
+connections, as behind a proxy. The front end's part of a TTFT is the client's time from sending to the first text, less
+the server's reported time in the queue and until the engine's first token. CPU is that of the server's process while
+requests come, memory its growth from ready to the end. The bare server then gets the same traffic, and answers with the
+same number of messages per request.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import click
 import psutil
 from rich.console import Console
 
-from loadtest.bench.peers.bare_grpc import bare_server
+from loadtest.bench.bare import bare_server
 from loadtest.bench.runner.benchmark import COUNT, ServerOptions, benchmark, option
-from loadtest.bench.runner.editing import editors
+from loadtest.bench.runner.contest import editors
 from loadtest.bench.runner.server import ServerProcess, cpu_s
 from loadtest.commands.outcome import Live
 from loadtest.driving.run import RunProgress, run_scenario
@@ -92,51 +88,40 @@ def main(options: _Options, console: Console) -> Mapping[str, Any]:
 
 
 class _Reading(NamedTuple):
+    """A reading of a process, taken at a progress report while requests come."""
+
     elapsed_s: float
     cpu_s: float
     rss_bytes: int
     num_intended: int
 
 
-@dataclass(slots=True)
-class _Watch:
-    """Readings of a process, taken at each progress report while requests come."""
-
-    process: psutil.Process
-    readings: list[_Reading] = field(default_factory=list)
-
-    def look(self, progress: RunProgress) -> None:
-        """Take a reading."""
-        if progress.is_running and progress.num_intended:
-            rss = self.process.memory_info().rss
-            self.readings.append(_Reading(progress.elapsed_s, cpu_s(self.process), rss, progress.num_intended))
-
-    @property
-    def cpu_ms_a_request(self) -> float:
-        """CPU milliseconds per request between the first reading and the last."""
-        first, last = self.readings[0], self.readings[-1]
-        return (last.cpu_s - first.cpu_s) * 1000 / max(1, last.num_intended - first.num_intended)
-
-    @property
-    def growth_mib_per_min(self) -> float:
-        """Growth of memory over the second half of the run, after every session has typed."""
-        half, last = self.readings[len(self.readings) // 2], self.readings[-1]
-        return (last.rss_bytes - half.rss_bytes) / _MIB / max(1e-9, last.elapsed_s - half.elapsed_s) * 60
+def _cpu_ms_a_request(readings: Sequence[_Reading]) -> float:
+    first, last = readings[0], readings[-1]
+    return (last.cpu_s - first.cpu_s) * 1000 / max(1, last.num_intended - first.num_intended)
 
 
-def _drive(scenario: Scenario, target: str, pid: int, console: Console) -> tuple[RunStats, _Watch]:
+def _growth_mib_per_min(readings: Sequence[_Reading]) -> float:
+    """Return the growth of memory over the second half of the run, after every session has typed."""
+    half, last = readings[len(readings) // 2], readings[-1]
+    return (last.rss_bytes - half.rss_bytes) / _MIB / max(1e-9, last.elapsed_s - half.elapsed_s) * 60
+
+
+def _drive(scenario: Scenario, target: str, pid: int, console: Console) -> tuple[RunStats, list[_Reading]]:
     """Run a scenario against a target, and watch the target's process."""
-    spec, watch = parse_target(target), _Watch(psutil.Process(pid))
+    spec, process, readings = parse_target(target), psutil.Process(pid), list[_Reading]()
     with Live(console) as live:
 
         def show(progress: RunProgress) -> None:
-            watch.look(progress)
+            if progress.is_running and progress.num_intended:
+                rss = process.memory_info().rss
+                readings.append(_Reading(progress.elapsed_s, cpu_s(process), rss, progress.num_intended))
             live.show(progress)
 
         result = run_scenario(scenario, [spec], workers=1, progress=show)
     if result.interrupted:
         raise click.Abort
-    return result.stats_by_target[spec.name], watch
+    return result.stats_by_target[spec.name], readings
 
 
 def _measure(calm: Scenario, options: _Options, console: Console) -> dict[str, Any]:
@@ -147,7 +132,7 @@ def _measure(calm: Scenario, options: _Options, console: Console) -> dict[str, A
     with ServerProcess(options.config, (*_LARGE_MODEL, *options.overrides), has_metrics=True) as server:
         idle_rss_bytes = psutil.Process(server.pid).memory_info().rss
         target = f"server=grpc://{server.ready['address']}?metrics={server.ready['metrics_address']}&{_SHARED}"
-        stats, watch = _drive(scenario, target, server.pid, console)
+        stats, readings = _drive(scenario, target, server.pid, console)
         counters = stats.total.counters
         server.process.pause()  # the bare server has the machine to itself
         quick = calm.scaled(duration_s=min(_MOST_BARE_S, options.seconds * _BARE_SHARE))
@@ -159,12 +144,12 @@ def _measure(calm: Scenario, options: _Options, console: Console) -> dict[str, A
     return {name: found[own] for name, own in _FIGURES.items()} | {
         "sessions": scenario.sessions,
         "errors": counters["errors"],
-        "server_kib_per_session": (watch.readings[-1].rss_bytes - idle_rss_bytes) / 1024 / scenario.sessions,
-        "server_growth_mib_per_min": watch.growth_mib_per_min,
-        "server_cpu_s_per_1000_requests": watch.cpu_ms_a_request,
-        "bare_cpu_s_per_1000_requests": bare.cpu_ms_a_request,
+        "server_kib_per_session": (readings[-1].rss_bytes - idle_rss_bytes) / 1024 / scenario.sessions,
+        "server_growth_mib_per_min": _growth_mib_per_min(readings),
+        "server_cpu_s_per_1000_requests": _cpu_ms_a_request(readings),
+        "bare_cpu_s_per_1000_requests": _cpu_ms_a_request(bare),
         "messages_per_request": counters["messages"] / counters["sent"],
-        "rate_ratio_to_bare_grpc": bare.cpu_ms_a_request / watch.cpu_ms_a_request,
+        "rate_ratio_to_bare_grpc": _cpu_ms_a_request(bare) / _cpu_ms_a_request(readings),
     }
 
 

@@ -12,16 +12,15 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 from rich.console import Console
 
-from loadtest.bench.runner.benchmark import COUNT, ServerOptions, benchmark, option
+from loadtest.bench.runner.benchmark import COUNT, ServerOptions, benchmark, option, percentile
 from loadtest.bench.runner.contest import Contest
-from loadtest.bench.runner.figures import percentile
 from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
 from loadtest.commands.tune import Bar, numbers
 from loadtest.targets import TargetError
@@ -33,15 +32,14 @@ from loadtest.tuning.choice import MIN_ROUNDS, OFF, as_variant, crossover, goodp
 from loadtest.tuning.replay import Replay, traffic_of
 from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningSettings
 
-MAX_K = 8
+MAX_K, MAX_AT_ONCE = 8, 64
 NO_DRAFT = Variant("no draft")
 
-_MOST_AT_ONCE = 64
 _OVERRIDES = (
     *SERVES_ALL,
     "shed.lag_ms=0",
-    f"engine.max_num_seqs={_MOST_AT_ONCE}",
-    f"scheduling.max_slots={_MOST_AT_ONCE}",
+    f"engine.max_num_seqs={MAX_AT_ONCE}",
+    f"scheduling.max_slots={MAX_AT_ONCE}",
 )
 _CHANGES_AT, _CHANGES_K = 4, 4
 """Concurrent generations, and K, while the time of a change is measured."""
@@ -53,7 +51,9 @@ _ENDLESS_S = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Options(ServerOptions):
+class SpeculationOptions(ServerOptions):
+    """The options."""
+
     rounds: int = option(4, "Blocks of each kind.", click.IntRange(MIN_ROUNDS), quick=MIN_ROUNDS)
     seconds: float = option(0.6, "Of a block, at the least.", click.FloatRange(0.2), quick=0.3)
     changes: int = option(100, "Of K, under traffic.", COUNT, quick=10)
@@ -67,30 +67,28 @@ class _Options(ServerOptions):
         ks = numbers("--k", self.k, least=1)
         if ks and ks[-1] > MAX_K:
             raise TuningError(f"--k: must be at most {MAX_K}, got {ks[-1]}")
-        at_once = (1, 4) if self.quick else (1, 4, 16, _MOST_AT_ONCE)
+        at_once = (1, 4) if self.quick else (1, 4, 16, MAX_AT_ONCE)
         return TuningSettings(at_once, self.rounds, self.rounds, self.seconds, ks)
 
 
-@benchmark(_Options)
-def main(options: _Options, console: Console) -> Mapping[str, Any]:
+@benchmark(SpeculationOptions)
+def main(options: SpeculationOptions, console: Console) -> Mapping[str, Any]:
     """Measure the gain of speculation at K = 0 to 8 and 1 to 64 at once. The last line is a JSON object.
 
     \b
     Example:
         python -m loadtest.bench.speculation
-        python -m loadtest.bench.speculation --quick
         python -m loadtest.bench.speculation --set engine.draft_model=draft_model/embedded --k 1,2,4
     """
-    tuned, changes = asyncio.run(_measure(options.tuning(), options, console))
-    return figures(tuned) | changes | {"table": tuned.table, "recommended": tuned.recommended}
+    return asyncio.run(measure(options, console))
 
 
-def figures(tuned: Tuned) -> dict[str, Any]:
-    """Return the figures of the last line; nan for missing ones."""
+async def measure(options: SpeculationOptions, console: Console, drafting: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the figures. `drafting` are further settings of the server that drafts."""
+    tuned, changes = await _measure(options, console, drafting)
     first, over = tuned.choices[0], tuned.verification
-    both = Blocks((*tuned.sweep.all, *tuned.others.all))
+    both, where = Blocks((*tuned.sweep.all, *tuned.others.all)), crossover(tuned.table)
     checked = tuned.checks if tuned.checks.all else both
-    where = crossover(tuned.table)
     over_no_draft = {
         f"{name}_over_no_draft_batch_{each.concurrency}": goodput_ratio(
             both, variant, NO_DRAFT, concurrencies=[each.concurrency]
@@ -108,16 +106,22 @@ def figures(tuned: Tuned) -> dict[str, Any]:
         "best_fixed_k": over.best_fixed.k or 0,
         "tuned_over_off": over.table_over_off,
         "tuned_over_no_draft": goodput_ratio(checked, as_variant(tuned.table), NO_DRAFT).value,
+        **changes,
+        "table": tuned.table,
+        "recommended": tuned.recommended,
     }
 
 
-async def _measure(settings: TuningSettings, options: _Options, console: Console) -> tuple[Tuned, dict[str, float]]:
+async def _measure(
+    options: SpeculationOptions, console: Console, drafting: Sequence[str]
+) -> tuple[Tuned, dict[str, float]]:
+    settings = options.tuning()
     scenario = Scenario.load("steady").scaled(seed=options.seed)
     async with Contest(console) as contest:
         servers: dict[Replay, ServerProcess] = {}
         replays: dict[str, Replay] = {}
-        for name, k in (("", MAX_K), (NO_DRAFT.name, 0)):
-            overrides = (*_OVERRIDES, *options.overrides, f"engine.num_speculative_tokens={k}")
+        for name, k, own in (("", MAX_K, drafting), (NO_DRAFT.name, 0, ())):
+            overrides = (*_OVERRIDES, *options.overrides, f"engine.num_speculative_tokens={k}", *own)
             about = name or "server"
             server = await contest.start(about, ServerProcess, options.config, overrides, about.replace(" ", "-"))
             replays[name] = Replay(server.ready["address"], scenario)
@@ -150,10 +154,10 @@ async def _changes(operator: Operator, replay: Replay, traffic: Trace, count: in
     try:
         for _ in range(count):
             await operator.put(((1, 1, 0),))
-            drafted = await _when_still(operator)
+            await _polled(operator, _STILL_POLLS, drafts=False)
             start = time.perf_counter()
             call_ms.append(await operator.put(((1, 1, _CHANGES_K),)))
-            await _when_drafting(operator, drafted)
+            await _polled(operator, 1, drafts=True)
             shown_ms.append((time.perf_counter() - start) * 1000)
     finally:
         callers.cancel()
@@ -166,35 +170,21 @@ async def _changes(operator: Operator, replay: Replay, traffic: Trace, count: in
     }
 
 
-async def _when_still(operator: Operator) -> int:
-    """Wait until tokens come without drafts; return the count of draft tokens."""
-    figures = (await operator.get()).figures
-    num_still = 0
-    async with _patience():
-        while num_still < _STILL_POLLS:
-            await asyncio.sleep(_POLL_S)
-            before, figures = figures, (await operator.get()).figures
-            if figures.drafted_tokens > before.drafted_tokens:
-                num_still = 0
-            elif figures.generated_tokens > before.generated_tokens:
-                num_still += 1
-    return figures.drafted_tokens
+async def _polled(operator: Operator, num_polls: int, *, drafts: bool) -> None:
+    """Poll until so many polls in a row had new draft tokens, or new tokens without drafts. Raises TargetError.
 
-
-async def _when_drafting(operator: Operator, drafted: int) -> None:
-    """Wait for more draft tokens. Compare each poll with the last one, because old tokens leave the server's window."""
-    async with _patience():
-        while (now := (await operator.get()).figures.drafted_tokens) <= drafted:
-            drafted = now
-            await asyncio.sleep(_POLL_S)
-
-
-@contextlib.asynccontextmanager
-async def _patience() -> AsyncIterator[None]:
-    """Limit the time of the block. Raises TargetError."""
+    Each poll is compared with the last one, because old tokens leave the server's window.
+    """
+    now, num_found = (await operator.get()).figures, 0
     try:
         async with asyncio.timeout(_GIVE_UP_S):
-            yield
+            while num_found < num_polls:
+                await asyncio.sleep(_POLL_S)
+                before, now = now, (await operator.get()).figures
+                if (now.drafted_tokens > before.drafted_tokens) == drafts:
+                    num_found += drafts or now.generated_tokens > before.generated_tokens
+                elif not drafts:
+                    num_found = 0
     except TimeoutError:
         raise TargetError(f"a change of K was not seen within {_GIVE_UP_S:.0f} s") from None
 

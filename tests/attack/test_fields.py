@@ -3,10 +3,10 @@
 import json
 
 from completion.v1 import completion_pb2 as pb
-from loadtest.bench.attacks.attack import SMALL_REQUEST
+from loadtest.bench.attacks.attacker import SMALL_REQUEST
 from loadtest.bench.attacks.http2 import Http2Connection, framed
-from loadtest.bench.attacks.malformed import BOMBS, NO_NUMBERS, bad_bodies, bad_messages, exchange, http_request
 from tests.attack.conftest import engine
+from tests.attack.malformed import BOMBS, NO_NUMBERS, bad_bodies, bad_messages, exchange, http_request
 from tests.support.http_clients import HTTP
 from tests.support.server import ask, make_config, request, run_server
 

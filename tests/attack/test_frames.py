@@ -6,7 +6,8 @@ import random
 import pytest
 
 from loadtest.bench.attacks.http2 import Http2Connection
-from loadtest.bench.attacks.malformed import (
+from tests.attack.conftest import engine
+from tests.attack.malformed import (
     FRAMES,
     PREFACE_BYTES,
     exchange,
@@ -15,7 +16,6 @@ from loadtest.bench.attacks.malformed import (
     http_request,
     mutated,
 )
-from tests.attack.conftest import engine
 from tests.support.http_clients import HTTP
 from tests.support.server import RunningServer, ask, eventually, make_config, request, run_server
 

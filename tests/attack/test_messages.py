@@ -13,8 +13,8 @@ import pytest_asyncio
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.settings import LimitSettings
 from loadtest.bench.attacks.http2 import Http2Connection, framed
-from loadtest.bench.attacks.malformed import mutated
 from tests.attack.conftest import MIB, attacked, engine
+from tests.attack.malformed import mutated
 from tests.support.server import RunningServer, ask, make_config, request, run_server
 
 EMPTY_SNIPPET = b"\x3a\x00"

@@ -6,7 +6,8 @@ import grpc
 import pytest
 
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from loadtest.bench.attacks.unfinished import BEGINNINGS, SlowConnection
+from loadtest.bench.attacks.attacker import BEGINNINGS
+from loadtest.bench.attacks.http2 import held_open
 from tests.attack.conftest import engine
 from tests.support.certificates import MakeIdentity
 from tests.support.server import ask, make_config, request, run_server
@@ -25,7 +26,7 @@ async def test_connections_that_begin_and_never_end_keep_nobody_out(
         address = server.ready.address
         for number in range(num):
             beginning = BEGINNINGS[number % len(BEGINNINGS)]
-            await stack.enter_async_context(await SlowConnection.open(address, beginning))
+            await stack.enter_async_context(held_open(address, beginning))
         trusted = grpc.ssl_channel_credentials(identity.certificate.read_bytes())
         secure = grpc.aio.secure_channel(address, trusted)
         async with secure if has_tls else grpc.aio.insecure_channel(address) as channel:

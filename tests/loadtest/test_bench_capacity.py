@@ -3,10 +3,8 @@
 import pytest
 
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from loadtest.bench.capacity import OURS
-from loadtest.bench.capacity_trials import replay_pauses
-from loadtest.bench.runner.editing import server_contestant
-from loadtest.bench.runner.server import SERVES_ALL
+from loadtest.bench.capacity import OURS, replay_pauses
+from loadtest.bench.runner.server import SERVES_ALL, server_contestant
 from loadtest.bench.scheduler import CONCURRENCIES, measure_capacity
 from loadtest.targets import ClientSettings
 from loadtest.traffic.scenario import Scenario

@@ -8,9 +8,8 @@ from tokenizers import Tokenizer
 
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.loading import choose_template
-from loadtest.bench.cpu import H2loadError, Sizes, with_h2load
-from loadtest.bench.cpu_in_process import Passes
-from loadtest.bench.runner.editing import editors
+from loadtest.bench.cpu import H2loadError, Sizes, in_process, with_h2load
+from loadtest.bench.runner.contest import editors
 from loadtest.traffic.scenario import ScenarioError
 from loadtest.traffic.trace import make_trace
 from tests.support.models import ROOT
@@ -19,18 +18,12 @@ from tests.support.vocabularies import EMBEDDED
 CONFIG = ROOT / "deploy" / "local" / "server.toml"
 
 
-def passes_of(num_editors: int) -> Passes:
-    scenario = editors(sessions=num_editors, requests_per_s=num_editors, seconds=5, seed=0)
+def test_the_front_end_and_its_prompts_are_measured_in_process() -> None:
+    scenario = editors(sessions=20, requests_per_s=20, seconds=5, seed=0)
     tokenizer = Tokenizer.from_file(str(EMBEDDED))
     template = choose_template(tokenizer.get_vocab(), "embedded")
-    return Passes(make_trace(scenario), scenario, PromptBuilder(tokenizer, template, max_prompt_tokens=1024))
-
-
-def test_each_part_of_a_request_is_measured_in_process() -> None:
-    found = passes_of(20).measure()
-    assert found["front_end"] > 0
-    assert found["pipeline"] > found["prompt"] > 0
-    assert found["pipeline"] > found["engine"] > 0
+    found = in_process(make_trace(scenario), scenario, PromptBuilder(tokenizer, template, max_prompt_tokens=1024), 1)
+    assert found["front_end_cpu_ms"] > found["prompt_cpu_ms"] > 0
 
 
 def test_a_rate_that_the_editors_cannot_send_is_refused() -> None:

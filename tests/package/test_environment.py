@@ -88,6 +88,6 @@ def test_a_python_that_fits_makes_the_environment(engine: str, version: tuple[in
 
 def test_the_gpu_benchmark_runs_on_a_named_python_of_any_version_without_installing(tmp_path: Path) -> None:
     python = python_that_says_it_is((3, 12), tmp_path)
-    command = ["make", "--no-print-directory", "bench-gpu", f"BENCH_GPU_PYTHON={python}", "BENCH=--part ttft"]
+    command = ["make", "--no-print-directory", "bench-gpu", f"BENCH_GPU_PYTHON={python}", "BENCH=--part sessions"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout == "made: -m loadtest.bench.gpu --record benchmarks/gpu.json --part ttft\n", done.stderr
+    assert done.stdout == "made: -m loadtest.bench.gpu --record benchmarks/gpu.json --part sessions\n", done.stderr

@@ -22,11 +22,8 @@ from typing import Any
 
 from completion_server.config import load_config
 from completion_server.engine.vllm.environment import RUNNER
-from loadtest.bench.gpu.engines import DRAFT_CONTEXT, write_models
 from loadtest.bench.gpu.functional import DRAFTS, VARIANTS
-from loadtest.bench.gpu.sessions import SessionsPlan
-from loadtest.bench.gpu.speculation import SpeculationPlan
-from loadtest.bench.gpu.ttft import TtftPlan
+from loadtest.bench.gpu.models import DRAFT_CONTEXT, session_settings, write_models
 from tests.support.models import DRAFT as EMBEDDED_DRAFT
 from tests.support.models import ROOT
 
@@ -128,14 +125,6 @@ def served(path: Path | None, *overrides: str) -> dict[str, Any]:
     return summary(*made[0])
 
 
-def bare(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Resolve the arguments of an engine that a benchmark runs without a server."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.usage.usage_lib import UsageContext
-
-    return summary(AsyncEngineArgs(**args).create_engine_config(UsageContext.ENGINE_CONTEXT))
-
-
 def server_configurations(folder: Path) -> dict[str, tuple[Path | None, tuple[str, ...], dict[str, str]]]:
     """Return the shipped configurations of servers: file, overrides, variables. Models are shapes without weights."""
     models = (f"engine.model={folder / 'target'}", f"engine.draft_model={folder / 'draft'}")
@@ -155,7 +144,7 @@ def server_configurations(folder: Path) -> dict[str, tuple[Path | None, tuple[st
         "deploy/local, no drafts": (_LOCAL, ("engine.num_speculative_tokens=0",), {}),
         "deploy/base": (None, (*in_pod, *models, small), {}),
         "README": (folder / "my-server.toml", (*models, small), {}),
-        "bench-gpu sessions": (_LOCAL, tuple(SessionsPlan().overrides(folder)), {}),
+        "bench-gpu sessions": (_LOCAL, tuple(session_settings(folder)), {}),
     } | {
         f"bench-gpu functional, {name}": (_LOCAL, (*DRAFTS, *variant.overrides), variant.env)
         for name, variant in VARIANTS.items()
@@ -188,15 +177,11 @@ def main(folder: Path) -> dict[str, Any]:
     """Return what was found."""
     load_driver(folder)
     pretend()
-    write_models(folder, is_tiny=False, is_served=True)
+    write_models(folder, is_tiny=False)
     found: dict[str, Any] = {"versions": {name: version(name) for name in ("vllm", "torch")}, "configurations": {}}
     for name, (path, overrides, variables) in server_configurations(folder).items():
         with environment(variables):
             found["configurations"][name] = served(path, *overrides)
-    for plan in (SpeculationPlan(), TtftPlan()):
-        for way in plan.ways(folder):
-            with environment(way.env):
-                found["configurations"][f"bench-gpu {way.name}"] = bare(way.args)
     found["imported"] = [importlib.import_module(name).__name__ for name in PROCESSES]
     return found | {"misfits": check_patches(), "gloo": sum_over_gloo(folder)}
 

@@ -10,12 +10,10 @@ import asyncio
 import contextlib
 import math
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -27,12 +25,9 @@ from rich.console import Console
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.endpoint import caller_metadata
-from loadtest.bench.attacks.attack import MIB, typed
-from loadtest.bench.attacks.attacker import ATTACKS
-from loadtest.bench.attacks.http2 import Metadata
-from loadtest.bench.runner.benchmark import ServerOptions, benchmark, option
-from loadtest.bench.runner.figures import percentile
-from loadtest.bench.runner.loops import open_loop
+from loadtest.bench.attacks.attacker import ATTACKS, MIB, typed
+from loadtest.bench.runner.benchmark import ServerOptions, benchmark, option, percentile
+from loadtest.bench.runner.contest import open_loop
 from loadtest.bench.runner.server import CHANNEL_OPTIONS, ServerProcess
 from loadtest.processes.child import Child
 from loadtest.processes.meter import read_page
@@ -46,7 +41,7 @@ _OVERRIDES = (
 )
 _LIST = "; ".join(f"{name}: {each.about}" for name, each in ATTACKS.items())
 _SECONDS = click.FloatRange(0.5)
-_SAMPLE_S, _REPORT_S = 0.05, 30.0
+_SAMPLE_S, _START_S, _REPORT_S = 0.05, 60.0, 30.0
 _USERS, _REQUESTS_PER_S = 8, 4.0
 _IN_TIME_MS, _GIVES_UP_S, _CONNECTS_S = 200.0, 1.0, 10.0
 
@@ -86,30 +81,22 @@ async def _measure(name: str, options: _Options) -> Mapping[str, Any]:
 
     """
     attack = ATTACKS[name]
-    with tempfile.TemporaryDirectory(prefix="attack-") as folder:
-        prepared = attack.prepare(Path(folder))
-        overrides = (*_OVERRIDES, *attack.overrides, *prepared.overrides, *options.overrides)
-        async with ServerProcess(options.config, overrides, has_metrics=True) as server:
-            process, seconds = psutil.Process(server.pid), options.attack_s or attack.seconds
-            async with _HonestUsers(server.ready["address"], prepared.honest_metadata) as users:
-                await users.ask(options.calm_s / 2)  # allocates the memory that is allocated once
-                found: dict[str, float | None] = {**await _phase("calm", process, users, options.calm_s)}
-                async with _attacking(name, server.ready, folder) as counts:
-                    found |= await _phase("attack", process, users, seconds)
-                found |= await _phase("after", process, users, options.after_s)
-            found["abort_p99_ms"] = await asyncio.to_thread(_abort_p99_ms, server.ready["metrics_address"])
-    return {"attack": name, **found, "attacker": counts}
-
-
-@asynccontextmanager
-async def _attacking(attack: str, ready: Mapping[str, Any], folder: str) -> AsyncIterator[dict[str, int]]:
-    """Attack meanwhile; the attacker's counts are there at the end."""
-    addresses = ready["address"], ready["http_address"]
-    command = (sys.executable, "-m", "loadtest.bench.attacks.attacker", attack, *addresses, folder)
-    counts: dict[str, int] = {}
-    with Child(attack, command, is_piped=True) as child:
-        yield counts
-        counts |= await asyncio.to_thread(child.ask, {"end": True}, _REPORT_S)
+    async with ServerProcess(
+        options.config, (*_OVERRIDES, *attack.overrides, *options.overrides), has_metrics=True
+    ) as server:
+        process, seconds = psutil.Process(server.pid), options.attack_s or attack.seconds
+        addresses = server.ready["address"], server.ready["http_address"]
+        command = (sys.executable, "-m", "loadtest.bench.attacks.attacker", name, *addresses)
+        async with _HonestUsers(server.ready["address"]) as users:
+            await users.ask(options.calm_s / 2)  # allocates the memory that is allocated once
+            found: dict[str, Any] = {"attack": name, **await _phase("calm", process, users, options.calm_s)}
+            with Child(name, command, is_piped=True) as child:
+                await asyncio.to_thread(child.read_json, _START_S)
+                found |= await _phase("attack", process, users, seconds)
+                found["attacker"] = await asyncio.to_thread(child.ask, {"end": True}, _REPORT_S)
+            found |= await _phase("after", process, users, options.after_s)
+        found["abort_p99_ms"] = await asyncio.to_thread(_abort_p99_ms, server.ready["metrics_address"])
+    return found
 
 
 async def _phase(name: str, process: psutil.Process, users: "_HonestUsers", seconds: float) -> dict[str, float]:
@@ -144,12 +131,10 @@ def _abort_p99_ms(address: str) -> float | None:
 class _HonestUsers(AsyncExitStack):
     """Users with a constant request rate, open loop. Users with odd numbers open a Session stream per request."""
 
-    def __init__(self, address: str, metadata: Sequence[Metadata] = ()) -> None:
-        """Connect when the context is entered. Users send `metadata` in turn besides their names."""
+    def __init__(self, address: str) -> None:
+        """Connect when the context is entered."""
         super().__init__()
         self._address = address
-        names = [caller_metadata(f"honest-{number}") or () for number in range(_USERS)]
-        self._metadata = [(*name, *(metadata[i % len(metadata)] if metadata else ())) for i, name in enumerate(names)]
         self._stubs: list[Any] = []
         self._num_asked = 0
 
@@ -168,15 +153,15 @@ class _HonestUsers(AsyncExitStack):
     async def _first_text_ms(self, number: int, due: float) -> float | None:
         """Return the time from the intended time of a request to its first text; None without text within a second."""
         self._num_asked += 1
-        user = number % _USERS
-        request, came_at = typed(f"honest-{user}", self._num_asked), list[float]()
+        user, came_at = number % _USERS, list[float]()
+        request, metadata = typed(f"honest-{user}", self._num_asked), caller_metadata(f"honest-{user}")
         with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
             async with asyncio.timeout(_GIVES_UP_S):
                 if user % 2:
-                    call = self._stubs[user].Session(metadata=self._metadata[user])
+                    call = self._stubs[user].Session(metadata=metadata)
                     await call.write(pb.SessionRequest(complete=request))
                 else:
-                    call = self._stubs[user].Complete(request, metadata=self._metadata[user])
+                    call = self._stubs[user].Complete(request, metadata=metadata)
                 try:
                     await _read(call, came_at)
                 finally:

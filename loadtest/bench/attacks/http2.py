@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import struct
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Self
 
 from h2 import events
@@ -12,8 +13,6 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
-
-from loadtest.bench.runner.contest import AsyncClosing
 
 SERVICE = "/completion.v1.CompletionService"
 ATTACKER = "127.0.0.2"
@@ -29,6 +28,13 @@ async def connect(address: str, source: str = ATTACKER) -> tuple[asyncio.StreamR
     """Connect to HOST:PORT from a source address. Raises OSError if no server listens."""
     host, _, port = address.rpartition(":")
     return await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+
+
+def headers_of(method: str) -> list[tuple[str, str]]:
+    """Return the headers of a call: of a method of CompletionService, or of another service by the whole path."""
+    path = method if method.startswith("/") else f"{SERVICE}/{method}"
+    pseudo = ((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "server"))
+    return [*pseudo, ("content-type", "application/grpc"), ("te", "trailers")]
 
 
 class _H2(H2Connection):
@@ -71,18 +77,18 @@ class Stream:
 
     async def answered(self) -> None:
         """Wait for the first part of the answer, or the end of the call, up to 20 s."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_ANSWER_S):
-                while not self.is_answered and self.status is None:
-                    await self._connection.wait()
+        await self._waited(lambda: self.is_answered or self.status is not None, _ANSWER_S)
 
     async def ended(self, timeout_s: float) -> bool:
         """Wait for the end of the call; return whether it came in time."""
+        await self._waited(lambda: self.status is not None, timeout_s)
+        return self.status is not None
+
+    async def _waited(self, is_done: Callable[[], bool], timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self.status is None:
+                while not is_done():
                     await self._connection.wait()
-        return self.status is not None
 
     def reset(self) -> None:
         """Cancel the call, and take nothing more in for it."""
@@ -91,7 +97,7 @@ class Stream:
             self._connection.write()
 
 
-class Http2Connection(AsyncClosing):
+class Http2Connection:
     """One TCP connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -134,12 +140,9 @@ class Http2Connection(AsyncClosing):
 
     def call(self, method: str, metadata: Metadata = ()) -> Stream:
         """Open a call: of a method of CompletionService, or of another service by the whole path."""
-        path = method if method.startswith("/") else f"{SERVICE}/{method}"
-        pseudo = ((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "server"))
-        headers = [*pseudo, ("content-type", "application/grpc"), ("te", "trailers"), *metadata]
         stream = Stream(self, self.h2.get_next_available_stream_id())
         self.streams[stream.number] = stream
-        self.h2.send_headers(stream.number, headers)
+        self.h2.send_headers(stream.number, [*headers_of(method), *metadata])
         self.write()
         return stream
 
@@ -168,6 +171,12 @@ class Http2Connection(AsyncClosing):
         self._change.clear()
         if self.is_open:
             await self._change.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.aclose()
 
     async def aclose(self) -> None:
         """Hang up."""
@@ -212,3 +221,20 @@ class Http2Connection(AsyncClosing):
 def framed(message: bytes, *, is_compressed: bool = False) -> bytes:
     """Return a message as gRPC frames it."""
     return struct.pack(">BI", is_compressed, len(message)) + message
+
+
+@asynccontextmanager
+async def held_open(address: str, beginning: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    """Hold a connection that has sent the beginning of something; yield what reads from it.
+
+    Raises:
+        OSError: no server listens, or the server hangs up.
+
+    """
+    reader, writer = await connect(address)
+    try:
+        writer.write(beginning)
+        yield reader
+    finally:
+        writer.close()
+        await asyncio.sleep(0)

@@ -17,16 +17,13 @@ from itertools import takewhile
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from loadtest.bench.quality.cursors import Cursor
-from loadtest.bench.quality.languages import BY_NAME
+from loadtest.bench.quality.cursors import BY_NAME, Cursor
 from loadtest.tuning.choice import Estimate
 
 MEASURES = ("exact", "first_word", "agreed", "empty", "doubled", "broken")
 Answers = Mapping[str, Sequence[str]]
 """The answers of each contestant, in the order of the cursors."""
-Array = npt.NDArray[np.float64]
 
 _RESAMPLES = 2_000
 _BOUNDS = (0.025, 0.975)
@@ -120,72 +117,46 @@ class Scores:
     def __init__(self, cursors: Sequence[Cursor], answers: Answers, seed: int) -> None:
         """Measure the answers."""
         self.cursors = cursors
-        self.names = tuple(answers)
         self._values = {
             name: np.array([list(measure(*each).values()) for each in zip(cursors, texts, strict=True)], dtype=float)
             for name, texts in answers.items()
         }
-        paths = [cursor.path for cursor in cursors]
-        files, self._file_of = np.unique(paths, return_inverse=True)
+        files, self._file_of = np.unique([cursor.path for cursor in cursors], return_inverse=True)
         shares = np.full(len(files), 1 / len(files))
         self._counts = np.random.default_rng(seed).multinomial(len(files), shares, _RESAMPLES)
 
-    def of(self, name: str, chosen: Sequence[int]) -> dict[str, Estimate]:
-        """Return the mean of each measure over the chosen cursors."""
-        means, resampled = self._means(name, chosen)
-        return dict(zip(MEASURES, map(_estimate, means, resampled.T), strict=True))
-
-    def ratios(self, name: str, to: str, chosen: Sequence[int]) -> dict[str, Estimate]:
-        """Return the ratio of each measure's mean to that of another contestant; nan for a mean of 0."""
-        (above, above_resampled), (below, below_resampled) = self._means(name, chosen), self._means(to, chosen)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            means, resampled = above / below, above_resampled / below_resampled
-        return dict(zip(MEASURES, map(_estimate, means, resampled.T), strict=True))
-
-    def _means(self, name: str, chosen: Sequence[int]) -> tuple[Array, Array]:
-        """Return the means, of shape (measures,), and those of the resamples that have one of these cursors."""
-        values, weights = self._values[name][chosen], self._counts[:, self._file_of[chosen]]
-        weights = weights[weights.any(axis=1)]
-        return values.mean(axis=0), weights @ values / weights.sum(axis=1, keepdims=True)
-
-
-def _estimate(mean: float, resampled: Array) -> Estimate:
-    finite = resampled[np.isfinite(resampled)]
-    low, high = np.quantile(finite, _BOUNDS) if len(finite) else (np.nan, np.nan)
-    return Estimate(float(mean), float(low), float(high))
+    def of(self, chosen: Sequence[int]) -> dict[str, dict[str, Estimate]]:
+        """Return the mean of each measure over the chosen cursors, by contestant."""
+        weights = self._counts[:, self._file_of[chosen]]
+        weights = weights[weights.any(axis=1)]  # the resamples that have one of these cursors
+        found = {}
+        for name, values in self._values.items():
+            resampled = weights @ values[chosen] / weights.sum(axis=1, keepdims=True)
+            bounds = np.quantile(resampled, _BOUNDS, axis=0).T
+            means = zip(values[chosen].mean(axis=0), bounds, strict=True)
+            found[name] = dict(
+                zip(MEASURES, (Estimate(float(each), *map(float, own)) for each, own in means), strict=True)
+            )
+        return found
 
 
 def slug(name: str) -> str:
-    """Return a contestant's name as a part of a figure's name: "plain_healed"."""
-    return "_".join("".join(each if each.isalnum() else " " for each in name).split())
+    """Return a contestant's name as a part of a figure's name: "server_typed_line"."""
+    return "_".join(re.findall(r"[^\W_]+", name))
 
 
-def groups(cursors: Sequence[Cursor]) -> dict[str, dict[str, list[int]]]:
-    """Return the places of the cursors of each set, and of the files' kinds and languages, in the order they come."""
-    found: dict[str, dict[str, list[int]]] = {"set": {}, "kind": {}, "language": {}}
-    for place, cursor in enumerate(cursors):
-        for attribute, members in found.items():
-            if attribute == "set" or cursor.set == "files":
-                members.setdefault(getattr(cursor, attribute), []).append(place)
-    return found
-
-
-def figures(scores: Scores, reference: str) -> dict[str, Any]:
-    """Return the figures: `CONTESTANT_MEASURE` over the files' cursors, and the same in each group.
-
-    `CONTESTANT_MEASURE_ratio` is relative to the contestant `reference`, if it took part.
-    """
-    parts = groups(scores.cursors)
-    files = parts["set"]["files"]
-    found: dict[str, Any] = {"cursors": len(files), "contestants": {slug(name): name for name in scores.names}}
-    for name in scores.names:
-        found |= {f"{slug(name)}_{key}": value for key, value in scores.of(name, files).items()}
-        if reference in scores.names and name != reference:
-            ratios = scores.ratios(name, reference, files)
-            found |= {f"{slug(name)}_{key}_ratio": value for key, value in ratios.items()}
-    for attribute, members in parts.items():
+def figures(scores: Scores) -> dict[str, Any]:
+    """Return `CONTESTANT_MEASURE` over all cursors, and the same for each kind and language."""
+    everything = scores.of(range(len(scores.cursors)))
+    found: dict[str, Any] = {"cursors": len(scores.cursors), "contestants": {slug(name): name for name in everything}}
+    for name, own in everything.items():
+        found |= {f"{slug(name)}_{key}": value for key, value in own.items()}
+    for attribute in ("kind", "language"):
+        groups: dict[str, list[int]] = {}
+        for place, cursor in enumerate(scores.cursors):
+            groups.setdefault(getattr(cursor, attribute), []).append(place)
         found[f"by_{attribute}"] = {
-            member: {"cursors": len(places), **{slug(name): scores.of(name, places) for name in scores.names}}
-            for member, places in members.items()
+            member: {"cursors": len(places), **{slug(name): own for name, own in scores.of(places).items()}}
+            for member, places in groups.items()
         }
     return found

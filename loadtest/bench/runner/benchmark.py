@@ -1,31 +1,35 @@
-"""The command of a benchmark: its options, its table, its last line and its document.
+"""The command of a benchmark: its options, its figures, its table, its last line and its document.
 
 A benchmark is a function that takes its options and a console for progress, and returns its figures. The document has
 the figures with their intervals, and what they were measured with.
 """
 
+import contextlib
 import inspect
 import json
+import math
 import os
 import platform
+import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import numpy as np
 from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
 from completion_server.core.errors import ConfigError
 from loadtest import LoadTestError
-from loadtest.bench.runner.figures import for_json
 from loadtest.processes.child import StartError, end_on_sigterm
-from loadtest.tuning.choice import Estimate
+from loadtest.tuning.choice import MIN_ROUNDS, Estimate, ratio_of_rounds
 
 _EXPECTED = (LoadTestError, ConfigError, StartError)
 """Errors whose message is enough for the user."""
@@ -35,7 +39,8 @@ _PACKAGES = ("completion-server", "grpcio", "protobuf", "torch", "vllm", "vllm-c
 _CHECKOUT = Path(__file__).parents[3]
 _WIDTH = 140
 """Of tables that no terminal shows."""
-_MAX_COLUMNS = 7
+_DIGITS = 6
+"""Significant digits of a figure in JSON."""
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -118,45 +123,25 @@ def _deliver(found: Mapping[str, Any], options: Options) -> None:
     if not options.as_json_only:
         console = Console()
         console = console if console.is_terminal else Console(width=_WIDTH)
-        for table in _tables(found):
-            console.print(table, markup=False, highlight=False)
+        table = Table(show_header=False)
+        for name, value in _rows(found, ""):
+            table.add_row(name, value)
+        console.print(table, markup=False, highlight=False)
     if options.record is not None:
         write_document(options.record, figures, options)
     click.echo(json.dumps(figures))
 
 
-def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield the figures at any depth, without lists: those with the same names as the columns of one table."""
-    groups: dict[tuple[str, ...], list[tuple[str, dict[str, str]]]] = {}
-    for path, figures in _groups(found, ()):
-        groups.setdefault(tuple(figures), []).append((" ".join(path), figures))
-    single, others = Table(show_header=False), []
-    for names, rows in groups.items():
-        if 1 < len(names) <= _MAX_COLUMNS and len(rows) > 1:
-            others.append(Table("", *names))
-            for place, row in rows:
-                others[-1].add_row(place, *row.values())
-        else:
-            for place, row in rows:
-                for name, value in row.items():
-                    single.add_row(f"{place} {name}".strip(), value)
-    yield from (single, *others)
-
-
-def _groups(found: Mapping[Any, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
-    """Yield the figures that stand beside each other, with the names above them."""
-    own = {str(name): _shown(value) for name, value in found.items() if not isinstance(value, Mapping | list | tuple)}
-    if own:
-        yield path, own
+def _rows(found: Mapping[Any, Any], place: str) -> Iterator[tuple[str, str]]:
+    """Yield the figures at any depth with their names, without lists."""
     for name, value in found.items():
+        whole = f"{place} {name}".strip()
         if isinstance(value, Mapping):
-            yield from _groups(value, (*path, str(name)))
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Estimate):
-        return f"{value.value:.3g} ({value.low:.3g}-{value.high:.3g})"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+            yield from _rows(value, whole)
+        elif isinstance(value, Estimate):
+            yield whole, f"{value.value:.3g} ({value.low:.3g}-{value.high:.3g})"
+        elif not isinstance(value, list | tuple):
+            yield whole, f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def write_document(path: Path, figures: Mapping[str, Any], options: Options) -> None:
@@ -198,14 +183,10 @@ def split_intervals(figures: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 
 def commit() -> str | None:
     """Return the commit of the checkout, with "+" if files differ from it; None outside a checkout."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=_CHECKOUT, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
+    git = partial(subprocess.run, cwd=_CHECKOUT, capture_output=True, text=True, check=True)
     try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+        changed = git(["git", "status", "--porcelain", "--untracked-files=no"]).stdout.strip()
+        return git(["git", "rev-parse", "HEAD"]).stdout.strip() + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -213,17 +194,56 @@ def commit() -> str | None:
 def processor() -> str:
     """Return the number of processors and their model."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{os.cpu_count()} x {next(named, platform.machine())}"
+    named = re.search(r"^model name\s*:\s*(.+)", info.read_text() if info.exists() else "", re.MULTILINE)
+    return f"{os.cpu_count()} x {named[1] if named else platform.machine()}"
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that are installed."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return an interpolated percentile; nan for no values."""
+    return float(np.percentile(values, percent)) if values else math.nan
+
+
+def share(part: float, whole: float) -> float:
+    """Return part / whole; nan if the whole is 0."""
+    return part / whole if whole else math.nan
+
+
+def ratio(first: Sequence[float], second: Sequence[float], least: float = 0.0) -> Estimate:
+    """Return the geometric mean of first / second over rounds. Values below `least` count as `least`.
+
+    It is nan if a value is 0. The interval is nan with too few rounds.
+    """
+    above, below = (np.maximum(np.array(each, dtype=float), least) for each in (first, second))
+    if not (above.all() and below.all()):
+        return Estimate(math.nan, math.nan, math.nan)
+    if len(above) >= MIN_ROUNDS:
+        return ratio_of_rounds(above, below)
+    return Estimate(float(np.exp(np.mean(np.log(above / below)))), math.nan, math.nan)
+
+
+def for_json(figures: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return rounded figures, at any depth; None for nan and infinity. An estimate has its interval beside it."""
+    found: dict[str, Any] = {}
+    for name, value in figures.items():
+        if isinstance(value, Estimate):
+            found |= for_json({name: value.value, f"{name}_low": value.low, f"{name}_high": value.high})
+        else:
+            found[str(name)] = _for_json(value)
+    return found
+
+
+def _for_json(value: Any) -> Any:  # noqa: ANN401 - a figure, or several
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return for_json(value)
+    return [_for_json(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,32 +1,29 @@
-"""This project's server as a contestant: a child process that is called over gRPC, as editors call it."""
+"""This project's server as a contestant, called as editors call it, and its prompts, made in this process."""
 
 import json
 import subprocess
 import sys
-import time
-import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import grpc
 import psutil
 
-from completion.v1 import completion_pb2 as pb
-from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_client.endpoint import caller_metadata
+from completion_server.core.errors import ConfigError
+from completion_server.core.request import Caller, Mode, Request
+from completion_server.prompt.builder import PromptBuilder
+from completion_server.prompt.loading import load_prompt_builder
+from completion_server.prompt.settings import PromptSettings
+from completion_server.prompt.templates import FimOrder
 from loadtest import LoadTestError
-from loadtest.bench.runner.contest import Contestant
-from loadtest.bench.runner.loops import BenchPrompt, Block, Sample, closed_loop
+from loadtest.bench.runner.contest import Contestant, EditingContestant
 from loadtest.processes.child import FIRST_START_S, Child
-
-if TYPE_CHECKING:
-    from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
+from loadtest.targets import ClientSettings, TargetSpec
+from loadtest.targets.grpc import GrpcTarget
+from loadtest.traffic.typed import Trace
 
 _COMMAND = (sys.executable, "-m", "completion_server")
-_REQUEST_S = 30.0
-_ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
-_CACHED = (pb.CACHE_LEVEL_LOCAL, pb.CACHE_LEVEL_SHARED)
 
 # The system picks the ports. The engine's heartbeat is off, so that an idle server uses no CPU while another one is
 # measured. All editors of a benchmark have one address. Benchmarks repeat requests, which must be computed.
@@ -56,10 +53,6 @@ class CommandError(LoadTestError):
     """A command of the server failed; the message has its error output."""
 
 
-class NotAnsweredError(LoadTestError):
-    """The server ended a request without an answer."""
-
-
 def flags(config: Path, overrides: Sequence[str]) -> list[str]:
     """Return the command line flags for a configuration."""
     settings = (flag for override in overrides for flag in ("--set", override))
@@ -80,7 +73,7 @@ def effective_config(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 class ServerProcess(Contestant):
-    """A running server, and its editors, each with its own connection."""
+    """A running server."""
 
     def __init__(
         self,
@@ -93,92 +86,26 @@ class ServerProcess(Contestant):
     ) -> None:
         """Start the server and wait until it is warm. With metrics, `ready` has their address.
 
-        Editors connect at their first request. Raises StartError if the server did not start.
+        Raises StartError if the server did not start.
         """
         self.name = name
         command = [*_COMMAND, "serve", "--json", *flags(config, (*_OVERRIDES, _METRICS[has_metrics], *overrides))]
         child = Child(name, command, env=env, is_piped=True)
         self.ready = self._begin(child, lambda child: child.read_json(FIRST_START_S))
-        self._run_id = uuid.uuid4().hex[:8]
-        self._num_asked = 0
-        self._channels: list[grpc.aio.Channel] = []
-        self._stubs: list[CompletionServiceAsyncStub] = []
 
     @property
     def pid(self) -> int:
         """The process id."""
-        return self._child.pid
-
-    async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
-        """Complete each prompt once, `concurrency` at a time."""
-        self._connect(concurrency)
-        return await closed_loop(prompts, concurrency, self._ask)
-
-    async def aclose(self) -> None:
-        """Close the connections and stop the server."""
-        try:
-            for channel in self._channels:
-                await channel.close()
-        finally:
-            self.stop()
-
-    def _connect(self, count: int) -> None:
-        while len(self._stubs) < count:
-            channel = grpc.aio.insecure_channel(self.ready["address"], options=CHANNEL_OPTIONS)
-            self._channels.append(channel)
-            self._stubs.append(CompletionServiceStub(channel))
-
-    async def _ask(self, caller: int, prompt: BenchPrompt) -> Sample:
-        self._num_asked += 1
-        # Each document has its own user: requests of two documents don't supersede each other, and the next key finds
-        # the document and its part of the prefix cache, on whichever connection it comes.
-        name = f"{self._run_id}-{prompt.document or self._num_asked}"
-        request = pb.CompleteRequest(
-            session_id=name,
-            sequence=self._num_asked,
-            document_uri=f"untitled:{name}",
-            language_id="python",
-            prefix=prompt.prefix,
-            suffix=prompt.suffix,
-            mode=pb.MODE_MULTI_LINE,
-            max_tokens=prompt.max_tokens,
-            temperature=0.0,
-            without_completion_cache=True,
-        )
-        ttft_ms: float | None = None
-        end: pb.End | None = None
-        start = time.perf_counter()
-        try:
-            call = self._stubs[caller].Complete(request, timeout=_REQUEST_S, metadata=caller_metadata(name))
-            async for response in call:
-                text = response.delta.text or response.end.text
-                if ttft_ms is None and text.strip():
-                    ttft_ms = (time.perf_counter() - start) * 1000
-                if response.HasField("end"):
-                    end = response.end
-                    break
-        except grpc.aio.AioRpcError as error:
-            raise NotAnsweredError(f"a request failed: {error.details()} ({error.code().name})") from error
-        return sample_of(end, ttft_ms, (time.perf_counter() - start) * 1000)
+        return self.process.pid
 
 
-def sample_of(end: pb.End | None, ttft_ms: float | None, total_ms: float) -> Sample:
-    """Return a measured answer. Raises NotAnsweredError if the request was not answered, or not by the engine."""
-    if end is None or end.finish_reason not in _ANSWERED:
-        why = str(end).strip().replace("\n", " ") if end else "its stream had no end"
-        raise NotAnsweredError(f"a request was not answered: {why}")
-    if end.usage.cache_level in _CACHED:
-        msg = "a request was answered from the completion cache: its engine can't be measured (set cache.enabled=false)"
-        raise NotAnsweredError(msg)
-    return Sample(
-        ttft_ms=ttft_ms,
-        total_ms=total_ms,
-        num_tokens=end.usage.completion_tokens,
-        prompt_tokens=end.usage.prompt_tokens,
-        cached_prompt_tokens=end.usage.cached_prompt_tokens,
-        drafted_tokens=end.usage.drafted_tokens,
-        accepted_draft_tokens=end.usage.accepted_draft_tokens,
-        decode_ms=end.timings.decode_ms,
+def server_contestant(server: ServerProcess, settings: ClientSettings) -> EditingContestant:
+    """Return a server of ours. Each run has a tenant of its own: tenants share no caches."""
+    metrics = server.ready.get("metrics_address")
+    metrics_url = f"http://{metrics}/metrics" if metrics else ""
+    spec = TargetSpec(server.name, "grpc", (server.ready["address"],), metrics_url=metrics_url)
+    return EditingContestant(
+        server.name, server.process, lambda run: GrpcTarget(spec, replace(settings, tenant=f"run-{run}"))
     )
 
 
@@ -186,3 +113,60 @@ def cpu_s(process: psutil.Process) -> float:
     """Return the CPU seconds of a process, user and system."""
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+def prompt_builder(effective: Mapping[str, Any]) -> PromptBuilder:
+    """Return what builds the prompts of a server with an effective configuration.
+
+    Of this, `engine.model`, `prompt` and `prompt_budget_tokens` are read. Raises ConfigError.
+    """
+    most = effective["prompt_budget_tokens"]
+    try:
+        settings = PromptSettings(**{**effective["prompt"], "max_prompt_tokens": most})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    return load_prompt_builder(effective["engine"]["model"], max_prompt_tokens=most, settings=settings)
+
+
+def key_request(number: int, document: str, prefix: str, suffix: str, language_id: str, mode: Mode) -> Request:
+    """Return the request of a key. The prompt depends on the document's last one: keys come as they are typed."""
+    return Request(
+        id=f"prompt-{number}",
+        caller=Caller(user="benchmark", session=document),
+        sequence=number,
+        document_uri="",
+        language_id=language_id,
+        prefix=prefix,
+        suffix=suffix,
+        max_tokens=1,
+        received_at=0.0,
+        mode=mode,
+    )
+
+
+class ServerPrompts:
+    """Makes this server's prompts for clients that send token ids."""
+
+    def __init__(self, effective: Mapping[str, Any]) -> None:
+        """Load the tokenizer, with a server's effective configuration.
+
+        Raises ConfigError if there is none, or if its family has no prefix-suffix-middle format.
+        """
+        self._builder = prompt_builder(effective)
+        template = self._builder.template
+        if template.order is FimOrder.PREFIX_ONLY:
+            model = effective["engine"]["model"]
+            raise ConfigError(f"engine.model: {model} has no fill-in-the-middle markers to compare with")
+        self.fim = f"{template.prefix}{{prefix}}{template.suffix}{{suffix}}{template.middle}"
+        """The usual prompt, with {prefix} and {suffix}."""
+        first = self._builder.build(key_request(0, "first", "a = ", "\n", "", Mode.MULTI_LINE))
+        self.stop_token_ids: tuple[int, ...] = tuple(first.stop_token_ids)
+
+    def sends(self, trace: Trace) -> Trace:
+        """Return a trace with prompts; the prompt of each key depends on the document's last one."""
+        language_id = trace.sessions[0].language_id
+        keys = (
+            key_request(number, name, each.prefix, each.suffix, language_id, Mode.MULTI_LINE)
+            for number, (name, each) in enumerate(trace.documents(), start=1)
+        )
+        return trace.with_token_ids(self._builder.build(key).token_ids for key in keys)

@@ -15,7 +15,7 @@ from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import short_path
 from completion_server.prompt.templates import PREFIX_ONLY
 from completion_server.prompt.tokens.plaintext import make_plain
-from loadtest.bench.keystrokes import typed
+from loadtest.bench.prompt import typed
 from tests.support.vocabularies import FAMILIES
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at, text_of
 

@@ -7,7 +7,7 @@ import pytest
 from completion_server.core.request import Caller
 from completion_server.prompt.layout import Documents
 from completion_server.prompt.settings import PromptSettings
-from loadtest.bench.keystrokes import typed
+from loadtest.bench.prompt import typed
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at
 
 REQUEST = request_at(CODE[:3000] + CURSOR)

@@ -12,17 +12,10 @@ from completion_server.engine.interface import EngineDeadError, trial_ks
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.speculation.comparison import GAIN
 from completion_server.speculation.trial import LIMIT_S, StartChoice, run_trial
-from loadtest.bench.trial import (
-    KNOWN,
-    MAX_LOSS,
-    Start,
-    Truth,
-    make_request,
-    measure_truth,
-    start_once,
-)
+from loadtest.bench.trial import MAX_LOSS, Start, Truth, measure_truth, start_once
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
+from tests.support.known_engines import KNOWN, make_request
 from tests.support.scripted import in_virtual_time
 
 STEPS = ServiceTimes(decode_base_s=0.01)

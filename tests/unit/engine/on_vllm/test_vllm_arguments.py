@@ -15,9 +15,7 @@ from completion_server.config import load_config
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import constant_lookup
 from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
-from loadtest.bench.gpu.sessions import SessionsPlan
-from loadtest.bench.gpu.speculation import SpeculationPlan
-from loadtest.bench.gpu.ttft import TtftPlan
+from loadtest.bench.gpu.models import session_settings
 
 pytest.importorskip("vllm")
 
@@ -167,10 +165,9 @@ def test_vllm_has_what_is_used_on_a_gpu(arguments: Any) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     known, drafting = AsyncEngineArgs.__dataclass_fields__.keys(), SpeculativeConfig.__dataclass_fields__.keys()
-    given = [way.args for plan in (SpeculationPlan(), TtftPlan()) for way in plan.ways(Path("models"))]
-    served = load_config(None, SessionsPlan().overrides(Path("models")), {})
+    served = load_config(None, session_settings(Path("models")), {})
     assert served.engine.max_num_speculative_tokens == 5
-    for args in (*given, served.engine.vllm, arguments.gpu_batch_args(DRAFTING)):
+    for args in (served.engine.vllm, arguments.gpu_batch_args(DRAFTING)):
         assert args.keys() <= known
         assert args.get("speculative_config", {}).keys() <= drafting
 

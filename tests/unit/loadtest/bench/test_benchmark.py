@@ -12,12 +12,11 @@ from click import Command
 from click.testing import CliRunner
 from rich.console import Console
 
-from completion.v1 import completion_pb2 as pb
+from loadtest.bench.bare import engine_env, peer_args
 from loadtest.bench.capacity import main as capacity
-from loadtest.bench.runner.benchmark import Options, benchmark, option, split_intervals
+from loadtest.bench.peers import serve_flags
+from loadtest.bench.runner.benchmark import Options, benchmark, for_json, option, ratio, split_intervals
 from loadtest.bench.runner.contest import Contest, Contestant, rotated
-from loadtest.bench.runner.figures import for_json, ratio
-from loadtest.bench.runner.server import NotAnsweredError, sample_of
 from loadtest.bench.speculation import main as speculation
 from loadtest.processes.child import StartError
 from loadtest.tuning.choice import Estimate
@@ -85,9 +84,8 @@ class Server(Contestant):
 
     is_running = True
 
-    @property
-    def process(self) -> Any:
-        return self
+    def __init__(self) -> None:
+        self.process: Any = self
 
     def pause(self) -> None:
         assert self.is_running
@@ -106,11 +104,8 @@ async def test_one_server_runs_at_a_time() -> None:
         servers = [await contest.start(f"server {number}", Server) for number in range(3)]
         assert not any(each.is_running for each in servers)
         for place in (1, 0, 0, 2, 1):
-            await contest.give_turn(servers[place])
+            await contest.give_turn(servers[place].process)
             assert [each.is_running for each in servers] == [other == place for other in range(3)]
-
-
-def test_each_contestant_is_as_often_first_as_last() -> None:
     assert [rotated("abc", number) for number in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
 
 
@@ -120,15 +115,6 @@ def test_a_ratio_of_few_rounds_has_no_interval_and_none_to_zero() -> None:
     assert found.low != found.low
     assert ratio([1.0], [0.0]).value != ratio([1.0], [0.0]).value
     assert ratio([1.0], [0.0], least=0.5).value == 2
-
-
-@pytest.mark.parametrize("level", [pb.CACHE_LEVEL_LOCAL, pb.CACHE_LEVEL_SHARED])
-def test_an_answer_of_a_completion_cache_is_no_sample_of_the_engine(level: pb.CacheLevel) -> None:
-    end = pb.End(finish_reason=pb.FINISH_REASON_STOP, usage=pb.Usage(completion_tokens=3))
-    assert sample_of(end, 1.0, 2.0).num_tokens == 3
-    end.usage.cache_level = level
-    with pytest.raises(NotAnsweredError, match="answered from the completion cache"):
-        sample_of(end, 1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -152,3 +138,17 @@ def test_options_that_do_not_fit_are_refused(
     refused = CliRunner().invoke(command, ["--config", "server.toml", *options])
     assert refused.exit_code == exit_code
     assert message in " ".join(refused.stderr.replace("│", "").split())
+
+
+def test_a_peer_has_the_servers_engine_without_this_projects_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, schedule = "VLLM_USE_V2_MODEL_RUNNER", "num_speculative_tokens_per_batch_size"
+    for name in (runner, "VLLM_WORKER_MULTIPROC_METHOD"):
+        monkeypatch.delenv(name, raising=False)
+    drafts = {"method": "draft_model", "model": "d", "num_speculative_tokens": 4}
+    given = {"model": "m", "scheduler_cls": "ours", "worker_extension_cls": "ours", "enforce_eager": False}
+    given |= {"speculative_config": drafts | {schedule: [[1, 64, 4]]}}
+    assert peer_args(given) == {"model": "m", "enforce_eager": False, "speculative_config": drafts}
+    assert serve_flags(peer_args(given)) == ["--no-enforce-eager", "--speculative-config", json.dumps(drafts)]
+    env = engine_env({"engine": {}, "engine_args": given})
+    assert (env[runner], env["VLLM_WORKER_MULTIPROC_METHOD"]) == ("0", "spawn"), "the runner for its drafts"
+    assert runner not in engine_env({"engine": {}, "engine_args": {"model": "m"}}), "vLLM's own choice"

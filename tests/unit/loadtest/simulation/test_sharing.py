@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtest.bench.runner.figures import percentile
+from loadtest.bench.runner.benchmark import percentile
 from tests.support.sharing import AbuseModel, beside_an_abuser, of_tenants, overload, pooled
 
 SEEDS = range(1, 4)

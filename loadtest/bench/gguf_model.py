@@ -18,6 +18,19 @@ _PRE_TOKENIZER = "ufakzeka"
 _SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
+_SHAPE = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "head_count": "num_attention_heads",
+    "head_count_kv": "num_key_value_heads",
+    "rope_dimension_count": "head_dim",
+    "layer_norm_rms_eps": "rms_norm_eps",
+    "vocab_size": "vocab_size",
+}
+
+
 def convert(folder: Path, out: Path) -> None:
     """Write the model of a folder as a GGUF file."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -40,16 +53,9 @@ def convert(folder: Path, out: Path) -> None:
 
 
 def _add_shape(writer: Any, config: dict[str, Any]) -> None:  # noqa: ANN401 - gguf has no types
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    for name, key in _SHAPE.items():
+        getattr(writer, f"add_{name}")(config[key])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
 
 
 def _add_tokenizer(writer: Any, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:  # noqa: ANN401
@@ -74,33 +80,27 @@ def _add_tokenizer(writer: Any, tokenizer: dict[str, Any], config: dict[str, Any
 
 
 def _weights(path: Path) -> dict[str, Any]:
-    """Return the weights as float32; INT8 ones are multiplied by their scales."""
-    raw = _read_safetensors(path)
-    found = {}
-    for name, values in raw.items():
-        if name.endswith(".weight"):
-            scale = raw.get(f"{name}_scale")
-            found[name] = values.astype(np.float32) * (1 if scale is None else scale.reshape(-1, 1))
-    return found
+    """Return the weights of a safetensors file as float32; INT8 ones are multiplied by their scales.
 
-
-def _read_safetensors(path: Path) -> dict[str, Any]:
-    """Return the arrays of a file. NumPy has no bfloat16, so these are widened here."""
+    NumPy has no bfloat16, so these are widened here.
+    """
     data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    found = {}
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header.pop("__metadata__", None)
+    raw = {}
     for name, about in header.items():
-        if name == "__metadata__":
-            continue
-        start, end = about["data_offsets"]
-        piece = data[8 + length + start : 8 + length + end]
-        if about["dtype"] == "BF16":
-            array = (np.frombuffer(piece, np.uint16).astype(np.uint32) << 16).view(np.float32)
-        else:
-            array = np.frombuffer(piece, {"F32": np.float32, "F16": np.float16, "I8": np.int8}[about["dtype"]])
-        found[name] = array.reshape(about["shape"])
-    return found
+        first, end = about["data_offsets"]
+        is_short = about["dtype"] == "BF16"
+        kind = {"F32": np.float32, "F16": np.float16, "I8": np.int8, "BF16": np.uint16}[about["dtype"]]
+        array = np.frombuffer(data[start + first : start + end], kind)
+        array = (array.astype(np.uint32) << 16).view(np.float32) if is_short else array.astype(np.float32)
+        raw[name] = array.reshape(about["shape"])
+    return {
+        name: values * raw[f"{name}_scale"].reshape(-1, 1) if f"{name}_scale" in raw else values
+        for name, values in raw.items()
+        if name.endswith(".weight")
+    }
 
 
 def _own_order(name: str, values: Any, config: dict[str, Any]) -> Any:  # noqa: ANN401

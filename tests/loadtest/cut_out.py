@@ -1,38 +1,26 @@
-"""Finds what the text rules damage: `python -m loadtest.bench.quality.oracle FOLDERS...`.
+"""Parts that are cut out of real files, and what the text rules show of them.
 
-Each case cuts a part out of a real file and gives exactly that part to the rules as the model's output, once alone and
-once with the text that follows in the file, as models like to go on. The rules must show exactly the part that was cut
-out. Prints one line of JSON.
+Each case gives exactly the part that was cut out to the rules as the model's output, once alone and once with the text
+that follows in the file, as models like to go on. The rules must show exactly that part.
 """
 
-import ast
-import json
 import random
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from itertools import accumulate, pairwise
-from pathlib import Path
-from typing import Any
 
-import click
-
-from completion_server.core.languages import language_of
 from completion_server.core.request import Caller, Mode, Request
 from completion_server.streaming.text import TextRules
 
-_MAX_FILE_BYTES = 300_000
-_FILES_OF_LANGUAGE = 200
 _MAX_LINE = 300
 _MAX_BLOCK_LINES = 30
 _GOES_ON = 1200
 """Characters of the file that follow the part in the second output of a case."""
 _FEED = 5
 """Characters of a piece, about a token."""
-_NOT_COMPLETED = frozenset({"", "Text", "CSV", "TSV", "Roff", "Roff Manpage", "Diff", "Jest Snapshot", "SubRip Text"})
-"""Languages whose files nobody writes by hand, or which have neither lines nor blocks."""
 _TOKENS = re.compile(r"\w+|\s+|(\W)\1*")
 _BRACKETS = {")": "(", "]": "[", "}": "{"}
 _QUOTES = "\"'`"
@@ -76,26 +64,22 @@ class Case:
         is_rest_blank = not self.suffix.partition("\n")[0].strip()
         return self.part.rstrip() if is_rest_blank or self.suffix[0].isspace() else self.part
 
-    def request(self, language_id: str = "") -> Request:
-        """Return the request that an editor would make."""
+    @property
+    def request(self) -> Request:
+        """The request that an editor would make."""
         is_block = self.kind in {Kind.STATEMENT, Kind.BODY, Kind.CLOSED_BODY}
-        return request_at(self.path, self.prefix, self.suffix, is_block=is_block, language_id=language_id)
-
-
-def request_at(path: str, prefix: str, suffix: str, *, is_block: bool, language_id: str) -> Request:
-    """Return the request of an editor at a cursor, for the text rules."""
-    return Request(
-        id="oracle",
-        caller=Caller("oracle", "oracle"),
-        sequence=1,
-        document_uri=path,
-        language_id=language_id,
-        prefix=prefix,
-        suffix=suffix,
-        max_tokens=1024,
-        received_at=0.0,
-        mode=Mode.MULTI_LINE if is_block else Mode.SINGLE_LINE,
-    )
+        return Request(
+            id="cut-out",
+            caller=Caller("cut-out", "cut-out"),
+            sequence=1,
+            document_uri=self.path,
+            language_id="",
+            prefix=self.prefix,
+            suffix=self.suffix,
+            max_tokens=1024,
+            received_at=0.0,
+            mode=Mode.MULTI_LINE if is_block else Mode.SINGLE_LINE,
+        )
 
 
 def shown(request: Request, text: str, *, is_cut: bool = False) -> str:
@@ -109,12 +93,11 @@ def shown(request: Request, text: str, *, is_cut: bool = False) -> str:
     return "".join(sent) + rules.finish(is_cut=is_cut)
 
 
-def damages(case: Case, language_id: str = "") -> Iterator[tuple[str, str]]:
+def damages(case: Case) -> Iterator[tuple[str, str]]:
     """Yield the outputs of which the rules show something else than the part, each with what they show."""
-    request = case.request(language_id)
     goes_on = case.part + case.suffix[:_GOES_ON]
     for output, is_cut in ((case.part, False), (goes_on, len(case.suffix) > _GOES_ON)):
-        found = shown(request, output, is_cut=is_cut)
+        found = shown(case.request, output, is_cut=is_cut)
         if found != case.expected:
             yield output, found
 
@@ -122,7 +105,7 @@ def damages(case: Case, language_id: str = "") -> Iterator[tuple[str, str]]:
 def cases_of(path: str, source: str, per_kind: int = 4) -> Iterator[Case]:
     """Yield up to `per_kind` cases of each kind of a file; the same file has the same cases."""
     spans = defaultdict[Kind, list[tuple[int, int]]](list)
-    for kind, start, end in _spans_of(path, source, 3 * per_kind):
+    for kind, start, end in _spans_of(source, 3 * per_kind):
         if source[start:end].strip() and len(spans[kind]) < per_kind:
             spans[kind].append((start, end))
     for kind, found in spans.items():
@@ -130,7 +113,7 @@ def cases_of(path: str, source: str, per_kind: int = 4) -> Iterator[Case]:
             yield Case(kind, path, source[:start], source[start:end], source[end:])
 
 
-def _spans_of(path: str, source: str, number: int) -> Iterator[tuple[Kind, int, int]]:
+def _spans_of(source: str, number: int) -> Iterator[tuple[Kind, int, int]]:
     """Yield parts of a file: those of up to `number` lines and of as many blocks."""
     chance = random.Random(source)
     lines = source.split("\n")
@@ -139,7 +122,7 @@ def _spans_of(path: str, source: str, number: int) -> Iterator[tuple[Kind, int, 
     for at in chance.sample(visible, min(len(visible), number)):
         for kind, start, end in _line_spans(lines[at].rstrip(), chance):
             yield kind, starts[at] + start, starts[at] + end
-    openers = list(_openers(path, source, lines))
+    openers = list(_openers(lines))
     for first, last in chance.sample(openers, min(len(openers), number)):
         yield from _block_spans(lines, starts, first, last)
 
@@ -175,21 +158,8 @@ def _is_balanced(text: str) -> bool:
     return not opened and all(text.count(quote) % 2 == 0 for quote in _QUOTES)
 
 
-def _openers(path: str, source: str, lines: Sequence[str]) -> Iterator[tuple[int, int]]:
+def _openers(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Yield the first line and the last of each statement that has indented lines."""
-    if path.endswith((".py", ".pyi")):
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):
-            return
-        for node in ast.walk(tree):
-            if isinstance(node, ast.stmt) and node.end_lineno is not None:
-                decorators = getattr(node, "decorator_list", [])
-                first = min([node.lineno, *(each.lineno for each in decorators)]) - 1
-                is_alone = not lines[first][: node.col_offset].strip() and len(lines[first]) > node.col_offset
-                if is_alone and 0 < node.end_lineno - 1 - first < _MAX_BLOCK_LINES:
-                    yield first, node.end_lineno - 1
-        return
     indents = [_indent(line) for line in lines]
     for first, line in enumerate(lines):
         last = _end_of_block(lines, indents, first) if line.strip() else first
@@ -245,63 +215,3 @@ def _block_spans(lines: Sequence[str], starts: Sequence[int], first: int, last: 
             starts[body[0]] + len(begin) - len(begin.lstrip()),
             starts[body[-1]] + len(lines[body[-1]]),
         )
-
-
-def files_of(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield some text files of each language below the folders, in an order that is no file's own."""
-    found = defaultdict[str, list[Path]](list)
-    for folder in folders:
-        for path in sorted(folder.rglob("*")):
-            language = language_of("", path.name, "")
-            if (
-                language.name not in _NOT_COMPLETED
-                and path.is_file()
-                and not path.is_symlink()
-                and path.stat().st_size <= _MAX_FILE_BYTES
-            ):
-                found[language.name].append(path)
-    for name, paths in sorted(found.items()):
-        chosen = random.Random(name).sample(paths, min(len(paths), _FILES_OF_LANGUAGE))
-        yield from ((name, path) for path in chosen)
-
-
-def measure(folders: Iterable[Path], num_examples: int = 0) -> dict[str, Any]:
-    """Run the cases of the files below some folders; return their counts by language and by kind, and examples."""
-    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    examples: list[dict[str, Any]] = []
-    for name, path in files_of(folders):
-        try:
-            source = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
-        for case in cases_of(str(path), source.replace("\r\n", "\n")):
-            found = list(damages(case))
-            for key in (("", ""), ("by_language", name), ("by_kind", case.kind)):
-                counts[key].update(cases=2, damaged=len(found))
-            if found and len(examples) < num_examples:
-                around = {"before": case.prefix[-200:], "part": case.part, "after": case.suffix[:200]}
-                output, shown_text = found[0]
-                result = {"shown": shown_text, "goes_on": output != case.part}
-                examples.append({"kind": case.kind, "path": case.path, **around, **result})
-    report: dict[str, Any] = _rated(counts["", ""]) | {"by_language": {}, "by_kind": {}}
-    for (group, name), found_counts in sorted(counts.items()):
-        if group:
-            report[group][name] = _rated(found_counts)
-    return report | ({"examples": examples} if num_examples else {})
-
-
-def _rated(counts: Counter[str]) -> dict[str, float]:
-    cases, damaged = counts["cases"], counts["damaged"]
-    return {"cases": cases, "damaged": damaged, "rate": round(damaged / cases, 5) if cases else 0.0}
-
-
-@click.command()
-@click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--examples", default=0, help="Damaged cases to print.")
-def main(folders: tuple[Path, ...], examples: int) -> None:
-    """Count the right answers that the text rules damage, over the files below FOLDERS."""
-    click.echo(json.dumps(measure(folders, examples)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,1 +1,0 @@
-"""The systems that the server is compared with: the bare engine, a bare gRPC server, `vllm serve`."""
