@@ -6,6 +6,7 @@ import json
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -14,7 +15,7 @@ import pytest
 from draft_model.core import PipelineError
 from draft_model.corpus.collect import side_of
 from draft_model.corpus.filters import Refusal, Rules, judge
-from draft_model.corpus.licences import OWN, is_permissive
+from draft_model.corpus.licences import OWN
 from draft_model.corpus.readers import (
     document_of,
     read_archive,
@@ -45,14 +46,6 @@ def write_archive(path: Path, contents: dict[str, str]) -> Path:
     return path
 
 
-def test_folders_are_read_with_their_licences(repositories: Path, tmp_path: Path) -> None:
-    own = list(read_folder(repositories / "one", (".py",)))
-    assert [item.licence for item in own] == ["MIT"] * 8
-    assert {item.repository for item in read_repositories(repositories, (".py",))} == {"one", "two", "three"}
-    with pytest.raises(PipelineError, match="not a folder"):
-        list(read_folder(tmp_path / "missing", (".py",)))
-
-
 def test_a_wheel_is_read_with_its_own_metadata_and_not_with_that_of_a_package_that_it_vendors(tmp_path: Path) -> None:
     own = METADATA.replace("MIT", "GPL-3.0-only") + "\nWhat it does, in many words.\n"
     contents = {
@@ -62,134 +55,6 @@ def test_a_wheel_is_read_with_its_own_metadata_and_not_with_that_of_a_package_th
     }
     wheel = write_archive(tmp_path / "thing-1.0-py3-none-any.whl", contents)
     assert list(read_archive(wheel)) == [Document("thing", "thing.py", "GPL-3.0-only", "x = 1\n", "1.0")]
-
-
-@pytest.mark.parametrize("suffix", [".tar.gz", ".zip"])
-@pytest.mark.parametrize("inner", ["PKG-INFO", "thing.egg-info/PKG-INFO", "src/thing.egg-info/PKG-INFO"])
-def test_a_source_archive_has_its_metadata_at_the_top_or_beside_the_code(
-    inner: str, suffix: str, tmp_path: Path
-) -> None:
-    contents = {"thing-1.0/thing.py": "x = 1\n", f"thing-1.0/{inner}": METADATA}
-    path = write_archive(tmp_path / f"thing-1.0{suffix}", contents)
-    assert list(read_archive(path)) == [CODE]
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(PipelineError, match="not an archive"):
-        list(read_archive(path))
-
-
-@pytest.mark.parametrize("suffix", [".tar.gz", ".zip"])
-@pytest.mark.parametrize(
-    "inner",
-    [
-        ("thing-main/tests/data/foo.egg-info/PKG-INFO",),
-        ("thing-main/pkg/_vendor/x.egg-info/PKG-INFO",),
-        ("thing-main/vendor/x.dist-info/METADATA",),
-        ("tests/foo.egg-info/PKG-INFO",),
-        ("thing-main/a.egg-info/PKG-INFO", "thing-main/b.egg-info/PKG-INFO"),
-    ],
-)
-def test_a_source_archive_without_one_metadata_of_its_own_is_refused(
-    inner: tuple[str, ...], suffix: str, tmp_path: Path
-) -> None:
-    path = write_archive(
-        tmp_path / f"thing{suffix}", {"thing-main/thing.py": "x = 1\n", **dict.fromkeys(inner, METADATA)}
-    )
-    with pytest.raises(PipelineError, match="no package metadata of its own"):
-        list(read_archive(path))
-
-
-@pytest.mark.parametrize("kind", ["encrypted", "unknown method", "broken lzma"])
-def test_an_archive_that_can_not_be_unpacked_is_named(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "thing.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
-        archive.writestr("thing.py", "x = 1\n" * 100)
-    data = bytearray(path.read_bytes())
-    if kind == "encrypted":
-        data[6] |= 1
-        data[data.index(b"PK\x01\x02") + 8] |= 1
-    elif kind == "unknown method":
-        data[8], data[data.index(b"PK\x01\x02") + 10] = 99, 99
-    else:
-        data[42] = 0xFF  # The properties of the stream, after the header and the name.
-    path.write_bytes(data)
-    with pytest.raises(PipelineError, match=f"{path.name} is not an archive that can be read"):
-        list(read_archive(path))
-
-
-def test_the_current_folder_is_read_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "ours" / "sub").mkdir(parents=True)
-    (tmp_path / "ours" / "a.py").write_text("x = 1\n")
-    (tmp_path / "link").symlink_to("ours")
-    monkeypatch.chdir(tmp_path / "ours")
-    assert [item.repository for item in read_folder(Path(), (".py",))] == ["ours"]
-    assert [item.repository for item in read_folder(Path("sub/.."), (".py",))] == ["ours"]
-    assert [item.repository for item in read_folder(tmp_path / "link", (".py",))] == ["link"]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "licence"),
-    [
-        ("LICENSE", "Permission is hereby granted, free of charge, to any person obtaining a copy", "MIT"),
-        ("COPYING", "GNU GENERAL PUBLIC LICENSE", "unknown"),
-        ("License.txt", "All rights reserved.", "unknown"),
-        ("README", "Ours.", OWN),
-        ("license.py", "x = 1", OWN),
-    ],
-)
-def test_a_folder_counts_as_own_code_only_without_a_licence_file(
-    name: str, text: str, licence: str, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_text(text)
-    (tmp_path / "a.py").write_text("x = 1\n")
-    assert {item.licence for item in read_folder(tmp_path, (".py",))} == {licence}
-
-
-def test_rows_of_known_data_sets_are_understood(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(ROW) + "\n")
-    pq.write_table(pa.Table.from_pylist([ROW]), tmp_path / "a.parquet")
-    expected = Document("a/b", "c.py", "mit", ROW["content"])
-    assert list(read_table(tmp_path / "a.jsonl")) == [expected]
-    assert list(read_table(tmp_path / "a.parquet")) == [expected]
-    assert document_of({"text": "x"}, "here").licence == "unknown"
-
-
-def test_a_row_without_a_repository_is_one_of_its_own() -> None:
-    texts = [different_source(number) for number in range(400)]
-    rows = [document_of({"text": text, "path": "setup.py"}, "here") for text in texts]
-    assert len({row.repository for row in rows}) == len(rows)
-    assert {row.path for row in rows} == {"setup.py"}
-    assert rows[0] == document_of({"text": texts[0], "path": "setup.py"}, "elsewhere")
-    unnamed = [document_of({"text": text}, "here") for text in texts]
-    assert {side_of(row.repository, 20.0) for row in unnamed} == set(Side)
-
-
-def test_all_licences_of_a_row_must_be_permissive_even_if_one_is_a_choice() -> None:
-    row = document_of({"text": "x", "licenses": ["GPL-3.0-only", "MIT OR Apache-2.0"]}, "here")
-    assert not is_permissive(row.licence)
-    assert document_of({"text": "x", "licenses": ["MIT OR Apache-2.0"]}, "here").licence == "MIT OR Apache-2.0"
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_json_lines_may_be_gzipped_and_have_blank_ones(name: str, tmp_path: Path) -> None:
-    lines = f"{json.dumps(ROW)}\r\n\n{json.dumps(ROW)}\n\n".encode()
-    (tmp_path / name).write_bytes(gzip.compress(lines) if name.endswith("gz") else lines)
-    assert [item.path for item in read_table(tmp_path / name)] == ["c.py", "c.py"]
-
-
-@pytest.mark.parametrize("text", ["", None])
-def test_an_empty_file_is_too_small_and_no_missing_column(text: str | None) -> None:
-    empty = document_of({"content": text, "path": "a/__init__.py", "license": "mit"}, "here")
-    assert judge(empty, Rules()) is Refusal.SIZE
-
-
-def test_a_data_set_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    folder = tmp_path / "set"
-    folder.mkdir()
-    with gzip.open(folder / "train.jsonl.gz", "wt") as lines:
-        lines.write(json.dumps(ROW) + "\n")
-    assert [item.path for item in read_hugging_face(str(folder))] == ["c.py"]
 
 
 def test_a_parquet_file_that_breaks_off_names_itself(tmp_path: Path) -> None:
@@ -220,3 +85,104 @@ def test_an_invalid_source_names_itself(name: str, content: bytes | None, tmp_pa
         (tmp_path / name).write_bytes(content)
     with pytest.raises(PipelineError, match=f"{name}(, row 1, has| can't be read after row|.* is not a file)"):
         list(read_table(tmp_path / name))
+
+
+@pytest.mark.parametrize("suffix", [".tar.gz", ".zip"])
+@pytest.mark.parametrize(
+    ("places", "is_read"),
+    [
+        (("PKG-INFO",), True),
+        (("thing.egg-info/PKG-INFO",), True),
+        (("src/thing.egg-info/PKG-INFO",), True),
+        (("tests/data/foo.egg-info/PKG-INFO",), False),
+        (("vendor/x.dist-info/METADATA",), False),
+        (("a.egg-info/PKG-INFO", "b.egg-info/PKG-INFO"), False),
+    ],
+)
+def test_a_source_archive_has_one_metadata_of_its_own_at_the_top_or_beside_the_code(
+    places: tuple[str, ...], is_read: bool, suffix: str, tmp_path: Path
+) -> None:
+    metadata = {f"thing-1.0/{place}": METADATA for place in places}
+    path = write_archive(tmp_path / f"thing-1.0{suffix}", {"thing-1.0/thing.py": "x = 1\n", **metadata})
+    if is_read:
+        assert list(read_archive(path)) == [CODE]
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(PipelineError, match="not an archive" if is_read else "no package metadata of its own"):
+        list(read_archive(path))
+
+
+@pytest.mark.parametrize("is_encrypted", [True, False])
+def test_an_archive_that_can_not_be_unpacked_is_named(is_encrypted: bool, tmp_path: Path) -> None:
+    path = tmp_path / "thing.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("thing.py", "x = 1\n" * 100)
+    data = bytearray(path.read_bytes())
+    if is_encrypted:
+        data[6] |= 1
+        data[data.index(b"PK\x01\x02") + 8] |= 1
+    else:
+        data[42] = 0xFF  # The properties of the compressed stream, after the header and the name.
+    path.write_bytes(data)
+    with pytest.raises(PipelineError, match=r"thing\.zip is not an archive that can be read"):
+        list(read_archive(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "licence"),
+    [
+        ("LICENSE", "Permission is hereby granted, free of charge, to any person obtaining a copy", "MIT"),
+        ("COPYING", "GNU GENERAL PUBLIC LICENSE", "unknown"),
+        ("License.txt", "All rights reserved.", "unknown"),
+        ("license.py", "x = 1", OWN),
+    ],
+)
+def test_a_folder_is_read_under_its_licence_or_as_own_code_without_a_licence_file(
+    name: str, text: str, licence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / name).write_text(text)
+    (tmp_path / "ours" / "a.py").write_text("x = 1\n")
+    monkeypatch.chdir(tmp_path / "ours")
+    assert {(item.repository, item.licence) for item in read_folder(Path(), (".py",))} == {("ours", licence)}
+    in_folders = "unknown" if licence == OWN else licence
+    assert {item.licence for item in read_repositories(tmp_path, (".py",))} == {in_folders}
+    with pytest.raises(PipelineError, match="not a folder"):
+        list(read_folder(tmp_path / "missing", (".py",)))
+
+
+def test_rows_of_known_data_sets_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    lines = f"{json.dumps(ROW)}\r\n\n{json.dumps(ROW)}\n\n".encode()
+    (tmp_path / "set").mkdir()
+    packed = tmp_path / "set" / "train.jsonl.gz"
+    packed.write_bytes(gzip.compress(lines))
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    pq.write_table(pa.Table.from_pylist([ROW, ROW]), tmp_path / "a.parquet")
+    streams = [*map(read_table, (tmp_path / "a.jsonl", packed, tmp_path / "a.parquet"))]
+    for stream in (*streams, read_hugging_face(str(tmp_path / "set"))):
+        assert list(stream) == [Document("a/b", "c.py", "mit", ROW["content"])] * 2
+
+
+def test_a_row_without_a_repository_is_one_of_its_own_by_its_text() -> None:
+    texts = [different_source(number) for number in range(100)]
+    rows = [document_of({"text": text, "path": "setup.py"}, "here") for text in texts]
+    assert len({row.repository for row in rows}) == len(rows)
+    assert rows[0] == document_of({"text": texts[0], "path": "setup.py"}, "elsewhere")
+    assert {side_of(row.repository, 20.0) for row in rows} == set(Side)
+
+
+@pytest.mark.parametrize(
+    ("row", "licence"),
+    [
+        ({}, "unknown"),
+        ({"licenses": ["MIT OR Apache-2.0"]}, "MIT OR Apache-2.0"),
+        ({"licenses": ["GPL-3.0-only", "MIT OR Apache-2.0"]}, "GPL-3.0-only AND (MIT OR Apache-2.0)"),
+    ],
+)
+def test_all_licences_of_a_row_count_and_an_empty_file_is_refused_for_its_size(
+    row: dict[str, Any], licence: str
+) -> None:
+    assert document_of({"text": "x", **row}, "here").licence == licence
+    for text in ("", None):
+        assert judge(document_of({"content": text, "path": "a.py", "license": "mit"}, "here"), Rules()) is Refusal.SIZE

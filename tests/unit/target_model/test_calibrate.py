@@ -62,6 +62,7 @@ def test_the_copy_has_the_format_of_the_one_made_without_data_and_the_settings_a
     assert job["targets"] == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
+@pytest.mark.full
 def test_a_signal_ends_the_other_process_and_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
     python = interpreter(tmp_path, "(here / 'pid').write_text(str(os.getpid())); signal.pause()")
     (tmp_path / "texts.jsonl").write_text('{"text": "x = 1"}\n')
