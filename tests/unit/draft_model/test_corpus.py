@@ -106,7 +106,7 @@ def test_legal_headers_and_the_rest_of_long_docstrings_go(text: str, cleaned: st
     assert clean_python(text) == cleaned
 
 
-@pytest.mark.parametrize("num_lines", range(1, 12))
+@pytest.mark.parametrize("num_lines", [1, 5, 6, 7, 11])
 @pytest.mark.parametrize("is_closed_behind_text", [False, True])
 def test_cut_text_is_still_python(num_lines: int, is_closed_behind_text: bool) -> None:
     lines = "\n".join(f"    line {number}" for number in range(num_lines))
