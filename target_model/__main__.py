@@ -10,12 +10,10 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
-from rich.progress import Progress
 
 try:
     from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
-    from target_model.core import check_writable, write_atomically
+    from target_model.core import check_writable, telling, write_atomically
     from target_model.measure import Material, TargetFigures, measure_all, render, serving, to_json
     from target_model.quantise import Report, quantise_folder
     from target_model.sandbox import CheckedProgram, Limits, run_program
@@ -68,20 +66,13 @@ def quantize(
     for name in () if calibration else ("samples", "smoothing", "calibration_python"):
         if source_of(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} has no effect without --calibration")
-    warnings: list[str] = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("w8a8", total=None)
-
-        def update(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        if calibration is None:
-            report = quantise_folder(model, out, update)
-        else:
-            how = Calibration(read_texts(calibration), samples, smoothing, calibration_python)
-            report, warnings = quantise_calibrated(model, out, how, update)
-    for warning in warnings:
-        click.echo(f"Warning: {warning}", err=True)
+    if calibration is None:
+        with telling(lambda: "rounding to int8"):
+            report = quantise_folder(model, out)
+    else:
+        how = Calibration(read_texts(calibration), samples, smoothing, calibration_python)
+        with telling(lambda: "calibrating"):
+            report = quantise_calibrated(model, out, how)
     click.echo(json.dumps(asdict(report)) if as_json else describe(report, out))
 
 
@@ -155,18 +146,15 @@ def evaluate(
             run_program(CheckedProgram(""), limits)  # Reports missing kernel features before hours of measuring.
         named = [named_model(text) for text in models]
         serve = partial(serving, options=engine_options)
-        for figures in measure_all(named, material, _say_begin, serve, limits):
-            found.append(figures)
-            if out is not None:
-                write_atomically(out, to_json(found))
+        with telling(lambda: f"measuring {named[min(len(found), len(named) - 1)][0]}"):
+            for figures in measure_all(named, material, serve, limits):
+                found.append(figures)
+                if out is not None:
+                    write_atomically(out, to_json(found))
     finally:
         # Also after an error or a signal during a later model.
         if found:
             click.echo(to_json(found) if as_json else render(found))
-
-
-def _say_begin(name: str) -> None:
-    click.echo(f"measuring {name} ...", err=True)
 
 
 def named_model(text: str) -> tuple[str, Path]:

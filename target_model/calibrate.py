@@ -10,10 +10,9 @@ import random
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,8 +33,8 @@ from target_model.quantise import (
 ROW_TOKENS = 1024
 MAX_CHARACTERS = 8 * ROW_TOKENS
 """Characters that are used of a text: more than a row of tokens has in any code."""
+_STDERR = 2
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-calibration" / "bin" / "python"
-LAST_WORDS = 500
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,12 @@ class Calibration:
     python: Path = ENVIRONMENT
 
 
-def quantise_calibrated(
-    model: Path, out: Path, calibration: Calibration, on_progress: Callable[[int, int], None] = lambda done, total: None
-) -> tuple[Report, list[str]]:
+def quantise_calibrated(model: Path, out: Path, calibration: Calibration) -> Report:
     """Write `model` with its linear layers in INT8 to the new folder `out`, rounded for the least error on the texts.
 
-    `on_progress(done, total)` is called after every part of the model. Returns the report and llmcompressor's warnings.
-    Raises TargetError for a missing environment, a folder that is not a model or of an unknown architecture, texts
-    without content, weights that are not finite before or after, an `out` that exists, or a disk that refuses.
+    llmcompressor shows its progress and warnings on standard error. Raises TargetError for a missing environment, a
+    folder that is not a model or of an unknown architecture, texts without content, weights that are not finite before
+    or after, an `out` that exists, or a disk that refuses.
     """
     if not calibration.python.exists():
         raise TargetError(
@@ -78,13 +75,13 @@ def quantise_calibrated(
                 smoothing=calibration.smoothing,
                 targets=[suffix.removesuffix(".weight") for suffix in LINEAR_SUFFIXES],
             )  # fmt: skip
-            warnings = _run(calibration.python, job, Path(scratch), on_progress)
+            _run(calibration.python, job, Path(scratch, "job.json"))
             for path in filter(is_weight, sorted(Path(scratch).iterdir())):
                 path.rename(folder / path.name).chmod(0o644)
         num_kept = _check(folder, expected)
         write_side_files(model, folder, config)
         after = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return Report(len(expected), num_kept, sum(file.stat().st_size for file in files), after, None), warnings
+    return Report(len(expected), num_kept, sum(file.stat().st_size for file in files), after, None)
 
 
 def sample(texts: Sequence[str], num_samples: int) -> list[str]:
@@ -100,51 +97,19 @@ def sample(texts: Sequence[str], num_samples: int) -> list[str]:
     return [text[start : start + MAX_CHARACTERS] for text, start in starts]
 
 
-def _run(python: Path, job: llmcompressor_job.Job, scratch: Path, on_progress: Callable[[int, int], None]) -> list[str]:
-    """Run the job in the other environment; return its warnings. Raises TargetError when it does not succeed."""
-    path, log = scratch / "job.json", scratch / "log.txt"
+def _run(python: Path, job: llmcompressor_job.Job, path: Path) -> None:
+    """Run the job in the other environment; TargetError when it does not succeed. Its words go to standard error."""
     path.write_text(json.dumps(job), encoding="utf-8")
-    warnings: list[str] = []
-    refusal = None
-    with log.open("wb") as errors:
-        # Isolated (-I): the other environment must not import this folder's modules or read this one's variables.
-        command = [str(python), "-I", llmcompressor_job.__file__, str(path)]
-        try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
-        except OSError as error:
-            raise TargetError(f"cannot start {python}: {error.strerror}; run `make calibration`") from error
-        with process:
-            try:
-                for event in map(_event, process.stdout or ()):
-                    if "total" in event:
-                        on_progress(event["done"], event["total"])
-                    if "warning" in event:
-                        warnings.append(event["warning"])
-                    refusal = event.get("error", refusal)
-            except BaseException:
-                process.kill()
-                raise
-    if process.returncode or refusal:
-        last_words = log.read_text(encoding="utf-8", errors="replace").strip()[-LAST_WORDS:]
-        raise TargetError(refusal or f"calibration failed{_why(process.returncode)}: {last_words}")
-    return list(dict.fromkeys(warnings))
-
-
-def _event(line: bytes) -> dict[str, Any]:
+    # Isolated (-I): the other environment must not import this folder's modules or read this one's variables.
+    command = [str(python), "-I", llmcompressor_job.__file__, str(path)]
     try:
-        event: dict[str, Any] = json.loads(line)
-    except ValueError:
-        raise TargetError(
-            f"calibration failed: {line.decode(errors='replace').strip()!r} instead of an event"
-        ) from None
-    return event
-
-
-def _why(status: int) -> str:
-    """The signal that ended the process, which its output may not mention."""
+        status = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=_STDERR, check=False).returncode
+    except OSError as error:
+        raise TargetError(f"cannot start {python}: {error.strerror}; run `make calibration`") from error
     if status == -signal.SIGKILL:
-        return " (killed; it may have needed more memory than there is)"
-    return f" (signal {-status})" if status < 0 else ""
+        raise TargetError("calibration was killed; it may have needed more memory than there is")
+    if status:
+        raise TargetError(f"calibration failed with status {status}; its own words are above")
 
 
 def _check(folder: Path, expected: set[str]) -> int:

@@ -1,17 +1,42 @@
 """Parts that the whole package shares: errors that a user can fix, and files that appear whole or not at all."""
 
 import contextlib
+import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 
 from completion_server.core import files
 
+QUIET_S = 2.5
+"""Longest silence of long work."""
+
 
 class TargetError(click.ClickException):
     """An expected failure with a message for the user; the command line prints it and ends with status 1."""
+
+
+@contextlib.contextmanager
+def telling(state: Callable[[], str]) -> Iterator[None]:
+    """Say on standard error every `QUIET_S` seconds how far the work is; a terminal keeps the last line alone."""
+    begun_s, ended, is_terminal = time.monotonic(), threading.Event(), sys.stderr.isatty()
+
+    def tell() -> None:
+        while not ended.wait(QUIET_S):
+            line = f"{state()}, {time.monotonic() - begun_s:.0f} s"
+            click.echo(f"\r{line}\x1b[K" if is_terminal else line, err=True, nl=not is_terminal)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
 
 
 @contextlib.contextmanager

@@ -234,7 +234,7 @@ class TextLosses:
 
 
 def measure_all(
-    models: Sequence[tuple[str, Path]], material: Material, on_begin: Callable[[str], None],
+    models: Sequence[tuple[str, Path]], material: Material,
     serve: Callable[[Path], AbstractContextManager[ServedModel]] = serving, limits: Limits | None = None,
 ) -> Iterator[TargetFigures]:  # fmt: skip
     """Measure named models one after another; yields the figures of each when it is done.
@@ -244,7 +244,6 @@ def measure_all(
     """
     first: TextLosses | None = None
     for name, model in models:
-        on_begin(name)
         figures, losses = _measure(name, model, material, serve, limits)
         yield replace(figures, loss_more=losses.more_than(first)) if losses else figures
         first = first or losses

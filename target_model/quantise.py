@@ -6,7 +6,7 @@ the weight, an activation's is computed at run time.
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,18 +117,16 @@ def weight_files(model: Path) -> list[Path]:
     return files
 
 
-def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None] = lambda done, total: None) -> Report:
+def quantise_folder(model: Path, out: Path) -> Report:
     """Write `model` with its linear layers in INT8 to the new folder `out`, tokenizer and card copied.
 
-    `on_tensor(done, total)` is called after every tensor. Memory holds one weights file at a time. Raises TargetError
-    for a folder that is not a model, a linear layer of a name that the scheme does not know, an `out` that exists, or a
-    disk that refuses.
+    Memory holds one weights file at a time. Raises TargetError for a folder that is not a model, a linear layer of a
+    name that the scheme does not know, an `out` that exists, or a disk that refuses.
     """
     config = read_config(model)
     files = weight_files(model)
     refuse_unknown_matrices(files)
-    total, done = sum(len(_names(file)) for file in files), 0
-    num_quantised, worst = 0, 0.0
+    num_quantised, num_kept, worst = 0, 0, 0.0
     with new_folder(out) as folder:
         placed: dict[str, str] = {}
         for file in files:
@@ -138,9 +136,7 @@ def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None
                     error = _convert(name, tensor, converted)
                     worst, num_quantised = max(worst, error), num_quantised + 1
                 else:
-                    converted[name] = tensor
-                done += 1
-                on_tensor(done, total)
+                    converted[name], num_kept = tensor, num_kept + 1
             _save(converted, folder / file.name)
             placed |= dict.fromkeys(converted, file.name)
         if num_quantised == 0:
@@ -150,7 +146,7 @@ def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None
             _write_index(folder, placed)
         size_after = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     size_before = sum(file.stat().st_size for file in files)
-    return Report(num_quantised, total - num_quantised, size_before, size_after, worst)
+    return Report(num_quantised, num_kept, size_before, size_after, worst)
 
 
 def refuse_unknown_matrices(files: Sequence[Path]) -> None:

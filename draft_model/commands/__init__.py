@@ -1,6 +1,8 @@
 """The commands of `draft-model`, and what they share: options and their types, progress bars."""
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,8 @@ SHARE = click.FloatRange(0, 1)
 COUNT = click.IntRange(min=1)
 WORK = Path("work/embedded")
 CONSOLE = Console(stderr=True)
+QUIET_S = 2.5
+"""Longest silence of long work that writes to a file or a pipe, where no bar moves."""
 corpus_option = click.option(
     "--corpus", "corpus_folder", type=FOLDER, default=WORK / "corpus", help="From `draft-model corpus`."
 )
@@ -60,8 +64,27 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
 
 
 @contextmanager
-def counting(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback that moves a progress bar to `done` of `total`."""
-    with Progress(console=CONSOLE, transient=True) as progress:
+def counting(name: str, *, has_bar: bool = True) -> Iterator[Callable[[int, int | None], None]]:
+    """Yield a callback that shows `done` of `total`: a bar on a terminal, elsewhere a line every `QUIET_S` seconds.
+
+    Without `has_bar` the work shows a bar of its own on a terminal.
+    """
+    begun_s, ended = time.monotonic(), threading.Event()
+    with Progress(console=CONSOLE, transient=True, disable=not (has_bar and CONSOLE.is_terminal)) as progress:
         task = progress.add_task(name, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+        def tell() -> None:
+            while not ended.wait(QUIET_S):
+                at = progress.tasks[0]
+                count = f"{at.completed:,.0f}" + (f" of {at.total:,.0f}" if at.total else "")
+                click.echo(f"{name}: {count}, {time.monotonic() - begun_s:.0f} s", err=True)
+
+        teller = threading.Thread(target=tell, daemon=True)
+        if not CONSOLE.is_terminal:
+            teller.start()
+        try:
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+        finally:
+            ended.set()
+            if teller.ident:
+                teller.join()

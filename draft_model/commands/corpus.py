@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from draft_model.commands import (
-    CONSOLE,
     COUNT,
     FILE,
     FOLDER,
@@ -99,15 +98,16 @@ def corpus(
 def collect_embedded(out: Path, hold_out: tuple[str, ...] = ()) -> Any:  # noqa: ANN401
     """Collect the corpus of the embedded models; return its manifest."""
     wheels = out.parent / "wheels"
-    fetch_wheels(wheels)
+    with counting("fetching packages"):
+        fetch_wheels(wheels)
     settings = CorpusSettings(Rules(is_shortened=True), held_out_percent=0.0, held_out=(*HELD_OUT, *hold_out))
     return collect_corpus(_counted(read_embedded_sources(wheels)), out, settings)
 
 
 def _counted(documents: Iterator[Document]) -> Iterator[Document]:
-    with CONSOLE.status("reading") as status:
+    with counting("files read") as on_done:
         for number_read, document in enumerate(documents, 1):
-            status.update(f"reading {document.repository[:40]}: {number_read:,} files")
+            on_done(number_read, None)
             yield document
 
 
@@ -122,7 +122,8 @@ def tokenizer(corpus_folder: Path, out: Path, vocab_size: int) -> None:
     Example:
       draft-model tokenizer --corpus work/embedded/corpus --out work/embedded/tokenizer
     """
-    num_tokens = write_tokenizer(Corpus(corpus_folder).training_texts(), out, vocab_size)
+    with counting("learning the tokenizer"):
+        num_tokens = write_tokenizer(Corpus(corpus_folder).training_texts(), out, vocab_size)
     click.echo(f"{out}: {num_tokens:,} tokens")
 
 

@@ -63,15 +63,10 @@ def evaluate(
           --corpus draft_model/held_out --prompts target_model/benchmarks/HumanEval.jsonl.gz
       draft-model evaluate --target T --draft D --corpus draft_model/held_out --no-engine --greedy-only
     """
-    refuse_options(engine_options, *NOT_TO_CHOOSE)
     if prompt_tokens is not None and prompts is None:
         raise click.UsageError("--prompt-tokens has no effect without --prompts")
     prompt_tokens = prompt_tokens or PROMPT_TOKENS
-    if out is not None:
-        check_replaceable(out, REPORT)
-    check_same_vocabulary(draft, target)
-    if with_engine or prompts:
-        check_goes_with(draft, target)
+    _check(target, draft, out, engine_options, is_served=with_engine or prompts is not None)
     encoder = load_encoder(target)
     asked = [encoder.encode_prompt(prompt, "", "") for prompt in (read_prompts(prompts) if prompts else ())]
     context = _context_tokens(target, draft, engine_options)
@@ -80,11 +75,11 @@ def evaluate(
     splits = held_out_splits(texts, cursors, lines_behind=encoder.template.lines_behind)
     cursors_ids = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
     _check_fit(cursors_ids, context - max_tokens, f"{corpus_folder}, cursor")
-    pair = Pair(load_model(target), load_model(draft), encoder)
     temperatures = () if greedy_only else TEMPERATURES
     few = min(offline_cursors or len(splits), len(splits))
     some = [splits[index * len(splits) // few] for index in range(few)]
     with counting("offline") as on_done:
+        pair = Pair(load_model(target), load_model(draft), encoder)
         tallies = {degree: measure(pair, some, max_tokens, degree, on_done) for degree in (0.0, *temperatures)}
     report = Report(offline_figures(few, tallies))
     if out is not None:
@@ -97,13 +92,23 @@ def evaluate(
             )  # fmt: skip
         report = replace(report, engine=figures)
     if asked:
-        identity = check_identity(
-            pair.target, target, draft, asked, max_tokens=prompt_tokens, stops=encoder.stops, options=engine_options
-        )
+        how = {"max_tokens": prompt_tokens, "stops": encoder.stops, "options": engine_options}
+        with counting("greedy text"):
+            identity = check_identity(pair.target, target, draft, asked, **how)
         report = replace(report, identity=identity)
     if out is not None:
         report.write(out)
     click.echo(report.to_json() if as_json else report.render())
+
+
+def _check(target: Path, draft: Path, out: Path | None, options: dict[str, Any], *, is_served: bool) -> None:
+    """Raise PipelineError, before hours of measuring, for settings or models that can't be measured."""
+    refuse_options(options, *NOT_TO_CHOOSE)
+    if out is not None:
+        check_replaceable(out, REPORT)
+    check_same_vocabulary(draft, target)
+    if is_served:
+        check_goes_with(draft, target)
 
 
 def _context_tokens(target: Path, draft: Path, options: dict[str, Any]) -> int:

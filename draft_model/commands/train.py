@@ -1,13 +1,14 @@
 """`draft-model train`, `draft-model plan` and `draft-model build-embedded`."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from draft_model.commands import CONSOLE, COUNT, FOLDER, SHARE, WORK, json_option, number, show
+from draft_model.commands import COUNT, FOLDER, SHARE, WORK, counting, json_option, number, show
 from draft_model.commands.corpus import collect_embedded
 from draft_model.core import PRESETS, PipelineError, check_replaceable, find_preset
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
@@ -17,8 +18,7 @@ from draft_model.corpus.store import MANIFEST
 from draft_model.data.shards import DataSettings
 from draft_model.models import CONFIG
 from draft_model.pair import BuildSettings, build_pair
-from draft_model.training.gpus import GPUS
-from draft_model.training.plan import DEFAULT_UTILISATION, make_plan
+from draft_model.training.plan import DEFAULT_UTILISATION, GPUS, make_plan
 from draft_model.training.run import CHECKPOINT_STEPS, MIX, MODEL, Lineage
 from draft_model.training.run import train as run_training
 
@@ -59,11 +59,10 @@ def train(
         name: value for name, value in (("num_tokens", tokens), ("batch_tokens", batch_tokens)) if value
     }
     chosen = replace(find_preset(preset), **given)
-    run_training(
-        chosen, data_folder, out, Lineage(start_from, teacher, MIX if mix is None else mix), is_compiled=is_compiled,
-        checkpoint_steps=checkpoint_steps,
-    )  # fmt: skip
-    if os.environ.get("RANK", "0") == "0":
+    lineage, is_first = Lineage(start_from, teacher, MIX if mix is None else mix), os.environ.get("RANK", "0") == "0"
+    with counting("training", has_bar=False) if is_first else nullcontext():
+        run_training(chosen, data_folder, out, lineage, is_compiled=is_compiled, checkpoint_steps=checkpoint_steps)
+    if is_first:
         click.echo(f"{out / MODEL}: {chosen.num_steps * chosen.batch_tokens:,} tokens in {chosen.num_steps:,} steps")
 
 
@@ -139,7 +138,7 @@ def build_embedded(
         for preset, tokens in ((PRESETS["embedded-target"], target_tokens), (PRESETS["embedded-draft"], draft_tokens))
     )
     data = DataSettings(max(target.num_tokens, draft.num_tokens))
-    figures = build_pair(work, BuildSettings(target, draft, data, mix, generated), target_out, draft_out, CONSOLE)
+    figures = build_pair(work, BuildSettings(target, draft, data, mix, generated), target_out, draft_out, counting)
     for model in (figures.target, figures.draft):
         size, bits = f"{model.num_parameters:,} parameters", f"{model.evaluation.bits_per_byte:.3f} bits per byte"
         click.echo(f"{model.preset.name}: {size}, {bits}")

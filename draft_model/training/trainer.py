@@ -20,8 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from draft_model.core import PipelineError, Preset
-from draft_model.training.gpus import device_name, known_flops
 from draft_model.training.losses import MuonWithAdamW, block_losses, next_token_logits
+from draft_model.training.plan import device_name, known_flops
 
 IDS, MIDDLE, ROW_TOKENS = "ids", "is_middle", "row_tokens"
 """Columns of the training data: a block's token ids, the marks of its completions, and the length of its rows."""

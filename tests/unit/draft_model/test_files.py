@@ -37,12 +37,6 @@ def is_old(model: Path) -> bool:
     return (model / MARK).read_text() == "old" and names == (["model"], ["old", MARK])
 
 
-def fill_and_fail(path: Path, failure: Exception) -> None:
-    with replacing_folder(path, MARK) as folder:
-        (folder / MARK).write_text("new")
-        raise failure
-
-
 def test_a_file_is_replaced_and_a_full_disk_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_atomically(tmp_path / "sub" / "file", b"older")
     write_atomically(tmp_path / "sub" / "file", b"old")
@@ -68,16 +62,11 @@ def test_a_full_disk_leaves_the_old_folder_for_every_writer(write: Callable[[Pat
     assert is_old(model)
 
 
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), ValueError("other")])
-def test_a_failure_leaves_the_old_folder_also_one_that_a_killed_process_moved_aside(
-    model: Path, failure: Exception
-) -> None:
-    for is_moved in (False, True):
-        if is_moved:
-            model.rename(model.with_name(".model.123.old"))
-        with pytest.raises((PipelineError, ValueError)):
-            fill_and_fail(model, failure)
-        assert is_old(model)
+def test_a_failure_leaves_the_old_folder_also_one_that_a_killed_process_moved_aside(model: Path) -> None:
+    model.rename(model.with_name(".model.123.old"))
+    with pytest.raises(ValueError, match="null"), replacing_folder(model, MARK) as folder:
+        (folder / MARK).write_text("new", encoding="other\0")
+    assert is_old(model)
 
 
 def test_a_failing_swap_brings_the_old_folder_back(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,14 +91,6 @@ def test_a_folder_of_another_kind_is_not_replaced(mark: str, why: str, tmp_path:
     with pytest.raises(PipelineError, match=why), replacing_folder(tmp_path / "thesis.txt", mark):
         pytest.fail("nor is a file")
     assert (tmp_path / "thesis.txt").read_text() == "mine"
-
-
-def test_the_current_folder_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    with replacing_folder(Path(), MARK) as folder:
-        (folder / "weights").write_text("new")
-    assert (tmp_path / "here" / "weights").read_text() == "new"
 
 
 def test_what_killed_processes_left_is_removed_but_no_folder_that_is_being_filled(model: Path) -> None:

@@ -69,10 +69,7 @@ def test_a_draft_starts_from_an_int8_target_multiplied_out() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("intermediate_size", 72),
         ("rope_parameters", {"rope_type": "default", "rope_theta": 1e6}),
-        ("attention_bias", True),
-        ("rms_norm_eps", 1e-6),
         ("tie_word_embeddings", False),
     ],
 )

@@ -1,27 +1,26 @@
 """The whole way with a tiny pair, and the pair that comes with the server."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
-from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draft_model.__main__ import main
-from draft_model.card import BuildFigures, render_card
+from draft_model.commands import counting
 from draft_model.core import find_preset
 from draft_model.corpus.store import Corpus
 from draft_model.data.shards import DataSettings
 from draft_model.data.tokenizer import load_encoder
 from draft_model.evaluation.held_out import evaluate
 from draft_model.models import load_model
-from draft_model.pair import BuildSettings, build_pair
+from draft_model.pair import BuildFigures, BuildSettings, build_pair, render_card
 from target_model.quantise import quantise_folder
 from tests.support.models import ROOT
 from tests.unit.draft_model.tiny import PRESET
@@ -47,7 +46,7 @@ def built(work: Path) -> Iterator[BuildFigures]:
     patch = pytest.MonkeyPatch()
     patch.setattr("draft_model.pair.PAIR_TOKENS", 6)
     patch.setattr("draft_model.pair.evaluate", partial(evaluate, num_splits=6))
-    yield build_pair(work, settings, work / "out" / "target", work / "out" / "draft", Console(file=StringIO()))
+    yield build_pair(work, settings, work / "out" / "target", work / "out" / "draft", counting)
     patch.undo()
 
 
@@ -64,25 +63,25 @@ def test_a_build_leaves_two_folders_that_transformers_loads(built: BuildFigures,
 
 def test_the_card_has_the_measurements(built: BuildFigures, work: Path) -> None:
     card = (work / "out" / "target" / "README.md").read_text(encoding="utf-8")
-    assert f"{built.target.evaluation.bits_per_byte:.3f}" in card
-    assert f"| parameters | {built.target.num_parameters:,} |" in card
-    assert "768 tokens in 3 steps" in card
-    taught_by_text = render_card(replace(built, num_generated=6000), "draft")
-    assert "50% of its samples have text that the target generated at 6,000 cursors" in " ".join(taught_by_text.split())
+    shown = (f"{built.target.evaluation.bits_per_byte:.3f}", f"| parameters | {built.target.num_parameters:,} |")
+    for text in (*shown, "768 tokens in 3 steps", "| three | - | MIT | held-out | 8 |"):
+        assert text in card
+    taught = " ".join(render_card(replace(built, num_generated=6000), "draft").split())
+    assert "50% of its samples have text that the target generated at 6,000 cursors" in taught
+    assert "It began with the target's embedding and 2 of its 2 layers. 70% of its loss is" in taught
     assert "It began with" not in card
-    taught = " ".join((work / "out" / "draft" / "README.md").read_text(encoding="utf-8").split())
-    layers = f"{built.draft.preset.shape.num_layers} of its {built.target.preset.shape.num_layers} layers."
-    assert f"It began with the target's embedding and {layers} 70% of its loss is" in taught
-    assert "the target generated" not in taught
-    assert "| three | - | MIT | held-out | 8 |" in card
     figures = json.loads((work / "figures.json").read_text())
     assert figures["target"]["num_parameters"] == built.target.num_parameters
 
 
-def test_the_commands_measure_the_built_models(built: BuildFigures, work: Path, tmp_path: Path) -> None:
+def test_the_commands_measure_the_built_models_and_say_how_far_they_are(
+    built: BuildFigures, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draft_model.commands.QUIET_S", 0.01)
     run = CliRunner().invoke
     model, corpus = str(work / "out" / "target"), str(work / "corpus")
     figures = run(main, [*ONE_THREAD, "held-out", "--model", model, "--corpus", corpus, "--json"])
+    assert re.search("rows and cursors: [0-9]+ of [0-9]+, [0-9]+ s", figures.stderr)
     assert json.loads(figures.stdout)["loss"] == pytest.approx(built.target.evaluation.loss, abs=1e-4)
     pair = ["--target", model, "--draft", str(work / "out" / "draft"), "--corpus", corpus, "--no-engine"]
     sizes = ["--cursors", "4", "--offline-cursors", "2", "--max-tokens", "4", "--out", str(tmp_path / "report")]

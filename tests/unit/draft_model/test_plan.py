@@ -7,8 +7,7 @@ from click.testing import CliRunner
 
 from draft_model.commands.train import plan
 from draft_model.core import PipelineError, find_preset
-from draft_model.training.gpus import known_flops
-from draft_model.training.plan import make_plan
+from draft_model.training.plan import known_flops, make_plan
 
 DRAFT = find_preset("draft-1b")
 

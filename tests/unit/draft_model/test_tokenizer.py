@@ -84,17 +84,9 @@ def test_what_is_no_tokenizer_or_another_ones_is_a_clear_error(
 
 
 SUFFIX_FIRST: dict[str, Any] = {"template": "fim", "template_fields": {"order": "suffix_first"}}
-
-
 NO_MIDDLE: dict[str, Any] = {"template": "fim", "template_fields": {"order": "suffix_first", "middle": ""}}
-
-
 PREFIX_ONLY: dict[str, Any] = {"template": "prefix-only"}
-
-
 EVERY_ORDER = [{}, SUFFIX_FIRST, NO_MIDDLE, PREFIX_ONLY]
-
-
 EVERY_PLACE_OF_OTHER_FILES: list[dict[str, Any]] = [
     {},
     {"template": "embedded", "template_fields": {"path_at": "outside"}},
@@ -104,11 +96,7 @@ EVERY_PLACE_OF_OTHER_FILES: list[dict[str, Any]] = [
     {"template": "fim", "template_fields": {"text_header": "+++++ {path}\n", "lines_behind": "all"}},
     PREFIX_ONLY,
 ]
-
-
 LANGUAGES = {"a/b/c/d/own.py": "python", "own.rs": "rust", "own.lua": "lua", "a/Dockerfile": "dockerfile"}
-
-
 OTHERS = (
     Snippet("one/deep/in/folders/first.py", "import os\n\n\ndef first():\n    return 1\n\n", 0.0),
     Snippet("a%20%20b/second.py", "class Second:\n    x = 2", 1.0),
@@ -130,18 +118,6 @@ def server_prompts(model: Path, settings: dict[str, Any], requests: list[dict[st
         builder.build(replace(empty, caller=caller, **request)).token_ids
         for caller, request in zip(callers, requests, strict=True)
     ]
-
-
-@pytest.mark.parametrize("settings", EVERY_ORDER)
-def test_prompts_are_token_for_token_those_of_the_server(
-    settings: dict[str, Any], tokenizer_folder: Path, source: str
-) -> None:
-    tokenizer = load_tokenizer(tokenizer_folder)
-    encoder = make_encoder(tokenizer, template_of(tokenizer_folder, settings))
-    splits = [split_at_random(source, Random(seed)) for seed in range(40)]
-    requests = [{"prefix": split.before + split.typed, "suffix": split.after} for split in splits]
-    built = server_prompts(tokenizer_folder, settings, requests)
-    assert built == [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
 
 
 @pytest.mark.parametrize("settings", EVERY_PLACE_OF_OTHER_FILES)
@@ -178,14 +154,18 @@ def code_llama(tmp_path: Path, source: str) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("settings", [{}, PREFIX_ONLY])
-def test_a_tokenizer_that_puts_blanks_before_texts_does_so_once_as_in_the_server(
-    settings: dict[str, Any], code_llama: Path, source: str
+@pytest.mark.parametrize(
+    ("folder", "settings"),
+    [*(("tokenizer_folder", each) for each in EVERY_ORDER), ("code_llama", {}), ("code_llama", PREFIX_ONLY)],
+)
+def test_prompts_are_token_for_token_those_of_the_server_with_its_blanks_before_texts(
+    folder: str, settings: dict[str, Any], source: str, request: pytest.FixtureRequest
 ) -> None:
-    encoder = make_encoder(load_tokenizer(code_llama), template_of(code_llama, settings))
-    splits = [split_at_random(source, Random(seed)) for seed in range(20)]
+    model: Path = request.getfixturevalue(folder)
+    encoder = make_encoder(load_tokenizer(model), template_of(model, settings))
+    splits = [split_at_random(source, Random(seed)) for seed in range(30)]
     requests = [{"prefix": split.before + split.typed, "suffix": split.after} for split in splits]
-    built = server_prompts(code_llama, settings, requests)
+    built = server_prompts(model, settings, requests)
     assert built == [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
     assert encoder.decode(encoder.encode("  x y")) == "  x y"
 

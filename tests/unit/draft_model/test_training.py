@@ -170,6 +170,7 @@ def command(data: Path, out: Path, *more: str, processes: int = 1) -> list[str]:
     return [*launch, "tests.unit.draft_model.tiny", *arguments, *more]
 
 
+@pytest.mark.full
 def test_a_terminated_run_leaves_whole_checkpoints(data: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(command(data, tmp_path / "run", "--tokens", "25e6"), cwd=ROOT)
     try:

@@ -3,7 +3,6 @@
 import errno
 import importlib
 import json
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from target_model.__main__ import main
-from target_model.core import TargetError, new_folder
+from target_model.core import TargetError
 from target_model.quantise import (
     CARD_NOTE,
     dequantise_weight,
@@ -27,44 +25,34 @@ from target_model.quantise import (
 )
 
 WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 rows = st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=6, max_size=6), min_size=1, max_size=5)
 
 
 @given(rows)
-def test_no_weight_is_off_by_more_than_half_a_step(values: list[list[float]]) -> None:
-    weight = torch.tensor(values)
+def test_no_weight_is_off_by_more_than_half_a_step_and_the_scheme_is_symmetric(values: list[list[float]]) -> None:
+    weight = torch.tensor([*values, [0.0] * 6, [-4.0, 4.0, 0.0, 0.0, 0.0, 0.0]])
     quantised, scale = quantise_weight(weight)
     error = (dequantise_weight(quantised, scale) - weight).abs()
-    assert quantised.dtype == torch.int8
-    assert scale.shape == (len(values), 1)
+    assert (quantised.dtype, scale.shape) == (torch.int8, (len(weight), 1))
     assert bool((error <= scale * 0.5001 + 1e-30).all())
-
-
-def test_a_row_of_zeros_stays_zero_and_the_scheme_is_symmetric() -> None:
-    quantised, scale = quantise_weight(torch.tensor([[0.0, 0.0], [-4.0, 4.0]]))
-    assert quantised.tolist() == [[0, 0], [-127, 127]]
-    assert scale[0].item() == 1.0
+    assert quantised[-2:, :2].tolist() == [[0, 0], [-127, 127]]
 
 
 def test_the_copy_holds_int8_matrices_and_keeps_the_rest(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    (model / "README.md").write_text("# A model\n")
     report = quantise_folder(model, out)
     before, after = load_file(model / WEIGHTS), load_file(out / WEIGHTS)
-    assert after[Q_PROJ].dtype == torch.int8
-    assert after[f"{Q_PROJ}_scale"].shape == (8, 1)
+    assert (after[Q_PROJ].dtype, after[f"{Q_PROJ}_scale"].shape) == (torch.int8, (8, 1))
     for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
         assert torch.equal(after[name], before[name])
     assert (report.num_quantised, report.num_kept) == (2, 3)
-    assert report.worst_relative_error is not None
-    assert report.worst_relative_error < 0.01
-    with safe_open(out / WEIGHTS, framework="pt") as file:
-        assert file.metadata() == {"format": "pt"}
+    assert 0 < (report.worst_relative_error or 0) < 0.01
     assert (out / WEIGHTS).stat().st_mode & 0o777 == 0o644, "for other users too"
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", WEIGHTS, "tokenizer.json"]
-    (model / "README.md").write_text("# A model\n")
-    quantise_folder(model, tmp_path / "with-card")
-    assert (tmp_path / "with-card" / "README.md").read_text() == f"# A model\n\n{CARD_NOTE}"
+    assert (out / "README.md").read_text() == f"# A model\n\n{CARD_NOTE}"
+    assert (out / "tokenizer.json").read_text() == "{}"
 
 
 def test_the_configuration_is_what_compressed_tensors_expects(model: Path, tmp_path: Path) -> None:
@@ -79,31 +67,26 @@ def test_the_configuration_is_what_compressed_tensors_expects(model: Path, tmp_p
     assert (scheme.weights.num_bits, scheme.weights.strategy) == (8, "channel")
     assert (scheme.weights.symmetric, scheme.weights.dynamic) == (True, False)
     assert (scheme.input_activations.strategy, scheme.input_activations.dynamic) == ("token", True)
-    assert parsed.ignore == ["lm_head"]
-    assert parsed.format == "int-quantized"
+    assert (parsed.ignore, parsed.format) == (["lm_head"], "int-quantized")
 
 
 def test_a_model_in_several_files_gets_a_new_index(model: Path, tmp_path: Path) -> None:
-    tensors = load_file(model / "model.safetensors")
-    (model / "model.safetensors").unlink()
-    names = sorted(tensors)
-    placed: dict[str, str] = {}
-    for number, part in enumerate((names[:2], names[2:])):
-        save_file({name: tensors[name] for name in part}, model / f"model-{number}.safetensors")
-        placed |= dict.fromkeys(part, f"model-{number}.safetensors")
-    save_file({"the same once more": tensors[names[0]]}, model / "consolidated.safetensors")
-    index_file = model / "model.safetensors.index.json"
+    tensors = load_file(model / WEIGHTS)
+    (model / WEIGHTS).unlink()
+    placed = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(sorted(tensors))}
+    for file in set(placed.values()):
+        save_file({name: tensors[name] for name, at in placed.items() if at == file}, model / file)
+    save_file({"the same once more": torch.ones(2)}, model / "consolidated.safetensors")
     for content, message in (("{}", "no index of weights"), ('{"weight_map": {"a": "b"}}', "names b, which is not")):
-        index_file.write_text(content)
+        (model / INDEX).write_text(content)
         with pytest.raises(TargetError, match=message):
             quantise_folder(model, tmp_path / "out")
-    index_file.write_text(json.dumps({"weight_map": placed}))
+    (model / INDEX).write_text(json.dumps({"weight_map": placed}))
     quantise_folder(model, tmp_path / "out")
+    index: dict[str, Any] = json.loads((tmp_path / "out" / INDEX).read_text())["weight_map"]
+    assert all(name in load_file(tmp_path / "out" / file) for name, file in index.items())
+    assert f"{Q_PROJ}_scale" in index
     assert not (tmp_path / "out" / "consolidated.safetensors").exists()
-    index: dict[str, Any] = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
-    for name, file in index["weight_map"].items():
-        assert name in load_file(tmp_path / "out" / file)
-    assert f"{Q_PROJ}_scale" in index["weight_map"]
 
 
 def test_a_full_disk_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,17 +97,6 @@ def test_a_full_disk_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: py
     with pytest.raises(TargetError, match="No space left"):
         quantise_folder(model, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_the_remains_of_a_killed_process_are_removed(model: Path, tmp_path: Path) -> None:
-    with new_folder(tmp_path / "out") as folder:
-        left = folder.with_name(folder.name.replace(".tmp", "killed.tmp"))
-    (tmp_path / "out").rmdir()
-    left.mkdir()
-    (left / "model.safetensors").write_bytes(b"half")
-    os.utime(left, (0, 0))
-    quantise_folder(model, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
 
 
 def test_bad_input_is_a_clear_error_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
@@ -151,10 +123,9 @@ def test_the_command_reports_and_explains(model: Path, tmp_path: Path) -> None:
     def run(name: str, *more: str) -> Any:
         return CliRunner().invoke(main, ["quantize", "--model", str(model), "--out", str(tmp_path / name), *more])
 
-    assert json.loads(run("out", "--json").stdout)["num_quantised"] == 2
+    assert "2 matrices in int8" in run("out").stdout
     again = run("out")
     assert (again.exit_code, "exists already" in again.output) == (1, True)
-    assert "2 matrices in int8" in run("out2").stdout
-    assert "--smoothing has no effect without --calibration" in run("out3", "--smoothing", "0.5").output
-    assert "target-model quantize" in run("out3", "--help").output
-    assert not (tmp_path / "out3").exists()
+    assert "--smoothing has no effect without --calibration" in run("out2", "--smoothing", "0.5").output
+    assert "target-model quantize" in run("out2", "--help").output
+    assert not (tmp_path / "out2").exists()
