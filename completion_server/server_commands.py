@@ -24,11 +24,11 @@ from completion_server.composition.checks import check, left_open, not_checked, 
 from completion_server.composition.models import load_edits, load_prompts, prompt_budget, with_revisions
 from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config, load_config
-from completion_server.core import core_dumps, safe_logging
+from completion_server.core import safe_logging
 from completion_server.core.addresses import is_loopback, is_unix_socket, split_address
 from completion_server.core.certificates import hosts_of
-from completion_server.core.collection import freeze_startup_objects
 from completion_server.core.errors import ConfigError
+from completion_server.core.process import freeze_startup_objects, switch_off_core_dumps
 from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
 from completion_server.engine.settings import EngineSettings
@@ -76,7 +76,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
     loaded = _load(config, overrides, insecure=insecure)
     logs.configure(loaded.log)
     safe_logging.install()
-    core_dumps.switch_off()
+    switch_off_core_dumps()
     start_times = StartTimes(_start_times_path(os.environ))
     _announce(loaded.engine, start_times.last_s(_WHOLE_START + loaded.engine.start_key))
 

@@ -14,11 +14,11 @@ from completion_server import __version__
 from completion_server.admission.day_tokens import DayTokens
 from completion_server.composition.models import prompt_budget
 from completion_server.config import Config
-from completion_server.core.cancellation import raise_if_cancelled
 from completion_server.core.checks import DAY_S
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit
 from completion_server.core.outcome import CacheLevel
+from completion_server.core.process import raise_if_cancelled
 from completion_server.core.request import Request
 from completion_server.engine.fingerprint import model_fingerprint
 from completion_server.prompt.builder import PromptBuilder
@@ -30,8 +30,7 @@ from completion_server.state.cache.keys import CompletionKeys
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret, load_secret
 from completion_server.state.shared_lanes import SharedLanes
-from completion_server.state.status import CacheStatus, ReplicationStatus
-from completion_server.state.store import Store, StoreUnavailableError
+from completion_server.state.store import CacheStatus, ReplicationStatus, Store, StoreUnavailableError
 from completion_server.state.subscription import ChannelSubscription
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 
-from completion_server.core.cancellation import raise_if_cancelled
 from completion_server.core.clock import Clock
+from completion_server.core.process import raise_if_cancelled
 from completion_server.engine.interface import (
     Engine,
     EngineDeadError,

@@ -25,7 +25,7 @@ from completion_server.rpc.status import abort
 from completion_server.serving.service import Service
 from completion_server.speculation.live import LiveSpeculation, SpeculationLockedError, SpeculationMode
 from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule
-from completion_server.state.status import CacheStatus, ReplicationStatus
+from completion_server.state.store import CacheStatus, ReplicationStatus
 
 ADMIN_SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 _ENGINE_STATES = {each: pb.EngineState.Value(f"ENGINE_STATE_{each.name}") for each in EngineState}

@@ -15,8 +15,8 @@ from typing import Any
 
 from redis import exceptions
 
-from completion_server.core.cancellation import raise_if_cancelled
 from completion_server.core.clock import Clock
+from completion_server.core.process import raise_if_cancelled
 from completion_server.state.clients import CONNECT_TIMEOUT_S, FAILURES, Client, forget_nodes, make_client
 from completion_server.state.settings import RedisSettings
 from completion_server.state.store import Arg, StoreUnavailableError

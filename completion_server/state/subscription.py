@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from redis.asyncio.client import PubSub
 
-from completion_server.core.cancellation import raise_if_cancelled
+from completion_server.core.process import raise_if_cancelled
 from completion_server.state.clients import FAILURES, Client, make_listener
 from completion_server.state.settings import RedisSettings
 

@@ -6,17 +6,20 @@ import random
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import ConnectionLostError, ServiceError
 from completion_client.endpoint import Metadata, caller_metadata
 from loadtest.targets import ClientSettings
-from loadtest.targets.next_edits import MODE as NEXT_EDIT
-from loadtest.targets.next_edits import ask_next_edit
 from loadtest.targets.record import Outcome, Record
-from loadtest.traffic.typed import NEVER_S, TypedRequest, TypedSession
+from loadtest.traffic.typed import NEVER_S, OPENING_SEQUENCE, TypedRequest, TypedSession
 
 DROPPED = "the connection was dropped"
+NEXT_EDIT = "next_edit"
+"""The editors' mode in which they ask for next edits."""
+_NUM_EDITS = 4
+"""Recent edits in a request for a next edit: what was typed between the requests before."""
 
 _OUTCOMES = {
     pb.FINISH_REASON_SUPERSEDED: Outcome.SUPERSEDED,
@@ -194,3 +197,25 @@ class CallEditor(ABC):
         key_at_s = request.next_key_at_s if self.settings.cancels_at_key else NEVER_S
         deadline_s = request.intended_at_s + (self.settings.deadline_s or NEVER_S)
         return (deadline_s, Outcome.DEADLINE) if deadline_s < key_at_s else (key_at_s, Outcome.HUNG_UP)
+
+
+def ask_next_edit(message: pb.CompleteRequest, session: TypedSession, request: TypedRequest) -> None:
+    """Make the message of a request one for a next edit: whole lines, and what was typed before."""
+    message.prefix = message.prefix.partition("\n")[2] or message.prefix
+    message.suffix = message.suffix[: message.suffix.rfind("\n") + 1] or message.suffix
+    message.next_edit.document_version = request.sequence
+    place = request.sequence - OPENING_SEQUENCE
+    before = (session.opening, *session.requests[:place])[max(0, place - _NUM_EDITS) : place]
+    for begin, end in pairwise([*(each.end for each in before), request.end]):
+        if begin < end:
+            message.next_edit.recent_edits.add(document_uri=session.document_uri, diff=_hunk(request, begin, end))
+
+
+def _hunk(request: TypedRequest, begin: int, end: int) -> str:
+    """Return the change of the document by the text typed from one offset to another."""
+    before, rest = request.text.before, request.text.after.partition("\n")[0]
+    line = before.rfind("\n", 0, begin) + 1
+    number = before.count("\n", 0, line) + 1
+    new = (before[line:end] + rest).split("\n")
+    header = f"@@ -{number},1 +{number},{len(new)} @@\n-{before[line:begin]}{rest}\n"
+    return header + "".join(f"+{each}\n" for each in new)

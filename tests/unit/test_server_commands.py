@@ -22,7 +22,7 @@ from completion_server.admission.settings import ServerSettings
 from completion_server.cli import LazyCommand, main
 from completion_server.composition.models import check_hub
 from completion_server.config import load_config
-from completion_server.core import core_dumps, safe_logging
+from completion_server.core import process, safe_logging
 from completion_server.core.errors import ConfigError
 from completion_server.engine.revisions import folder_revision
 from completion_server.engine.settings import EngineSettings
@@ -49,7 +49,7 @@ def serve_as_process(*overrides: str) -> "subprocess.CompletedProcess[str]":
 @pytest.fixture
 def judges(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Result]]:
     """Return a function that runs both commands in this process, which keeps its logs and its core dumps."""
-    for module, name in ((logs, "configure"), (safe_logging, "install"), (core_dumps, "switch_off")):
+    for module, name in ((logs, "configure"), (safe_logging, "install"), (process, "switch_off")):
         monkeypatch.setattr(module, name, lambda *_: None)
     return lambda *overrides: [
         CliRunner().invoke(command, [*BASE, *flags(*overrides)]) for command in (serve, check_config)

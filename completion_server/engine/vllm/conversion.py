@@ -7,7 +7,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
-from completion_server.engine.vllm.drafts.names import BEGINS_WITH, SPECULATE
+from completion_server.engine.vllm import BEGINS_WITH, SPECULATE
 from completion_server.engine.vllm.token_accounting import GenerationProgress, StepMeter
 
 _FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}

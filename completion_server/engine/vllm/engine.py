@@ -33,6 +33,7 @@ from completion_server.engine.loading import Loading
 from completion_server.engine.processes import Remnants, cpu_seconds, kill_and_wait, still_running
 from completion_server.engine.revisions import resolve_revisions
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.vllm import SET_LOOKUP
 from completion_server.engine.vllm.arguments import (
     check_draft_length,
     engine_args,
@@ -41,7 +42,6 @@ from completion_server.engine.vllm.arguments import (
     schedulers_locked_reason,
 )
 from completion_server.engine.vllm.conversion import LastStatistics, sampling_params
-from completion_server.engine.vllm.drafts.names import SET_LOOKUP
 from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback, without_spans
 from completion_server.engine.vllm.generation import VllmGeneration, ignore, run_eagerly
 from completion_server.engine.vllm.patches import log_patches

@@ -22,7 +22,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from completion_server.core.vocabulary import Vocabulary, text_tokens
-from completion_server.engine.vllm.drafts.names import BEGINS_WITH
+from completion_server.engine.vllm import BEGINS_WITH
 
 logger = logging.getLogger(__name__)
 

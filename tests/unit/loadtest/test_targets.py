@@ -20,11 +20,11 @@ from loadtest.targets.editor import (
     EditorCache,
     RequestFactory,
     accepted_chars,
+    ask_next_edit,
     common_chars,
     is_typed_along,
     take_end,
 )
-from loadtest.targets.next_edits import ask_next_edit
 from loadtest.targets.record import Record, RunClock
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.sections import CriteriaSettings

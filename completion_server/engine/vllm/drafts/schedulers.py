@@ -19,7 +19,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
 
-from completion_server.engine.vllm.drafts.names import SET_LOOKUP, SPECULATE
+from completion_server.engine.vllm import SET_LOOKUP, SPECULATE
 from completion_server.engine.vllm.healing import HealingScheduler
 from completion_server.engine.vllm.patches.drafts import RUNS_DRAFT, unfetched_drafts
 
