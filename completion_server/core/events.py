@@ -128,13 +128,6 @@ class GenerationDiverged:
 
 
 @immutable
-class GenerationAborted:
-    """An aborted generation has stopped, `seconds` after its abort."""
-
-    seconds: float
-
-
-@immutable
 class FeedbackReported:
     """An editor sent valid feedback."""
 
@@ -270,7 +263,6 @@ Event = (
     | GenerationReattached
     | GenerationJoined
     | GenerationDiverged
-    | GenerationAborted
     | FeedbackReported
     | FeedbackRefused
     | AuthenticationRefused

@@ -54,7 +54,6 @@ from typing import Protocol
 from completion_server.core.events import (
     Emit,
     EngineStalled,
-    GenerationAborted,
     GenerationDiverged,
     GenerationJoined,
     GenerationReattached,
@@ -277,8 +276,7 @@ class Book:
     def stopped(self, generation: Generation, outcome: Outcome | None, now: float) -> None:
         """Free the slot of a generation that has stopped. `outcome` ends its readers; None if it did not fail."""
         self._require(generation)
-        if generation.aborted_at is not None:
-            self.emit(GenerationAborted(now - generation.aborted_at))
+        if generation.was_aborted:
             self._follow_engine(now)
         readers = self._generations.remove(generation)
         self._queue.settle(generation)
@@ -378,7 +376,7 @@ class Book:
         is_last = state is State.RUNNING and not generation.joined
         request.end(outcome, generation.usage(is_shared=not is_last))
         if is_last and not (request.has_token and outcome.reason in _ANSWERED):
-            generation.aborted_at = now
+            generation.was_aborted = True
             if not request.has_token and request.typed is None:
                 self.latency.gave_up(generation.slot_since, now, generation.num_new_tokens)
         self._leave(request)

@@ -183,7 +183,8 @@ class Generation:
     """Prompt tokens that the engine computes: an estimate until the first output counts the cached ones."""
     is_over: bool = False
     """Whether it will have no more text. The engine may still be releasing it."""
-    aborted_at: float | None = None
+    was_aborted: bool = False
+    """Whether it stopped before its last reader had a whole answer."""
     diverged: LiveRequest | None = None
     """The request that waits for its slot, after it diverged from the text."""
     last: Output | None = None

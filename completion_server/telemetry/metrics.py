@@ -50,7 +50,6 @@ _HISTOGRAMS = {
         "stage",
     ),
     "ttft": ("From a request's receipt to its first token, of answers with text.", "trigger"),
-    "abort": ("From the abort of a running request until its slot is free.",),
     "loop_lag": ("Lateness of the event loop: all work in it waits as long.",),
 }
 """Help texts and labels of histograms of seconds, by name."""
@@ -127,7 +126,6 @@ class Metrics:
             events.GenerationReattached: self._generation_reattached,
             events.GenerationJoined: lambda _event: self._counters["generations_joined"].inc(),
             events.GenerationDiverged: self._generation_diverged,
-            events.GenerationAborted: lambda event: self._seconds["abort"].observe(event.seconds),
             events.LoopLagged: lambda event: self._seconds["loop_lag"].observe(event.seconds),
             events.EngineStalled: lambda _event: self._counters["engine_stalls"].inc(),
             events.CacheHit: self.cache.hit,

@@ -271,7 +271,8 @@ async def test_a_collector_that_hangs_delays_no_request(monkeypatch: pytest.Monk
 async def test_the_last_spans_are_exported_at_the_end(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
     with (grpc_receiver if protocol == "grpc" else http_receiver)() as receiver:
-        async with traced_server(receiver, f"traces.protocol={protocol}") as server:
+        path = "" if protocol == "grpc" else "/v1/traces"
+        async with traced_server(receiver, f"traces.endpoint={receiver.address}{path}") as server:
             await ask(server.stub, request("x = "))
             assert receiver.spans == []
         assert len(receiver.spans) == 1 + len(STAGES)

@@ -64,7 +64,7 @@ def _fail_in_the_background(text: str) -> None:
     Finalized()
 
 
-def _crash(engine: ScriptedEngine, job: Any) -> None:
+def _crash(engine: ScriptedEngine, job: Any, _sink: object) -> None:
     text = _texts.get(job.id, "")
     if "fault=crash;" in text:
         engine.crash(text)
@@ -96,8 +96,8 @@ def inject() -> None:
     for part in PARTS:
         _make_failure(part)
     _before(PromptBuilder, "build", _note_prompt)
-    _before(ScriptedEngine, "generate", lambda _engine, job: fail_in("engine", _texts.get(job.id, "")))
-    _before(ScriptedEngine, "generate", _crash)
+    _before(ScriptedEngine, "submit", lambda _engine, job, _sink: fail_in("engine", _texts.get(job.id, "")))
+    _before(ScriptedEngine, "submit", _crash)
     _before(TextRules, "feed", lambda *_: fail_in("rules", _newest[0]))
     _before(Mailbox, "put_nowait", lambda *_: fail_in("mailbox", _newest[0]))
     _before(Metrics, "handle", lambda _metrics, event: fail_in("observer", _prefix_of(event)))

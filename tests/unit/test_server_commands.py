@@ -49,7 +49,7 @@ def serve_as_process(*overrides: str) -> "subprocess.CompletedProcess[str]":
 @pytest.fixture
 def judges(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Result]]:
     """Return a function that runs both commands in this process, which keeps its logs and its core dumps."""
-    for module, name in ((logs, "configure"), (safe_logging, "install"), (process, "switch_off")):
+    for module, name in ((logs, "configure"), (safe_logging, "install"), (process, "switch_off_core_dumps")):
         monkeypatch.setattr(module, name, lambda *_: None)
     return lambda *overrides: [
         CliRunner().invoke(command, [*BASE, *flags(*overrides)]) for command in (serve, check_config)

@@ -8,7 +8,6 @@ of its own at a lower priority; all processes share the cores of this machine.
 
 import asyncio
 import contextlib
-import math
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +18,6 @@ from typing import Any
 import click
 import grpc
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
@@ -30,7 +28,6 @@ from loadtest.bench.runner.benchmark import ServerOptions, benchmark, option, pe
 from loadtest.bench.runner.contest import open_loop
 from loadtest.bench.runner.server import CHANNEL_OPTIONS, ServerProcess
 from loadtest.processes.child import Child
-from loadtest.processes.meter import read_page
 
 _OVERRIDES = (
     "engine.kind=scripted",
@@ -95,7 +92,6 @@ async def _measure(name: str, options: _Options) -> Mapping[str, Any]:
                 found |= await _phase("attack", process, users, seconds)
                 found["attacker"] = await asyncio.to_thread(child.ask, {"end": True}, _REPORT_S)
             found |= await _phase("after", process, users, options.after_s)
-        found["abort_p99_ms"] = await asyncio.to_thread(_abort_p99_ms, server.ready["metrics_address"])
     return found
 
 
@@ -113,19 +109,6 @@ async def _phase(name: str, process: psutil.Process, users: "_HonestUsers", seco
         f"{name}_peak_rss_mib": round(max(rss) / MIB),
         f"{name}_last_rss_mib": round(rss[-1] / MIB),
     }
-
-
-def _abort_p99_ms(address: str) -> float | None:
-    """Return the end of the bucket in which the 99th percentile of the times to an abort falls; None without one."""
-    num_below: dict[float, float] = {math.inf: 0.0}
-    for family in text_string_to_metric_families(read_page(f"http://{address}/metrics")):
-        for each in family.samples:
-            if each.name == "completion_abort_seconds_bucket":
-                end_s = float(each.labels["le"])
-                num_below[end_s] = num_below.get(end_s, 0.0) + each.value
-    wanted = 0.99 * num_below[math.inf]
-    end_s = min((each for each, num in num_below.items() if num >= wanted > 0), default=math.inf)
-    return 1000 * end_s if math.isfinite(end_s) else None
 
 
 class _HonestUsers(AsyncExitStack):

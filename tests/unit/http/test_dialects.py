@@ -17,6 +17,7 @@ from completion_server.http.dialect import DONE, Answer, Asked, Body, Dialect, p
 from completion_server.http.exchange import dumped
 from completion_server.http.recent import RecentRequests
 from completion_server.http.requests import request_of
+from tests.support.constants import with_constants
 
 USAGE = Usage(prompt_tokens=10, cached_prompt_tokens=4, completion_tokens=5)
 TIMINGS = Timings(prefill_ms=3.0, decode_ms=10.0, total_ms=14.0)
@@ -146,7 +147,7 @@ def test_the_most_relevant_snippet_gets_the_room_that_there_is(
     asked, _reply = dialect.translate(body)
     recent = RecentRequests().place("ann", asked, 1, 0.0, has_name=True)
     for room in (1, 2, 3):
-        limits = LimitSettings(max_snippets=room)
+        limits = with_constants(LimitSettings(), max_snippets=room)
         request = request_of(asked, Caller("ann", "s"), recent, limits, began_at=0.0, now=0.0)
         assert [each.uri for each in request.snippets] == uris[:room]
 

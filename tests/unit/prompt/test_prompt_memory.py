@@ -8,6 +8,7 @@ from completion_server.core.request import Caller
 from completion_server.prompt.layout import Documents
 from completion_server.prompt.settings import PromptSettings
 from loadtest.bench.prompt import typed
+from tests.support.constants import with_constants
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at
 
 REQUEST = request_at(CODE[:3000] + CURSOR)
@@ -75,7 +76,7 @@ def test_the_least_recently_used_documents_are_forgotten_beyond_a_number_of_byte
 
 def test_large_documents_count_by_their_size() -> None:
     """Characters outside the basic plane take four bytes each in memory."""
-    builder = builder_of("embedded", max_prompt_tokens=2000, settings=PromptSettings(documents_mib=1))
+    builder = builder_of("embedded", max_prompt_tokens=2000, settings=with_constants(PromptSettings(), documents_mib=1))
     documents = builder.documents
     for number in range(200):
         builder.build(request_at("\U0001f642 = 1\n" * 3000 + CURSOR, uri=f"{number}" * 1000))

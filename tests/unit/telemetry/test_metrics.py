@@ -106,7 +106,6 @@ WASTED = events.RequestEnded(REQUEST, End(Outcome(FinishReason.CANCELLED), Usage
         (events.GenerationDiverged(3),
          {"generations_diverged_total": 1, 'wasted_tokens_total{outcome="diverged"}': 3}),
         (WASTED, {'wasted_tokens_total{outcome="cancelled"}': 5}),
-        (events.GenerationAborted(0.25), {"abort_seconds_sum": 0.25}),
         (events.EngineStalled(30.0), {"engine_stalls_total": 1}),
         (events.LoopLagged(0.1), {"loop_lag_seconds_count": 1}),
         (events.CredentialsChecked("key", "revoked"), {'authentications_total{kind="key",result="revoked"}': 1}),
