@@ -5,7 +5,7 @@ Imports nothing of vLLM: processes of the engine import this before vLLM.
 
 import logging
 
-from completion_server.engine.vllm.patches.cpu import compiled_loading, prompt_seeds, sampling_parameters
+from completion_server.engine.vllm.patches.cpu import compiled_loading, masked_rows, prompt_seeds, sampling_parameters
 from completion_server.engine.vllm.patches.drafts import plain_sampler, skipped_drafts, unfetched_drafts
 from completion_server.engine.vllm.patches.processes import (
     counted_outputs,
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 IN_EACH_PROCESS = (idle_polling, gloo_device)
 """Applied by the plugin `completion_server` in each process of an engine."""
 
-ON_A_CPU = (sampling_parameters, prompt_seeds, compiled_loading)
+ON_A_CPU = (sampling_parameters, prompt_seeds, compiled_loading, masked_rows)
 """Applied by the plugin `completion_server_on_cpu`: the first one in each process, the others in the worker."""
 
 WITH_DRAFTS = (plain_sampler, skipped_drafts, unfetched_drafts)

@@ -1,13 +1,18 @@
-"""The masks of an answer's beginning, and its state."""
+"""The masks of an answer's beginning, its state, and how a CPU applies them."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from completion_server.engine.vllm.patches.cpu import masked_rows
+
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of vLLM's own imports
+    from vllm.v1.structured_output.utils import apply_grammar_bitmask
+
     from completion_server.engine.vllm.healing import GivenBeginning, Masks
 
 TOKENS = dict(enumerate([b"a", b"ab", b"abc", b"b", b"bc", b"c", b"\xc3", b"\xa9", "é".encode(), "éa".encode(), b"ab"]))
@@ -55,3 +60,22 @@ def test_it_goes_on_token_by_token_and_back(masks: Masks) -> None:
 
 def test_a_token_of_a_marker_does_not_go_on(masks: Masks) -> None:
     assert GivenBeginning(masks, "ab").validate_tokens([39]) == []
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_a_cpu_masks_the_rows_that_vllm_masks(num_drafts: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    ids = ["free", "begun", "gone", "said"]
+    drafts = {"begun": [1] * num_drafts, "free": [1]}
+    num_rows = sum(1 + len(drafts.get(each, ())) for each in ids[:2] + ids[3:])
+    logits = torch.randn(num_rows, SIZE, generator=generator)
+    batch = SimpleNamespace(req_ids=["free", "begun", "said"])
+    masks = torch.randint(-(2**31), 2**31 - 1, (3 + num_drafts, 2), dtype=torch.int32, generator=generator)
+    masks[-1] = -1
+    grammar = SimpleNamespace(structured_output_request_ids=["gone", "begun", "said"], grammar_bitmask=masks.numpy())
+    step = SimpleNamespace(scheduled_spec_decode_tokens=drafts)
+    expected, found = logits.clone(), logits.clone()
+    apply_grammar_bitmask(step, grammar, batch, expected)
+    masked_rows.replacement(apply_grammar_bitmask)(step, grammar, batch, found)
+    assert torch.equal(expected, found)
+    assert (found == -torch.inf).any()
