@@ -125,8 +125,10 @@ class Runner:
 
     def end_all_nowait(self, outcome: Outcome) -> None:
         """End every live request."""
+        now = self._clock.now()
         for request in self.book.live_requests:
-            self.cancel_nowait(request.id, outcome)
+            self.book.cancel(request.id, outcome, now)
+        self._changed()  # after all: a slot that is free would be given to the next that waits
 
     async def wait_idle(self) -> None:
         """Wait until no request is live and no generation runs."""
@@ -154,17 +156,21 @@ class Runner:
         assert isinstance(leader, Completion)
         run = self._runs[generation] = _Run(self, generation, leader.reservation)
         leader.reservation = None
-        build = partial(self._prompts(leader.request).build, leader.request)
-        if _num_characters(leader.request) <= _INLINE_CHARACTERS:
-            self._begin(run, leader.request, build)
+        request = leader.request
+        if _num_characters(request) <= _INLINE_CHARACTERS:
+            self._begin(run, request, lambda: self._prompts(request).build(request))
+            return
+        try:
+            building = asyncio.get_running_loop().run_in_executor(None, self._prompts(request).build, request)
+        except Exception as error:  # noqa: BLE001 - it is the outcome of this generation alone
+            self._end(run, self._outcome_of(error, generation))
         else:
-            building = asyncio.get_running_loop().run_in_executor(None, build)
-            building.add_done_callback(partial(self._built, run, leader.request))
+            building.add_done_callback(partial(self._built, run, request))
 
     def abort(self, generation: Generation) -> None:
         """Stop a generation, unless it has had its last output."""
-        run = self._runs[generation]
-        if not run.is_over:
+        run = self._runs.get(generation)
+        if run is not None and not run.is_over:
             self._end(run, None)
             if run.work is not None:
                 run.work.abort()
@@ -173,9 +179,13 @@ class Runner:
 
     def _built(self, run: _Run, request: Request, building: "asyncio.Future[Prompt]") -> None:
         """Go on with a prompt that a thread has built."""
-        if not run.is_over and not building.cancelled():
-            self._begin(run, request, building.result)
-            self._changed()
+        if building.cancelled():
+            self._end(run, CANCELLED)
+        else:
+            building.exception()  # takes it, also if nobody needs the prompt any more
+            if not run.is_over:
+                self._begin(run, request, building.result)
+        self._changed()
 
     def _begin(self, run: _Run, request: Request, prompt_of: Callable[[], Prompt]) -> None:
         """Give the prompt to the engine. A failure ends the generation."""
@@ -192,6 +202,8 @@ class Runner:
         except Exception:  # a bug, which must not end the engine's loop
             logger.exception("an output of generation %s failed", run.generation.id)
             self._end(run, INTERNAL_ERROR)
+            if run.work is not None:
+                run.work.abort()
         if output.finish is not None:
             self._end(run, None)
         self._changed()
@@ -208,9 +220,9 @@ class Runner:
         while self._stopping:
             run = self._stopping.popleft()
             now, generation = self._clock.now(), run.generation
-            run.work = None  # which refers to the run
+            was_taken, run.work = run.work is not None, None  # the work refers to the run
             if run.reservation is not None:
-                num_computed = generation.num_new_tokens + generation.num_tokens if generation.has_prompt else 0
+                num_computed = generation.num_new_tokens + generation.num_tokens if was_taken else 0
                 run.reservation.settle(num_computed, now)
             self.book.stopped(generation, run.failure, now)
         self._alarm.set_nowait(self.book.next_tick)

@@ -103,6 +103,7 @@ class VllmEngine(Engine):
         """Load the model. The event loop keeps running meanwhile."""
         try:
             llm = await self._loading.run()
+            await llm.get_supported_tasks()  # kept by vLLM: else the first request would wait for the core
             if not self._locked_reason:
                 self._locked_reason = await _set_lookup(llm, lookup_at_start(self._settings, llm.vllm_config, ""))
         except ConfigError:
@@ -193,13 +194,12 @@ class VllmEngine(Engine):
             msg = "the engine is not running"
             raise EngineDeadError(msg)
         speculates = request.sampling.speculate or bool(self._locked_reason)
+        parameters = sampling_params(request)
         progress = self._accounting.progress[request.id] = GenerationProgress(speculates)
         salt = self._speculation.salt(request.cache_salt) if self._speculation else request.cache_salt
         prompt = tokens_input(request.prompt_token_ids, cache_salt=salt or None)
         headers = request.trace_headers if self._traces_endpoint else None
-        adding = llm.add_request(
-            request.id, prompt, sampling_params(request), priority=request.priority, trace_headers=headers
-        )
+        adding = llm.add_request(request.id, prompt, parameters, priority=request.priority, trace_headers=headers)
         generation = VllmGeneration(llm, self._accounting, request, progress, sink)
         generation.begin(adding)
         return generation
@@ -234,10 +234,12 @@ class VllmEngine(Engine):
             change.cancel()  # a core that hangs never answers
         if llm is not None:
             # Every open generation ends now, not when the core has gone.
-            llm.output_processor.propagate_error(VllmEngineDeadError())
-            if llm.output_handler is not None:
-                llm.output_handler.cancel()
-            await asyncio.to_thread(self._discard, llm)
+            try:
+                llm.output_processor.propagate_error(VllmEngineDeadError())
+                if llm.output_handler is not None:
+                    llm.output_handler.cancel()
+            finally:
+                await asyncio.to_thread(self._discard, llm)
 
     def _discard(self, llm: AsyncLLM) -> None:
         """Kill the processes: vLLM's own way, which frees all that ends with them anyway, takes up to ten seconds."""

@@ -40,6 +40,7 @@ class VllmGeneration:
         self._num_given = len(request.begins_with)
         self._vllm_id = ""
         self._is_over = False
+        self._is_aborted = False
 
     def begin(self, adding: "Coroutine[Any, Any, RequestOutputCollector]") -> None:
         """Have vLLM add the request. Raises EngineDeadError if the engine is dead, else vLLM's refusal."""
@@ -54,15 +55,15 @@ class VllmGeneration:
 
     def abort(self) -> None:
         """Stop; see the interface."""
+        self._is_aborted = True
         if not self._is_over:
             self._end()
-            if self._vllm_id:
-                run_eagerly(self._llm.abort(self._vllm_id, internal=True), ignore, ignore)
+            self._abort_in_vllm()
 
     def _added(self, collector: RequestOutputCollector) -> None:
         self._vllm_id = collector.request_id
         if self._is_over:  # aborted while vLLM had to wait
-            run_eagerly(self._llm.abort(self._vllm_id, internal=True), ignore, ignore)
+            self._abort_in_vllm()
             return
         collector.put = self.put  # type: ignore[method-assign, assignment]
         if (output := collector.output) is not None:
@@ -79,6 +80,8 @@ class VllmGeneration:
             output = output_of(result, self._progress, self._num_given)
         except Exception as error:  # noqa: BLE001 - the sink hears of it
             self._fail(error)
+            if isinstance(result, RequestOutput) and not result.finished:  # vLLM itself forgets a finished one
+                self._abort_in_vllm()
             return
         self._num_given = max(0, self._num_given - len(result.outputs[0].text))
         if output.finish is not None:
@@ -89,10 +92,23 @@ class VllmGeneration:
             logger.exception("an output of generation %s was lost", self._id)
 
     def _fail(self, error: BaseException) -> None:
+        """Tell the sink in a turn of its own: vLLM may be going through its requests now, and one may begin then."""
         if not self._is_over:
             self._end()
-            failure = EngineDeadError("the engine died") if isinstance(error, VllmEngineDeadError) else error
-            self._sink.fail(failure if isinstance(failure, Exception) else EngineDeadError("the engine was stopped"))
+            is_its_own = isinstance(error, Exception) and not isinstance(error, VllmEngineDeadError)
+            failure = error if is_its_own else EngineDeadError("the engine died")
+            asyncio.get_running_loop().call_soon(self._tell, failure)
+
+    def _tell(self, error: Any) -> None:
+        if not self._is_aborted:
+            self._sink.fail(error)
+
+    def _abort_in_vllm(self) -> None:
+        if self._vllm_id:
+            try:
+                run_eagerly(self._llm.abort(self._vllm_id, internal=True), ignore, ignore)
+            except Exception:  # of a dead engine, which the supervisor sees by itself
+                logger.warning("generation %s could not be aborted", self._id, exc_info=True)
 
     def _end(self) -> None:
         """Forget it, so that tokens which the engine still computes for it count as aborted."""
