@@ -86,7 +86,7 @@ for _name, _target, _short_help in (
     ),
     ("status", "completion_server.client.operator_commands:status", "Show what a running server is doing."),
     ("top", "completion_server.client.top.command:top", "Show the latency and the load of servers, live."),
-    ("usage", "completion_server.records.usage_command:usage", "Add up usage records by tenant, user and day."),
+    ("usage", "completion_server.ops.records.usage_command:usage", "Add up usage records by tenant, user and day."),
 ):
     main.add_command(LazyCommand(_name, _target, _short_help))
 main.add_command(PluginCommand("plan", "Calculate GPUs and cost from the number of seats."))

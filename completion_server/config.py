@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from completion_server.admission.settings import AdmissionSettings, LimitSettings, ServerSettings
 from completion_server.auth.settings import AuthSettings
 from completion_server.core.errors import ConfigError
 from completion_server.core.sections import read_section
 from completion_server.engine.interface import NGRAM
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
-from completion_server.prompt.edits.choice import choose_edit_template
-from completion_server.prompt.settings import PromptSettings
-from completion_server.records.settings import RecordSettings
-from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
-from completion_server.speculation.schedule import ScheduleError, parse_schedule
+from completion_server.engine.speculation.schedule import ScheduleError, parse_schedule
+from completion_server.ops.logs import LogSettings
+from completion_server.ops.records.settings import RecordSettings
+from completion_server.ops.tenants import MetricsSettings
+from completion_server.ops.tracing.settings import TraceSettings
+from completion_server.requests.limits.settings import AdmissionSettings, LimitSettings, ServerSettings
+from completion_server.requests.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.state.settings import CacheSettings, RedisSettings
-from completion_server.telemetry.logs import LogSettings
-from completion_server.telemetry.tenants import MetricsSettings
-from completion_server.telemetry.tracing.settings import TraceSettings
+from completion_server.text.prompt.edits.choice import choose_edit_template
+from completion_server.text.prompt.settings import PromptSettings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

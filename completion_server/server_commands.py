@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 import uvloop
 
+from completion_server.api.rpc.listening import check_ports
+from completion_server.app.checks import check, left_open, not_checked, warn_of_exposure
+from completion_server.app.models import load_edits, load_prompts, prompt_budget, with_revisions
+from completion_server.app.shutdown import Shutdown
 from completion_server.client.options import DEFAULT_SERVER
-from completion_server.composition.checks import check, left_open, not_checked, warn_of_exposure
-from completion_server.composition.models import load_edits, load_prompts, prompt_budget, with_revisions
-from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config, load_config
 from completion_server.core import safe_logging
 from completion_server.core.addresses import is_loopback, is_unix_socket, split_address
@@ -33,11 +34,10 @@ from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.start_times import StartTimes, progress
-from completion_server.rpc.listening import check_ports
-from completion_server.telemetry import logs
+from completion_server.ops import logs
 
 if TYPE_CHECKING:
-    from completion_server.composition.app import App, Ready
+    from completion_server.app.app import App, Ready
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +92,8 @@ def serve(config: Path | None, overrides: tuple[str, ...], insecure: bool, as_js
         with progress("reading the models' files and importing the engine"):
             loaded = with_revisions(loaded)
             # After the checks, because these imports take seconds.
-            from completion_server.composition.app import App
-            from completion_server.composition.engine_factory import make_engine_factory
+            from completion_server.app.app import App
+            from completion_server.app.engine_factory import make_engine_factory
 
             make_engine = make_engine_factory(loaded)
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from completion_server.prompt.templates import EMBEDDED
+from completion_server.text.prompt.templates import EMBEDDED
 from draft_model.core import Preset, render, weights_digest, write_atomically
 from draft_model.corpus.store import Corpus, Side, SourceSummary, source_table
 from draft_model.data.samples import FIM_SHARE, GENERATED_SHARE

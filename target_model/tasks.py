@@ -15,9 +15,9 @@ from pathlib import Path
 
 from completion_server.core.errors import ConfigError, InvalidRequestError
 from completion_server.core.request import Caller, Mode, Request
-from completion_server.prompt.builder import PromptBuilder
-from completion_server.prompt.loading import load_prompt_builder
-from completion_server.prompt.settings import PromptSettings
+from completion_server.text.prompt.builder import PromptBuilder
+from completion_server.text.prompt.loading import load_prompt_builder
+from completion_server.text.prompt.settings import PromptSettings
 from target_model.core import TargetError
 from target_model.sandbox import CheckedProgram, Limits, ProgramResult, run_programs
 

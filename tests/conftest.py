@@ -74,7 +74,7 @@ LONGEST = frozenset(
         "draft_model/test_training",
         "engine/on_vllm/test_vllm_environment",
         "loadtest/simulation/test_simulation_world",
-        "speculation/test_speculation_trial",
+        "engine/speculation/test_speculation_trial",
         "test_server_commands",
     )
 )

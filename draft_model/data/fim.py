@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import BinaryIO
 
-from completion_server.prompt.templates import ALL_LINES
+from completion_server.text.prompt.templates import ALL_LINES
 from draft_model.core import PipelineError, locked, write_atomically
 from draft_model.data.tokenizer import NO_CONTEXT, PromptContext, TemplateEncoder
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from completion_server.prompt.templates import Template
+from completion_server.text.prompt.templates import Template
 from draft_model.core import PipelineError, file_digest, replacing_folder, write_atomically
 from draft_model.corpus.store import Corpus, Side
 from draft_model.data.fim import load_splits

@@ -21,14 +21,14 @@ from transformers import PreTrainedTokenizerFast
 from completion_server.core.errors import ConfigError
 from completion_server.core.languages import language_of
 from completion_server.core.request import Snippet
-from completion_server.prompt.builder import begin_ids
-from completion_server.prompt.loading import load_prompt_builder
-from completion_server.prompt.settings import PromptSettings
-from completion_server.prompt.snippets import NOTHING, Rendered, SnippetRenderer
-from completion_server.prompt.templates import EMBEDDED, FimOrder, Template
-from completion_server.prompt.tokens.boundaries import flat
-from completion_server.prompt.tokens.plaintext import end_token_ids, make_plain
-from completion_server.prompt.tokens.reuse import EMPTY, Encoded
+from completion_server.text.prompt.builder import begin_ids
+from completion_server.text.prompt.loading import load_prompt_builder
+from completion_server.text.prompt.settings import PromptSettings
+from completion_server.text.prompt.snippets import NOTHING, Rendered, SnippetRenderer
+from completion_server.text.prompt.templates import EMBEDDED, FimOrder, Template
+from completion_server.text.prompt.tokens.boundaries import flat
+from completion_server.text.prompt.tokens.plaintext import end_token_ids, make_plain
+from completion_server.text.prompt.tokens.reuse import EMPTY, Encoded
 from draft_model.core import CONTEXT_TOKENS, VOCAB_SIZE, PipelineError, replacing_folder
 
 COMPLETION_ENDS = {"codellama": "▁<EOT>"}

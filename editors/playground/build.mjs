@@ -3,7 +3,7 @@ import { copyFileSync, existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { build } from "esbuild";
 
-const out = process.env.OUT ?? "../../completion_server/http/playground/static";
+const out = process.env.OUT ?? "../../completion_server/api/http/playground/static";
 const { metafile } = await build({
   entryPoints: ["src/main.ts", "src/page.css"],
   outdir: out,

@@ -8,6 +8,6 @@ fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
 npm run --silent check
 OUT="$fresh" npm run --silent build
-shipped=../../completion_server/http/playground/static
+shipped=../../completion_server/api/http/playground/static
 diff -rq "$fresh" "$shipped" >/dev/null || { echo "$shipped is stale: make playground" >&2; exit 1; }
 echo "The page is fresh."

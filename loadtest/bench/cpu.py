@@ -29,21 +29,21 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.callers import Callers
-from completion_server.admission.settings import AdmissionSettings, LimitSettings
+from completion_server.api.callers import Callers
+from completion_server.api.rpc.intake import Intake
+from completion_server.api.rpc.session import SessionCall, StreamTimes
 from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import no_trace
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.prompt.builder import Prompt, PromptBuilder
-from completion_server.rpc.intake import Intake
-from completion_server.rpc.session import SessionCall, StreamTimes
-from completion_server.scheduling.settings import SchedulingSettings
-from completion_server.serving.rules import Prompts
-from completion_server.serving.service import Service
-from completion_server.serving.settings import ServingSettings
-from completion_server.telemetry.metrics import Metrics
+from completion_server.ops.metrics import Metrics
+from completion_server.requests.limits.settings import AdmissionSettings, LimitSettings
+from completion_server.requests.rules import Prompts
+from completion_server.requests.scheduling.settings import SchedulingSettings
+from completion_server.requests.service import Service
+from completion_server.requests.settings import ServingSettings
+from completion_server.text.prompt.builder import Prompt, PromptBuilder
 from loadtest import LoadTestError
 from loadtest.bench.bare import bare_server
 from loadtest.bench.runner.benchmark import COUNT, ServerOptions, benchmark, option

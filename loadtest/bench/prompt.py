@@ -20,7 +20,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from completion_server.core.request import Mode
-from completion_server.prompt.templates import FimOrder, Template
+from completion_server.text.prompt.templates import FimOrder, Template
 from loadtest.bench.runner.benchmark import COUNT, Options, benchmark, option, percentile
 from loadtest.bench.runner.server import key_request, prompt_builder
 from loadtest.traffic.documents import library_files

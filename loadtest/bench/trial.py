@@ -20,16 +20,15 @@ from typing import Any
 import click
 from rich.console import Console
 
-from completion_server.composition.engine_factory import make_engine_factory
-from completion_server.composition.models import load_prompts
-from completion_server.composition.samples import make_samples
+from completion_server.app.engine_factory import make_engine_factory
+from completion_server.app.models import load_prompts
+from completion_server.app.samples import make_samples
 from completion_server.config import load_config
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.engine.interface import Engine, EngineDeadError, SpeculationControl
-from completion_server.engine.warmup import warm_up
-from completion_server.speculation.comparison import Schedule, trimmed_mean
-from completion_server.speculation.texts import TypedRound, log_gains, tokens_per_s
-from completion_server.speculation.trial import (
+from completion_server.engine.speculation.comparison import Schedule, trimmed_mean
+from completion_server.engine.speculation.texts import TypedRound, log_gains, tokens_per_s
+from completion_server.engine.speculation.trial import (
     NUM_DOCUMENTS,
     MakeRequest,
     StartChoice,
@@ -37,6 +36,7 @@ from completion_server.speculation.trial import (
     run_trial,
     trial_sizes,
 )
+from completion_server.engine.warmup import warm_up
 from loadtest.bench.runner.benchmark import COUNT, ServerOptions, benchmark, option
 
 MAX_LOSS = 0.03

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from completion_server.scheduling.queue import ORDERS
-from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
-from completion_server.scheduling.shedding import Shedding
+from completion_server.requests.scheduling.queue import ORDERS
+from completion_server.requests.scheduling.settings import SchedulingSettings, ShedSettings
+from completion_server.requests.scheduling.shedding import Shedding
 from loadtest.simulation.workload import (
     PERCENTILES,
     EditorModel,

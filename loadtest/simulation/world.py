@@ -10,7 +10,6 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import ClassVar, cast
 
-from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.clock import Deadline
 from completion_server.core.events import Event, RequestEnded
 from completion_server.core.request import Caller, Request
@@ -18,10 +17,11 @@ from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.prompt.builder import Prompt
-from completion_server.scheduling.settings import OrderName, SchedulingSettings, ShedSettings, ShedWhen
-from completion_server.serving.service import Service
-from completion_server.serving.settings import ServingSettings
+from completion_server.requests.limits.settings import AdmissionSettings
+from completion_server.requests.scheduling.settings import OrderName, SchedulingSettings, ShedSettings, ShedWhen
+from completion_server.requests.service import Service
+from completion_server.requests.settings import ServingSettings
+from completion_server.text.prompt.builder import Prompt
 from loadtest.simulation import virtual_time
 from loadtest.simulation.engine import SIMULATED_TOKENS, OtherWork, SlotEngine
 from loadtest.simulation.virtual_time import LoopClock

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from completion_server.speculation.comparison import ALPHA, Gain, compare, margin, rows_of, trimmed_mean
+from completion_server.engine.speculation.comparison import ALPHA, Gain, compare, margin, rows_of, trimmed_mean
 from loadtest.tuning.blocks import Array, Blocks, Rows, Variant
 
 Estimate = Gain

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.settings import LimitSettings
+from completion_server.requests.limits.settings import LimitSettings
 from loadtest.bench.attacks.http2 import Http2Connection, framed
 from tests.attack.conftest import MIB, attacked, engine
 from tests.attack.malformed import mutated

@@ -169,7 +169,7 @@ async def test_a_replica_in_drain_gets_no_new_calls_and_its_sessions_move(four: 
         assert grpc.StatusCode.UNAVAILABLE in codes <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL}
 
 
-HURRIED = "from completion_server.admission.settings import AdmissionSettings as A; A.first_request_s = 0.5"
+HURRIED = "from completion_server.requests.limits.settings import AdmissionSettings as A; A.first_request_s = 0.5"
 """Run at the start of each server: a stream without a request ends after half a second, not after a minute."""
 
 

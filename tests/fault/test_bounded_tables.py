@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from completion_server.admission.feedback import RecentAnswers
-from completion_server.admission.rate_limiter import RateLimiter
+from completion_server.api.http.dialect import Asked
+from completion_server.api.http.recent import RecentRequests
 from completion_server.core.outcome import ServedAnswer
-from completion_server.http.dialect import Asked
-from completion_server.http.recent import RecentRequests
-from completion_server.scheduling.lanes import Sequences
+from completion_server.requests.feedback import RecentAnswers
+from completion_server.requests.limits.rate_limiter import RateLimiter
+from completion_server.requests.scheduling.lanes import Sequences
 
 PER_S = 1_000.0
 """New keys a second: more than the requests that a server answers."""

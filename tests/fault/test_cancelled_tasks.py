@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from redis.asyncio.connection import AbstractConnection
 
-from completion_server.admission.day_tokens import DayTokens
-from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.composition.shared_state import SharedState
+from completion_server.api.rpc.intake import Intake
+from completion_server.api.rpc.session import SessionCall, StreamTimes
+from completion_server.app.shared_state import SharedState
 from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.rpc.intake import Intake
-from completion_server.rpc.session import SessionCall, StreamTimes
-from completion_server.serving.service import Service
-from completion_server.serving.settings import ServingSettings
+from completion_server.requests.limits.day_tokens import DayTokens
+from completion_server.requests.loop_lag import LoopLagMonitor
+from completion_server.requests.service import Service
+from completion_server.requests.settings import ServingSettings
 from completion_server.state.clients import make_client
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.settings import RedisSettings
@@ -34,7 +34,7 @@ from tests.support.cancels import ENDS_WITHIN_S, LongLived, check_ends_at_each_a
 from tests.support.constants import with_constants
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.services import FOUR_SLOTS, NO_SHEDDING, REQUEST, UNLIMITED, Prompts, running_service
-from tests.unit.rpc.test_session_writes import CALLER, LIMITS, Client
+from tests.unit.api.rpc.test_session_writes import CALLER, LIMITS, Client
 from tests.unit.state.stores import new_prefix
 
 Running = Coroutine[Any, Any, Any]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server.telemetry.logs import CountingHandler
+from completion_server.ops.logs import CountingHandler
 from tests.support.models import TARGET
 from tests.support.server import ask, request
 from tests.support.server_process import COMMAND, flags, serving

@@ -83,8 +83,8 @@ async def test_the_first_sigterm_says_not_serving_before_anything_ends_and_the_s
 
 SERVE = """
 import asyncio, time
-from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.admission.settings import ServerSettings
+from completion_server.requests.loop_lag import LoopLagMonitor
+from completion_server.requests.limits.settings import ServerSettings
 from completion_server.cli import main
 
 async def run(self):

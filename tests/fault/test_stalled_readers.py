@@ -15,10 +15,10 @@ import pytest_asyncio
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.api.rpc.session import SessionCall
 from completion_server.core.request import Request
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.rpc.session import SessionCall
 from tests.support.server import ENDLESS, RunningServer, endless_config, endless_engine, eventually, request, run_server
 
 pytestmark = pytest.mark.serial

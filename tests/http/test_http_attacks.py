@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from completion_server.admission.settings import LimitSettings
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from completion_server.requests.limits.settings import LimitSettings
 from tests.support.http_clients import (
     ANSWERS_WITHIN_S,
     HTTP,

@@ -5,8 +5,8 @@ from typing import NoReturn
 import aiohttp
 import pytest
 
+from completion_server.api.http import openai
 from completion_server.engine.scripted.engine import ScriptedEngine
-from completion_server.http import openai
 from tests.support.http_clients import HTTP, get, post
 from tests.support.server import make_config, run_server
 

@@ -13,7 +13,7 @@ from enum import StrEnum, auto
 from itertools import accumulate, pairwise
 
 from completion_server.core.request import Caller, Mode, Request
-from completion_server.streaming.text import TextRules
+from completion_server.text.rules.text import TextRules
 
 _MAX_LINE = 300
 _MAX_BLOCK_LINES = 30

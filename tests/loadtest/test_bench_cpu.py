@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from tokenizers import Tokenizer
 
-from completion_server.prompt.builder import PromptBuilder
-from completion_server.prompt.loading import choose_template
+from completion_server.text.prompt.builder import PromptBuilder
+from completion_server.text.prompt.loading import choose_template
 from loadtest.bench.cpu import H2loadError, Sizes, in_process, with_h2load
 from loadtest.bench.runner.contest import editors
 from loadtest.traffic.scenario import ScenarioError

@@ -1,6 +1,6 @@
 """The scenario of next edits against a whole server with the scripted model of them."""
 
-from completion_server.composition.engine_factory import make_engine_factory
+from completion_server.app.engine_factory import make_engine_factory
 from loadtest.driving.driver import Callbacks, Driver
 from loadtest.driving.recorder import Recorder
 from loadtest.driving.worker import client_settings_of

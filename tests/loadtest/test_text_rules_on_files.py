@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from completion_server.core.languages import language_of
-from completion_server.streaming.lines import LineRules
+from completion_server.text.rules.lines import LineRules
 from tests.loadtest.cut_out import Case, Kind, cases_of, damages
 
 ROOT = Path(__file__).parents[2]
 SNIPPETS = sorted((ROOT / "tests" / "data" / "snippets").iterdir())
 OWN_FOLDERS = (
-    "completion_server/streaming",
+    "completion_server/text/rules",
     "completion_client",
     "editors/stubs",
     "editors/vscode",

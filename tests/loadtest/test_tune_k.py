@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from completion.v1 import admin_pb2 as pb
+from completion_server.api.rpc import convert
 from completion_server.core.request import Request
 from completion_server.engine.interface import GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.rpc.messages import convert
 from loadtest.__main__ import main
 from loadtest.commands.outcome import Exit
 from loadtest.targets import TargetError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from completion_server.composition.engine_factory import make_engine_factory
+from completion_server.app.engine_factory import make_engine_factory
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine
 from tests.support.models import ROOT

@@ -3,7 +3,7 @@
 import pytest
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.composition.engine_factory import make_engine_factory
+from completion_server.app.engine_factory import make_engine_factory
 from tests.support.node_lsp import Json, play
 from tests.support.oracle_server import run_oracle
 from tests.support.server import eventually, make_config, run_server

@@ -69,7 +69,7 @@ def packages(environment: Path) -> set[str]:
 def test_the_client_brings_no_more_than_grpc_and_the_contract(wheels: tuple[Path, Path, Path], tmp_path: Path) -> None:
     client, _, server = (zipfile.ZipFile(wheel).namelist() for wheel in wheels)
     assert {"completion/v1/completion.proto", "completion_client/__init__.py"} <= set(client)
-    assert "completion_server/http/playground/static/main.js" in server
+    assert "completion_server/api/http/playground/static/main.js" in server
     assert not [name for name in client if "__pycache__" in name]
     assert not [name for name in client + server if "third_party" in name or name.startswith("google/")]
     assert not [name for name in server if name.startswith(("completion/", "completion_client/", "completion_lsp/"))]

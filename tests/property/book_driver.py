@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.core.request import Trigger
-from completion_server.scheduling.queue import ORDERS
-from completion_server.scheduling.requests import LiveRequest, State
-from completion_server.scheduling.shedding import Shedding
+from completion_server.requests.scheduling.queue import ORDERS
+from completion_server.requests.scheduling.requests import LiveRequest, State
+from completion_server.requests.scheduling.shedding import Shedding
 from tests.support.recorded_book import (
     Abort,
     Action,

@@ -11,8 +11,8 @@ from completion_server.core.events import GenerationDiverged
 from completion_server.core.outcome import CANCELLED, SUPERSEDED, ShedReason
 from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
-from completion_server.scheduling.reattach import Continuation
-from completion_server.scheduling.shedding import Shedding
+from completion_server.requests.scheduling.reattach import Continuation
+from completion_server.requests.scheduling.shedding import Shedding
 from tests.property.book_driver import FAILED, REFUSED, SECONDS, STOPPED, UNLIMITED, BookDriver
 from tests.support.examples import examples
 from tests.support.recorded_book import RecordedRequest, Report, Text

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
-from completion_server.scheduling.queue import ORDERS
-from completion_server.scheduling.shares import SLOT_TOKENS, TOLERANCE
-from completion_server.scheduling.shedding import Shedding
+from completion_server.requests.scheduling.queue import ORDERS
+from completion_server.requests.scheduling.shares import SLOT_TOKENS, TOLERANCE
+from completion_server.requests.scheduling.shedding import Shedding
 from tests.support.examples import examples
 from tests.support.recorded_book import Action, RecordedBook, RecordedRequest, Start
 

@@ -7,12 +7,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from completion_server.core.diffs import plain_breaks
-from completion_server.prompt.edits.answers import EditAnswer
-from completion_server.prompt.edits.instinct import Instinct
-from completion_server.prompt.edits.region import Reach, Region, find_region
-from completion_server.prompt.edits.sweep import Sweep
-from completion_server.prompt.edits.template import EditTemplate
-from completion_server.prompt.edits.zeta import Zeta2, Zeta21
+from completion_server.text.prompt.edits.answers import EditAnswer
+from completion_server.text.prompt.edits.instinct import Instinct
+from completion_server.text.prompt.edits.region import Reach, Region, find_region
+from completion_server.text.prompt.edits.sweep import Sweep
+from completion_server.text.prompt.edits.template import EditTemplate
+from completion_server.text.prompt.edits.zeta import Zeta2, Zeta21
 from tests.support.examples import examples
 from tests.support.next_edits import CURSOR, answer_of, applied, request_at
 

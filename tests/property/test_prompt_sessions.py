@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Snippet
-from completion_server.prompt.settings import PromptSettings
-from completion_server.prompt.templates import ALL_LINES
-from completion_server.prompt.tokens.plaintext import make_plain
+from completion_server.text.prompt.settings import PromptSettings
+from completion_server.text.prompt.templates import ALL_LINES
+from completion_server.text.prompt.tokens.plaintext import make_plain
 from tests.support.examples import examples
 from tests.support.vocabularies import FAMILIES
-from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at, text_of
+from tests.unit.text.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at, text_of
 
 BUDGET = 160
 BLOCKS = st.sampled_from(

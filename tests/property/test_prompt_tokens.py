@@ -4,8 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from completion_server.prompt.tokens.plaintext import make_plain
-from completion_server.prompt.tokens.reuse import EMPTY, Encoder, common_prefix, common_suffix
+from completion_server.text.prompt.tokens.plaintext import make_plain
+from completion_server.text.prompt.tokens.reuse import EMPTY, Encoder, common_prefix, common_suffix
 from tests.support.examples import examples
 from tests.support.vocabularies import FAMILIES
 

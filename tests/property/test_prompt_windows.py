@@ -5,9 +5,9 @@ from itertools import pairwise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from completion_server.prompt.window import HEAD_CHARACTERS, find_end, find_window, is_line_start, num_clipped
+from completion_server.text.prompt.window import HEAD_CHARACTERS, find_end, find_window, is_line_start, num_clipped
 from tests.support.examples import examples
-from tests.unit.prompt.prompts import CURSOR, builder_of, layout_of, request_at
+from tests.unit.text.prompt.prompts import CURSOR, builder_of, layout_of, request_at
 
 BUDGET = 700
 LINES = st.lists(

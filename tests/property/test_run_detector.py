@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from completion_server.streaming.runs import RunDetector
+from completion_server.text.rules.runs import RunDetector
 from tests.property.plain_runs import (
     end_of_first_unit,
     first_loop,

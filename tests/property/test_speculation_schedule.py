@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.speculation.schedule import ScheduleError, ScheduleRow, SpeculationSchedule, parse_schedule
+from completion_server.engine.speculation.schedule import (
+    ScheduleError,
+    ScheduleRow,
+    SpeculationSchedule,
+    parse_schedule,
+)
 
 MAX_K = 8
 lookups = st.lists(st.integers(0, MAX_K), min_size=1, max_size=40).map(lambda ks: [0, *ks])

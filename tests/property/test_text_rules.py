@@ -6,7 +6,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from completion_server.core.request import Caller, Mode, Request
-from completion_server.streaming.text import TextRules
+from completion_server.text.rules.text import TextRules
 from tests.property.plain_runs import first_loop, length_of_run, repeating_texts, run_at, split
 from tests.support.examples import examples
 

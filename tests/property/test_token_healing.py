@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from completion_server.core.vocabulary import Vocabulary, text_tokens
-from completion_server.prompt.tokens.healing import MAX_TOKENS, Healer
-from completion_server.prompt.tokens.plaintext import PlainText, make_plain
+from completion_server.text.prompt.tokens.healing import MAX_TOKENS, Healer
+from completion_server.text.prompt.tokens.plaintext import PlainText, make_plain
 from tests.support.examples import examples
 from tests.support.vocabularies import FAMILIES
 

@@ -12,13 +12,13 @@ from tokenizers import Tokenizer
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server.admission.callers import Callers, token_in
-from completion_server.admission.settings import AdmissionSettings, LimitSettings
+from completion_server.api.callers import Callers, token_in
+from completion_server.api.rpc.intake import identify, metadata_of, split_peer
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Caller
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ServiceTimes
-from completion_server.rpc.intake import identify, metadata_of, split_peer
+from completion_server.requests.limits.settings import AdmissionSettings, LimitSettings
 from tests.support.models import TARGET
 from tests.support.server import (
     ENDLESS,

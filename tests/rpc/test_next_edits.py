@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient
-from completion_server.composition.engine_factory import make_engine_factory
+from completion_server.app.engine_factory import make_engine_factory
 from completion_server.config import Config
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes

@@ -8,7 +8,7 @@ import grpc
 from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion_server import __version__
-from completion_server.composition.models import with_revisions
+from completion_server.app.models import with_revisions
 from completion_server.engine.revisions import folder_revision
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.server_commands import ready_json, ready_line

@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from completion.v1 import admin_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceStub
-from completion_server.composition.app import App, Ready
+from completion_server.app.app import App, Ready
 from completion_server.config import Config
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.speculation import trial
+from completion_server.engine.speculation import trial
 from tests.support.server import ask, make_config, request, run_server
 
 MAX_K = 4
@@ -166,7 +166,7 @@ async def test_health_is_not_serving_until_the_trial_has_ended(
         registry=CollectorRegistry(),
     )
     monkeypatch.setattr(
-        "completion_server.composition.app.warn_of_exposure", lambda _config, address: addresses.append(address)
+        "completion_server.app.app.warn_of_exposure", lambda _config, address: addresses.append(address)
     )
     with caplog.at_level(logging.INFO):
         task = asyncio.create_task(app.run(ready.set_result))

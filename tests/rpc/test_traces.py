@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.composition.checks import check
+from completion_server.app.checks import check
 from completion_server.core.errors import ConfigError
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.certificates import make_identity_in
@@ -299,7 +299,7 @@ async def test_a_variable_that_opentelemetry_refuses_ends_the_start(monkeypatch:
 
 
 def test_a_missing_package_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "completion_server.telemetry.tracing.tracing", None)
+    monkeypatch.setitem(sys.modules, "completion_server.ops.tracing.tracing", None)
     config = make_config("traces.endpoint=http://127.0.0.1:4317")
     with pytest.raises(ConfigError, match=r"traces.endpoint: needs OpenTelemetry.*completion-server\[traces\]"):
         check(config, {})

@@ -5,12 +5,12 @@ from typing import Any
 
 from cryptography import x509
 
-from completion_server.admission.callers import Callers
-from completion_server.admission.settings import AdmissionSettings, LimitSettings
+from completion_server.api.callers import Callers
 from completion_server.auth.authenticator import Authenticator
 from completion_server.core.credential import Credential, Scope
 from completion_server.core.errors import UnauthenticatedError
 from completion_server.core.request import Caller
+from completion_server.requests.limits.settings import AdmissionSettings, LimitSettings
 
 LONG_PAST_S = 1000.0
 """A token with this end has expired once `KnownCallers.now` says so."""

@@ -11,15 +11,15 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from completion_server.api.rpc import convert
+from completion_server.api.rpc.decoder import Decoder
 from completion_server.core.events import RequestEnded
 from completion_server.engine.scripted.engine import ScriptedEngine
-from completion_server.prompt.builder import PromptBuilder
-from completion_server.rpc.messages import convert
-from completion_server.rpc.messages.decoder import Decoder
-from completion_server.streaming.mailbox import Mailbox
-from completion_server.streaming.text import TextRules
-from completion_server.telemetry import logs
-from completion_server.telemetry.metrics import Metrics
+from completion_server.ops import logs
+from completion_server.ops.metrics import Metrics
+from completion_server.requests.mailbox import Mailbox
+from completion_server.text.prompt.builder import PromptBuilder
+from completion_server.text.rules.text import TextRules
 
 PARTS = ("prompt", "engine", "rules", "mailbox", "observer", "convert", "feedback", "decoder")
 """Besides them, "background" raises in a task, a callback, a thread and a finalizer, and "crash" kills the engine."""

@@ -8,9 +8,9 @@ from completion_server.core.next_edit import Edit, NextEdit, RecentEdit
 from completion_server.core.request import Caller, Mode, Request, Snippet
 from completion_server.engine.scripted.edit_model import edit_script
 from completion_server.engine.scripted.engine import Script
-from completion_server.prompt.edits.region import Region
-from completion_server.prompt.edits.template import EditTemplate
-from completion_server.prompt.edits.zeta import Zeta21, block_starts
+from completion_server.text.prompt.edits.region import Region
+from completion_server.text.prompt.edits.template import EditTemplate
+from completion_server.text.prompt.edits.zeta import Zeta21, block_starts
 from tests.support.vocabularies import embedded
 
 CURSOR = "‸"

@@ -116,7 +116,7 @@ def summary(config: Any, locked_reason: str = "") -> dict[str, Any]:
 
 def served(path: Path | None, *overrides: str) -> dict[str, Any]:
     """Resolve a server's configuration as the server does, up to the start of the engine's processes."""
-    from completion_server.composition.engine_factory import make_engine_factory
+    from completion_server.app.engine_factory import make_engine_factory
 
     engine: Any = make_engine_factory(load_config(path, overrides, {}))()
     made: list[tuple[Any, str]] = []

@@ -12,7 +12,7 @@ from completion.v1 import admin_pb2
 from completion.v1 import completion_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server.composition.engine_factory import make_engine_factory
+from completion_server.app.engine_factory import make_engine_factory
 from tests.support.background import Background, background_loop
 from tests.support.server import START_TIMEOUT_S, STOP_TIMEOUT_S, RunningServer, make_config, run_server
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from completion_server.telemetry.quality import NUM_USER_GROUPS
+from completion_server.ops.quality import NUM_USER_GROUPS
 
 WORSE = 0.2
 """The loss that the test looks for: the canary's share is lower by this part of the stable share."""

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.app.app import App, Ready
 from completion_server.auth.authenticator import Authenticator
-from completion_server.composition.app import App, Ready
 from completion_server.config import Config, load_config
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import Script, ScriptedEngine, ServiceTimes

@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.admission.settings import AdmissionSettings
 from completion_server.core import events
 from completion_server.core.clock import Clock
 from completion_server.core.errors import Code
@@ -21,13 +19,15 @@ from completion_server.engine.interface import Engine, GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import CacheScope, EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.prompt.builder import Prompt
-from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
-from completion_server.serving.completion import Completion
-from completion_server.serving.isolation import Isolation
-from completion_server.serving.rules import EditPrompts, EditRules
-from completion_server.serving.service import CompletionCache, ReplicaGroup, Service
-from completion_server.serving.settings import ServingSettings
+from completion_server.requests.completion import Completion
+from completion_server.requests.isolation import Isolation
+from completion_server.requests.limits.settings import AdmissionSettings
+from completion_server.requests.loop_lag import LoopLagMonitor
+from completion_server.requests.rules import EditPrompts, EditRules
+from completion_server.requests.scheduling.settings import SchedulingSettings, ShedSettings
+from completion_server.requests.service import CompletionCache, ReplicaGroup, Service
+from completion_server.requests.settings import ServingSettings
+from completion_server.text.prompt.builder import Prompt
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.cancels import cancel_and_wait

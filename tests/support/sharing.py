@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from completion_server.core.request import Trigger
-from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
+from completion_server.requests.scheduling.settings import SchedulingSettings, ShedSettings
 from loadtest.simulation.workload import EditorModel, Policy, SimulatedRequest, SimulatedResult, Workload
 from loadtest.simulation.world import simulate
 from loadtest.traffic.typist import TypingModel

@@ -10,21 +10,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NamedTuple
 
-from completion_server.admission.settings import AdmissionSettings
 from completion_server.core.outcome import CacheLevel, End
 from completion_server.core.request import Caller, Mode, Request
 from completion_server.engine.scripted.engine import SMALL_MODEL_ON_TWO_CORES, ScriptedEngine
 from completion_server.engine.settings import CacheScope, EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.prompt.builder import Prompt
-from completion_server.scheduling.settings import ShedSettings
-from completion_server.serving.isolation import Isolation
-from completion_server.serving.service import Service
-from completion_server.serving.settings import ServingSettings
+from completion_server.requests.isolation import Isolation
+from completion_server.requests.limits.settings import AdmissionSettings
+from completion_server.requests.scheduling.settings import ShedSettings
+from completion_server.requests.service import Service
+from completion_server.requests.settings import ServingSettings
 from completion_server.state.cache.cache import make_cache
 from completion_server.state.cache.keys import CompletionKeys
 from completion_server.state.secret import Secret
 from completion_server.state.settings import CacheSettings, RedisSettings
+from completion_server.text.prompt.builder import Prompt
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.constants import with_constants
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from completion_server.composition.engine_factory import make_engine_factory
+from completion_server.app.engine_factory import make_engine_factory
 from completion_server.config import Config
 from tests.support.models import DRAFT
 from tests.support.server import make_config

@@ -18,17 +18,17 @@ from urllib.error import HTTPError, URLError
 import pytest
 from click.testing import CliRunner, Result
 
-from completion_server.admission.settings import ServerSettings
+from completion_server.api.rpc.listening import check_ports
+from completion_server.app.models import check_hub
 from completion_server.cli import LazyCommand, main
-from completion_server.composition.models import check_hub
 from completion_server.config import load_config
 from completion_server.core import process, safe_logging
 from completion_server.core.errors import ConfigError
 from completion_server.engine.revisions import folder_revision
 from completion_server.engine.settings import EngineSettings
-from completion_server.rpc.listening import check_ports
+from completion_server.ops import logs
+from completion_server.requests.limits.settings import ServerSettings
 from completion_server.server_commands import check_config, client_options, serve
-from completion_server.telemetry import logs
 from tests.support.certificates import MakeIdentity
 from tests.support.models import TARGET
 from tests.support.redis_servers import free_port
@@ -122,7 +122,7 @@ def test_a_missing_model_is_told_before_anything_heavy_is_imported() -> None:
     lines = done.stderr.splitlines()
     assert "completion-server: engine.model: must be set: the path of a model folder, or a hub id" in done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
-    heavy = {"completion_server.composition.app", "transformers", "torch", "vllm", "redis", "huggingface_hub"}
+    heavy = {"completion_server.app.app", "transformers", "torch", "vllm", "redis", "huggingface_hub"}
     assert not loaded & heavy
 
 
@@ -347,7 +347,7 @@ def test_the_client_library_loads_neither_the_server_nor_heavy_packages() -> Non
 def test_help_loads_no_server() -> None:
     loaded = loaded_by("-m", "completion_server", "--help")
     assert "completion_server.cli" in loaded
-    assert not loaded & (HEAVY | {"grpc", "completion_server.composition.app", "completion_server.config"})
+    assert not loaded & (HEAVY | {"grpc", "completion_server.app.app", "completion_server.config"})
 
 
 @pytest.mark.parametrize("name", sorted(name for name, command in main.commands.items() if not command.hidden))

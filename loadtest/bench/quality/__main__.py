@@ -20,8 +20,8 @@ from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, ServiceError
 from completion_server.core.errors import ConfigError
 from completion_server.engine.vllm.offline import OfflineEngineError, offline_engine
-from completion_server.prompt.loading import choose_template
-from completion_server.prompt.templates import FimOrder, Template
+from completion_server.text.prompt.loading import choose_template
+from completion_server.text.prompt.templates import FimOrder, Template
 from loadtest import LoadTestError
 from loadtest.bench.quality.cursors import BODY, Cursor, corpus_digest, file_cursors
 from loadtest.bench.quality.measures import Answers, Scores, figures

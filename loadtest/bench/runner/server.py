@@ -12,10 +12,10 @@ import psutil
 
 from completion_server.core.errors import ConfigError
 from completion_server.core.request import Caller, Mode, Request
-from completion_server.prompt.builder import PromptBuilder
-from completion_server.prompt.loading import load_prompt_builder
-from completion_server.prompt.settings import PromptSettings
-from completion_server.prompt.templates import FimOrder
+from completion_server.text.prompt.builder import PromptBuilder
+from completion_server.text.prompt.loading import load_prompt_builder
+from completion_server.text.prompt.settings import PromptSettings
+from completion_server.text.prompt.templates import FimOrder
 from loadtest import LoadTestError
 from loadtest.bench.runner.contest import Contestant, EditingContestant
 from loadtest.processes.child import FIRST_START_S, Child

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
-from completion_server.rpc.server import ADMIN_SERVICE, COMPLETION_SERVICE
+from completion_server.api.rpc.server import ADMIN_SERVICE, COMPLETION_SERVICE
 from tests.deploy.manifests.targets import server_config
 from tests.support.envoy import cluster_of
 from tests.support.kustomize import Object, containers, name_of, of_kind, one, pod_specs

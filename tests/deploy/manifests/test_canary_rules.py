@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from completion_server.telemetry.quality import NUM_USER_GROUPS
+from completion_server.ops.quality import NUM_USER_GROUPS
 from tests.deploy.manifests.targets import rendered
 from tests.deploy.manifests.test_scaling_queries import HASH, analysis, query_of
 from tests.support.kustomize import one

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from completion_server.api.rpc.server import COMPLETION_SERVICE
 from completion_server.client.probe_command import probe
-from completion_server.rpc.server import COMPLETION_SERVICE
 from tests.deploy.manifests import policies
 from tests.deploy.manifests.network import PEERS, allowed
 from tests.deploy.manifests.policies import POLICIES, Policy

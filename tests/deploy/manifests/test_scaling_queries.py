@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from completion_server.telemetry.metrics import Metrics
-from completion_server.telemetry.quality import SloResult
+from completion_server.ops.metrics import Metrics
+from completion_server.ops.quality import SloResult
 from tests.deploy.manifests.targets import rendered
 from tests.support.kustomize import Object, one
 from tests.support.rules import RULE_FILES, RuleTest, expression, load_groups, load_rules, run_tests, selectors

@@ -9,10 +9,10 @@ from tokenizers import Tokenizer
 
 from completion_server.core.request import Sampling
 from completion_server.engine.interface import GenerationRequest, constant_lookup
-from completion_server.prompt.loading import load_prompt_builder
+from completion_server.text.prompt.loading import load_prompt_builder
 from tests.engine.contract import Result, run_request
 from tests.support.models import TARGET
-from tests.unit.prompt.prompts import CURSOR, request_at
+from tests.unit.text.prompt.prompts import CURSOR, request_at
 
 if TYPE_CHECKING:
     from completion_server.engine.vllm.engine import VllmEngine

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from completion_server.composition.engine_factory import make_engine_factory
-from completion_server.composition.models import with_revisions
+from completion_server.app.engine_factory import make_engine_factory
+from completion_server.app.models import with_revisions
 from completion_server.core.errors import ConfigError
 from completion_server.engine.revisions import folder_revision
 from tests.support.models import TARGET

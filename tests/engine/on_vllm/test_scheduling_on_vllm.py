@@ -12,7 +12,7 @@ import pytest
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server.composition import app as code
+from completion_server.app import app as code
 from tests.support.server import Answer, RunningServer, ask, eventually, make_config, next_event, request, run_server
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import pytest
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, ConnectionLostError, Endpoint, SessionSettings, UnavailableError
 from completion_client.session import PendingCompletion, Session
+from completion_server.api.rpc.status import abort
 from completion_server.core.errors import CompletionError, OverloadedError, SessionEndedError
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.rpc.status import abort
 from tests.support.redis_servers import free_port
 from tests.support.regions import ENDLESS_REQUEST, script
 from tests.support.replica_fakes import FakeReplica, Losses, fake_replicas

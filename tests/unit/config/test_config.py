@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from completion_server.composition.checks import make_authenticator
+from completion_server.app.checks import make_authenticator
 from completion_server.config import Config, load_config
 from completion_server.core.addresses import is_loopback, split_address
 from completion_server.core.checks import Above, bounds_of, require_bounds

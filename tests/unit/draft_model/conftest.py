@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from completion_server.prompt.templates import EMBEDDED
+from completion_server.text.prompt.templates import EMBEDDED
 from draft_model.core import Preset
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.readers import read_repositories

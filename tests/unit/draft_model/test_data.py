@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.prompt.templates import EMBEDDED
+from completion_server.text.prompt.templates import EMBEDDED
 from draft_model.core import PipelineError
 from draft_model.corpus.store import Corpus
 from draft_model.data.fim import Split, load_splits, resumed_lines

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.prompt.templates import ALL_LINES
+from completion_server.text.prompt.templates import ALL_LINES
 from draft_model.data.fim import MAX_COMPLETION_CHARS, block_end, encode_split, narrow, ragged_pieces, split_at_random
 from draft_model.data.tokenizer import TemplateEncoder
 

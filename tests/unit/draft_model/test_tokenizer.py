@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from completion_server.core.request import Caller, Snippet
-from completion_server.prompt.loading import load_prompt_builder
-from completion_server.prompt.settings import PromptSettings
-from completion_server.prompt.templates import EMBEDDED, FimOrder, Template
+from completion_server.text.prompt.loading import load_prompt_builder
+from completion_server.text.prompt.settings import PromptSettings
+from completion_server.text.prompt.templates import EMBEDDED, FimOrder, Template
 from draft_model.core import PipelineError
 from draft_model.data.fim import Split, encode_split, split_at_random
 from draft_model.data.tokenizer import (
@@ -28,7 +28,7 @@ from draft_model.data.tokenizer import (
     server_template,
     train_tokenizer,
 )
-from tests.unit.prompt.prompts import CURSOR, request_at
+from tests.unit.text.prompt.prompts import CURSOR, request_at
 
 
 @given(st.text(max_size=200))

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from completion_server.admission.day_tokens import DayTokens
-from completion_server.composition.shared_state import DaySums, SharedState
+from completion_server.app.shared_state import DaySums, SharedState
 from completion_server.config import load_config
 from completion_server.core.checks import DAY_S
 from completion_server.core.clock import MonotonicClock
+from completion_server.requests.limits.day_tokens import DayTokens
 from completion_server.state import subscription as module
 from completion_server.state.clients import make_client
 from completion_server.state.redis_store import RedisStore

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from completion_server.prompt.templates import EMBEDDED, FAMILIES, PREFIX_ONLY, Template
+from completion_server.text.prompt.templates import EMBEDDED, FAMILIES, PREFIX_ONLY, Template
 from loadtest.bench.quality.__main__ import main, plain_prompt
 from loadtest.bench.quality.cursors import (
     BY_NAME,

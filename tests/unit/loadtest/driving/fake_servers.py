@@ -11,8 +11,8 @@ from aiohttp.test_utils import TestServer
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
+from completion_server.api.rpc.status import abort
 from completion_server.core.errors import SessionEndedError
-from completion_server.rpc.status import abort
 from loadtest.targets import ClientSettings, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import Result

@@ -11,8 +11,8 @@ import pytest
 from completion_server.core.outcome import FinishReason
 from completion_server.engine.interface import EngineStats
 from completion_server.engine.scripted.model import ServiceTimes
-from completion_server.scheduling.queue import ORDERS
-from completion_server.scheduling.shedding import Shedding
+from completion_server.requests.scheduling.queue import ORDERS
+from completion_server.requests.scheduling.shedding import Shedding
 from loadtest.simulation import virtual_time
 from loadtest.simulation import workload as workload_module
 from loadtest.simulation.engine import LARGE_MODEL, EngineProfile, SlotEngine

@@ -1,0 +1,1 @@
+"""Text: the prompt of a request, and what of the generated text may be shown."""

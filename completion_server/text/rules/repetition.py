@@ -1,0 +1,277 @@
+"""Detects completions that repeat text after the cursor: the rest of the cursor's line, or the lines below it.
+
+The rest of the line is of one of these kinds.
+
+A rest that begins with a bracket or quote closes a bracket or quote that is open left of the cursor. The completion may
+close all brackets that the cursor's line has open, except those that the rest closes; the next such closing character
+is taken for the repetition, if the whole line needs it. So between "f(" and ")" the text "g(x), y" is kept whole,
+"g(x))" ends after "g(x)", and "x) + g(y" is kept whole. Text from that character on is withheld to the end of its line.
+
+A rest that begins with an opening bracket, right at the cursor, takes the place of the bracket that the completion
+would open there: before "(x)" the text "name(y)" ends after "name". A rest of one other character, such as "=", is
+repeated by a completion that begins with it.
+
+A completion repeats any other rest if one of its whole lines ends with that rest. The repetition must begin at the
+beginning of a word, unless it is the whole line or the cursor is inside a word. Text that may be the beginning of a
+repetition is withheld.
+
+`surroundings` limits how much of the cursor's line is read; both sides of it are read once.
+"""
+
+import re
+from functools import cached_property
+
+from completion_server.text.rules.brackets import CLOSING, Brackets, is_word
+from completion_server.text.rules.surroundings import BLANKS, Line, Surroundings
+
+_QUOTES = "\"'`"
+_OPENING = frozenset("([{")
+_ENDS_OF_VALUES = frozenset(")]}\"'`")
+_NUM_LINES_BELOW = 8
+_CLOSING_TAG = re.compile(r"</([\w.:-]+)")
+
+
+class RestOfLine:
+    """Finds the rest of the cursor's line in a completion, and tracks the completion's brackets."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._core = around.rest.strip(BLANKS)
+        self._is_cursor_in_word = is_word(around.head[-1:]) and is_word(around.rest[:1])
+        self._brackets, has_angles = _read_head(around, self._core)
+        self._brackets.start_here()
+        rest = Brackets(around.syntax, has_angles=has_angles)
+        self._kept = self._open_what_rest_closes(around, rest) if self._core else self._brackets.opened
+        self._opened = self._brackets.opened
+        self._opened_before_line = self._opened
+        """The closing characters of what was open at the start of the current line."""
+        self.has_own_open = False
+        """Whether a bracket or quote that the completion opened was open at the start of the current line."""
+        self._closing = self._closing_of_rest()
+        self._has_brackets_only = self._closing != "" and (
+            set(self._core) <= set(CLOSING) or self._closing not in CLOSING
+        )
+        self._opening = around.rest[:1] if around.rest[:1] in _OPENING else ""
+        is_single = len(self._core) == 1 and not is_word(self._core)
+        self._target = self._closing or self._opening or (self._core if is_single else "")
+        self._is_single = is_single and not self._closing and not self._opening
+        self._last = around.head[-1:]
+        """The character before the next one that is read."""
+        self._is_begun = False
+        self._num_read = 0
+        """Characters read of the current line."""
+        self._repeated_at: int | None = None
+        """Index in the current line of the first character that is the one right of the cursor, in its role."""
+
+    def _open_what_rest_closes(self, around: Surroundings, rest: Brackets) -> tuple[str, ...]:
+        """Return the brackets that the rest of the line closes; a completion leaves these open.
+
+        Those that an earlier line opened are opened in `_brackets`, outside of those of the cursor's line.
+        """
+        rest.read(self._core)
+        depth = rest.depth
+        rest.end_line()
+        opened = self._brackets.opened
+        if rest.has_crossing or rest.depth < depth:  # the rest has crossing brackets, or opens a quote
+            return opened
+        wanted = rest.unmatched[::-1]
+        at = "".join(opened).find(wanted)
+        if at >= 0:
+            return opened[: at + len(wanted)]
+        if self._brackets.is_in_string:
+            return opened
+        num_earlier = next(num for num in range(len(wanted) + 1) if "".join(opened).startswith(wanted[num:]))
+        if around.has_open_above(wanted[:num_earlier]):
+            self._brackets.start_here(outside=wanted[:num_earlier])
+        return tuple(wanted)
+
+    def _closing_of_rest(self) -> str:
+        """Return the first character of the rest if it closes a bracket or quote before the cursor, else ""."""
+        first, last_kept = self._core[:1], self._kept[-1:]
+        if last_kept and last_kept[0] in _QUOTES:
+            return first if first == last_kept[0] else ""
+        return first if first and (first in CLOSING or last_kept == (first,)) else ""
+
+    @property
+    def is_closing_bracket(self) -> bool:
+        """Whether the rest begins with a bracket that closes one before the cursor."""
+        return self._closing != "" and self._closing in CLOSING
+
+    @property
+    def is_in_string(self) -> bool:
+        """Whether the current line began inside a string of several lines."""
+        return self._opened_before_line[-1:] != () and self._opened_before_line[-1][0] in _QUOTES
+
+    def num_open(self, closing: str) -> int:
+        """Return how many brackets with a closing character were open at the start of the current line."""
+        return self._opened_before_line.count(closing)
+
+    def find_start(self, fragment: str) -> int | None:
+        """Read more of the current line; return the index in `fragment` from which on it may repeat the rest.
+
+        Only brackets, quotes and a rest of a single character are found in this way; the line's end decides.
+        """
+        if self._repeated_at is not None:
+            return 0
+        if not self._target:
+            return None
+        at = 0
+        while (found := fragment.find(self._target, at)) >= 0:
+            self._read(fragment[at:found])
+            if self._repeats(self._target):
+                self._repeated_at = self._num_read
+                return found
+            self._read(self._target)
+            at = found + 1
+        self._read(fragment[at:])
+        return None
+
+    def _read(self, text: str) -> None:
+        """Read text that repeats nothing."""
+        if text:
+            self._brackets.read(text)
+            self._is_begun = self._is_begun or bool(text.strip(BLANKS))
+            self._last = text[-1]
+            self._num_read += len(text)
+
+    def _repeats(self, char: str) -> bool:
+        """Return whether the next character of the completion may be the one right of the cursor."""
+        if char == self._closing:
+            return self._closes_kept(char)
+        if char == self._opening and self._brackets.depth == len(self._opened) and self._may_be_called(char):
+            return True
+        return self._is_single and not self._is_begun
+
+    def _may_be_called(self, bracket: str) -> bool:
+        """Return whether an opening bracket here belongs to the text before it, as in a call or an index."""
+        return bracket == "{" or is_word(self._last) or self._last in _ENDS_OF_VALUES
+
+    def end_line(self, line: str) -> None:
+        """Read the line break after the current `line`."""
+        num_read = self._num_read if self._repeated_at is None else self._repeated_at
+        self._brackets.read(line[num_read:])
+        self._brackets.end_line()
+        self._opened_before_line = self._brackets.opened
+        self.has_own_open = self._brackets.depth > self._brackets.lowest
+        self._num_read = 0
+        self._repeated_at = None
+
+    def find_end(self, line: str) -> int | None:
+        """Return the index at which a whole `line` begins to repeat the rest, else None."""
+        has_blanks = line[-1:] in BLANKS
+        line = line.rstrip(BLANKS)
+        at = len(line) - len(self._core)
+        ends_with_rest = bool(self._core) and line.endswith(self._core)
+        if self._repeated_at is None:
+            is_repeated = (
+                ends_with_rest and not self._has_brackets_only and self._may_begin_at(line, at, is_whole=has_blanks)
+            )
+            return at if is_repeated and not self._closes_own_tag(line) else None
+        if ends_with_rest and at >= self._repeated_at and self._fits(line[:at]):
+            return at
+        is_value = not self._closing and line[-1:] in _ENDS_OF_VALUES
+        return None if self._fits(line) and not is_value else self._repeated_at
+
+    def _fits(self, line: str) -> bool:
+        """Return whether the rest closes what is open after a beginning of the current line, which repeats in part."""
+        if self._is_single:
+            return False
+        brackets = self._brackets.copy()
+        brackets.read(line[self._repeated_at :])
+        if brackets.is_in_string and self._closing == brackets.opened[-1][0]:
+            quote = brackets.opened[-1]
+            return len(quote) == 1 or self._core.startswith(quote) or line.endswith(quote[1:])
+        wanted = self._kept if self._closing else self._opened
+        return not brackets.unmatched and not brackets.has_crossing and brackets.opened == wanted
+
+    def _closes_own_tag(self, line: str) -> bool:
+        """Return whether the rest is a closing tag, and the line has as many tags that open as such that close."""
+        tag = _CLOSING_TAG.match(self._core)
+        if tag is None:
+            return False
+        return len(re.findall(rf"<{tag[1]}\b", line)) == line.count(f"</{tag[1]}")
+
+    def num_possible(self, line: str, start: int) -> int:
+        """Return how many characters at the end of an unfinished `line`, from `start` on, may be a repetition."""
+        if self._repeated_at is not None:
+            return len(line) - max(start, self._repeated_at)
+        if self._has_brackets_only or not self._core:
+            return 0
+        stripped = line.rstrip(BLANKS)
+        at = line.find(self._core[0], max(start, len(stripped) - len(self._core)))
+        while at >= 0:
+            is_possible = self._core.startswith(line[at:]) or stripped[at:] == self._core
+            if is_possible and self._may_begin_at(line, at):
+                return len(line) - at
+            at = line.find(self._core[0], at + 1)
+        return 0
+
+    def _closes_kept(self, char: str) -> bool:
+        """Return whether a closing character closes a bracket or quote that the rest closes."""
+        opened = self._brackets.opened
+        if len(opened) > len(self._kept):
+            return False
+        if opened and opened[-1] in _QUOTES:
+            return opened[-1] == char and not self._brackets.is_escaped
+        return True
+
+    def _may_begin_at(self, line: str, at: int, *, is_whole: bool = False) -> bool:
+        """Return whether a repetition may begin at an index; `is_whole` if a word cannot go on at the line's end."""
+        is_in_word = self._is_cursor_in_word and not is_whole
+        return at == 0 or is_in_word or not (is_word(line[at - 1]) and is_word(self._core[0]))
+
+
+def _read_head(around: Surroundings, core: str) -> tuple[Brackets, bool]:
+    """Return the brackets that are open at the cursor, and whether "<" is one, which the rest of the line closes."""
+    if core.startswith(">"):
+        brackets = Brackets(around.syntax, has_angles=True)
+        brackets.read(around.head)
+        if ">" in brackets.opened:
+            return brackets, True
+    brackets = Brackets(around.syntax)
+    brackets.read(around.head)
+    return brackets, False
+
+
+class LinesBelow:
+    """Compares whole lines of a completion with the first visible lines below the cursor.
+
+    Two statements often begin alike, so lines that are the first ones below are withheld until they are all that is
+    known, or until the completion ends.
+    """
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._repeated: list[tuple[Line, int]] = []
+        """The last lines, if they are the first ones below, and the number of characters before each."""
+
+    @cached_property
+    def _lines(self) -> tuple[Line, ...]:
+        return self._around.first_lines_below(_NUM_LINES_BELOW)
+
+    @property
+    def repeated_from(self) -> int | None:
+        """Number of characters before the lines that are the first ones below; None if there are no such lines."""
+        return self._repeated[0][1] if self._repeated else None
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the last lines are the first ones below and not trivial (brackets only)."""
+        return any(char.isalnum() for line, _ in self._repeated for char in line.text)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last lines are all that is known below."""
+        return len(self._repeated) == len(self._lines)
+
+    def may_become(self, line: Line) -> bool:
+        """Return whether an unfinished line may become the line below that follows those already repeated."""
+        if self.is_whole:
+            return False
+        below = self._lines[len(self._repeated)]
+        return not line.text or (line.indent == below.indent and below.text.startswith(line.text))
+
+    def add(self, line: Line, start: int) -> None:
+        """Add a whole line of the completion; `start` is the number of characters before it."""
+        self._repeated.append((line, start))
+        while tuple(line for line, _ in self._repeated) != self._lines[: len(self._repeated)]:
+            del self._repeated[0]
