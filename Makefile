@@ -5,7 +5,7 @@ ENGINE ?= cpu
 VENV := .venv$(if $(filter cuda,$(ENGINE)),-cuda)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CONFIG ?= deploy/local/server.toml
+CONFIG ?= deploy/local/$(if $(MODEL),model,server).toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
@@ -15,8 +15,9 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 help: ## List the targets.
 	@grep -E '^[a-z_%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-serve: $(VENV)/installed ## Install missing parts and start a server on the embedded models.
-	@$(BIN)/completion-server serve --config $(CONFIG)
+serve: $(VENV)/installed ## Install missing parts and start a server, on the embedded models or on MODEL: a hub id, a folder, a GGUF file.
+	@$(if $(MODEL),folder=$$($(BIN)/target-model prepare "$(MODEL)") && \
+		)$(BIN)/completion-server serve --config $(CONFIG)$(if $(MODEL), --set engine.model="$$folder")
 
 # The data of GitHub's linguist, by which the server knows languages.
 LINGUIST := linguist-languages@9.5.0
@@ -143,14 +144,13 @@ BENCH_scheduler := --set engine.num_speculative_tokens=0
 
 llama-server: .venv-llama/bin/llama-server ## Build llama.cpp's server as a contestant of bench-capacity (C++, CMake and Ninja).
 
-# The source comes with the package llama-cpp-python. gguf converts the model.
+# The source comes with the package llama-cpp-python.
 LLAMA_PACKAGE := llama-cpp-python==0.3.36
 LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
 	-DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF
 .venv-llama/bin/llama-server:
 	@echo "Building llama.cpp's server into .venv-llama, about ten minutes on two quiet cores ..."
 	@$(PYTHON) -m venv --clear .venv-llama
-	@.venv-llama/bin/python -m pip --disable-pip-version-check install --quiet gguf==0.19.0
 	@.venv-llama/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: \
 		--dest .venv-llama/source $(LLAMA_PACKAGE)
 	@tar xzf .venv-llama/source/*.tar.gz -C .venv-llama/source --strip-components 1

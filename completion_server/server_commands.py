@@ -252,6 +252,7 @@ def ready_json(ready: "Ready") -> dict[str, Any]:
         "slots": ready.load.num_slots,
         "max_slots": ready.load.max_slots,
         "slots_reason": ready.load.slots_reason,
+        "speed": ready.speed and asdict(ready.speed),
     }
 
 
@@ -266,7 +267,8 @@ def ready_line(ready: "Ready", config: Config) -> str:
     slots = f" slots={load.num_slots}" + (f" of {load.max_slots} ({load.slots_reason})" if load.slots_reason else "")
     command = f"printf 'if __name__ == ' | {_program()} complete{client_options(ready.address, config)} -"
     page = f" playground={page_url(ready.http_address, config)}" if ready.http_address else ""
-    return f"ready: {ready.address}{page} model={model}{draft}{slots}; try: {command}"
+    speed = f" ({ready.speed})" if ready.speed else ""
+    return f"ready: {ready.address}{page} model={model}{draft}{slots}{speed}; try: {command}"
 
 
 def page_url(address: str, config: Config) -> str:

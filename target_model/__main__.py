@@ -15,6 +15,7 @@ try:
     from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
     from target_model.core import check_writable, telling, write_atomically
     from target_model.measure import Material, TargetFigures, measure_all, render, serving, to_json
+    from target_model.prepare import cache_folder, prepare
     from target_model.quantise import Report, quantise_folder
     from target_model.sandbox import CheckedProgram, Limits, run_program
     from target_model.tasks import read_tasks, read_texts
@@ -170,6 +171,26 @@ def spread(all_of_them: list[T], most: int | None) -> list[T]:
     return [all_of_them[number * len(all_of_them) // most] for number in range(most)]
 
 
+@click.command("prepare")
+@click.argument("model")
+@click.option("--cache", type=FOLDER, help="Folder for what is made.  [default: that of the user's caches]")
+def prepare_command(model: str, cache: Path | None) -> None:
+    """Fetch or convert MODEL for this machine, and print its folder: the first step of `make serve MODEL=...`.
+
+    MODEL is a folder, a GGUF file, which is converted once, or an id on the hub, which is downloaded once. On a CPU
+    that is faster in INT8, which is measured, an INT8 copy is made once. Says before each step how much memory and disk
+    it needs.
+
+    \b
+    Example:
+      completion-server serve --config deploy/local/model.toml \\
+          --set engine.model=$(target-model prepare Qwen/Qwen2.5-Coder-0.5B)
+    """
+    prepared = prepare(model, cache or cache_folder(), lambda text: click.echo(text, err=True))
+    click.echo(prepared.about, err=True)
+    click.echo(prepared.folder)
+
+
 @click.group(context_settings={"max_content_width": 110, "show_default": True})
 def main() -> None:
     """Make an INT8 copy of a target model, and measure its quality and speed.
@@ -187,7 +208,7 @@ def _leave(_signal: int, _frame: object) -> None:
     sys.exit(128 + signal.SIGTERM)
 
 
-for command in (quantize, evaluate):
+for command in (prepare_command, quantize, evaluate):
     main.add_command(command)
 
 

@@ -25,9 +25,10 @@ from completion_server.app.http_listener import build_http
 from completion_server.app.models import check_fits, load_edits, load_prompts
 from completion_server.app.monitoring import Monitoring, WatchedParts, make_tracing, snapshot
 from completion_server.app.records import Records
-from completion_server.app.samples import begin_speculation
+from completion_server.app.samples import begin_speculation, make_samples
 from completion_server.app.shared_state import SharedState
 from completion_server.app.shutdown import Shutdown, told_plainly
+from completion_server.app.speed import Speed, measure_speed
 from completion_server.auth.authenticator import Authenticator
 from completion_server.config import Config
 from completion_server.core.certificates import CertificateFiles, watch
@@ -69,6 +70,8 @@ class Ready:
     speculation: str
     """How K is chosen, and why; "" without a draft model."""
     load: LoadSnapshot
+    speed: Speed | None
+    """What the engine does for a user; None if that was not measured."""
 
 
 class App:
@@ -163,12 +166,27 @@ class App:
             info = self._engine.info
             check_fits(info, config)
             speculation = await begin_speculation(config, self._engine, self._speculation, prompts, self._clock)
+            speed = await self._measure_speed(prompts)
             stack.callback(self._shutdown.begin, "closing the listeners")
             http_address = self._http.address if self._http is not None else ""
             addresses = public.address, admin.address if admin else "", metrics_address, http_address
-            ready = Ready(*addresses, info, prompts.template.name, speculation, service.load())
+            ready = Ready(*addresses, info, prompts.template.name, speculation, service.load(), speed)
             with told_plainly():
                 await self._serve(service, public, servicer, lambda: on_ready(ready))
+
+    async def _measure_speed(self, prompts: PromptBuilder) -> Speed | None:
+        """Measure a real engine, and fit the prompts to it if their budget is not set."""
+        config, engine = self._config, self._engine
+        if config.engine.kind != "vllm" or not config.engine.warm_up:
+            return None
+        budget_s = config.shed.budget_ms / 1000
+        make = make_samples(prompts)
+        speed = await measure_speed(engine.current, make, budget_s, self._clock.now, config.engine.step_timeout_s)
+        if not config.prompt.max_prompt_tokens:
+            num_tokens = config.prompt.measured_budget(speed.prompt_tokens_in(budget_s))
+            prompts.limit(num_tokens)
+            logger.info("prompts have up to %d tokens (prompt.max_prompt_tokens)", num_tokens)
+        return speed
 
     def _build_servicer(self, service: Service) -> CompletionServicer:
         config = self._config

@@ -21,6 +21,7 @@ from completion_server.text.prompt.builder import PromptBuilder
 from completion_server.text.prompt.edits.builder import EditPrompts
 from completion_server.text.prompt.edits.choice import choose_edit_template
 from completion_server.text.prompt.loading import load_edit_prompts, load_prompt_builder
+from completion_server.text.prompt.settings import MOST_PROMPT_TOKENS
 from completion_server.text.prompt.tokens.healing import MAX_TOKENS as MAX_TOKENS_LEFT_OUT
 
 logger = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ def _budget(config: Config, num_tokens: int, limit: str) -> int:
     if room < _MIN_PROMPT_TOKENS:
         msg = f"{limit}: {num_tokens} leaves {room} of the model's {model_len} tokens for a prompt"
         raise ConfigError(msg)
-    return min(config.prompt.max_prompt_tokens, room)
+    return min(config.prompt.max_prompt_tokens or MOST_PROMPT_TOKENS, room)
 
 
 def check_fits(info: EngineInfo, config: Config) -> None:

@@ -62,7 +62,7 @@ def make_samples(prompts: PromptBuilder, first: int = 0) -> Callable[[int, int, 
             document_uri="",
             language_id="python",
             prefix=text[:cursor],
-            suffix=text[cursor : cursor + _SUFFIX_CHARACTERS],
+            suffix=text[-_SUFFIX_CHARACTERS:],  # it stays while a user types, as the prefix cache expects
             max_tokens=num_tokens,
             received_at=0.0,
         )

@@ -102,7 +102,9 @@ class Caller:
 
     def in_session(self, session: str) -> "Caller":
         """Return the caller of a single request that gives this session id."""
-        return replace(self, session=session)
+        return Caller(
+            self.user, session, self.tenant, self.connection, self.peer, self.is_verified, self.stream, self.credential
+        )
 
     def on_stream(self, session: str) -> "Caller":
         """Return the caller of a session stream that gives this session id."""

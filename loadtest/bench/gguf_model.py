@@ -1,8 +1,7 @@
 """Converts a Llama model of this repository to llama.cpp's format, GGUF.
 
-Runs in the environment of `make llama-server`, which has the package gguf; imports nothing of this project. llama.cpp's
-own converter knows tokenizers by the hash of a sample, and not this one. Matrices become Q8_0, the nearest to the INT8
-weights that the server serves; an INT8 folder is multiplied out first.
+llama.cpp's own converter knows tokenizers by the hash of a sample, and not this one. Matrices become Q8_0, the nearest
+to the INT8 weights that the server serves; an INT8 folder is multiplied out first.
 """
 
 import json
@@ -40,6 +39,8 @@ def convert(folder: Path, out: Path) -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, values in _weights(folder / "model.safetensors").items():
         own_name, array = names.get_name(name, try_suffixes=(".weight",)), _own_order(name, values, config)
+        if own_name is None:
+            raise ValueError(f"{name}: llama.cpp's Llama models have no such tensor")
         is_matrix = array.ndim == 2 and own_name != "token_embd.weight"  # noqa: PLR2004
         if is_matrix:
             packed = gguf.quants.quantize(array, gguf.GGMLQuantizationType.Q8_0)

@@ -139,7 +139,7 @@ class LlamaServer(_HttpPeer):
         slots, length = int(config["engine"]["max_num_seqs"]), int(config["engine_args"].get("max_model_len") or 1024)
 
         def command(folder: Path, port: int) -> list[str]:
-            _convert(binary, config["engine"]["model"], folder / "model.gguf")
+            _convert(config["engine"]["model"], folder / "model.gguf")
             return [
                 str(binary), "--model", str(folder / "model.gguf"), "--host", "127.0.0.1", "--port", str(port),
                 "--parallel", str(slots), "--ctx-size", str(slots * length), "--cache-reuse", "256", "--no-webui",
@@ -153,10 +153,9 @@ class LlamaServer(_HttpPeer):
         return EditingContestant(self.name, self.process, lambda _run: HttpTarget(spec, settings), has_window=True)
 
 
-def _convert(binary: Path, model: str, out: Path) -> None:
-    """Convert a model folder with the Python of the environment that llama-server was built in, which has gguf."""
-    python = binary.parent / "python"
-    command = [str(python if python.exists() else sys.executable), str(_CONVERTER), model, str(out)]
+def _convert(model: str, out: Path) -> None:
+    """Convert a model folder, in a process of its own, whose memory is free afterwards."""
+    command = [sys.executable, str(_CONVERTER), model, str(out)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise StartError(f"llama.cpp: {model} can't be converted:\n{done.stderr.strip()}")

@@ -3,9 +3,11 @@
 vLLM is imported late: the import takes seconds, and changes the process's signal handling and environment.
 """
 
+import math
 import os
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -83,3 +85,67 @@ def offline_engine(
         raise OfflineEngineError(f"vLLM died while it served {model}; its own words are above") from error
     finally:
         llm.llm_engine.engine_core.shutdown()
+
+
+_COLD_BYTES = 64 << 20
+"""Copies of a matrix take turns, more than a core's caches hold, as the layers of a model do."""
+_NUM_TURNS = 4
+"""The best turn of each matrix counts: other work on the machine can only add time."""
+
+
+def linear_seconds(matrices: Sequence[tuple[int, int]], num_tokens: int) -> tuple[float, float] | None:
+    """Return the seconds in which this CPU multiplies `num_tokens` by matrices of (out, in), in bfloat16 and in INT8.
+
+    It uses the kernels that vLLM chooses for this CPU. None where vLLM computes on a GPU.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    set_defaults()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch
+        from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
+        from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import Int8ScaledMMLinearLayerConfig
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+        from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return None
+    scheme = Int8ScaledMMLinearLayerConfig(is_static_input_scheme=False, is_channelwise=True, input_symmetric=True)
+    names = ("weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj")
+
+    def multiplied(num_out: int, num_in: int, dtype: torch.dtype) -> Callable[[], object]:
+        inputs = torch.randn(num_tokens, num_in).bfloat16()
+        layer: Any = torch.nn.Module()
+        weight = torch.randint(-127, 128, (num_out, num_in), dtype=torch.int8).to(dtype)
+        layer.register_parameter("weight", torch.nn.Parameter(weight, requires_grad=False))
+        if dtype == torch.bfloat16:
+            dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+            return lambda: layer.cpu_linear(inputs, layer.weight, None)
+        scale = torch.nn.Parameter(torch.ones(num_out, 1, dtype=torch.float32), requires_grad=False)
+        layer.register_parameter("weight_scale", scale)
+        layer.input_scale = layer.input_zero_point = layer.azp_adj = layer.bias = None
+        layer.logical_widths = [num_out]
+        kernel = CPUInt8ScaledMMLinearKernel(scheme, names)
+        kernel.process_weights_after_loading(layer)
+        return lambda: kernel.apply_weights(layer, inputs)
+
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        plain_s = rounded_s = 0.0
+        for matrix in matrices:
+            num_copies = max(1, _COLD_BYTES // (2 * math.prod(matrix)))
+            pairs = [(multiplied(*matrix, torch.bfloat16), multiplied(*matrix, torch.int8)) for _ in range(num_copies)]
+            # In turns, so that other work on the machine meets both.
+            turns = [(_seconds_of(plain), _seconds_of(rounded)) for _ in range(_NUM_TURNS) for plain, rounded in pairs]
+            plain_s += min(seconds for seconds, _ in turns)
+            rounded_s += min(seconds for _, seconds in turns)
+        return plain_s, rounded_s
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _seconds_of(work: Callable[[], object]) -> float:
+    begun_at = time.perf_counter()
+    work()
+    return time.perf_counter() - begun_at

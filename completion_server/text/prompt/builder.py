@@ -103,6 +103,11 @@ class PromptBuilder:
             raise ConfigError(msg)
         return budget
 
+    def limit(self, max_prompt_tokens: int) -> None:
+        """Make the budget of later prompts smaller."""
+        budget = min(self._context.budget, self._text_budget(max_prompt_tokens, self._context.opening))
+        self._context = replace(self._context, budget=budget)
+
     @property
     def can_reuse_tokens(self) -> bool:
         """Whether tokens can be reused within a part of the prompt that changed; depends on the kind of tokenizer."""
@@ -116,10 +121,9 @@ class PromptBuilder:
 
         """
         left_out, num_left_out = self._healer.left_out(request.prefix) if self._healer else ("", 0)
-        if left_out:
-            request = replace(request, prefix=request.prefix.removesuffix(left_out))
         old = self.documents.get(request)
-        layout_builder = LayoutBuilder(self._context, request, old)
+        prefix = request.prefix.removesuffix(left_out)
+        layout_builder = LayoutBuilder(self._context, request, prefix, old)
         layout = layout_builder.build()
         self.documents.put(request, layout)
         stops = self._line_ends if request.mode is Mode.SINGLE_LINE else self._ends

@@ -44,6 +44,8 @@ class LayoutBuilder:
 
     context: LayoutContext
     request: Request
+    prefix: str
+    """The request's prefix, less the end that the prompt leaves out."""
     old: Layout | None
     num_tokenised: int = 0
     _line_start: int = field(init=False)
@@ -54,7 +56,7 @@ class LayoutBuilder:
 
     def __post_init__(self) -> None:
         """Find the cursor's line and the old window."""
-        old, prefix = self.old, self.request.prefix
+        old, prefix = self.old, self.prefix
         self._line_start = prefix.rfind("\n") + 1
         self._typed = old.typed if old else EMPTY
         self._found = old.find_window(prefix, self.context.budget * _MOST_CHARACTERS_A_TOKEN) if old else None
@@ -76,13 +78,13 @@ class LayoutBuilder:
         return encoded
 
     def _encode_typed(self, start: int, lead: str = "") -> Encoded:
-        self._typed = self._encode(lead + self.request.prefix[start:], self._typed)
+        self._typed = self._encode(lead + self.prefix[start:], self._typed)
         return self._typed
 
     # Keeping the old layout
 
     def _keep(self, old: Layout) -> Layout | None:
-        prefix, budget, start = self.request.prefix, self.context.budget, self._found
+        prefix, budget, start = self.prefix, self.context.budget, self._found
         if start is None or start > self._line_start or self._is_stale(old):
             return None
         if len(prefix) - start > 2 * budget * old.characters_a_token:
@@ -96,7 +98,7 @@ class LayoutBuilder:
     def _is_stale(self, old: Layout) -> bool:
         """Return whether the old layout must be replaced even if it still fits."""
         request, context = self.request, self.context
-        if old.span.start == 0 and self._sent.is_clipped and not old.sent.begins_like(request.prefix):
+        if old.span.start == 0 and self._sent.is_clipped and not old.sent.begins_like(self.prefix):
             return True
         if old.span.suffix_budget < int(context.budget * SUFFIX_SHARE) and self._is_line_short():
             return True
@@ -114,12 +116,12 @@ class LayoutBuilder:
 
     def _is_line_short(self) -> bool:
         """Return whether the cursor's line leaves the suffix its room, even at one token for each byte of UTF-8."""
-        num_bytes = 4 * (len(self.request.prefix) - self._line_start + len(self.context.opening))
+        num_bytes = 4 * (len(self.prefix) - self._line_start + len(self.context.opening))
         return num_bytes <= self.context.budget * self.context.settings.snippet_share
 
     def _split(self, old: Layout, start: int) -> int:
         """Return where the text behind the middle marker starts: at its old place, or where it starts anew."""
-        anew, prefix = self._new_split(start), self.request.prefix
+        anew, prefix = self._new_split(start), self.prefix
         split = old.span.split + start - old.span.start
         if not start <= split < anew or old.prefix.text != self._lead(old.snippets) + prefix[start:split]:
             return anew
@@ -174,7 +176,7 @@ class LayoutBuilder:
 
     def _count_line(self) -> int:
         """Return the tokens of the cursor's line and the opening; refuse a line that does not fit."""
-        line, budget = self.request.prefix[self._line_start :], self.context.budget
+        line, budget = self.prefix[self._line_start :], self.context.budget
         if len(line) > budget * self.context.longest_token:
             raise self._refusal(f"{len(line)} characters")
         end = line[-budget * _MOST_CHARACTERS_A_TOKEN :]
@@ -198,8 +200,8 @@ class LayoutBuilder:
         reach = room * CHARACTERS_A_TOKEN
         above = self.old.prefix if self.old else EMPTY
         while True:
-            shown_from = last_lines(self.request.prefix, self._line_start, reach)
-            above = self._encode(self.request.prefix[shown_from : self._line_start], above)
+            shown_from = last_lines(self.prefix, self._line_start, reach)
+            above = self._encode(self.prefix[shown_from : self._line_start], above)
             if shown_from == 0 or len(above.ids) >= room or reach >= room * _MOST_CHARACTERS_A_TOKEN:
                 return shown_from, above
             reach += reach // 2
@@ -237,7 +239,7 @@ class LayoutBuilder:
     def _new_split(self, start: int) -> int:
         template = self.context.template
         if not template.has_typed:
-            return len(self.request.prefix)
+            return len(self.prefix)
         return start if template.is_all_typed else self._line_start
 
     # Composing
@@ -253,7 +255,7 @@ class LayoutBuilder:
         if self.context.template.is_all_typed:
             prefix, typed = EMPTY, self._encode_typed(span.start, lead)
         else:
-            prefix = self._encode(lead + request.prefix[span.start : span.split], above)
+            prefix = self._encode(lead + self.prefix[span.start : span.split], above)
             typed = self._encode_typed(span.split)
         return Layout(
             prefix=prefix,
@@ -262,7 +264,7 @@ class LayoutBuilder:
             snippets=snippets,
             span=span,
             num_lead=len(lead),
-            head=request.prefix[span.start : span.start + HEAD_CHARACTERS],
+            head=self.prefix[span.start : span.start + HEAD_CHARACTERS],
             sent=self._sent,
             suffix_left=len(request.suffix) - len(suffix.text),
             offered=kept.offered if kept else hash(request.snippets),

@@ -6,13 +6,19 @@ from typing import Annotated, ClassVar
 
 from completion_server.core.checks import Between, require_bounds
 
+MOST_PROMPT_TOKENS = 2048
+LEAST_PROMPT_TOKENS = 16
+LEAST_MEASURED_TOKENS = 384
+"""A shorter prompt says too little of a file, however slow the machine is: a key computes only a few tokens anew."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
     """The `[prompt]` section."""
 
-    max_prompt_tokens: Annotated[int, Between(16, 1_000_000)] = 2048
-    """Budget of a prompt, in tokens. The model's context less the completion is a second limit."""
+    max_prompt_tokens: Annotated[int, Between(0, 1_000_000)] = MOST_PROMPT_TOKENS
+    """Budget of a prompt, in tokens; 0 takes what vLLM computes within shed.budget_ms, measured at each start, from 384
+    to 2048. The model's context less the completion is a second limit."""
     template: str = ""
     """A family's name, such as "qwen"; "" detects it from the tokenizer's special tokens."""
     template_fields: Mapping[str, str | int] = field(default_factory=dict)
@@ -35,3 +41,10 @@ class PromptSettings:
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
         require_bounds(self)
+        if 0 < self.max_prompt_tokens < LEAST_PROMPT_TOKENS:
+            msg = f"max_prompt_tokens: must be 0 or at least {LEAST_PROMPT_TOKENS}, got {self.max_prompt_tokens}"
+            raise ValueError(msg)
+
+    def measured_budget(self, num_in_time: int) -> int:
+        """Return the budget of a prompt on a machine that computes `num_in_time` tokens in the time of a first word."""
+        return self.max_prompt_tokens or max(LEAST_MEASURED_TOKENS, min(num_in_time, MOST_PROMPT_TOKENS))

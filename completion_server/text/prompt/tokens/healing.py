@@ -103,8 +103,8 @@ class Healer:
         first = max(1, len(word) - self._vocabulary.longest)
         begins = [at for at in range(first, len(word)) if self._vocabulary.extends(word[at:].encode())]
         texts = [word, *(word[:at] for at in begins)]
-        encodings = self._plain.tokenizer.encode_batch(texts, add_special_tokens=False)
-        return set.intersection(*(_boundaries(text, each.offsets) for text, each in zip(texts, encodings, strict=True)))
+        # One by one: a batch of short texts takes more time to share between threads than to tokenise.
+        return set.intersection(*(_boundaries(text, self._plain.encode(text).offsets) for text in texts))
 
     def _keeps_tokens(self, region: str, cut: int) -> bool:
         """Return whether the text before the cut has the tokens that it has in front of more text.

@@ -1,0 +1,101 @@
+"""Measures after a start what a user will feel: the time to a first word, the tokens a second, how many may type."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from statistics import median
+
+from completion_server.engine.interface import Engine, EngineDeadError, GenerationRequest
+from completion_server.engine.start_times import progress
+
+MakeRequest = Callable[[int, int, int, str], GenerationRequest]
+"""Returns the request after the nth key in a document, with a largest number of tokens and a cache salt."""
+
+_NUM_TOKENS, _NUM_KEYS = 12, 3
+_SALT = "speed"
+_EDITORS_PER_REQUEST = 2
+"""Editors that type at a real pace have an open request for less than half of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What an engine does for one user, and for several at once."""
+
+    prompt_tokens_per_s: float
+    """Of a prompt of which nothing is cached."""
+    first_word_s: float
+    """From a request to its first token, after a key in a document whose prompt was cached."""
+    tokens_per_s: float
+    """Of one completion."""
+    num_in_time: int
+    """Requests that began together and whose first tokens all came in time, at least 1."""
+
+    def prompt_tokens_in(self, seconds: float) -> int:
+        """Return the tokens of the longest prompt that is computed within a time."""
+        return int(self.prompt_tokens_per_s * seconds)
+
+    def __str__(self) -> str:
+        """Describe it in a line."""
+        editors = self.num_in_time * _EDITORS_PER_REQUEST
+        return (
+            f"first word after {self.first_word_s * 1000:.0f} ms, {self.tokens_per_s:.0f} tokens/s, "
+            f"good for {editors} editors"
+        )
+
+
+async def measure_speed(
+    engine: Engine, make_request: MakeRequest, budget_s: float, now: Callable[[], float], step_timeout_s: float
+) -> Speed:
+    """Measure; it takes about as long as thirty prompts. First tokens come in time within `budget_s`.
+
+    Raises:
+        EngineDeadError: the engine did not survive it, or gave no output for `step_timeout_s`.
+
+    """
+
+    async def ask(document: int, num_keys: int) -> _Asked:
+        request = make_request(document, num_keys, _NUM_TOKENS, _SALT)
+        try:
+            async with asyncio.timeout(step_timeout_s):
+                return await _ask(engine, request, now)
+        except TimeoutError as error:
+            raise EngineDeadError(f"no completion within {step_timeout_s:g} s while its speed is measured") from error
+
+    with progress("measuring the speed"):
+        new = [await ask(document, 0) for document in range(2)]
+        keys = [await ask(0, number) for number in range(1, _NUM_KEYS + 1)]
+        num_in_time, size = 1, 2
+        while size <= engine.info.max_num_seqs:
+            await asyncio.gather(*(ask(document, 0) for document in range(size // 2, size)))
+            together = await asyncio.gather(*(ask(document, _NUM_KEYS + size) for document in range(size)))
+            if max(each.first_s for each in together) > budget_s:
+                break
+            num_in_time, size = size, size * 2
+    return Speed(
+        prompt_tokens_per_s=max(each.num_prompt_tokens / each.first_s for each in new),
+        first_word_s=median(each.first_s for each in keys),
+        tokens_per_s=max((each.num_tokens - 1) / max(each.rest_s, 1e-6) for each in (*new, *keys)),
+        num_in_time=num_in_time,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that ran to its end."""
+
+    num_prompt_tokens: int
+    num_tokens: int
+    first_s: float
+    rest_s: float
+
+
+async def _ask(engine: Engine, request: GenerationRequest, now: Callable[[], float]) -> _Asked:
+    begun_at, first_at, num_tokens = now(), None, 0
+    async with aclosing(engine.generate(request)) as outputs:
+        async for output in outputs:
+            first_at = now() if first_at is None else first_at
+            num_tokens += output.num_tokens
+    ended_at = now()
+    first_at = ended_at if first_at is None else first_at
+    return _Asked(len(request.prompt_token_ids), num_tokens, max(first_at - begun_at, 1e-6), ended_at - first_at)

@@ -1,0 +1,168 @@
+"""What a model is made into for this machine. The speeds of the processor are given."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import gguf
+import numpy
+import pytest
+from click.testing import CliRunner
+from huggingface_hub import constants
+
+from target_model import prepare as module
+from target_model.__main__ import main
+from target_model.core import TargetError
+from target_model.prepare import prepare
+from target_model.quantise import read_config
+
+SHAPE = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
+
+
+@pytest.fixture
+def whole(model: Path) -> Path:
+    """A model whose config.json has its shape."""
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | SHAPE))
+    return model
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def gain(monkeypatch: pytest.MonkeyPatch, gain: float | None) -> list[Sequence[tuple[int, int]]]:
+    """Let the processor be `gain` times as fast in INT8; return the shapes that it is asked about."""
+    asked: list[Sequence[tuple[int, int]]] = []
+
+    def seconds(matrices: Sequence[tuple[int, int]], _num_tokens: int) -> tuple[float, float] | None:
+        asked.append(matrices)
+        return None if gain is None else (gain, 1.0)
+
+    monkeypatch.setattr(module, "linear_seconds", seconds)
+    return asked
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def test_a_processor_that_is_faster_in_int8_gets_a_copy_once(
+    whole: Path, cache: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = gain(monkeypatch, 1.5)
+    first = prepare(str(whole), cache, said.append)
+    assert "in INT8: the layers of a completion are 1.5 times as fast" in first.about
+    assert (first.folder.parent, json.loads((first.folder / "config.json").read_text())["hidden_size"]) == (cache, 8)
+    assert asked[0] == [(24, 8), (8, 8), (32, 8), (8, 16)]
+    assert "of memory" in said[0]
+    assert "making an INT8 copy at" in said[1]
+    again = prepare(str(whole), cache, said.append)
+    assert (again.folder, again.about, len(asked)) == (first.folder, "its INT8 copy was made before", 2)
+    assert prepare(str(first.folder), cache, said.append).about == "it is quantised already"
+
+
+@pytest.mark.parametrize(("found", "about"), [(1.05, "in bfloat16: the layers"), (None, "for a GPU")])
+def test_a_processor_that_gains_nothing_serves_the_model_as_it_is(
+    whole: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, found: float | None, about: str
+) -> None:
+    gain(monkeypatch, found)
+    prepared = prepare(str(whole), cache, lambda _text: None)
+    assert (prepared.folder, about in prepared.about) == (whole, True)
+
+
+def test_a_model_of_another_form_is_served_as_it_is(model: Path, cache: Path) -> None:
+    assert prepare(str(model), cache, lambda _text: None).folder == model
+
+
+def test_a_gguf_file_is_converted_once(
+    tmp_path: Path, cache: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gain(monkeypatch, None)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path)
+    folder = prepare(str(path), cache, said.append).folder
+    assert (folder.parent, read_config(folder)["hidden_size"]) == (cache, 32)
+    assert {each.name for each in folder.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert any("converting tiny.gguf once" in each for each in said)
+    said.clear()
+    assert prepare(str(path), cache, said.append).folder == folder
+    assert not any("converting" in each for each in said)
+
+
+def write_gguf(path: Path) -> None:
+    """Write a random Llama model of one layer, 32 wide, with a vocabulary of bytes."""
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a"]
+    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    kinds += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * 3
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(pieces)
+    writer.add_token_scores([0.0] * len(pieces))
+    writer.add_token_types(kinds)
+    writer.add_vocab_size(len(pieces))
+    for name, value in (("unk", 0), ("bos", 1), ("eos", 2)):
+        getattr(writer, f"add_{name}_token_id")(value)
+    random = numpy.random.default_rng(1)
+    shapes = {"token_embd": (len(pieces), 32), "output_norm": (32,), "output": (len(pieces), 32)}
+    shapes |= {f"blk.0.attn_{each}": (32, 32) for each in ("q", "k", "v", "output")}
+    shapes |= {"blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,)}
+    shapes |= {"blk.0.ffn_gate": (64, 32), "blk.0.ffn_up": (64, 32), "blk.0.ffn_down": (32, 64)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", random.normal(size=shape).astype(numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def unreachable(_cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return "org/name"
+
+
+def broken(cache: Path, _monkeypatch: pytest.MonkeyPatch) -> str:
+    path = cache.parent / "broken.gguf"
+    path.write_bytes(b"no model")
+    return str(path)
+
+
+def huge(cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(module, "_SERVER_BYTES", 1 << 60)
+    return str(cache.parent / "model")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda _cache, _monkeypatch: "./none", "is no folder, no GGUF file and no hub id"),
+        (unreachable, "org/name is no folder and not in the hub's cache, and can't be fetched"),
+        (broken, "broken.gguf can't be converted"),
+        (huge, "the model needs about"),
+    ],
+)
+def test_a_model_that_can_not_be_served_is_refused(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path, pytest.MonkeyPatch], str],
+    message: str,
+) -> None:  # fmt: skip
+    assert model.is_dir()
+    with pytest.raises(TargetError, match=message):
+        prepare(make(cache, monkeypatch), cache, lambda _text: None)
+
+
+def test_the_command_prints_the_folder_alone(whole: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gain(monkeypatch, None)
+    found = CliRunner().invoke(main, ["prepare", str(whole), "--cache", str(cache)])
+    assert (found.exit_code, found.stdout) == (0, f"{whole}\n")
+    assert "of memory" in found.stderr
