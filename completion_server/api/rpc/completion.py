@@ -1,5 +1,6 @@
 """CompletionService: answers single calls and session streams."""
 
+import asyncio
 import random
 from typing import Any
 
@@ -7,7 +8,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.api.callers import Callers
 from completion_server.api.rpc import convert
 from completion_server.api.rpc.intake import Intake, identify
-from completion_server.api.rpc.outbox import Outbox
+from completion_server.api.rpc.outbox import Writer
 from completion_server.api.rpc.session import CLIENT_GONE, SessionCall, StreamTimes, reset
 from completion_server.api.rpc.status import abort, abort_within
 from completion_server.core.credential import Scope
@@ -76,12 +77,17 @@ class CompletionServicer:
 
     async def _stream(self, completion: Completion, context: Context) -> CompletionError | None:
         """Write an answer; return the failure that the call must end with, if any."""
-        outbox = Outbox(context, self._stall_timeout_s, 1, self._message_of)
+        writer, has_part, part = Writer(context, self._stall_timeout_s), asyncio.Event(), None
+        completion.listen(has_part.set)
         try:
-            await outbox.reserve()
-            outbox.add(0, completion)
-            outbox.complete()
-            await outbox.run()
+            while not isinstance(part, End):
+                part = completion.take_nowait()
+                if part is None:
+                    has_part.clear()
+                    await has_part.wait()
+                else:
+                    await writer.write(self._message_of(part))
+            completion.note_end_written()
         except ShedError as error:
             return error
         except TimeoutError:
@@ -97,7 +103,7 @@ class CompletionServicer:
             return DeadlineError("the deadline passed first")
         return completion.outcome.error
 
-    def _message_of(self, _sequence: int, event: AnswerPart) -> pb.CompleteResponse:
+    def _message_of(self, event: AnswerPart) -> pb.CompleteResponse:
         """Return the message of an event. Raises ShedError for a shed request, if that is a status."""
         if self._sheds_as_status and isinstance(event, End) and (reason := event.outcome.shed_reason):
             raise ShedError(reason.value, event.outcome.retry_after_ms, event.outcome.limit)

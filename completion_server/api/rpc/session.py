@@ -12,7 +12,7 @@ from completion_server.api.callers import CHECK_EVERY_S, CredentialWatch
 from completion_server.api.rpc import convert
 from completion_server.api.rpc.decoder import MalformedError
 from completion_server.api.rpc.intake import Intake, identify
-from completion_server.api.rpc.outbox import Outbox
+from completion_server.api.rpc.outbox import Outbox, Writer
 from completion_server.core.credential import Scope
 from completion_server.core.errors import (
     CompletionError,
@@ -82,7 +82,7 @@ class SessionCall:
         self._last_sequence = 0
         """The highest sequence number of a request so far, accepted or not. It has an End, or gets one."""
         max_answers = _ANSWERS_PER_REQUEST * intake.limits.max_requests_per_session
-        self._outbox = Outbox(context, times.stall_timeout_s, max_answers, convert.session_response_of)
+        self._outbox = Outbox(Writer(context, times.stall_timeout_s), max_answers, convert.session_response_of)
         self._loop = asyncio.get_running_loop()
         self._opened_at = self._loop.time()
         self._received_at: float | None = None
