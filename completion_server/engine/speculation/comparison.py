@@ -37,7 +37,7 @@ _MAX_LOSS = math.log(1.03)
 """What a wrong choice may cost: a K whose gain is less is dropped, and one that others beat by less is taken."""
 _TIE = math.log(1.01)
 """Of Ks that differ by less the smallest is taken: what a run can't tell apart."""
-_FIRST_LOOK = 5
+FIRST_LOOK = 5
 """Rounds after which the test first looks at the data; each next look comes after about 1.41 times as many."""
 _MIN_ROUNDS = 3
 
@@ -111,8 +111,8 @@ def compare(
 
 def share_after(num_rounds: int) -> float | None:
     """Return the share of the error rates that a look after so many rounds spends; None if there is no look then."""
-    number = max(1, 1 + round(2 * math.log2(max(1, num_rounds) / _FIRST_LOOK)))
-    if num_rounds != int(_FIRST_LOOK * math.sqrt(2) ** (number - 1) + 1e-9):
+    number = max(1, 1 + round(2 * math.log2(max(1, num_rounds) / FIRST_LOOK)))
+    if num_rounds != int(FIRST_LOOK * math.sqrt(2) ** (number - 1) + 1e-9):
         return None
     return (1 - LAST_SHARE) / (number * (number + 1))
 

@@ -22,6 +22,7 @@ from completion_server.engine.interface import (
     trial_ks,
 )
 from completion_server.engine.speculation.comparison import (
+    FIRST_LOOK,
     LAST_SHARE,
     OFF,
     Gain,
@@ -85,7 +86,10 @@ async def run_trial(
     begun_at = clock.now()
     logger.info("measuring whether drafts pay; up to %.0f s", LIMIT_S)
     with progress("computing the prompts that the drafts are measured on"):
-        await typist.prime((*ks, OFF))
+        is_primed = await typist.prime((*ks, OFF), begun_at + LIMIT_S)
+    if not is_primed:
+        reason = f"off: the prompts alone would take longer than {LIMIT_S:.0f} s to compute"
+        return StartChoice(rows_of({each.size: OFF for each in found}, info.max_num_seqs), reason)
     await _run_rounds(typist, found, ks, clock, begun_at)
     rows = rows_of({each.size: each.comparison.k or OFF for each in found}, info.max_num_seqs)
     return StartChoice(rows, _reason(found), {each.size: each.trusted_log_gains for each in found})
@@ -150,7 +154,9 @@ async def _run_rounds(
     said_at = clock.now()
     while (undecided := [each for each in found if each.comparison.k is None]) and clock.now() < begun_at + LIMIT_S:
         each, round_at = min(undecided, key=lambda each: each.spent_s), clock.now()
-        if round_at + each.usual_s > begun_at + LIMIT_S:
+        # A batch size that can't have its first look in time tells nothing.
+        num_needed = max(1, FIRST_LOOK - len(each.rounds))
+        if round_at + num_needed * each.usual_s > begun_at + LIMIT_S:
             break
         each.rounds.append(await typist.round(each.size, each.next_order))
         each.spent_s += clock.now() - round_at
@@ -195,12 +201,19 @@ class Typist:
         self._step_timeout_s = step_timeout_s
         self._num_typed = NUM_DOCUMENTS
 
-    async def prime(self, ks: Sequence[int]) -> None:
-        """Compute all documents for each K, so that they are in the prefix cache."""
-        for k in ks:
+    async def prime(self, ks: Sequence[int], end_at: float = math.inf) -> bool:
+        """Compute all documents for each K, so that they are in the prefix cache.
+
+        Return whether that is done; it ends at once if the first K shows that it would last beyond `end_at`.
+        """
+        begun_at = self._clock.now()
+        for num_primed, k in enumerate(ks):
+            if num_primed == 1 and begun_at + len(ks) * (self._clock.now() - begun_at) > end_at:
+                return False
             self._set(k)
             requests = [self._make_request(at, 0, 1, _copy(k)) for at in range(NUM_DOCUMENTS)]
             await asyncio.gather(*map(self._ask, requests))
+        return True
 
     async def round(self, size: int, ks: Sequence[int]) -> TypedRound:
         """Type the same next keys with each K in turn, `size` requests at once."""

@@ -74,12 +74,24 @@ def test_few_ks_are_measured(max_k: int, ks: tuple[int, ...]) -> None:
     assert trial_ks(max_k) == ks
 
 
-@in_virtual_time
-async def test_an_engine_that_is_too_slow_for_a_trial_begins_without_drafts() -> None:
-    choice = await run_on(ScriptedEngine(times=ServiceTimes(decode_base_s=1.0), num_speculative_tokens=4))
-    assert choice.is_off
-    assert "1 request: too few rounds (" in choice.reason
-    assert LoopClock().now() < 150
+@pytest.mark.parametrize(
+    ("times", "reason", "within_s"),
+    [
+        (ServiceTimes(prefill_per_token_s=0.008), "off: the prompts alone would take longer than 20 s", 10),
+        (ServiceTimes(decode_base_s=1.0), "1 request: too few rounds (1)", 120),
+    ],
+)
+def test_an_engine_that_is_too_slow_for_a_trial_begins_without_drafts(
+    times: ServiceTimes, reason: str, within_s: float
+) -> None:
+    @in_virtual_time
+    async def start() -> None:
+        choice = await run_on(ScriptedEngine(times=times, num_speculative_tokens=4))
+        assert choice.is_off
+        assert reason in choice.reason
+        assert LoopClock().now() < within_s, "it ends when that is known"
+
+    start()
 
 
 @in_virtual_time
