@@ -24,16 +24,17 @@ LINEAR_SUFFIXES = (
     "q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight",
     "gate_proj.weight", "up_proj.weight", "down_proj.weight",
 )  # fmt: skip
-KEPT_SUFFIXES = ("embed_tokens.weight", "lm_head.weight")
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+KEPT_SUFFIXES = ("embed_tokens.weight", HEAD)
 INDEX = "model.safetensors.index.json"
 COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
 CARD = "README.md"
 CARD_NOTE = "This folder is the INT8 copy; the figures above were measured before the rounding.\n"
 
 
-def is_quantised(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor is a linear layer's matrix; embeddings, norms and the output head are kept."""
-    return tensor.ndim == MATRIX_DIMS and name.endswith(LINEAR_SUFFIXES)
+def is_quantised(name: str, tensor: Tensor, *, with_head: bool = False) -> bool:
+    """Whether a tensor is a matrix to round: a linear layer's, and with `with_head` that of the output head."""
+    return tensor.ndim == MATRIX_DIMS and (name.endswith(LINEAR_SUFFIXES) or (with_head and name == HEAD))
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,17 +56,18 @@ def dequantise_weight(quantised: Tensor, scale: Tensor) -> Tensor:
     return quantised.to(torch.float32) * scale
 
 
-def quantization_config() -> dict[str, Any]:
+def quantization_config(*, with_head: bool = False) -> dict[str, Any]:
     """The part of `config.json` by which compressed-tensors recognises the scheme (its format `int-quantized`)."""
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
     activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
+    targets = ["Linear", "re:.*lm_head$"] if with_head else ["Linear"]
+    group = {"targets": targets, "weights": weights, "input_activations": activations, "output_activations": None}
     return {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
+        "ignore": [] if with_head else ["lm_head"],
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
@@ -117,11 +119,12 @@ def weight_files(model: Path) -> list[Path]:
     return files
 
 
-def quantise_folder(model: Path, out: Path) -> Report:
+def quantise_folder(model: Path, out: Path, *, with_head: bool = False) -> Report:
     """Write `model` with its linear layers in INT8 to the new folder `out`, tokenizer and card copied.
 
-    Memory holds one weights file at a time. Raises TargetError for a folder that is not a model, a linear layer of a
-    name that the scheme does not know, an `out` that exists, or a disk that refuses.
+    `with_head` rounds the output head, too, which is a third of what a step of a small model reads; a head that is the
+    embedding becomes a matrix of its own. Memory holds one weights file at a time. Raises TargetError for a folder that
+    is no model, a linear layer of a name that the scheme does not know, an `out` that exists, or a disk that refuses.
     """
     config = read_config(model)
     files = weight_files(model)
@@ -132,16 +135,18 @@ def quantise_folder(model: Path, out: Path) -> Report:
         for file in files:
             converted: dict[str, Tensor] = {}
             for name, tensor in tensors_of(file):
-                if is_quantised(name, tensor):
+                if is_quantised(name, tensor, with_head=with_head):
                     error = _convert(name, tensor, converted)
                     worst, num_quantised = max(worst, error), num_quantised + 1
                 else:
                     converted[name], num_kept = tensor, num_kept + 1
+                if with_head and name == EMBEDDING and config.get("tie_word_embeddings"):
+                    worst, num_quantised = max(worst, _convert(HEAD, tensor, converted)), num_quantised + 1
             _save(converted, folder / file.name)
             placed |= dict.fromkeys(converted, file.name)
         if num_quantised == 0:
             raise TargetError(f"{model} has no linear layers that this scheme knows")
-        write_side_files(model, folder, config)
+        write_side_files(model, folder, config, with_head=with_head)
         if len(files) > 1:
             _write_index(folder, placed)
         size_after = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -201,7 +206,7 @@ def is_weight(path: Path) -> bool:
     return path.suffix == ".safetensors" or path.name == INDEX
 
 
-def write_side_files(model: Path, folder: Path, config: dict[str, Any]) -> None:
+def write_side_files(model: Path, folder: Path, config: dict[str, Any], *, with_head: bool = False) -> None:
     """Copy tokenizer and generation files and the card, and write the configuration of an INT8 model."""
     for path in sorted(model.iterdir()):
         if path.suffix in COPIED_SUFFIXES and path.name != "config.json" and not is_weight(path):
@@ -209,7 +214,9 @@ def write_side_files(model: Path, folder: Path, config: dict[str, Any]) -> None:
     if (model / CARD).exists():
         card = (model / CARD).read_text(encoding="utf-8").rstrip("\n")
         (folder / CARD).write_text(f"{card}\n\n{CARD_NOTE}", encoding="utf-8")
-    full = {**config, "quantization_config": quantization_config()}
+    full = {**config, "quantization_config": quantization_config(with_head=with_head)}
+    if with_head:
+        full["tie_word_embeddings"] = False
     (folder / "config.json").write_text(json.dumps(full, indent=2) + "\n", encoding="utf-8")
 
 

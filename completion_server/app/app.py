@@ -45,7 +45,7 @@ from completion_server.ops.logs import set_level
 from completion_server.requests.gate import Readiness
 from completion_server.requests.limits.file_quotas import FileQuotas, open_quotas
 from completion_server.requests.loop_lag import LoopLagMonitor
-from completion_server.requests.service import LoadSnapshot, Service
+from completion_server.requests.service import LoadSnapshot, Service, ServiceParts
 from completion_server.requests.settings import ServingSettings
 from completion_server.text.prompt.builder import PromptBuilder
 from completion_server.text.prompt.edits.builder import EditPrompts
@@ -315,15 +315,17 @@ class App:
             prompts,
             self._clock,
             self._emit,
-            isolation=self._shared.isolation,
-            loop_lag=self._loop_lag,
-            edits=edits,
-            cache=self._shared.cache,
-            file_quotas=self._file_quotas,
-            weight_of=self._file_quotas.weight_of if self._file_quotas else lambda _tenant: 1.0,
-            replicas=self._shared,
-            remaining_start_s=self._engine.remaining_start_s,
-            num_speculative_tokens=self._speculation.num_speculative_tokens,
+            ServiceParts(
+                isolation=self._shared.isolation,
+                loop_lag=self._loop_lag,
+                edits=edits,
+                cache=self._shared.cache,
+                file_quotas=self._file_quotas,
+                weight_of=self._file_quotas.weight_of if self._file_quotas else lambda _tenant: 1.0,
+                replicas=self._shared,
+                remaining_start_s=self._engine.remaining_start_s,
+                num_speculative_tokens=self._speculation.num_speculative_tokens,
+            ),
         )
 
     def _build_admin(self, service: Service, prompts: PromptBuilder) -> Listener | None:

@@ -88,6 +88,28 @@ class LoadSnapshot:
     """Why there are fewer slots than that; "" if there are not."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceParts:
+    """What a service works with if it is given."""
+
+    isolation: Isolation | None = None
+    """Without it users share no cache, under a secret of the service alone."""
+    loop_lag: LoopLagMonitor | None = None
+    """Run by the caller; without it no request is shed for loop lag."""
+    edits: EditPrompts | None = None
+    """Without it a request for a next edit is refused."""
+    cache: CompletionCache | None = None
+    file_quotas: FileQuotas | None = None
+    """The limits that `admission.quotas_file` gives."""
+    replicas: ReplicaGroup | None = None
+    remaining_start_s: Callable[[], float | None] = lambda: None
+    """Predicts when the engine will be ready, while it is not."""
+    num_speculative_tokens: Callable[[int], int] = lambda _num_seqs: 0
+    """Returns the active K of a number of generations."""
+    weight_of: Callable[[str], float] = lambda _tenant: 1.0
+    """Returns the weight of a tenant by its name, now."""
+
+
 class Service:
     """Accepts requests and answers them; the only part of the server that rpc calls for requests.
 
@@ -101,50 +123,35 @@ class Service:
         prompts: Prompts,
         clock: Clock,
         emit: Emit,
-        *,
-        isolation: Isolation | None = None,
-        loop_lag: LoopLagMonitor | None = None,
-        edits: EditPrompts | None = None,
-        cache: CompletionCache | None = None,
-        file_quotas: FileQuotas | None = None,
-        replicas: ReplicaGroup | None = None,
-        remaining_start_s: Callable[[], float | None] = lambda: None,
-        num_speculative_tokens: Callable[[int], int] = lambda _num_seqs: 0,
-        weight_of: Callable[[str], float] = lambda _tenant: 1.0,
+        parts: ServiceParts | None = None,
     ) -> None:
-        """Build a service in front of an engine.
-
-        Without `isolation` users share no cache, under a secret of this service alone. Without `edits` a request for a
-        next edit is refused. `loop_lag` is run by the caller; without one no request is shed for loop lag.
-        `file_quotas` has the limits that `admission.quotas_file` gives. `remaining_start_s` predicts when the engine
-        will be ready, while it is not. `num_speculative_tokens` returns the active K of a number of generations.
-        `weight_of` returns the weight of a tenant by its name, now.
-        """
+        """Build a service in front of an engine."""
+        parts = parts or ServiceParts()
         admission, scheduling, emit = settings.admission, settings.scheduling, guarded(emit)
-        self.gate = Gate(admission, remaining_start_s, file_quotas)
+        self.gate = Gate(admission, parts.remaining_start_s, parts.file_quotas)
         self.emit = emit
         self.now = clock.now
         """Returns the time of the clock that requests and deadlines use."""
-        self._quotas = Quotas(admission, file_quotas)
+        self._quotas = Quotas(admission, parts.file_quotas)
         self._prompts = prompts
-        self._edits = edits
-        self._loop_lag = loop_lag or LoopLagMonitor(0.0, clock, emit)
+        self._edits = parts.edits
+        self._loop_lag = parts.loop_lag or LoopLagMonitor(0.0, clock, emit)
         self._scheduling = scheduling
         self._budget_s = settings.shed.budget_ms / 1000
         self._retry_after_ms = admission.retry_after_ms
-        self._isolation = isolation or Isolation(os.urandom(_SECRET_BYTES))
-        self._cache = cache
-        self._replicas = replicas if scheduling.supersede else None
+        self._isolation = parts.isolation or Isolation(os.urandom(_SECRET_BYTES))
+        self._cache = parts.cache
+        self._replicas = parts.replicas if scheduling.supersede else None
         self._answers = RecentAnswers()
-        self._num_speculative_tokens = num_speculative_tokens
-        self._weight_of = weight_of
+        self._num_speculative_tokens = parts.num_speculative_tokens
+        self._weight_of = parts.weight_of
         self.runner = Runner(
             partial(make_book, settings, emit=emit),
             clock,
             engine,
             self._prompts_of,
             self._isolation,
-            lambda: retry_after_ms(admission, remaining_start_s()),
+            lambda: retry_after_ms(admission, parts.remaining_start_s()),
         )
         self._book = self.runner.book
         self._services = Services(clock, emit, self.runner.cancel_nowait, self._answered, settings.delta_pause_s)

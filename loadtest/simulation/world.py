@@ -19,7 +19,7 @@ from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.requests.limits.settings import AdmissionSettings
 from completion_server.requests.scheduling.settings import OrderName, SchedulingSettings, ShedSettings, ShedWhen
-from completion_server.requests.service import Service
+from completion_server.requests.service import Service, ServiceParts
 from completion_server.requests.settings import ServingSettings
 from completion_server.text.prompt.builder import Prompt
 from loadtest.simulation import virtual_time
@@ -80,7 +80,7 @@ async def _serving(
         _Prompts(workload, recorder.open),
         clock,
         recorder.handle,
-        weight_of=lambda tenant: policy.tenant_weights.get(tenant, 1.0),
+        ServiceParts(weight_of=lambda tenant: policy.tenant_weights.get(tenant, 1.0)),
     )
     service.gate.set_engine_ready(True)
     await engine.start()

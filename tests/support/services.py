@@ -25,7 +25,7 @@ from completion_server.requests.limits.settings import AdmissionSettings
 from completion_server.requests.loop_lag import LoopLagMonitor
 from completion_server.requests.rules import EditPrompts, EditRules
 from completion_server.requests.scheduling.settings import SchedulingSettings, ShedSettings
-from completion_server.requests.service import CompletionCache, ReplicaGroup, Service
+from completion_server.requests.service import CompletionCache, ReplicaGroup, Service, ServiceParts
 from completion_server.requests.settings import ServingSettings
 from completion_server.text.prompt.builder import Prompt
 from loadtest.simulation import virtual_time
@@ -169,11 +169,7 @@ async def running_service(
         prompts,
         clock,
         recorder.handle,
-        isolation=isolation,
-        loop_lag=loop_lag,
-        edits=edits,
-        cache=cache,
-        replicas=replicas,
+        ServiceParts(isolation=isolation, loop_lag=loop_lag, edits=edits, cache=cache, replicas=replicas),
     )
     await engine.start()
     tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]

@@ -18,7 +18,7 @@ from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.requests.isolation import Isolation
 from completion_server.requests.limits.settings import AdmissionSettings
 from completion_server.requests.scheduling.settings import ShedSettings
-from completion_server.requests.service import Service
+from completion_server.requests.service import Service, ServiceParts
 from completion_server.requests.settings import ServingSettings
 from completion_server.state.cache.cache import make_cache
 from completion_server.state.cache.keys import CompletionKeys
@@ -78,7 +78,9 @@ async def run_tenants(seed: int, scope: CacheScope = "tenant") -> AsyncIterator[
     settings = ServingSettings(
         AdmissionSettings(user_requests_per_s=0, user_tokens_per_s=0), shed=ShedSettings(when="never", lag_ms=0)
     )
-    service = Service(settings, engine, _Prompts(), clock, lambda _event: None, isolation=isolation, cache=cache)
+    service = Service(
+        settings, engine, _Prompts(), clock, lambda _event: None, ServiceParts(isolation=isolation, cache=cache)
+    )
 
     async def ask(tenant: str, user: str, text: str, is_kept: bool, on_text: Callable[[], None]) -> Seen:
         number, begin, first = next(numbers), clock.now(), 0.0

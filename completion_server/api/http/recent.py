@@ -43,7 +43,7 @@ _NEAR = 8192
 
 
 class Live(Protocol):
-    """A request that may be live, see `serving.completion.Completion`."""
+    """A request that may be live, see `requests.completion.Completion`."""
 
     @property
     def outcome(self) -> Outcome | None:

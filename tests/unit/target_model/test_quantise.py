@@ -55,6 +55,24 @@ def test_the_copy_holds_int8_matrices_and_keeps_the_rest(model: Path, tmp_path: 
     assert (out / "tokenizer.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_output_head_is_rounded_on_demand_also_if_it_is_the_embedding(
+    model: Path, tmp_path: Path, is_tied: bool
+) -> None:
+    tensors = load_file(model / WEIGHTS)
+    head = tensors["model.embed_tokens.weight"] if is_tied else tensors["lm_head.weight"]
+    if is_tied:
+        del tensors["lm_head.weight"]
+        save_file(tensors, model / WEIGHTS, metadata={"format": "pt"})
+    (model / "config.json").write_text(json.dumps({"tie_word_embeddings": is_tied}))
+    assert quantise_folder(model, tmp_path / "out", with_head=True).num_quantised == 3
+    after, config = load_file(tmp_path / "out" / WEIGHTS), json.loads((tmp_path / "out" / "config.json").read_text())
+    rounded = dequantise_weight(after["lm_head.weight"], after["lm_head.weight_scale"])
+    assert torch.allclose(rounded, head.float(), atol=float(head.abs().max()) / 127)
+    assert after["model.embed_tokens.weight"].dtype == torch.bfloat16
+    assert (config["tie_word_embeddings"], config["quantization_config"]["ignore"]) == (False, [])
+
+
 def test_the_configuration_is_what_compressed_tensors_expects(model: Path, tmp_path: Path) -> None:
     quantise_folder(model, tmp_path / "out")
     written = json.loads((tmp_path / "out" / "config.json").read_text())
