@@ -6,7 +6,8 @@ from typing import Any
 from completion_server.core.events import Event, GenerationJoined, GenerationReattached, GenerationSource
 from completion_server.core.outcome import FinishReason, Outcome, Usage
 from completion_server.engine.interface import Output
-from completion_server.requests.scheduling.book import Book, IllegalTransitionError
+from completion_server.requests.scheduling.book import Book
+from completion_server.requests.scheduling.generations import IllegalTransitionError
 from completion_server.requests.scheduling.requests import Generation, LiveRequest
 
 

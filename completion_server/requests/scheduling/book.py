@@ -62,7 +62,7 @@ from completion_server.core.events import (
 from completion_server.core.outcome import CANCELLED, DEADLINE, SUPERSEDED, FinishReason, Outcome, ShedReason, Usage
 from completion_server.engine.interface import Output
 from completion_server.requests.scheduling.fair_queue import FairQueue
-from completion_server.requests.scheduling.generations import Generations
+from completion_server.requests.scheduling.generations import Generations, IllegalTransitionError
 from completion_server.requests.scheduling.lanes import Lanes
 from completion_server.requests.scheduling.latency import LatencyEstimates
 from completion_server.requests.scheduling.limiter import ConcurrencyLimiter
@@ -82,10 +82,6 @@ _FINISH_REASONS: dict[str | None, FinishReason | None] = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
 }
-
-
-class IllegalTransitionError(Exception):
-    """An event is not allowed in the state of its request or generation: a bug in the caller."""
 
 
 class Executor(Protocol):
@@ -245,7 +241,7 @@ class Book:
 
     def output(self, generation: Generation, output: Output, now: float) -> None:
         """Give an output of the engine to the requests that read the generation."""
-        self._require(generation)
+        self._generations.require(generation)
         is_first = generation.last is None
         self._learn_step(generation, generation.add(output, now), now)
         finish = _FINISH_REASONS[output.finish]
@@ -275,7 +271,7 @@ class Book:
 
     def stopped(self, generation: Generation, outcome: Outcome | None, now: float) -> None:
         """Free the slot of a generation that has stopped. `outcome` ends its readers; None if it did not fail."""
-        self._require(generation)
+        self._generations.require(generation)
         if generation.was_aborted:
             self._follow_engine(now)
         readers = self._generations.remove(generation)
@@ -453,8 +449,3 @@ class Book:
 
     def _unreachable(self, request: LiveRequest) -> Outcome:
         return self._shedder.outcome(request, ShedReason.DEADLINE_UNREACHABLE, self.num_slots)
-
-    def _require(self, generation: Generation) -> None:
-        if self._generations.running.get(generation.id) is not generation:
-            msg = f"generation {generation.id} has no slot"
-            raise IllegalTransitionError(msg)

@@ -6,6 +6,10 @@ from completion_server.requests.scheduling.queue import RequestQueue
 from completion_server.requests.scheduling.requests import Generation, LiveRequest
 
 
+class IllegalTransitionError(Exception):
+    """An event is not allowed in the state of its request or generation: a bug in the caller."""
+
+
 class Generations:
     """The running generations by id, those that can be joined by answer key, and the queue of those without a slot.
 
@@ -27,6 +31,12 @@ class Generations:
     def has_room(self) -> bool:
         """Whether one more request may wait."""
         return len(self._queue) + self.num_joined < self._max_queued
+
+    def require(self, generation: Generation) -> None:
+        """Check that a generation has a slot. Raises IllegalTransitionError: it has none."""
+        if self.running.get(generation.id) is not generation:
+            msg = f"generation {generation.id} has no slot"
+            raise IllegalTransitionError(msg)
 
     def find(self, key: Hashable | None) -> Generation | None:
         """Return the generation that a request with this key may join, if there is room for one."""

@@ -6,7 +6,7 @@ from completion_server.core.events import GenerationDiverged
 from completion_server.core.outcome import CANCELLED, SUPERSEDED, ShedReason
 from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
-from completion_server.requests.scheduling.book import IllegalTransitionError
+from completion_server.requests.scheduling.generations import IllegalTransitionError
 from completion_server.requests.scheduling.lanes import Sequences
 from completion_server.requests.scheduling.queue import ORDERS
 from completion_server.requests.scheduling.shedding import Ticks
