@@ -11,6 +11,8 @@ from itertools import accumulate
 
 from prometheus_client.core import Exemplar, Metric, Sample
 
+from completion_server.core.trace_context import TraceContext
+
 Labels = tuple[str, ...]
 """The labels of a series in the order of their names; () for the only series of a family without labels."""
 
@@ -52,20 +54,20 @@ class Histogram(defaultdict[Labels, list[float]]):
         self._family, self._label_names = (f"completion_{name}_seconds", help_text, "histogram"), label_names
         self._buckets_s, self._ends = buckets_s, (*map(str, buckets_s), "+Inf")
         self._exemplars: dict[tuple[Labels, int], Exemplar] = {}
-        """The last sample of each bucket that belongs to a trace."""
+        """The last sample of each bucket that links to a trace."""
         self.create([] if label_names else [()])
 
     def create(self, series: Iterable[Labels]) -> None:
         """Show series from the start."""
         self.update((labels, self._zeros()) for labels in series)
 
-    def observe(self, seconds: float, labels: Labels = (), trace_id: str = "") -> None:
-        """Count a sample, which belongs to no trace if `trace_id` is ""."""
+    def observe(self, seconds: float, labels: Labels = (), trace: TraceContext | None = None) -> None:
+        """Count a sample, which links to a trace on pages in the OpenMetrics format."""
         bucket, numbers = bisect_left(self._buckets_s, seconds), self[labels]
         numbers[bucket] += 1
         numbers[-1] += seconds
-        if trace_id:
-            self._exemplars[labels, bucket] = Exemplar({"trace_id": trace_id}, seconds, time.time())
+        if trace is not None:
+            self._exemplars[labels, bucket] = Exemplar({"trace_id": trace.trace_id}, seconds, time.time())
 
     def collect(self) -> Metric:
         """Return the family with its present numbers."""

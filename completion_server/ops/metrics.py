@@ -16,6 +16,7 @@ from completion_server.core import events
 from completion_server.core.errors import Code, is_servers_fault
 from completion_server.core.outcome import CacheLevel, FinishReason, Reaction, ShedReason, Usage
 from completion_server.core.request import Trigger
+from completion_server.core.trace_context import TraceContext
 from completion_server.ops.families import BUCKETS_S, Histogram, Labels, Values
 from completion_server.ops.quality import (
     NUM_USER_GROUPS,
@@ -232,14 +233,12 @@ class Metrics(Collector):
         self._count("requests", outcome.reason.value, trigger, shed_reason.value if shed_reason else "")
         if not usage.is_shared:
             self._count_tokens(outcome.reason, usage)
-        trace_id = self._trace_id(event)
-        self._time_stages(event, trace_id)
-        ttft_s = event.ttft_s
-        if ttft_s is not None:
-            self._seconds["ttft"].observe(ttft_s, (trigger,), trace_id)
+        trace = exported_trace(event, self._budget_s)
+        self._time_stages(event, trace)
+        if (ttft_s := event.ttft_s) is not None:
+            self._seconds["ttft"].observe(ttft_s, (trigger,), trace)
             self._ttfts_s.append(ttft_s)
-        result = slo_result(event, self._budget_s)
-        if result is not None:
+        if (result := slo_result(event, self._budget_s)) is not None:
             self._count("slo_requests", result.value)
         if is_whole_and_wanted(event):
             group = user_group(request.caller.owner)
@@ -254,7 +253,7 @@ class Metrics(Collector):
 
     def _answer_closed(self, event: events.AnswerClosed) -> None:
         if event.stream_s is not None:
-            self._seconds["stage"].observe(event.stream_s, ("stream",), self._trace_id(event.ended))
+            self._seconds["stage"].observe(event.stream_s, ("stream",), exported_trace(event.ended, self._budget_s))
 
     def _count_tokens(self, reason: FinishReason, usage: Usage) -> None:
         if usage.completion_tokens:  # without output, the share that the prefix cache had is not known
@@ -266,7 +265,7 @@ class Metrics(Collector):
         if reason in _WASTED:
             self._count("wasted_tokens", reason.value, by=usage.completion_tokens)
 
-    def _time_stages(self, event: events.RequestEnded, trace_id: str) -> None:
+    def _time_stages(self, event: events.RequestEnded, trace: TraceContext | None) -> None:
         marks, stages = event.marks, self._seconds["stage"]
         for stage, begin, end in (
             ("receive", event.request.receive_began_at, event.request.received_at),
@@ -277,10 +276,10 @@ class Metrics(Collector):
             ("total", marks.received, marks.ended),
         ):
             if begin is not None and end is not None:
-                stages.observe(end - begin, (stage,), trace_id)
+                stages.observe(end - begin, (stage,), trace)
         num_decoded = event.end.usage.completion_tokens - marks.tokens_at_first_output
         if marks.first_output is not None and marks.last_output is not None and num_decoded > 0:
-            stages.observe((marks.last_output - marks.first_output) / num_decoded, ("decode_token",), trace_id)
+            stages.observe((marks.last_output - marks.first_output) / num_decoded, ("decode_token",), trace)
 
     def _generation_reattached(self, event: events.GenerationReattached) -> None:
         self._count("generations_reattached")
@@ -308,8 +307,3 @@ class Metrics(Collector):
         self._count("cache_saved_tokens", "prompt", by=event.num_prompt_tokens)
         self._count("cache_saved_tokens", "completion", by=event.num_completion_tokens)
         self._count("cache_saved_engine_seconds", by=event.engine_s)
-
-    def _trace_id(self, event: events.RequestEnded) -> str:
-        """Return the id of the trace that a request's samples link to; only pages in the OpenMetrics format show it."""
-        trace = exported_trace(event, self._budget_s)
-        return "" if trace is None else trace.trace_id

@@ -1,4 +1,4 @@
-"""Metrics of what users get from the server: answers within the budget, and completions that they accept.
+"""What metrics and traces count as good for users: answers within the budget, and completions that they accept.
 
 Both join quality to serving. A fast answer that nobody accepts has no value, nor has a good one that comes late.
 """
@@ -28,7 +28,6 @@ _DROPPED = frozenset({FinishReason.SUPERSEDED, FinishReason.CANCELLED})
 _NOT_COUNTED = frozenset({ShedReason.RATE_LIMITED, ShedReason.DRAINING})
 """Shed for the caller's own limit, or to be asked again of another replica."""
 NUM_USER_GROUPS = 32
-"""Groups for the comparison of a canary with the stable servers."""
 
 
 class SloResult(Enum):
