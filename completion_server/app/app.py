@@ -14,7 +14,6 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from completion_server import __version__
 from completion_server.api.callers import Callers
-from completion_server.api.http.page import LiveFigures
 from completion_server.api.http.server import HttpListener
 from completion_server.api.rpc.admin import AdminServicer, Controls
 from completion_server.api.rpc.completion import CompletionServicer
@@ -34,7 +33,7 @@ from completion_server.config import Config
 from completion_server.core.certificates import CertificateFiles, watch
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import CutShortError
-from completion_server.core.events import Emit, Event
+from completion_server.core.events import Emit
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.engine.interface import Engine, EngineInfo
@@ -107,9 +106,8 @@ class App:
         self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
         self._monitoring = Monitoring(config, registry)
         self._tracing = make_tracing(config, self._clock)
-        self._figures = LiveFigures()
         self._records = Records(config, registry)
-        heard = self._records.heard_by(self._count)  # the one place that decides who hears events
+        heard = self._records.heard_by(self._monitoring.metrics.handle)  # the one place that decides who hears events
         self._emit: Emit = heard if self._tracing is None else self._tracing.heard_by(heard)
         self._begin_trace: BeginTrace = no_trace if self._tracing is None else self._tracing.begin
         self._authenticator = make_authenticator(config, self._emit)
@@ -214,7 +212,7 @@ class App:
             self._callers,
             self._engine,
             self._speculation,
-            self._figures,
+            self._monitoring.metrics,
             self._begin_trace,
             certificate,
         )
@@ -223,11 +221,6 @@ class App:
             stack.push_async_callback(self._http.stop, _CLOSE_S)
         warn_of_exposure(config, public.address)
         return public
-
-    def _count(self, event: Event) -> None:
-        self._monitoring.metrics.handle(event)
-        if self._http is not None:
-            self._figures.handle(event)
 
     def _readiness(self) -> Readiness:
         return Readiness.STARTING if self._service is None else self._service.gate.readiness
@@ -336,11 +329,9 @@ class App:
             region=self._config.server.region,
             prompt_template=prompts.template.name,
             uptime_s=lambda: self._clock.now() - self._started_at,
-            ended_requests=lambda: self._monitoring.metrics.ended,
+            ended_requests=self._monitoring.metrics.num_ended,
             replication=self._shared.replication_status,
-            cache=lambda: self._shared.cache_status(
-                self._monitoring.metrics.cache.num_hits, self._monitoring.metrics.cache.num_missed
-            ),
+            cache=lambda: self._shared.cache_status(self._monitoring.metrics),
             drain=self.drain,
             set_log_level=set_level,
             render_metrics=self._monitoring.render,

@@ -7,13 +7,14 @@ from completion_server import __version__
 from completion_server.api.callers import Callers
 from completion_server.api.http.app import HttpApp, ServedModel, dialect_paths
 from completion_server.api.http.endpoints import Endpoints
-from completion_server.api.http.page import HttpAdmin, LiveFigures, closed_reason, page_paths
+from completion_server.api.http.page import HttpAdmin, closed_reason, page_paths
 from completion_server.api.http.server import HttpListener, build_http_server
 from completion_server.config import Config
 from completion_server.core.certificates import CertificateFiles
 from completion_server.core.trace_context import BeginTrace
 from completion_server.engine.speculation.live import LiveSpeculation
 from completion_server.engine.supervisor import SupervisedEngine
+from completion_server.ops.metrics import Metrics
 from completion_server.requests.service import Service
 
 
@@ -23,7 +24,7 @@ def build_http(
     callers: Callers,
     engine: SupervisedEngine,
     speculation: LiveSpeculation,
-    figures: LiveFigures,
+    metrics: Metrics,
     begin_trace: BeginTrace,
     certificate: CertificateFiles | None,
 ) -> HttpListener | None:
@@ -58,7 +59,7 @@ def build_http(
         begin_trace=begin_trace,
     )
     reason = closed_reason(config.server, trusts_names=config.admission.trust_user_names)
-    admin = HttpAdmin(service, speculation, figures, about, reason)
+    admin = HttpAdmin(service, speculation, metrics, about, reason)
     paths = dialect_paths(endpoints, served_model) | admin.paths(endpoints) | page_paths()
     make_app = partial(HttpApp, paths, endpoints.discard_body)
     return build_http_server(config.server, make_app, certificate, takes_certificates=config.auth.takes_certificates)

@@ -7,7 +7,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from completion_server import __version__
@@ -15,11 +15,12 @@ from completion_server.app.models import prompt_budget
 from completion_server.config import Config
 from completion_server.core.checks import DAY_S
 from completion_server.core.clock import Clock
-from completion_server.core.events import Emit
+from completion_server.core.events import Emit, MissReason
 from completion_server.core.outcome import CacheLevel
 from completion_server.core.process import raise_if_cancelled
 from completion_server.core.request import Request
 from completion_server.engine.fingerprint import model_fingerprint
+from completion_server.ops.metrics import Metrics
 from completion_server.requests.isolation import Isolation
 from completion_server.requests.limits.day_tokens import DayTokens
 from completion_server.requests.scheduling.requests import LiveRequest
@@ -131,14 +132,14 @@ class SharedState:
             num_received=lanes.num_received,
         )
 
-    def cache_status(self, num_hits: Mapping[CacheLevel, int], num_missed: int) -> CacheStatus | None:
-        """Return the state of the completion cache, given its counters; None if it is off.
-
-        `num_missed` are lookups that the process's memory did not answer; Redis may have answered them.
-        """
+    def cache_status(self, metrics: Metrics) -> CacheStatus | None:
+        """Return the state of the completion cache; None if it is off."""
         if self.cache is None:
             return None
-        local, shared = num_hits[CacheLevel.LOCAL], num_hits[CacheLevel.SHARED]
+        hits, misses = metrics.counts("cache_hits"), metrics.counts("cache_misses")
+        local, shared = (int(hits[level.value,]) for level in (CacheLevel.LOCAL, CacheLevel.SHARED))
+        # Redis may have answered what the process's memory did not.
+        num_missed = int(misses[CacheLevel.LOCAL.value, MissReason.ABSENT.value])
         return CacheStatus(self.cache.num_entries, self.cache.num_bytes, local, shared, max(0, num_missed - shared))
 
     def gauges(self) -> dict[str, Callable[[], float]]:

@@ -67,8 +67,6 @@ class RequestEnded:
     request: Request
     end: End
     marks: Marks
-    late_trace: TraceContext | None = None
-    """The trace that the request is exported in, if that was decided at its end: it was not sampled before."""
     has_text: bool = True
     """Whether the answer had text, or an edit."""
 
@@ -89,18 +87,13 @@ class RequestRefused:
 
 
 @immutable
-class EndWritten:
-    """The End of a request was written, `seconds` after it was ready."""
+class AnswerClosed:
+    """Nothing more of the answer to an ended request will be written."""
 
-    request: Request
-    seconds: float
-
-
-@immutable
-class EndUnwritten:
-    """The End of a request will not be written: its caller has left, or its call ends with a status instead."""
-
-    request: Request
+    ended: RequestEnded
+    stream_s: float | None
+    """Seconds from the request's end until its End was written; None if that was not written: its caller has left, or
+    its call ends with a status instead."""
 
 
 @immutable
@@ -258,8 +251,7 @@ class CredentialSourceRead:
 Event = (
     RequestEnded
     | RequestRefused
-    | EndWritten
-    | EndUnwritten
+    | AnswerClosed
     | GenerationReattached
     | GenerationJoined
     | GenerationDiverged

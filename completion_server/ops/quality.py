@@ -1,4 +1,4 @@
-"""Metrics of what users get from the server: answers within the budget, and completions that they accept.
+"""What metrics and traces count as good for users: answers within the budget, and completions that they accept.
 
 Both join quality to serving. A fast answer that nobody accepts has no value, nor has a good one that comes late.
 """
@@ -8,12 +8,13 @@ from enum import Enum
 from functools import lru_cache
 from hashlib import blake2b
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Info
+from prometheus_client import CollectorRegistry, Info
 
 from completion_server.core.errors import is_servers_fault
-from completion_server.core.events import FeedbackReported, RequestEnded, RequestRefused
-from completion_server.core.outcome import CacheLevel, FinishReason, Reaction, ServedAnswer, ShedReason
+from completion_server.core.events import RequestEnded
+from completion_server.core.outcome import FinishReason, ShedReason
 from completion_server.core.request import Mode, Trigger
+from completion_server.core.trace_context import TraceContext
 
 _TTFT_EDGES_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 TTFT_RANGES = (
@@ -27,7 +28,6 @@ _DROPPED = frozenset({FinishReason.SUPERSEDED, FinishReason.CANCELLED})
 _NOT_COUNTED = frozenset({ShedReason.RATE_LIMITED, ShedReason.DRAINING})
 """Shed for the caller's own limit, or to be asked again of another replica."""
 NUM_USER_GROUPS = 32
-_ANSWERED, _WITH_TEXT = "answered", "with_text"
 
 
 class SloResult(Enum):
@@ -69,111 +69,37 @@ def slo_result(event: RequestEnded, budget_s: float) -> SloResult | None:
     return SloResult.IN_TIME if is_early and is_empty_answer else SloResult.LATE
 
 
+def has_missed_budget(event: RequestEnded, budget_s: float) -> bool:
+    """Return whether an ended request counts against the objective."""
+    return slo_result(event, budget_s) not in {None, SloResult.IN_TIME}
+
+
+def exported_trace(event: RequestEnded, budget_s: float) -> TraceContext | None:
+    """Return the trace that an ended request is exported in: it was sampled, or has missed the budget."""
+    trace = event.request.trace
+    return trace if trace is not None and (trace.is_sampled or has_missed_budget(event, budget_s)) else None
+
+
 def ttft_range(ttft_s: float) -> str:
     """Return the range of a TTFT in seconds."""
     return TTFT_RANGES[bisect_left(_TTFT_EDGES_S, ttft_s)]
 
 
-class ObjectiveMetrics:
-    """Counts the requests that somebody waited for: "95% within the budget" is a share of them."""
-
-    def __init__(self, registry: CollectorRegistry, budget_s: float) -> None:
-        """Register the metrics. `budget_s` is the time in which a first token has a value."""
-        self._budget_s = budget_s
-        counted = "Requests that somebody waited for, by result; all but in_time count against the objective."
-        counter = Counter("completion_slo_requests", counted, ["result"], registry=registry)
-        # All series exist from the start: Prometheus takes no first increment from a series that it did not know.
-        self._counters = {result: counter.labels(result.value) for result in SloResult}
-        budget = "Time in which the first token of a request must come."
-        Gauge("completion_ttft_budget_seconds", budget, registry=registry).set(budget_s)
-
-    def ended(self, event: RequestEnded) -> None:
-        """Count an ended request, if it counts."""
-        result = slo_result(event, self._budget_s)
-        if result is not None:
-            self._counters[result].inc()
-
-    def refused(self, event: RequestRefused) -> None:
-        """Count a request or a session that was not admitted because the server could not serve."""
-        if is_servers_fault(event.error):
-            self._counters[SloResult.REFUSED].inc()
-
-
-class QualityMetrics:
-    """Counts the reactions of users to completions, by how the completions were served."""
-
-    def __init__(self, registry: CollectorRegistry, model: str) -> None:
-        """Register the metric. `model` names the target model."""
-        reactions = ", ".join(reaction.value for reaction in Reaction)
-        self._model = model
-        self._counters_of: dict[tuple[str, int | None, CacheLevel], dict[Reaction, Counter]] = {}
-        self._counter = Counter(
-            "completion_quality",
-            f"Completions by their users' reaction ({reactions}), the range of their TTFT in seconds, the K active "
-            "at their end (empty for cached ones), the cache level and the target model.",
-            ["event", "ttft", "k", "cache", "model"],
-            registry=registry,
-        )
-
-    def reported(self, event: FeedbackReported) -> None:
-        """Count the reactions that a report tells of for the first time."""
-        counters = self._counters(event.answer)
-        for reaction in event.reactions:
-            counters[reaction].inc()
-
-    def _counters(self, answer: ServedAnswer) -> dict[Reaction, Counter]:
-        """Return the counters of completions that were served alike; all of them exist from the first reaction on."""
-        key = ttft_range(answer.ttft_s), answer.num_speculative_tokens, answer.cache_level
-        if key not in self._counters_of:
-            ttft, k, level = key
-            labels = (ttft, "" if k is None else str(k), level.value, self._model)
-            self._counters_of[key] = {each: self._counter.labels(each.value, *labels) for each in Reaction}
-        return self._counters_of[key]
-
-
 @lru_cache(4096)
-def user_group(owner: str) -> int:
-    """Return the group of a user by the key of its limits: drawn as if at random, and the same one on every server."""
-    return blake2b(owner.encode(), digest_size=1).digest()[0] % NUM_USER_GROUPS
-
-
-class UserGroupMetrics:
-    """Counts answers and reactions by groups of users, for the comparison of a canary with the stable servers.
+def user_group(owner: str) -> str:
+    """Return the group of a user by the key of its limits: drawn as if at random, and the same one on every server.
 
     A user's answers are alike, so they are no independent samples of a model. Users are: the variance of a share over
-    groups of them says how much of a difference is chance.
+    groups of them says how much of the difference between a canary and the stable servers is chance.
     """
+    return str(blake2b(owner.encode(), digest_size=1).digest()[0] % NUM_USER_GROUPS)
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        """Register the metric, with all of its series."""
-        kinds = (_ANSWERED, _WITH_TEXT, *(reaction.value for reaction in Reaction))
-        counter = Counter(
-            "completion_user_groups",
-            f"Completions by what became of them ({', '.join(kinds)}) and by a group of users, drawn by their names.",
-            ["event", "group"],
-            registry=registry,
-        )
-        self._groups = [
-            {kind: counter.labels(kind, str(number)) for kind in kinds} for number in range(NUM_USER_GROUPS)
-        ]
 
-    def ended(self, event: RequestEnded) -> None:
-        """Count a whole answer to a request that somebody waited for; a next edit may be that nothing is to change."""
-        request = event.request
-        is_wanted = request.trigger is not Trigger.PREFETCH and request.mode is not Mode.NEXT_EDIT
-        if not is_wanted or event.end.outcome.reason not in _WHOLE:
-            return
-        counters = self._groups[user_group(request.caller.owner)]
-        counters[_ANSWERED].inc()
-        if event.has_text:
-            counters[_WITH_TEXT].inc()
-
-    def reported(self, event: FeedbackReported) -> None:
-        """Count the reactions that a report tells of for the first time."""
-        if event.caller is not None:
-            counters = self._groups[user_group(event.caller.owner)]
-            for reaction in event.reactions:
-                counters[reaction.value].inc()
+def is_whole_and_wanted(event: RequestEnded) -> bool:
+    """Return whether somebody waited for a whole answer and got it; a next edit may be that nothing is to change."""
+    request = event.request
+    is_wanted = request.trigger is not Trigger.PREFETCH and request.mode is not Mode.NEXT_EDIT
+    return is_wanted and event.end.outcome.reason in _WHOLE
 
 
 def add_build_info(registry: CollectorRegistry, version: str, **models: tuple[str, str | None]) -> None:

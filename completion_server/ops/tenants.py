@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from itertools import product
 
 from completion_server.core.events import RequestEnded
 from completion_server.core.outcome import FinishReason
-from completion_server.core.request import Caller
+from completion_server.ops.families import Histogram, Values
 
 OTHER_TENANT = "other"
 """Stands for all tenants that are not configured."""
@@ -44,38 +43,31 @@ class MetricsSettings:
 class TenantMetrics:
     """Counts the requests and tokens of each configured tenant, and of all others together."""
 
-    def __init__(self, tenants: Sequence[str], registry: CollectorRegistry) -> None:
-        """Register the metrics; without tenants there are none."""
+    def __init__(self, tenants: Sequence[str]) -> None:
+        """Without tenants there are no metrics."""
         self._tenants = frozenset(tenants)
-        if not tenants:
-            return
         requests = "Ended requests of configured tenants, by outcome."
-        self._requests = Counter("completion_tenant_requests", requests, ("tenant", "outcome"), registry=registry)
+        self._requests = Values("counter", "tenant_requests", requests, "tenant", "outcome")
         ttft = "From a request's receipt to its first token, of answers with text, by configured tenant."
-        self._ttft = Histogram(
-            "completion_tenant_ttft_seconds", ttft, ("tenant",), buckets=_BUCKETS_S, registry=registry
-        )
+        self._ttft = Histogram("tenant_ttft", ttft, "tenant", buckets_s=_BUCKETS_S)
         tokens = "Tokens computed for configured tenants, by kind."
-        self._tokens = Counter("completion_tenant_tokens", tokens, ("tenant", "kind"), registry=registry)
-        for tenant in (*tenants, OTHER_TENANT):  # a rate needs a first value before the first request
-            self._ttft.labels(tenant)
-            for reason in FinishReason:
-                self._requests.labels(tenant, reason.value)
-            for kind in _KINDS:
-                self._tokens.labels(tenant, kind)
+        self._tokens = Values("counter", "tenant_tokens", tokens, "tenant", "kind")
+        self.families = (self._requests, self._ttft, self._tokens) if tenants else ()
+        names = (*tenants, OTHER_TENANT)
+        self._requests.create((name, reason.value) for name in names for reason in FinishReason)
+        self._ttft.create((name,) for name in names)
+        self._tokens.create(product(names, _KINDS))
 
-    def handle(self, event: RequestEnded) -> None:
+    def ended(self, event: RequestEnded) -> None:
         """Count an ended request."""
         if not self._tenants:
             return
-        tenant, usage = self._name(event.request.caller), event.end.usage
-        self._requests.labels(tenant, event.end.outcome.reason.value).inc()
+        caller, usage = event.request.caller, event.end.usage
+        tenant = caller.tenant if caller.is_verified and caller.tenant in self._tenants else OTHER_TENANT
+        self._requests[tenant, event.end.outcome.reason.value] += 1
         if event.ttft_s is not None:
-            self._ttft.labels(tenant).observe(event.ttft_s)
+            self._ttft.observe(event.ttft_s, (tenant,))
         if not usage.is_shared:
             counts = (usage.counted_prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens)
             for kind, count in zip(_KINDS, counts, strict=True):
-                self._tokens.labels(tenant, kind).inc(count)
-
-    def _name(self, caller: Caller) -> str:
-        return caller.tenant if caller.is_verified and caller.tenant in self._tenants else OTHER_TENANT
+                self._tokens[tenant, kind] += count

@@ -7,7 +7,7 @@ from io import StringIO
 from typing import Protocol
 
 from completion_server.core.clock import Clock
-from completion_server.core.events import Emit, EndUnwritten, EndWritten, Marks, RequestEnded
+from completion_server.core.events import AnswerClosed, Emit, Marks, RequestEnded
 from completion_server.core.next_edit import Edit
 from completion_server.core.outcome import (
     CANCELLED,
@@ -90,7 +90,8 @@ class Completion(LiveRequest):
     _kept_text: StringIO | None = field(default=None, init=False)
     """The text that was sent, if it is to be kept."""
     _cached: CachedAnswer | None = field(default=None, init=False)
-    _is_end_written: bool = field(default=False, init=False)
+    _ended: RequestEnded | None = field(default=None, init=False)
+    """Set from its end until nothing more of its answer will be written."""
 
     def __post_init__(self) -> None:
         """Prepare; nothing runs before the request has a slot."""
@@ -124,9 +125,8 @@ class Completion(LiveRequest):
 
     def note_end_written(self) -> None:
         """Report that the end was written."""
-        self._is_end_written = True
         if self.marks.ended is not None:
-            self.services.emit(EndWritten(self.request, self.services.clock.now() - self.marks.ended))
+            self._close(self.services.clock.now() - self.marks.ended)
 
     def cancel(self, outcome: Outcome = CANCELLED) -> None:
         """End the request, if it has not ended, and abort its generation."""
@@ -136,9 +136,7 @@ class Completion(LiveRequest):
         """Read no further. Ends the request, if it has not ended, and reports an End that was not written."""
         self.cancel(outcome)
         self.ignore()
-        if not self._is_end_written:
-            self._is_end_written = True
-            self.services.emit(EndUnwritten(self.request))
+        self._close(None)
 
     # What the book calls, see `LiveRequest`
 
@@ -202,7 +200,8 @@ class Completion(LiveRequest):
         if self._num_characters and marks.first_output is not None:
             cache_level = CacheLevel.NONE if self._cached is None else self._cached.level
             services.answered(self.request, self._num_characters, marks.first_output - marks.received, cache_level)
-        services.emit(RequestEnded(self.request, end, marks, has_text=self._num_characters > 0))
+        self._ended = RequestEnded(self.request, end, marks, has_text=self._num_characters > 0)
+        services.emit(self._ended)
         if self.lookup is not None and outcome.reason in _WHOLE:
             self.lookup.keep(self._finished(end))
 
@@ -216,6 +215,11 @@ class Completion(LiveRequest):
             num_completion_tokens=usage.completion_tokens,
             engine_s=(timings.prefill_ms + timings.decode_ms) / _MS_PER_S,
         )
+
+    def _close(self, stream_s: float | None) -> None:
+        if self._ended is not None:
+            self.services.emit(AnswerClosed(self._ended, stream_s))
+            self._ended = None
 
     def _put(self, text: str) -> None:
         if self._kept_text is not None:

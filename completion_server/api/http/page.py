@@ -8,11 +8,9 @@ knows that there is none.
 """
 
 import secrets
-from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
-from statistics import median
 from typing import Annotated
 
 from pydantic import Field
@@ -26,11 +24,12 @@ from completion_server.api.http.requests import headers_of
 from completion_server.core.addresses import is_loopback, is_unix_socket
 from completion_server.core.credential import Scope
 from completion_server.core.errors import InvalidRequestError, PermissionDeniedError
-from completion_server.core.events import AdminChanged, Event, RequestEnded, RequestRefused
+from completion_server.core.events import AdminChanged, RequestRefused
 from completion_server.core.outcome import FinishReason
 from completion_server.core.request import Caller
 from completion_server.engine.speculation.live import LiveSpeculation, SpeculationLockedError
 from completion_server.engine.speculation.schedule import ScheduleError
+from completion_server.ops.metrics import Metrics
 from completion_server.requests.limits.settings import ServerSettings
 from completion_server.requests.service import LoadSnapshot, Service
 
@@ -43,7 +42,6 @@ _COMMON = {"cache-control": "no-cache", "x-content-type-options": "nosniff", "re
 
 _BY = "playground"
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
-_NUM_TTFTS = 128
 _COUNTED = {
     FinishReason.STOP: "answered",
     FinishReason.LENGTH: "answered",
@@ -85,37 +83,23 @@ def _path(name: str) -> Path:
     return Path(answer, READ)
 
 
-class LiveFigures:
-    """Counts ended requests since the start, and their tokens. There is no text and no name in them."""
-
-    def __init__(self) -> None:
-        """Begin with zeros."""
-        self._counts = Counter(dict.fromkeys((*_COUNTED.values(), "prompt_tokens", "cached_tokens"), 0))
-        self._ttfts_ms: deque[float] = deque(maxlen=_NUM_TTFTS)
-
-    def handle(self, event: Event) -> None:
-        """Count an ended request; other events change nothing."""
-        if not isinstance(event, RequestEnded):
-            return
-        usage, name = event.end.usage, _COUNTED.get(event.end.outcome.reason)
-        if name is not None:
-            self._counts[name] += 1
-        if not usage.is_shared:
-            self._counts.update(prompt_tokens=usage.counted_prompt_tokens, cached_tokens=usage.cached_prompt_tokens)
-        if event.ttft_s is not None:
-            self._ttfts_ms.append(event.ttft_s * 1000)
-
-    def document(self, load: LoadSnapshot) -> dict[str, Json]:
-        """Return the counts beside the present load."""
-        return {
-            "sessions": load.num_sessions,
-            "live": load.num_live,
-            "queued": load.num_queued,
-            "running": load.num_occupied,
-            "slots": load.num_slots,
-            **self._counts,
-            "ttft_ms": median(self._ttfts_ms) if self._ttfts_ms else None,
-        }
+def figures(metrics: Metrics, load: LoadSnapshot) -> dict[str, Json]:
+    """Return the present load, and the ended requests since the start. There is no text and no name in them."""
+    counts, tokens, ttft_s = dict.fromkeys(_COUNTED.values(), 0), metrics.counts("tokens"), metrics.median_ttft_s()
+    num_ended = metrics.num_ended()
+    for reason, name in _COUNTED.items():
+        counts[name] += num_ended.get(reason.value, 0)
+    return {
+        "sessions": load.num_sessions,
+        "live": load.num_live,
+        "queued": load.num_queued,
+        "running": load.num_occupied,
+        "slots": load.num_slots,
+        **counts,
+        "prompt_tokens": tokens["prompt",],
+        "cached_tokens": tokens["cached_prompt",],
+        "ttft_ms": None if ttft_s is None else ttft_s * 1000,
+    }
 
 
 class _SetSpeculation(Body):
@@ -130,7 +114,7 @@ class HttpAdmin:
         self,
         service: Service,
         speculation: LiveSpeculation,
-        figures: LiveFigures,
+        metrics: Metrics,
         about: Callable[[], dict[str, str]],
         closed_reason: str,
     ) -> None:
@@ -140,7 +124,7 @@ class HttpAdmin:
         """
         self._service = service
         self._speculation = speculation
-        self._figures = figures
+        self._metrics = metrics
         self._about = about
         self._closed_reason = closed_reason
 
@@ -156,7 +140,7 @@ class HttpAdmin:
         load, active = self._service.load(), self._speculation.active
         return {
             **self._about(),
-            **self._figures.document(load),
+            **figures(self._metrics, load),
             "k": self._speculation.num_speculative_tokens(load.num_occupied),
             "k_max": active.max_num_speculative_tokens,
             "k_mode": active.mode.value,

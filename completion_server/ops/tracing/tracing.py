@@ -1,13 +1,12 @@
 """Chooses the requests that are traced, and exports their spans with OpenTelemetry's SDK, in a thread of the SDK's.
 
-A request is chosen when it is received, or at its end if it missed its budget. Its spans are made when its End is
-written, with the ids that the engine's spans refer to.
+A request is chosen when it is received, or at its end if it missed its budget. Its spans are made when nothing more of
+its answer will be written, with the ids that the engine's spans refer to.
 """
 
 import asyncio
 import logging
 import time
-from dataclasses import replace
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -23,14 +22,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from completion_server.core.clock import Clock
 from completion_server.core.errors import ConfigError
-from completion_server.core.events import Emit, EndUnwritten, EndWritten, Event, RequestEnded
+from completion_server.core.events import AnswerClosed, Emit, Event, RequestEnded
 from completion_server.core.trace_context import TRACEPARENT, TRACESTATE, TraceContext
-from completion_server.ops.quality import SloResult, slo_result
+from completion_server.ops.quality import exported_trace, has_missed_budget
 from completion_server.ops.tracing.settings import TraceSettings
 from completion_server.ops.tracing.spans import Attributes, describe, is_failed
-
-_MAX_PENDING = 4096
-"""Requests whose End may wait to be written; further ones are exported without that."""
 
 
 class Tracing:
@@ -49,8 +45,6 @@ class Tracing:
         self._sampler = ParentBased(TraceIdRatioBased(settings.sample_ratio))
         self._resource = Resource.create(resource)
         self._processor: BatchSpanProcessor | None = None
-        self._pending: dict[str, tuple[RequestEnded, TraceContext, bool]] = {}
-        """Requests to export, by id, whose End is not written yet, and whether they missed their budget."""
 
     def start(self, *, has_engine_spans: bool) -> None:
         """Start the thread. With `has_engine_spans`, vLLM exports its spans of sampled requests in the same way.
@@ -74,8 +68,6 @@ class Tracing:
     async def aclose(self) -> None:
         """Export what waits, within the time limits of the SDK."""
         if self._processor is not None:
-            while self._pending:
-                self._export(next(iter(self._pending)), None)
             await asyncio.to_thread(self._processor.shutdown)
 
     def begin(self, traceparent: str, tracestate: str) -> TraceContext:
@@ -88,35 +80,21 @@ class Tracing:
         return TraceContext(f"{trace_id:032x}", f"{span_id:016x}", is_sampled, *caller)
 
     def heard_by(self, emit: Emit) -> Emit:
-        """Return an `emit` that passes events on, with the trace that is chosen for a late request at its end."""
+        """Return an `emit` that also exports each request that is traced, when nothing more of it will be written."""
 
         def emit_both(event: Event) -> None:
-            match event:
-                case RequestEnded():
-                    event = self._ended(event)
-                case EndWritten(request=request, seconds=seconds):
-                    self._export(request.id, seconds)
-                case EndUnwritten(request=request):
-                    self._export(request.id, None)
+            if isinstance(event, AnswerClosed):
+                self._export(event.ended, event.stream_s)
             emit(event)
 
         return emit_both
 
-    def _ended(self, event: RequestEnded) -> RequestEnded:
-        context = event.request.trace
-        is_missed = slo_result(event, self._budget_s) not in {None, SloResult.IN_TIME}
-        if context is None or not (context.is_sampled or is_missed):
-            return event
-        self._pending[event.request.id] = event, context, is_missed
-        if len(self._pending) > _MAX_PENDING:
-            self._export(next(iter(self._pending)), None)
-        return event if context.is_sampled else replace(event, late_trace=context)
-
-    def _export(self, request_id: str, stream_s: float | None) -> None:
+    def _export(self, event: RequestEnded, stream_s: float | None) -> None:
         """Queue the spans of a request, if it is traced. Never waits: spans are dropped if too many wait."""
-        if request_id not in self._pending or self._processor is None:
+        context = exported_trace(event, self._budget_s)
+        if context is None or self._processor is None:
             return
-        event, context, is_missed = self._pending.pop(request_id)
+        is_missed = has_missed_budget(event, self._budget_s)
         root, stages = describe(event, context, self._attributes, stream_s=stream_s, missed_budget=is_missed)
         own, linked = _span_context(context, context.span_id), event.marks.generation_trace
         parent = _span_context(context, context.parent_id) if context.parent_id else None

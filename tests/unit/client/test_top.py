@@ -23,7 +23,7 @@ from completion_client import Endpoint, Token
 from completion_server.client.top.command import PolledServer, ServerState, page, top
 from completion_server.client.top.metrics import Reading, figures_of, merged, parse, quantile
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.ops.metrics import BUCKETS_S
+from completion_server.ops.families import BUCKETS_S
 from tests.support.scripted import letters
 from tests.support.server import RunningServer, ask, eventually, make_config, request, run_server
 

@@ -1,10 +1,12 @@
 """Metrics of requests and of the engine, and the page that serves them."""
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
 from typing import get_args
+from weakref import WeakSet
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -48,7 +50,7 @@ def test_a_request_is_counted_and_each_of_its_stages_timed(registry: CollectorRe
     assert registry.get_sample_value("completion_tokens_total", {"kind": "cached_prompt"}) == 80
     ttft = registry.get_sample_value("completion_ttft_seconds_sum", {"trigger": "automatic"})
     assert ttft == pytest.approx(0.053)
-    assert metrics.ended == {"stop": 1}
+    assert metrics.num_ended() == {"stop": 1}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +139,34 @@ def test_tokens_that_answered_several_requests_are_counted_once(registry: Collec
     assert registry.get_sample_value("completion_stage_seconds_count", {"stage": "total"}) == 3
 
 
+class Text(str):
+    """Text that a weak reference can refer to."""
+
+
+def test_few_requests_are_kept_although_nobody_reads_the_metrics(registry: CollectorRegistry) -> None:
+    metrics, texts = Metrics(registry), WeakSet[Text]()
+    for number in range(1000):
+        text = Text(number)
+        texts.add(text)
+        metrics.handle(events.RequestEnded(replace(REQUEST, prefix=text), WASTED.end, MARKS))
+    assert len(texts) <= 100
+    assert metrics.num_ended() == {"cancelled": 1000}
+    assert len(texts) == 1, "that of this test"
+
+
+def test_scrapes_in_other_threads_lose_nothing(registry: CollectorRegistry) -> None:
+    metrics, num = Metrics(registry), 5000
+    with ThreadPoolExecutor(2) as threads:
+        scrapes = [threads.submit(generate_latest, registry) for _ in range(50)]
+        for _ in range(num):
+            metrics.handle(WASTED)
+        assert all(scrape.result() for scrape in scrapes)
+    labels = {"outcome": "cancelled", "trigger": "automatic", "shed_reason": ""}
+    assert registry.get_sample_value("completion_requests_total", labels) == num
+    assert registry.get_sample_value("completion_stage_seconds_count", {"stage": "total"}) == num
+    assert registry.get_sample_value("completion_stage_seconds_sum", {"stage": "total"}) == pytest.approx(num * 0.094)
+
+
 def test_every_event_has_a_handler(registry: CollectorRegistry) -> None:
     assert Metrics(registry)._handlers.keys() == set(get_args(events.Event))
 
@@ -184,8 +214,9 @@ def test_samples_of_sampled_traces_link_to_them_in_openmetrics(registry: Collect
     metrics = Metrics(registry)
     end = End(Outcome(FinishReason.STOP), Usage(completion_tokens=5))
     for trace in (None, sampled, other):
-        metrics.handle(events.RequestEnded(replace(REQUEST, trace=trace), end, MARKS))
-        metrics.handle(events.EndWritten(replace(REQUEST, trace=trace), 0.0004))
+        ended = events.RequestEnded(replace(REQUEST, trace=trace), end, MARKS)
+        metrics.handle(ended)
+        metrics.handle(events.AnswerClosed(ended, 0.0004))
     with serving(registry) as fetch:
         status, plain = fetch("/metrics")
         page = fetch("/metrics", Accept="application/openmetrics-text; version=1.0.0")[1]

@@ -1,7 +1,6 @@
 """Traces: the callers' headers, which requests are traced, and the names of attributes."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -13,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from completion_server.app.monitoring import make_tracing
 from completion_server.core.clock import MonotonicClock
 from completion_server.core.errors import UnavailableError
-from completion_server.core.events import EndUnwritten, EndWritten, Event, GenerationSource, Marks, RequestEnded
+from completion_server.core.events import AnswerClosed, Event, GenerationSource, Marks, RequestEnded
 from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ShedReason, Usage
 from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import TraceContext
@@ -47,8 +46,12 @@ class Exported:
     def emit(self, event: Event) -> None:
         self.traces.heard_by(self.heard.append)(event)
 
-    def end(self, request: Request, marks: Marks = ON_TIME) -> None:
-        self.emit(RequestEnded(request, End(Outcome(FinishReason.STOP)), marks))
+    def end(self, request: Request, marks: Marks = ON_TIME, stream_s: float | None = None) -> None:
+        ended = RequestEnded(request, End(Outcome(FinishReason.STOP)), marks)
+        num_spans = len(self.spans)
+        self.emit(ended)
+        assert len(self.spans) == num_spans, "its End may still be written"
+        self.emit(AnswerClosed(ended, stream_s))
 
     def roots(self) -> list[ReadableSpan]:
         return [span for span in self.spans if span.name.startswith("completion.v1.")]
@@ -111,16 +114,11 @@ def traced(request_id: str, *, is_sampled: bool = True) -> Request:
     return replace(REQUEST, id=request_id, trace=TraceContext(trace_id, SPAN, is_sampled))
 
 
-@pytest.mark.parametrize(
-    ("last", "seconds"), [(lambda request: EndWritten(request, 0.3), 0.5), (lambda request: EndUnwritten(request), 0.2)]
-)
+@pytest.mark.parametrize(("stream_s", "seconds"), [(0.3, 0.5), (None, 0.2)])
 def test_a_trace_ends_when_the_end_was_written_or_its_caller_left(
-    exported: Exported, last: Callable[[Request], Event], seconds: float
+    exported: Exported, stream_s: float | None, seconds: float
 ) -> None:
-    request = traced("r")
-    exported.end(request)
-    assert exported.spans == []
-    exported.emit(last(request))
+    exported.end(traced("r"), stream_s=stream_s)
     (root,) = exported.roots()
     assert root.start_time is not None
     assert root.end_time is not None
@@ -135,34 +133,32 @@ def test_unsampled_requests_are_exported_only_if_late(exported: Exported) -> Non
         (traced("sampled"), LATE), (traced("sampled on time"), ON_TIME),
     ):  # fmt: skip
         exported.end(request, marks)
-        exported.emit(EndUnwritten(request))
     found = [span.attributes or {} for span in exported.roots()]
     assert [(each["completion.sampled"], each["completion.missed_budget"]) for each in found] == [
         ("missed_budget", True), ("head", True), ("head", False),
     ]  # fmt: skip
 
 
-def test_requests_whose_end_is_never_reported_do_not_pile_up(exported: Exported) -> None:
-    for number in range(5000):
-        exported.end(traced(str(number)))
-    assert len(exported.roots()) == 5000 - 4096
-
-
 def test_the_samples_of_a_late_request_name_the_trace_that_is_chosen_at_its_end(exported: Exported) -> None:
-    registry = CollectorRegistry()
     request = traced("late", is_sampled=False)
-    exported.end(request, LATE)
-    metrics = Metrics(registry)
-    metrics.handle(exported.heard[0])
-    buckets = {
-        sample.labels["le"]: sample.exemplar and sample.exemplar.labels
+    exported.end(request, LATE, stream_s=0.3)
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, budget_s=0.15)
+    for event in exported.heard:
+        metrics.handle(event)
+    named = {
+        (sample.name, sample.labels["le"], sample.labels.get("stage")): sample.exemplar.labels
         for family in registry.collect()
-        if family.name == "completion_ttft_seconds"
         for sample in family.samples
-        if sample.name.endswith("_bucket") and sample.labels["trigger"] == "automatic"
+        if sample.exemplar is not None and sample.labels.get("stage") in {None, "stream"}
     }
-    assert request.trace is not None
-    assert {le: labels for le, labels in buckets.items() if labels} == {"0.2": {"trace_id": request.trace.trace_id}}
+    (root,) = exported.roots()
+    assert root.context is not None
+    trace = {"trace_id": f"{root.context.trace_id:032x}"}
+    assert named == {
+        ("completion_ttft_seconds_bucket", "0.2", None): trace,
+        ("completion_stage_seconds_bucket", "0.3", "stream"): trace,
+    }
 
 
 WHOLE_REQUEST = Request("r", Caller("u", "s"), 0, "file:///x.py", "python", "x = ", "", 8, 0.0, receive_began_at=-0.01)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from completion_server.core.clock import MonotonicClock
-from completion_server.core.events import RequestEnded
-from completion_server.core.outcome import FinishReason, Usage
+from completion_server.core.events import AnswerClosed, RequestEnded
+from completion_server.core.outcome import End, FinishReason, Usage
 from completion_server.core.request import Caller, Mode, Sampling
 from completion_server.engine.settings import CacheScope
 from completion_server.requests.limits.settings import AdmissionSettings
@@ -66,6 +66,27 @@ def test_an_answer_without_text_is_told_from_one_with_text() -> None:
         assert running.recorder.marks["blank"].first_output is not None
         ended = [each for each in running.recorder.recorded if isinstance(each, RequestEnded)]
         assert {each.request.id: each.has_text for each in ended} == {"whole": True, "blank": False}
+
+    in_virtual_time(scenario, script.engine)
+
+
+def test_an_answer_is_closed_once_with_the_time_at_which_its_end_was_written() -> None:
+    script = Script(written=("fresh",), left=("fresh",))
+
+    async def scenario(running: RunningService) -> None:
+        written, left = running.open("written", "x = "), running.open("left", "y = ")
+        await asyncio.sleep(0.5)
+        assert not [each for each in running.recorder.recorded if isinstance(each, AnswerClosed)]
+        for completion in (written, left):
+            assert isinstance(completion.take_nowait(), End)
+        written.note_end_written()
+        for completion in (written, left, left):
+            completion.leave()
+        closed = [each for each in running.recorder.recorded if isinstance(each, AnswerClosed)]
+        assert [each.ended.request.id for each in closed] == ["written", "left"]
+        ended_at = running.recorder.marks["written"].ended
+        assert ended_at is not None
+        assert [each.stream_s for each in closed] == [running.service.now() - ended_at, None]
 
     in_virtual_time(scenario, script.engine)
 

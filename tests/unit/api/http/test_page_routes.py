@@ -1,12 +1,14 @@
 """The page's files, who may change the server from it, and what it counts."""
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from completion_server.api.http import page
-from completion_server.api.http.page import LiveFigures, closed_reason, refusal_reason
-from completion_server.core.events import LoopLagged, Marks, RequestEnded
+from completion_server.api.http.page import closed_reason, figures, refusal_reason
+from completion_server.core.events import Marks, RequestEnded
 from completion_server.core.outcome import End, FinishReason, Outcome, Usage
 from completion_server.core.request import Caller, Request
+from completion_server.ops.metrics import Metrics
 from completion_server.requests.gate import Readiness
 from completion_server.requests.limits.settings import ServerSettings, TlsSettings
 from completion_server.requests.service import LoadSnapshot
@@ -77,7 +79,7 @@ def test_only_a_browser_on_the_servers_machine_is_an_operator(
 
 
 def test_ended_requests_and_their_tokens_are_counted() -> None:
-    figures, request = LiveFigures(), Request("r", Caller("", "s"), 1, "", "", "x", "", 8, 0.0)
+    metrics, request = Metrics(CollectorRegistry()), Request("r", Caller("", "s"), 1, "", "", "x", "", 8, 0.0)
     for reason, usage, first_output in (
         (FinishReason.STOP, Usage(100, 64, 5), 1.02),
         (FinishReason.LENGTH, Usage(100, 100, 5, is_shared=True), 1.04),
@@ -85,10 +87,9 @@ def test_ended_requests_and_their_tokens_are_counted() -> None:
         (FinishReason.SHED, Usage(), None),
         (FinishReason.ERROR, Usage(), None),
     ):
-        figures.handle(RequestEnded(request, End(Outcome(reason), usage), Marks(1.0, first_output=first_output)))
-    figures.handle(LoopLagged(0.1))
-    found = figures.document(LOAD)
+        metrics.handle(RequestEnded(request, End(Outcome(reason), usage), Marks(1.0, first_output=first_output)))
+    found = figures(metrics, LOAD)
     assert (found["answered"], found["superseded"], found["shed"], found["cancelled"]) == (2, 1, 1, 0)
-    assert (found["prompt_tokens"], found["cached_tokens"]) == (100, 74)
+    assert (found["prompt_tokens"], found["cached_tokens"]) == (100, 64)
     assert found["ttft_ms"] == pytest.approx(30)
     assert (found["live"], found["queued"], found["running"], found["slots"], found["sessions"]) == (2, 1, 1, 8, 3)
