@@ -41,10 +41,9 @@ never supersede a typed request. Slots are given by trigger, EXPLICIT before AUT
 trigger by the `order`; but a tenant, or a user of a tenant, that is over its share of the tokens computed goes after
 those that are not.
 
-With shedding on, the book sheds: a request that can't have its first token in time any more; one that is predicted not
-to have it; one with a slot but without a token when its time is up, while another waits; and, when the queue is full,
-the last of the owner furthest over its share, else the last of the lowest class. An engine with a free slot sheds
-nothing: its next requests are how the book learns the engine's latency.
+With shedding on, the book sheds a request that can't have its first token in time, or is predicted not to; one with a
+slot but without a token when its time is up, while another waits; and, when the queue is full, the last of the owner
+furthest over its share, else of the lowest class. An engine with a free slot sheds nothing: the book learns from it.
 """
 
 import logging
