@@ -180,11 +180,12 @@ class CodeBlock:
 
     def _goes_on_below(self, indent: int) -> bool:
         """Return whether the block of a closer at `indent` has more lines below the cursor."""
-        return any(line.indent > indent for line in self._around.first_lines_below(1))
+        below = next(self._around.lines_below(), None)
+        return below is not None and below.indent > indent
 
     def _is_closed_below(self, line: Line, rest: RestOfLine) -> bool:
         """Return whether the text below the cursor begins with a closer like this line, which no other block needs."""
-        below = next(iter(self._around.first_lines_below(1)), None)
+        below = next(self._around.lines_below(), None)
         if below is None or below.indent != line.indent or self._closer_of(line) != self._closer_of(below):
             return False
         bracket = line.text[0]

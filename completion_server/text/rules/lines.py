@@ -6,6 +6,7 @@ limit may cut it in half; a line that ends the block is recognised earlier, at i
 """
 
 import re
+import sys
 
 from completion_server.core.request import Mode
 from completion_server.text.rules.block import CodeBlock, LinePosition
@@ -33,7 +34,8 @@ class LineRules:
         """Index in the current line from which on it may repeat the rest of the cursor's line."""
         self._is_cursor_line = True
         self._is_first = True
-        self._position = LinePosition.UNDECIDED
+        is_inside = self._block is None or not around.is_head_blank
+        self._position = LinePosition.INSIDE if is_inside else LinePosition.UNDECIDED
         self.is_done = False
         """Whether a rule ended the completion."""
 
@@ -79,9 +81,8 @@ class LineRules:
         if self._block is None:
             return self._end(sent + self._without_useless_blanks(self._held))
         if self._block.is_closed and not self._line.strip(BLANKS):
-            return self._end(
-                self._held_before(self._below.repeated_from if self._below.is_repeated else None).rstrip(BLANKS)
-            )
+            end = self._below.repeated_from if self._below.is_repeated else sys.maxsize
+            return self._end(self._held_before(end).rstrip(BLANKS))
         self._held += line_break
         self._rest.end_line(self._line)
         self._line = ""
@@ -130,14 +131,10 @@ class LineRules:
 
     def _judge(self, *, is_whole: bool) -> None:
         """Set the position of the current line, if it is still undecided."""
-        if self._position is not LinePosition.UNDECIDED:
+        if self._block is None or self._position is not LinePosition.UNDECIDED:
             return
         line = self._whole_line()
-        if not line.text:
-            return
-        if self._block is None or (self._is_cursor_line and not self._around.is_head_blank):
-            self._position = LinePosition.INSIDE
-        else:
+        if line.text:
             is_word_whole = is_whole or self._line[-1] in BLANKS
             self._position = self._block.judge(line, self._rest, is_whole=is_whole, is_word_whole=is_word_whole)
 
@@ -159,13 +156,12 @@ class LineRules:
 
     def _before_repetition(self, line: Line) -> str:
         """Return the withheld text before the current line, and before the lines that it repeats if it goes on so."""
-        is_repeated = self._below.may_become(line)
-        return self._held_before(self._below.repeated_from if is_repeated else None, self._line_start)
+        start = self._line_start
+        return self._held_before(min(start, self._below.repeated_from) if self._below.may_become(line) else start)
 
-    def _held_before(self, *ends: int | None) -> str:
-        """Return the withheld text before the first of some numbers of characters; None stands for the end."""
-        end = min((end for end in ends if end is not None), default=None)
-        return self._held if end is None else self._held[: max(0, end - self._num_taken)]
+    def _held_before(self, end: int) -> str:
+        """Return the withheld text before a number of characters of the completion."""
+        return self._held[: max(0, end - self._num_taken)]
 
     def _without_useless_blanks(self, text: str) -> str:
         return text.rstrip(BLANKS) if self._around.has_blank_before_rest else text

@@ -19,7 +19,8 @@ repetition is withheld.
 """
 
 import re
-from functools import cached_property
+import sys
+from itertools import islice
 
 from completion_server.text.rules.brackets import CLOSING, Brackets, is_word
 from completion_server.text.rules.surroundings import BLANKS, Line, Surroundings
@@ -240,38 +241,47 @@ class LinesBelow:
     """
 
     def __init__(self, around: Surroundings) -> None:
-        self._around = around
-        self._repeated: list[tuple[Line, int]] = []
-        """The last lines, if they are the first ones below, and the number of characters before each."""
-
-    @cached_property
-    def _lines(self) -> tuple[Line, ...]:
-        return self._around.first_lines_below(_NUM_LINES_BELOW)
+        self._unread = islice(around.lines_below(), _NUM_LINES_BELOW)
+        self._lines: list[Line] = []
+        """The lines below, as far as they were needed."""
+        self._repeated: list[Line] = []
+        """The last lines of the completion, if they are the first ones below."""
+        self._starts: list[int] = []
+        """The number of characters before each of them."""
 
     @property
-    def repeated_from(self) -> int | None:
-        """Number of characters before the lines that are the first ones below; None if there are no such lines."""
-        return self._repeated[0][1] if self._repeated else None
+    def repeated_from(self) -> int:
+        """Number of characters before the lines that are the first ones below; beyond any text without such lines."""
+        return self._starts[0] if self._starts else sys.maxsize
 
     @property
     def is_repeated(self) -> bool:
         """Whether the last lines are the first ones below and not trivial (brackets only)."""
-        return any(char.isalnum() for line, _ in self._repeated for char in line.text)
+        return any(char.isalnum() for line in self._repeated for char in line.text)
 
     @property
     def is_whole(self) -> bool:
         """Whether the last lines are all that is known below."""
-        return len(self._repeated) == len(self._lines)
+        return self._next() is None
 
     def may_become(self, line: Line) -> bool:
         """Return whether an unfinished line may become the line below that follows those already repeated."""
-        if self.is_whole:
+        below = self._next()
+        if below is None:
             return False
-        below = self._lines[len(self._repeated)]
         return not line.text or (line.indent == below.indent and below.text.startswith(line.text))
 
     def add(self, line: Line, start: int) -> None:
         """Add a whole line of the completion; `start` is the number of characters before it."""
-        self._repeated.append((line, start))
-        while tuple(line for line, _ in self._repeated) != self._lines[: len(self._repeated)]:
-            del self._repeated[0]
+        self._next()
+        self._repeated.append(line)
+        self._starts.append(start)
+        while self._repeated != self._lines[: len(self._repeated)]:
+            del self._repeated[0], self._starts[0]
+
+    def _next(self) -> Line | None:
+        """Return the line below that follows those already repeated."""
+        num_repeated = len(self._repeated)
+        if num_repeated == len(self._lines):
+            self._lines.extend(islice(self._unread, 1))
+        return self._lines[num_repeated] if num_repeated < len(self._lines) else None

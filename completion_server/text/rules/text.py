@@ -12,12 +12,10 @@ passed on unchanged.
 6. With MULTI_LINE the length limit and rule 4 leave no half line, except a half line that is the only one.
 """
 
-from io import StringIO
-
-from completion_server.core.request import Request
+from completion_server.core.request import Mode, Request
 from completion_server.text.rules.lines import LineRules
 from completion_server.text.rules.runs import RunDetector
-from completion_server.text.rules.surroundings import BLANKS, Surroundings
+from completion_server.text.rules.surroundings import BLANKS, MAX_REST, Surroundings, begins_line, first_line
 
 
 class StopStrings:
@@ -28,15 +26,13 @@ class StopStrings:
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
+        self._stops = stops
         self._held = ""
         self.is_hit = False
         """Whether a stop string was found; the last return value of `feed` then ends the text."""
 
     def feed(self, text: str) -> str:
         """Take new text and return the text that is certainly before any stop string."""
-        if not self._stops:
-            return text
         text = self._held + text
         hits = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if hits:
@@ -63,16 +59,26 @@ class StopStrings:
 
 
 class TextRules:
-    """Applies the text rules to the text of one answer."""
+    """Applies the text rules to the text of one answer.
+
+    The rules of lines begin at the first character that may matter to them, and read the text from its start then:
+    their result does not depend on the pieces. Most answers have no such character.
+    """
 
     def __init__(self, request: Request) -> None:
         """Take the mode, the text around the cursor and the stop strings from `request`."""
         self._request = request
-        self._stops = StopStrings(request.stop)
-        self._lines = self._make_lines()
+        rest = first_line(request.suffix[:MAX_REST])
+        first = rest.strip(BLANKS)[:1]
+        is_single_line = request.mode is Mode.SINGLE_LINE
+        self._special = frozenset(first if is_single_line else first + "\r\n")
+        """The characters that may matter to the rules of lines, if text stands left of the cursor."""
+        self._has_blank_before_rest = rest[:1] in BLANKS
+        needs_lines = begins_line(request.prefix) and not (is_single_line and first)
+        self._lines = self._make_lines() if needs_lines else None
+        stops = tuple(filter(None, request.stop))
+        self._stops = StopStrings(stops) if stops else None
         self._runs = RunDetector()
-        self._read_text = StringIO()
-        """The text that was read, which is read again if a run ends it; one buffer, not an object for each token."""
         self._pending = ""
         """Text that the other rules let pass and that may be part of a run."""
         self._num_sent = 0
@@ -92,10 +98,12 @@ class TextRules:
 
         """
         self._check_open()
+        if self._stops is None:
+            return self._read(text)
         sent = self._read(self._stops.feed(text))
         if self._stops.is_hit and not self._is_done:
             self._is_done = True
-            sent += self._release(self._lines.finish(is_cut=False), is_last=True)
+            sent += self._end(is_cut=False)
         return sent
 
     def finish(self, *, is_cut: bool) -> str:
@@ -107,46 +115,62 @@ class TextRules:
         """
         self._check_open()
         self._is_finished = True
-        sent = self._read(self._stops.finish())
+        sent = "" if self._stops is None else self._read(self._stops.finish())
         if self._is_done:
             return sent
         if is_cut:
             self._runs.finish()
-        if self._runs.end is not None:
-            return sent + self._end_before_run(self._num_sent + len(self._pending))
-        return sent + self._release(self._lines.finish(is_cut=is_cut), is_last=True)
+        return sent + (self._end(is_cut=is_cut) if self._runs.end is None else self._end_before_run())
 
     def _read(self, text: str) -> str:
         """Read text without a stop string."""
         num_read = self._runs.feed(text)
-        self._read_text.write(text)
-        passed = self._lines.feed(text[:num_read])
-        if self._lines.is_done:
+        self._is_done = self._ends_in(text[:num_read])
+        if self._is_done:
+            return self._pending
+        if self._runs.end is not None:
             self._is_done = True
-        elif self._runs.end is not None:
-            self._is_done = True
-            return self._end_before_run(self._num_sent + len(self._pending) + len(passed))
-        return self._release(passed, is_last=self._is_done)
-
-    def _release(self, passed: str, *, is_last: bool) -> str:
-        """Take text that the other rules let pass, and return the part that can be sent."""
-        self._pending += passed
-        sent = self._pending
-        if not is_last:
-            sent = sent[: max(0, self._runs.num_certain - self._num_sent)].rstrip(BLANKS)
+            return self._end_before_run()
+        if not self._pending:
+            return ""
+        sent = self._pending[: max(0, self._runs.num_certain - self._num_sent)].rstrip(BLANKS)
         self._pending = self._pending[len(sent) :]
         self._num_sent += len(sent)
         return sent
 
-    def _end_before_run(self, num_passed: int) -> str:
+    def _ends_in(self, text: str) -> bool:
+        """Add what the rules of lines let pass to the pending text; return whether they end the completion."""
+        if self._lines is None and self._special.isdisjoint(text):
+            line = first_line(text)
+            self._pending += line
+            if line == text:
+                return False
+            self._end(is_cut=False)
+            return True
+        if self._lines is None:
+            self._lines = self._make_lines()
+            self._pending = self._lines.feed(self._runs.text)[self._num_sent :]
+        else:
+            self._pending += self._lines.feed(text)
+        return self._lines.is_done
+
+    def _end(self, *, is_cut: bool) -> str:
+        """Return all that is left to send at the end of the text; `is_cut` if the token limit ended it."""
+        if self._lines is not None:
+            self._pending += self._lines.finish(is_cut=is_cut)
+        elif self._has_blank_before_rest:
+            self._pending = self._pending.rstrip(BLANKS)
+        return self._pending
+
+    def _end_before_run(self) -> str:
         """Return what is left to send of a completion of which only the text up to the run's first unit is kept.
 
         The other rules apply to that text alone, except where they had let more of it pass: that may be sent.
         """
-        kept = self._read_text.getvalue()[: self._runs.end]
+        kept = self._runs.text[: self._runs.end]
         lines = self._make_lines()
         whole = lines.feed(kept) + lines.finish(is_cut=True)
-        passed = kept[:num_passed].rstrip(BLANKS)
+        passed = kept[: self._num_sent + len(self._pending)].rstrip(BLANKS)
         return max(whole, passed, key=len)[self._num_sent :]
 
     def _make_lines(self) -> LineRules:
