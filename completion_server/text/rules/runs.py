@@ -53,8 +53,8 @@ class RunDetector:
         self._next_check = _MIN_REPEATED_IN_LOOP
         """Length of the shortest text that may end with a loop."""
 
-    def feed(self, text: str) -> int:
-        """Read more text until a loop is found; return how many of its characters were read."""
+    def feed(self, text: str) -> str:
+        """Read more text until a loop is found; return the part of it that was read."""
         begin = len(self.text)
         whole = self.text = self.text + text
         while (length := self._next_check) <= len(whole):
@@ -64,10 +64,10 @@ class RunDetector:
             if unit:
                 self.text = whole[:length]
                 self.end = _end_of_first_unit(self.text, unit)
-                return length - begin
+                return text[: length - begin]
             # Each character adds at most one repeated character, so the next check waits for those that are missing.
             self._next_check += max(1, _MIN_REPEATED_IN_LOOP - num_repeated)
-        return len(text)
+        return text
 
     def finish(self) -> None:
         """Look for a run at the end of the text, because the token limit ended it."""

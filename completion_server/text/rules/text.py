@@ -79,8 +79,8 @@ class TextRules:
         stops = tuple(filter(None, request.stop))
         self._stops = StopStrings(stops) if stops else None
         self._runs = RunDetector()
-        self._pending = ""
-        """Text that the other rules let pass and that may be part of a run."""
+        self._num_passed = 0
+        """Characters that the other rules let pass; the last ones may be part of a run."""
         self._num_sent = 0
         self._is_done = False
         self._is_finished = False
@@ -103,7 +103,7 @@ class TextRules:
         sent = self._read(self._stops.feed(text))
         if self._stops.is_hit and not self._is_done:
             self._is_done = True
-            sent += self._end(is_cut=False)
+            sent += self._finish(is_cut=False)
         return sent
 
     def finish(self, *, is_cut: bool) -> str:
@@ -120,47 +120,43 @@ class TextRules:
             return sent
         if is_cut:
             self._runs.finish()
-        return sent + (self._end(is_cut=is_cut) if self._runs.end is None else self._end_before_run())
+        return sent + (self._finish(is_cut=is_cut) if self._runs.end is None else self._end_before_run())
 
     def _read(self, text: str) -> str:
         """Read text without a stop string."""
-        num_read = self._runs.feed(text)
-        self._is_done = self._ends_in(text[:num_read])
+        self._is_done = self._ends_in(self._runs.feed(text))
         if self._is_done:
-            return self._pending
+            return self._runs.text[self._num_sent : self._num_passed]
         if self._runs.end is not None:
             self._is_done = True
             return self._end_before_run()
-        if not self._pending:
+        if self._num_passed == self._num_sent:
             return ""
-        sent = self._pending[: max(0, self._runs.num_certain - self._num_sent)].rstrip(BLANKS)
-        self._pending = self._pending[len(sent) :]
+        sent = self._runs.text[self._num_sent : min(self._num_passed, self._runs.num_certain)].rstrip(BLANKS)
         self._num_sent += len(sent)
         return sent
 
     def _ends_in(self, text: str) -> bool:
-        """Add what the rules of lines let pass to the pending text; return whether they end the completion."""
+        """Apply the rules of lines; return whether they end the completion in `text`, the last that was read."""
         if self._lines is None and self._special.isdisjoint(text):
             line = first_line(text)
-            self._pending += line
+            self._num_passed += len(line)
             if line == text:
                 return False
-            self._end(is_cut=False)
+            self._finish(is_cut=False)
             return True
         if self._lines is None:
             self._lines = self._make_lines()
-            self._pending = self._lines.feed(self._runs.text)[self._num_sent :]
-        else:
-            self._pending += self._lines.feed(text)
+        self._num_passed = self._lines.read(self._runs.text)
         return self._lines.is_done
 
-    def _end(self, *, is_cut: bool) -> str:
+    def _finish(self, *, is_cut: bool) -> str:
         """Return all that is left to send at the end of the text; `is_cut` if the token limit ended it."""
         if self._lines is not None:
-            self._pending += self._lines.finish(is_cut=is_cut)
+            self._num_passed = self._lines.finish(is_cut=is_cut)
         elif self._has_blank_before_rest:
-            self._pending = self._pending.rstrip(BLANKS)
-        return self._pending
+            self._num_passed = len(self._runs.text[: self._num_passed].rstrip(BLANKS))
+        return self._runs.text[self._num_sent : self._num_passed]
 
     def _end_before_run(self) -> str:
         """Return what is left to send of a completion of which only the text up to the run's first unit is kept.
@@ -169,9 +165,10 @@ class TextRules:
         """
         kept = self._runs.text[: self._runs.end]
         lines = self._make_lines()
-        whole = lines.feed(kept) + lines.finish(is_cut=True)
-        passed = kept[: self._num_sent + len(self._pending)].rstrip(BLANKS)
-        return max(whole, passed, key=len)[self._num_sent :]
+        num_passed = lines.read(kept)
+        if not lines.is_done:
+            num_passed = lines.finish(is_cut=True)
+        return kept[self._num_sent : max(num_passed, len(kept[: self._num_passed].rstrip(BLANKS)))]
 
     def _make_lines(self) -> LineRules:
         return LineRules(Surroundings.of(self._request), self._request.mode)
