@@ -15,6 +15,9 @@ A completion repeats any other rest if one of its whole lines ends with that res
 beginning of a word, unless it is the whole line or the cursor is inside a word. Text that may be the beginning of a
 repetition is withheld.
 
+A line that begins with the word right of the cursor and ends with the last word or character of the rest is the rest
+with changes. It has no place before the rest and is dropped, such as "en(path, 'r')" between "op" and "en(path)".
+
 `surroundings` limits how much of the cursor's line is read; both sides of it are read once.
 """
 
@@ -29,6 +32,7 @@ _QUOTES = "\"'`"
 _OPENING = frozenset("([{")
 _ENDS_OF_VALUES = frozenset(")]}\"'`")
 _NUM_LINES_BELOW = 8
+_TOKEN = re.compile(r"\w+|\W")
 _CLOSING_TAG = re.compile(r"</([\w.:-]+)")
 
 
@@ -37,7 +41,9 @@ class RestOfLine:
 
     def __init__(self, around: Surroundings) -> None:
         self._core = around.rest.strip(BLANKS)
-        self._is_cursor_in_word = is_word(around.head[-1:]) and is_word(around.rest[:1])
+        self._word = _TOKEN.findall(around.rest)[0] if is_word(around.rest[:1]) else ""
+        """The word, or its end, right of the cursor."""
+        self._is_cursor_in_word = self._word != "" and is_word(around.head[-1:])
         self._brackets, has_angles = _read_head(around, self._core)
         self._brackets.start_here()
         rest = Brackets(around.syntax, has_angles=has_angles)
@@ -166,7 +172,9 @@ class RestOfLine:
             is_repeated = (
                 ends_with_rest and not self._has_brackets_only and self._may_begin_at(line, at, is_whole=has_blanks)
             )
-            return at if is_repeated and not self._closes_own_tag(line) else None
+            if is_repeated and not self._closes_own_tag(line):
+                return at
+            return 0 if self._changes_rest(line) else None
         if ends_with_rest and at >= self._repeated_at and self._fits(line[:at]):
             return at
         is_value = not self._closing and line[-1:] in _ENDS_OF_VALUES
@@ -184,6 +192,17 @@ class RestOfLine:
         wanted = self._kept if self._closing else self._opened
         return not brackets.unmatched and not brackets.has_crossing and brackets.opened == wanted
 
+    def _begins_like_rest(self, line: str) -> bool:
+        """Return whether a line begins with the word right of the cursor."""
+        end = len(self._word)
+        return end > 0 and line.startswith(self._word) and not is_word(line[end : end + 1])
+
+    def _changes_rest(self, line: str) -> bool:
+        """Return whether a whole line begins and ends like the rest; a comma ends many parts of an enumeration."""
+        if not self._begins_like_rest(line) or self._core.endswith(","):
+            return False
+        return bool(_TOKEN.findall(line)[-1] == _TOKEN.findall(self._core)[-1])
+
     def _closes_own_tag(self, line: str) -> bool:
         """Return whether the rest is a closing tag, and the line has as many tags that open as such that close."""
         tag = _CLOSING_TAG.match(self._core)
@@ -197,6 +216,8 @@ class RestOfLine:
             return len(line) - max(start, self._repeated_at)
         if self._has_brackets_only or not self._core:
             return 0
+        if self._begins_like_rest(line):
+            return len(line) - start
         stripped = line.rstrip(BLANKS)
         at = line.find(self._core[0], max(start, len(stripped) - len(self._core)))
         while at >= 0:
