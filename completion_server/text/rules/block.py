@@ -102,7 +102,7 @@ class CodeBlock:
     def _is_wanted(self, line: Line, opener: Line, rest: RestOfLine) -> bool:
         """Return whether a line that is not indented like the block's inside closes or continues the block."""
         if self._closes(line):
-            goes_on_below = self._goes_on_below(line.indent) and not rest.has_own_open
+            goes_on_below = self._around.line_below().indent > line.indent and not rest.has_own_open
             self._is_closing = not (goes_on_below or self._is_closed_below(line, rest))
             return self._is_closing
         return self._is_body_of_cursor_line and line.indent == opener.indent and self._continues(line, opener)
@@ -178,15 +178,10 @@ class CodeBlock:
             return True
         return self._opener is not None and _ENDS_OF_PLAIN_OPENERS.search(self._opener.text) is not None
 
-    def _goes_on_below(self, indent: int) -> bool:
-        """Return whether the block of a closer at `indent` has more lines below the cursor."""
-        below = next(self._around.lines_below(), None)
-        return below is not None and below.indent > indent
-
     def _is_closed_below(self, line: Line, rest: RestOfLine) -> bool:
         """Return whether the text below the cursor begins with a closer like this line, which no other block needs."""
-        below = next(self._around.lines_below(), None)
-        if below is None or below.indent != line.indent or self._closer_of(line) != self._closer_of(below):
+        below = self._around.line_below()
+        if below.indent != line.indent or self._closer_of(line) != self._closer_of(below):
             return False
         bracket = line.text[0]
         return bracket not in CLOSING or not self._around.needs_closer(line, rest.num_open(bracket))

@@ -46,10 +46,11 @@ class Brackets:
     def __init__(self, syntax: Syntax = UNKNOWN.syntax, *, has_angles: bool = False) -> None:
         """Begin without an open bracket. With `has_angles` "<" and ">" are brackets, too, as in "List<int>"."""
         self._syntax = syntax
-        self._has_angles = has_angles
+        self.has_angles = has_angles
         self._relevant = _RELEVANT_WITH_MORE if has_angles or syntax.has_characters else _RELEVANT
         self._open: list[str] = []
-        self._is_escaped = False
+        self.is_escaped = False
+        """Whether the next character follows a backslash."""
         self._character = _Character.NONE
         self._tail = ""
         """The last characters read, since a string of several lines began or ended."""
@@ -69,11 +70,6 @@ class Brackets:
     def depth(self) -> int:
         """Number of open brackets and quotes."""
         return len(self._open)
-
-    @property
-    def is_escaped(self) -> bool:
-        """Whether the next character follows a backslash."""
-        return self._is_escaped
 
     @property
     def is_in_string(self) -> bool:
@@ -97,14 +93,14 @@ class Brackets:
         """Read one character."""
         before = self._tail
         self._tail = (before + char)[-_TAIL_LENGTH:]
-        if self._has_angles and before.endswith("<"):
+        if self.has_angles and before.endswith("<"):
             self._undo_comparison(char)
         if self._character is not _Character.NONE and self._is_quoted_character(char):
             return
-        if self._is_escaped:
-            self._is_escaped = False
+        if self.is_escaped:
+            self.is_escaped = False
         elif char == "\\":
-            self._is_escaped = self.is_in_string or not self._syntax.has_characters
+            self.is_escaped = self.is_in_string or not self._syntax.has_characters
         elif self.is_in_string:
             self._read_in_quotes(char)
         elif char in _QUOTES:
@@ -117,9 +113,9 @@ class Brackets:
             self._open.append(_CLOSER_OF[char])
         elif char in CLOSING:
             self._close(char)
-        elif self._has_angles and char == "<":
+        elif self.has_angles and char == "<":
             self._open.append(">")
-        elif self._has_angles and char == ">" and before[-1:] not in ("-", "=", " "):
+        elif self.has_angles and char == ">" and before[-1:] not in ("-", "=", " "):
             self._close_angle()
 
     def start_here(self, outside: str = "") -> None:
@@ -137,7 +133,7 @@ class Brackets:
 
     def end_line(self) -> None:
         """Read a line break."""
-        self._is_escaped = False
+        self.is_escaped = False
         self._character = _Character.NONE
         while self._open and self._open[-1] in "\"'`>" and self._open[-1] not in self._syntax.multiline_quotes:
             self._open.pop()
@@ -145,7 +141,7 @@ class Brackets:
 
     def _decides_next(self) -> bool:
         """Return whether the next character must be read whatever it is."""
-        return self._is_escaped or self._character is not _Character.NONE or self._tail.endswith("<")
+        return self.is_escaped or self._character is not _Character.NONE or self._tail.endswith("<")
 
     def _close(self, char: str) -> None:
         while self._open and self._open[-1] == ">":

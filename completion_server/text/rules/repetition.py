@@ -44,10 +44,9 @@ class RestOfLine:
         self._word = _TOKEN.findall(around.rest)[0] if is_word(around.rest[:1]) else ""
         """The word, or its end, right of the cursor."""
         self._is_cursor_in_word = self._word != "" and is_word(around.head[-1:])
-        self._brackets, has_angles = _read_head(around, self._core)
+        self._brackets = _read_head(around, has_angles=self._core.startswith(">"))
         self._brackets.start_here()
-        rest = Brackets(around.syntax, has_angles=has_angles)
-        self._kept = self._open_what_rest_closes(around, rest) if self._core else self._brackets.opened
+        self._kept = self._open_what_rest_closes(around) if self._core else self._brackets.opened
         self._opened = self._brackets.opened
         self._opened_before_line = self._opened
         """The closing characters of what was open at the start of the current line."""
@@ -69,11 +68,12 @@ class RestOfLine:
         self._repeated_at: int | None = None
         """Index in the current line of the first character that is the one right of the cursor, in its role."""
 
-    def _open_what_rest_closes(self, around: Surroundings, rest: Brackets) -> tuple[str, ...]:
+    def _open_what_rest_closes(self, around: Surroundings) -> tuple[str, ...]:
         """Return the brackets that the rest of the line closes; a completion leaves these open.
 
         Those that an earlier line opened are opened in `_brackets`, outside of those of the cursor's line.
         """
+        rest = Brackets(around.syntax, has_angles=self._brackets.has_angles)
         rest.read(self._core)
         depth = rest.depth
         rest.end_line()
@@ -242,16 +242,11 @@ class RestOfLine:
         return at == 0 or is_in_word or not (is_word(line[at - 1]) and is_word(self._core[0]))
 
 
-def _read_head(around: Surroundings, core: str) -> tuple[Brackets, bool]:
-    """Return the brackets that are open at the cursor, and whether "<" is one, which the rest of the line closes."""
-    if core.startswith(">"):
-        brackets = Brackets(around.syntax, has_angles=True)
-        brackets.read(around.head)
-        if ">" in brackets.opened:
-            return brackets, True
-    brackets = Brackets(around.syntax)
+def _read_head(around: Surroundings, *, has_angles: bool) -> Brackets:
+    """Return the brackets that are open at the cursor; "<" is one only if it is open there."""
+    brackets = Brackets(around.syntax, has_angles=has_angles)
     brackets.read(around.head)
-    return brackets, False
+    return _read_head(around, has_angles=False) if has_angles and ">" not in brackets.opened else brackets
 
 
 class LinesBelow:

@@ -58,14 +58,13 @@ class RunDetector:
         begin = len(self.text)
         whole = self.text = self.text + text
         while (length := self._next_check) <= len(whole):
-            num_repeated = _num_repeated(whole, length, _MIN_REPEATED_IN_LOOP)
-            is_possible = num_repeated == _MIN_REPEATED_IN_LOOP
-            unit = _unit_of_run(whole, length, _MIN_REPEATED_IN_LOOP, _required_of_loop) if is_possible else 0
+            unit = _unit_of_run(whole, length, _MIN_REPEATED_IN_LOOP, _required_of_loop)
             if unit:
                 self.text = whole[:length]
                 self.end = _end_of_first_unit(self.text, unit)
                 return text[: length - begin]
             # Each character adds at most one repeated character, so the next check waits for those that are missing.
+            num_repeated = _num_repeated(whole, length, _MIN_REPEATED_IN_LOOP)
             self._next_check += max(1, _MIN_REPEATED_IN_LOOP - num_repeated)
         return text
 

@@ -100,7 +100,7 @@ class Surroundings:
     @property
     def has_blank_before_rest(self) -> bool:
         """Whether the text right of the cursor is blank or begins with a blank, which makes trailing blanks useless."""
-        return self.is_rest_blank or self.rest[0] in BLANKS
+        return self.rest[:1] in BLANKS
 
     def opener_above(self) -> Line | None:
         """Return the last visible line above the cursor's line if it opens a block, else None."""
@@ -110,6 +110,10 @@ class Surroundings:
     def enclosing_line(self, indent: int) -> Line | None:
         """Return the nearest line above that is indented less than `indent`; None without one."""
         return next((line for line in self._lines_above() if line.indent < indent), None)
+
+    def line_below(self) -> Line:
+        """Return the first visible line after the cursor's; without one an empty line that is left of all others."""
+        return next(self.lines_below(), Line(-1, ""))
 
     def lines_below(self) -> Iterator[Line]:
         """Yield the visible lines after the cursor's line."""
@@ -133,10 +137,10 @@ class Surroundings:
         """Return whether the lines above open as many brackets as these closing characters close."""
         if ">" in closing:
             return False
-        return self.is_above_cut or all(closing.count(each) <= self._num_open_above(each) for each in set(closing))
-
-    def _num_open_above(self, closing: str) -> int:
-        return self.above.count(OPENING[CLOSING.index(closing)]) - self.above.count(closing)
+        return self.is_above_cut or all(
+            closing.count(each) <= self.above.count(OPENING[CLOSING.index(each)]) - self.above.count(each)
+            for each in set(closing)
+        )
 
     def _lines_above(self) -> Iterator[Line]:
         """Yield the visible lines above the cursor's line, the nearest first."""

@@ -82,13 +82,9 @@ class TextRules:
         self._num_passed = 0
         """Characters that the other rules let pass; the last ones may be part of a run."""
         self._num_sent = 0
-        self._is_done = False
-        self._is_finished = False
-
-    @property
-    def is_done(self) -> bool:
+        self.is_done = False
         """Whether a rule ended the completion: its text was sent whole and the engine can be stopped."""
-        return self._is_done
+        self._is_finished = False
 
     def feed(self, text: str) -> str:
         """Take new text and return the text that can be sent now, which may be "".
@@ -101,8 +97,8 @@ class TextRules:
         if self._stops is None:
             return self._read(text)
         sent = self._read(self._stops.feed(text))
-        if self._stops.is_hit and not self._is_done:
-            self._is_done = True
+        if self._stops.is_hit and not self.is_done:
+            self.is_done = True
             sent += self._finish(is_cut=False)
         return sent
 
@@ -116,7 +112,7 @@ class TextRules:
         self._check_open()
         self._is_finished = True
         sent = "" if self._stops is None else self._read(self._stops.finish())
-        if self._is_done:
+        if self.is_done:
             return sent
         if is_cut:
             self._runs.finish()
@@ -124,11 +120,11 @@ class TextRules:
 
     def _read(self, text: str) -> str:
         """Read text without a stop string."""
-        self._is_done = self._ends_in(self._runs.feed(text))
-        if self._is_done:
+        self.is_done = self._ends_in(self._runs.feed(text))
+        if self.is_done:
             return self._runs.text[self._num_sent : self._num_passed]
         if self._runs.end is not None:
-            self._is_done = True
+            self.is_done = True
             return self._end_before_run()
         if self._num_passed == self._num_sent:
             return ""
@@ -174,5 +170,5 @@ class TextRules:
         return LineRules(Surroundings.of(self._request), self._request.mode)
 
     def _check_open(self) -> None:
-        if self._is_done or self._is_finished:
+        if self.is_done or self._is_finished:
             raise RuntimeError("text was fed to a completion that has ended")
