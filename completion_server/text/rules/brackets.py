@@ -79,7 +79,9 @@ class Brackets:
     def read(self, text: str) -> None:
         """Read more text, without line breaks."""
         num_read = 0
-        while num_read < len(text) and self._decides_next():
+        while num_read < len(text) and (
+            self.is_escaped or self._character is not _Character.NONE or self._tail.endswith("<")
+        ):  # the next character must be read whatever it is
             self.read_char(text[num_read])
             num_read += 1
         for match in self._relevant.finditer(text, num_read):
@@ -111,12 +113,10 @@ class Brackets:
     def _read_bracket(self, char: str, before: str) -> None:
         if char in _CLOSER_OF:
             self._open.append(_CLOSER_OF[char])
-        elif char in CLOSING:
+        elif char in CLOSING or (self.has_angles and char == ">" and before[-1:] not in ("-", "=", " ")):
             self._close(char)
         elif self.has_angles and char == "<":
             self._open.append(">")
-        elif self.has_angles and char == ">" and before[-1:] not in ("-", "=", " "):
-            self._close_angle()
 
     def start_here(self, outside: str = "") -> None:
         """Count `lowest` and what is unmatched from here on; open brackets with the closing characters `outside`."""
@@ -139,18 +139,14 @@ class Brackets:
             self._open.pop()
         self._tail = "\n"
 
-    def _decides_next(self) -> bool:
-        """Return whether the next character must be read whatever it is."""
-        return self.is_escaped or self._character is not _Character.NONE or self._tail.endswith("<")
-
     def _close(self, char: str) -> None:
-        while self._open and self._open[-1] == ">":
+        while char != ">" and self._open and self._open[-1] == ">":
             self._open.pop()
         if not self._open:
             self.unmatched += char
         elif self._open[-1] == char:
             self._pop()
-        else:
+        elif char != ">":
             self.has_crossing = True
 
     def _pop(self) -> None:
@@ -193,12 +189,6 @@ class Brackets:
         if char == closer[0] and self._tail.endswith(closer):
             self._pop()
             self._tail = self._tail if len(closer) == 1 else ""
-
-    def _close_angle(self) -> None:
-        if not self._open:
-            self.unmatched += ">"
-        elif self._open[-1] == ">":
-            self._pop()
 
     def _undo_comparison(self, following: str) -> None:
         """Take "<" back, if the character that follows shows that it is an operator."""

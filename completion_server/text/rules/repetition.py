@@ -144,13 +144,9 @@ class RestOfLine:
         """Return whether the next character of the completion may be the one right of the cursor."""
         if char == self._closing:
             return self._closes_kept(char)
-        if char == self._opening and self._brackets.depth == len(self._opened) and self._may_be_called(char):
-            return True
+        if char == self._opening and self._brackets.depth == len(self._opened):  # as in a block, a call or an index
+            return char == "{" or is_word(self._last) or self._last in _ENDS_OF_VALUES
         return self._is_single and not self._is_begun
-
-    def _may_be_called(self, bracket: str) -> bool:
-        """Return whether an opening bracket here belongs to the text before it, as in a call or an index."""
-        return bracket == "{" or is_word(self._last) or self._last in _ENDS_OF_VALUES
 
     def end_line(self, line: str) -> None:
         """Read the line break after the current `line`."""

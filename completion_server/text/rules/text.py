@@ -45,17 +45,13 @@ class StopStrings:
 
     def finish(self) -> str:
         """Return the withheld text at the end of the text."""
-        held, self._held = self._held, ""
-        return held
+        return self._held
 
     def _num_possible(self, text: str) -> int:
         """Return how many characters at the end of `text` may be the beginning of a stop string."""
-        longest = min(len(text), max(len(stop) for stop in self._stops) - 1)
-        for num in range(longest, 0, -1):
-            tail = text[len(text) - num :]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return num
-        return 0
+        longest = min(len(text), max(map(len, self._stops)) - 1)
+        ends = (text[-num:] for num in range(longest, 0, -1))
+        return next((len(end) for end in ends if any(stop.startswith(end) for stop in self._stops)), 0)
 
 
 class TextRules:
