@@ -71,9 +71,7 @@ class LineRules:
         self._line += fragment
         self._num_read += len(fragment)
         self._judge(is_whole=self._rest_at is not None)
-        if self._position is LinePosition.BEHIND:
-            self._end_before_line(self._whole_line())
-        elif self._is_first and self._position is LinePosition.INSIDE:
+        if self._is_first and self._position is LinePosition.INSIDE:
             self._stream()
 
     def _end_line(self) -> None:
@@ -96,13 +94,12 @@ class LineRules:
     def _complete_line(self) -> None:
         """Apply the rules for whole lines."""
         self._rest_at = self._rest.find_end(self._line)
-        line = self._whole_line()
         self._judge(is_whole=True)
-        if self._position is LinePosition.BEHIND:
-            self._end_before_line(line)
-        elif self._rest_at is not None:
+        if self.is_done:
+            return
+        if self._rest_at is not None:
             self._end_with_blanks(self._line_start + self._rest_at)
-        elif line.text:
+        elif (line := self._whole_line()).text:
             self._add_line(line)
 
     def _add_line(self, line: Line) -> None:
@@ -124,13 +121,15 @@ class LineRules:
             self._pass(self._num_read - self._rest.num_possible(self._line, start))
 
     def _judge(self, *, is_whole: bool) -> None:
-        """Set the position of the current line, if it is still undecided."""
+        """Set the position of the current line, if it is still undecided, and end the completion before it if behind."""
         if self._block is None or self._position is not LinePosition.UNDECIDED:
             return
         line = self._whole_line()
         if line.text:
             is_word_whole = is_whole or self._line[-1] in BLANKS
             self._position = self._block.judge(line, self._rest, is_whole=is_whole, is_word_whole=is_word_whole)
+            if self._position is LinePosition.BEHIND:
+                self._end_before_line(line)
 
     def _whole_line(self) -> Line:
         """Return the current line, with the document's text left of the cursor if it is the cursor's line.
