@@ -121,7 +121,7 @@ class LineRules:
             self._pass(self._num_read - self._rest.num_possible(self._line, start))
 
     def _judge(self, *, is_whole: bool) -> None:
-        """Set the position of the current line, if it is still undecided, and end the completion before it if behind."""
+        """Set the position of the current line, if it is undecided; a line behind the block ends the completion."""
         if self._block is None or self._position is not LinePosition.UNDECIDED:
             return
         line = self._whole_line()
