@@ -16,7 +16,8 @@ beginning of a word, unless it is the whole line or the cursor is inside a word.
 repetition is withheld.
 
 A line that begins with the word right of the cursor and ends with the last word or character of the rest is the rest
-with changes. It has no place before the rest and is dropped, such as "en(path, 'r')" between "op" and "en(path)".
+with changes. It has no place before the rest and is dropped, such as "en(path, 'r')" between "op" and "en(path)". A
+comma or a blank at its end shows that the rest is to follow.
 
 `surroundings` limits how much of the cursor's line is read; both sides of it are read once.
 """
@@ -170,7 +171,7 @@ class RestOfLine:
             )
             if is_repeated and not self._closes_own_tag(line):
                 return at
-            return 0 if self._changes_rest(line) else None
+            return 0 if not has_blanks and self._changes_rest(line) else None
         if ends_with_rest and at >= self._repeated_at and self._fits(line[:at]):
             return at
         is_value = not self._closing and line[-1:] in _ENDS_OF_VALUES
@@ -194,7 +195,7 @@ class RestOfLine:
         return end > 0 and line.startswith(self._word) and not is_word(line[end : end + 1])
 
     def _changes_rest(self, line: str) -> bool:
-        """Return whether a whole line begins and ends like the rest; a comma ends many parts of an enumeration."""
+        """Return whether a whole line begins and ends like the rest, and not with a comma."""
         if not self._begins_like_rest(line) or self._core.endswith(","):
             return False
         return bool(_TOKEN.findall(line)[-1] == _TOKEN.findall(self._core)[-1])

@@ -122,7 +122,7 @@ def test_any_other_rest_of_the_line_is_not_repeated_at_the_end(document: str, te
     ("document", "text", "expected"),
     [
         ("with op‸en(path) as f:\n", "en(path, 'r') as f:", ""),
-        ("with op‸en(path) as f:\n", "en(path, 'r') as f:  \n    x", ""),
+        ("with op‸en(path) as f:\n", "en(path, 'r') as f:\n    x", ""),
         ("with ‸open(path) as f:\n", "open(path, 'r') as f:", ""),
         ("x = fo‸o.bar\n", "o.baz.bar", ""),
         ("y = ‸x + 1  # noqa\n", "x + 2  # noqa", ""),
@@ -130,6 +130,7 @@ def test_any_other_rest_of_the_line_is_not_repeated_at_the_end(document: str, te
         ("with op‸en(path) as f:\n", "encode(path) as f:", "encode(path) as f:"),
         ("__‸all__ = ()\n", "all__ = x.__", "all__ = x.__"),
         ("f(‸a, b)\n", "a, c, ", "a, c, "),
+        ("out(T x) -> (T y, T ‸x)\n", "x) z, T(y) ", "x) z, T(y) "),
         ("x = [\n    ‸1, 2,\n", "1, 3, ", "1, 3, "),
     ],
 )
