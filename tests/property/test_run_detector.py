@@ -40,11 +40,12 @@ def check(text: str, pieces: list[str]) -> None:
     """Check that a text is read as by the plain definition."""
     detector, read = RunDetector(), ""
     for piece in pieces:
-        num_read = detector.feed(piece)
-        read += piece[:num_read]
+        part = detector.feed(piece)
+        read += part
+        assert detector.text == read
         if detector.end is not None:
             break
-        assert num_read == len(piece)
+        assert part == piece
         assert detector.num_certain == len(read) - num_repeated(read)
     found = first_loop(text)
     assert (detector.end is not None) == (found is not None)

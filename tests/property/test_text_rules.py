@@ -74,6 +74,28 @@ def test_the_total_does_not_depend_on_the_pieces(request: Request, text: str, cu
         assert chars_end <= pieces_end
 
 
+@example(request=dataclasses.replace(REQUEST, mode=Mode.MULTI_LINE), text="a\r    b\rc", cuts=[1], is_cut=False)
+@example(request=dataclasses.replace(REQUEST, prefix="a\n", suffix="\nb"), text="b", cuts=[], is_cut=False)
+@settings(max_examples=examples(4))
+@given(
+    request=requests(),
+    text=texts | repeating_texts(),
+    cuts=st.lists(st.integers(0, 1000), max_size=12),
+    is_cut=st.booleans(),
+)
+def test_rules_of_lines_that_begin_late_send_what_they_send_from_the_start(
+    request: Request, text: str, cuts: list[int], *, is_cut: bool
+) -> None:
+    rules, eager = TextRules(request), TextRules(request)
+    eager._lines = eager._make_lines()
+    for piece in split(text, cuts):
+        assert rules.feed(piece) == eager.feed(piece)
+        assert rules.is_done == eager.is_done
+        if rules.is_done:
+            return
+    assert rules.finish(is_cut=is_cut) == eager.finish(is_cut=is_cut)
+
+
 @settings(max_examples=examples(2))
 @given(
     line=repeating_texts().map(lambda text: text.replace("\n", " ")),

@@ -1,4 +1,4 @@
-"""Turns the engine's text into the text that an editor shows: stop rules, trimming, and a mailbox for slow readers.
+"""Turns the engine's text into the text that an editor shows: stop rules and trimming.
 
 Imports only `core`: no engine, no wire, no clock.
 """

@@ -28,7 +28,7 @@ A line at the block's own depth also ends it, if it closes a bracket that the fi
 """
 
 import re
-from enum import Enum, auto
+from enum import Enum
 
 from completion_server.text.rules.brackets import CLOSING, opens_block
 from completion_server.text.rules.repetition import RestOfLine
@@ -48,11 +48,11 @@ _BRACKETS_AND_TAGS = frozenset(")]}</>")
 
 
 class LinePosition(Enum):
-    """Position of a line relative to the block."""
+    """Position of a line relative to the block; the value tells whether the line is inside."""
 
-    INSIDE = auto()
-    BEHIND = auto()
-    UNDECIDED = auto()
+    INSIDE = True
+    BEHIND = False
+    UNDECIDED = None
 
 
 class CodeBlock:
@@ -90,19 +90,19 @@ class CodeBlock:
         if self._last is not None and line.indent == self._last.indent and not rest.has_own_open:
             return self._judge_after_last(line, is_word_whole=is_word_whole)
         if line.indent >= floor:
-            return _position(is_inside=line.text[0] not in CLOSING or not self._is_closed_below(line, rest))
+            return LinePosition(line.text[0] not in CLOSING or not self._is_closed_below(line, rest))
         opener = self._find_opener(floor)
         if line.indent > opener.indent and rest.has_own_open:
             return LinePosition.INSIDE
         is_decided = is_whole or not self._is_undecided(line.text, is_word_whole=is_word_whole)
         if line.indent >= opener.indent and not is_decided:
             return LinePosition.UNDECIDED
-        return _position(is_inside=line.indent >= opener.indent and self._is_wanted(line, opener, rest))
+        return LinePosition(line.indent >= opener.indent and self._is_wanted(line, opener, rest))
 
     def _is_wanted(self, line: Line, opener: Line, rest: RestOfLine) -> bool:
         """Return whether a line that is not indented like the block's inside closes or continues the block."""
         if self._closes(line):
-            goes_on_below = self._goes_on_below(line.indent) and not rest.has_own_open
+            goes_on_below = self._around.line_below().indent > line.indent and not rest.has_own_open
             self._is_closing = not (goes_on_below or self._is_closed_below(line, rest))
             return self._is_closing
         return self._is_body_of_cursor_line and line.indent == opener.indent and self._continues(line, opener)
@@ -117,7 +117,7 @@ class CodeBlock:
         if not is_word_whole and _WORD.fullmatch(line.text):
             return LinePosition.UNDECIDED
         self._is_declaration = self._is_after_preamble
-        return _position(is_inside=self._is_declaration or _CONTINUATION.match(line.text) is not None)
+        return LinePosition(self._is_declaration or _CONTINUATION.match(line.text) is not None)
 
     def end_line(self, line: Line) -> None:
         """Take a whole line that is inside the block, including the cursor's line."""
@@ -178,14 +178,10 @@ class CodeBlock:
             return True
         return self._opener is not None and _ENDS_OF_PLAIN_OPENERS.search(self._opener.text) is not None
 
-    def _goes_on_below(self, indent: int) -> bool:
-        """Return whether the block of a closer at `indent` has more lines below the cursor."""
-        return any(line.indent > indent for line in self._around.first_lines_below(1))
-
     def _is_closed_below(self, line: Line, rest: RestOfLine) -> bool:
         """Return whether the text below the cursor begins with a closer like this line, which no other block needs."""
-        below = next(iter(self._around.first_lines_below(1)), None)
-        if below is None or below.indent != line.indent or self._closer_of(line) != self._closer_of(below):
+        below = self._around.line_below()
+        if below.indent != line.indent or self._closer_of(line) != self._closer_of(below):
             return False
         bracket = line.text[0]
         return bracket not in CLOSING or not self._around.needs_closer(line, rest.num_open(bracket))
@@ -194,10 +190,6 @@ class CodeBlock:
         """Return what a line closes a block with: a bracket, a tag or a word."""
         match = _CLOSER.match(line.text) if self._closes(line) else None
         return match.group() if match else ""
-
-
-def _position(*, is_inside: bool) -> LinePosition:
-    return LinePosition.INSIDE if is_inside else LinePosition.BEHIND
 
 
 def _is_preamble(opener: Line) -> bool:

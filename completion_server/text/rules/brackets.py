@@ -46,10 +46,11 @@ class Brackets:
     def __init__(self, syntax: Syntax = UNKNOWN.syntax, *, has_angles: bool = False) -> None:
         """Begin without an open bracket. With `has_angles` "<" and ">" are brackets, too, as in "List<int>"."""
         self._syntax = syntax
-        self._has_angles = has_angles
+        self.has_angles = has_angles
         self._relevant = _RELEVANT_WITH_MORE if has_angles or syntax.has_characters else _RELEVANT
         self._open: list[str] = []
-        self._is_escaped = False
+        self.is_escaped = False
+        """Whether the next character follows a backslash."""
         self._character = _Character.NONE
         self._tail = ""
         """The last characters read, since a string of several lines began or ended."""
@@ -71,11 +72,6 @@ class Brackets:
         return len(self._open)
 
     @property
-    def is_escaped(self) -> bool:
-        """Whether the next character follows a backslash."""
-        return self._is_escaped
-
-    @property
     def is_in_string(self) -> bool:
         """Whether a quote is open."""
         return bool(self._open) and self._open[-1][0] in _QUOTES
@@ -83,7 +79,9 @@ class Brackets:
     def read(self, text: str) -> None:
         """Read more text, without line breaks."""
         num_read = 0
-        while num_read < len(text) and self._decides_next():
+        while num_read < len(text) and (
+            self.is_escaped or self._character is not _Character.NONE or self._tail.endswith("<")
+        ):  # the next character must be read whatever it is
             self.read_char(text[num_read])
             num_read += 1
         for match in self._relevant.finditer(text, num_read):
@@ -97,14 +95,14 @@ class Brackets:
         """Read one character."""
         before = self._tail
         self._tail = (before + char)[-_TAIL_LENGTH:]
-        if self._has_angles and before.endswith("<"):
+        if self.has_angles and before.endswith("<"):
             self._undo_comparison(char)
         if self._character is not _Character.NONE and self._is_quoted_character(char):
             return
-        if self._is_escaped:
-            self._is_escaped = False
+        if self.is_escaped:
+            self.is_escaped = False
         elif char == "\\":
-            self._is_escaped = self.is_in_string or not self._syntax.has_characters
+            self.is_escaped = self.is_in_string or not self._syntax.has_characters
         elif self.is_in_string:
             self._read_in_quotes(char)
         elif char in _QUOTES:
@@ -115,12 +113,10 @@ class Brackets:
     def _read_bracket(self, char: str, before: str) -> None:
         if char in _CLOSER_OF:
             self._open.append(_CLOSER_OF[char])
-        elif char in CLOSING:
+        elif char in CLOSING or (self.has_angles and char == ">" and before[-1:] not in ("-", "=", " ")):
             self._close(char)
-        elif self._has_angles and char == "<":
+        elif self.has_angles and char == "<":
             self._open.append(">")
-        elif self._has_angles and char == ">" and before[-1:] not in ("-", "=", " "):
-            self._close_angle()
 
     def start_here(self, outside: str = "") -> None:
         """Count `lowest` and what is unmatched from here on; open brackets with the closing characters `outside`."""
@@ -137,24 +133,20 @@ class Brackets:
 
     def end_line(self) -> None:
         """Read a line break."""
-        self._is_escaped = False
+        self.is_escaped = False
         self._character = _Character.NONE
         while self._open and self._open[-1] in "\"'`>" and self._open[-1] not in self._syntax.multiline_quotes:
             self._open.pop()
         self._tail = "\n"
 
-    def _decides_next(self) -> bool:
-        """Return whether the next character must be read whatever it is."""
-        return self._is_escaped or self._character is not _Character.NONE or self._tail.endswith("<")
-
     def _close(self, char: str) -> None:
-        while self._open and self._open[-1] == ">":
+        while char != ">" and self._open and self._open[-1] == ">":
             self._open.pop()
         if not self._open:
             self.unmatched += char
         elif self._open[-1] == char:
             self._pop()
-        else:
+        elif char != ">":
             self.has_crossing = True
 
     def _pop(self) -> None:
@@ -197,12 +189,6 @@ class Brackets:
         if char == closer[0] and self._tail.endswith(closer):
             self._pop()
             self._tail = self._tail if len(closer) == 1 else ""
-
-    def _close_angle(self) -> None:
-        if not self._open:
-            self.unmatched += ">"
-        elif self._open[-1] == ">":
-            self._pop()
 
     def _undo_comparison(self, following: str) -> None:
         """Take "<" back, if the character that follows shows that it is an operator."""

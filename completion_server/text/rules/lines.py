@@ -25,121 +25,111 @@ class LineRules:
         self._below = LinesBelow(around)
         is_line_closed = not around.is_rest_blank and not self._rest.is_closing_bracket
         self._block = None if mode is Mode.SINGLE_LINE or is_line_closed else CodeBlock(around)
+        self._text = ""
+        self._num_read = 0
+        self._num_passed = 0
         self._line = ""
-        self._held = ""
-        self._num_taken = 0
-        """Characters before the withheld ones."""
         self._rest_at: int | None = None
         """Index in the current line from which on it may repeat the rest of the cursor's line."""
         self._is_cursor_line = True
         self._is_first = True
-        self._position = LinePosition.UNDECIDED
+        is_inside = self._block is None or not around.is_head_blank
+        self._position = LinePosition.INSIDE if is_inside else LinePosition.UNDECIDED
         self.is_done = False
         """Whether a rule ended the completion."""
 
-    def feed(self, text: str) -> str:
-        """Take new text and return the text that can be sent now."""
-        sent: list[str] = []
-        for match in _PIECES.finditer(text):
-            piece = match.group()
-            sent.append(self._end_line(piece) if piece in "\r\n" else self._extend_line(piece))
+    def read(self, text: str) -> int:
+        """Read on in a text that begins with what was read before; return how many of its characters can be sent."""
+        self._text = text
+        for match in _PIECES.finditer(text, self._num_read):
+            if match.group() in "\r\n":
+                self._end_line()
+            else:
+                self._extend_line(match.group())
             if self.is_done:
                 break
-        return "".join(sent)
+        return self._num_passed
 
-    def finish(self, *, is_cut: bool) -> str:
-        """Return the withheld text that can be sent at the end; `is_cut` if the token limit ended the text."""
+    def finish(self, *, is_cut: bool) -> int:
+        """Return how many characters can be sent at the end of the text; `is_cut` if the token limit ended it."""
         if is_cut and self._block is not None and not self._is_first:
-            return self._before_repetition(self._whole_line()).rstrip(BLANKS)
-        sent = self._complete_line()
-        if self.is_done:
-            return sent
-        if self._below.is_repeated:
-            return sent + self._held_before(self._below.repeated_from).rstrip(BLANKS)
-        return sent + self._without_useless_blanks(self._held)
+            self._end_before_line(self._whole_line())
+        else:
+            self._complete_line()
+        if not self.is_done and self._below.is_repeated:
+            self._end(self._below.repeated_from)
+        elif not self.is_done:
+            self._end_with_blanks(self._num_read)
+        return self._num_passed
 
-    def _extend_line(self, fragment: str) -> str:
+    def _extend_line(self, fragment: str) -> None:
         """Add to the current line."""
         if self._rest_at is None:
             found = self._rest.find_start(fragment)
             if found is not None:
                 self._rest_at = len(self._line) + found
         self._line += fragment
-        self._held += fragment
+        self._num_read += len(fragment)
         self._judge(is_whole=self._rest_at is not None)
-        if self._position is LinePosition.BEHIND:
-            return self._end(self._before_repetition(self._whole_line()).rstrip(BLANKS))
-        return self._stream() if self._is_first and self._position is LinePosition.INSIDE else ""
+        if self._is_first and self._position is LinePosition.INSIDE:
+            self._stream()
 
-    def _end_line(self, line_break: str) -> str:
-        """Complete the current line, if it has visible text."""
-        sent = self._complete_line()
+    def _end_line(self) -> None:
+        """Read a line break."""
+        self._complete_line()
         if self.is_done:
-            return sent
+            return
         if self._block is None:
-            return self._end(sent + self._without_useless_blanks(self._held))
-        if self._block.is_closed and not self._line.strip(BLANKS):
-            return self._end(
-                self._held_before(self._below.repeated_from if self._below.is_repeated else None).rstrip(BLANKS)
-            )
-        self._held += line_break
-        self._rest.end_line(self._line)
-        self._line = ""
-        self._rest_at = None
-        self._is_cursor_line = False
-        self._position = LinePosition.UNDECIDED
-        return sent
+            self._end_with_blanks(self._num_read)
+        elif self._block.is_closed and not self._line.strip(BLANKS):
+            self._end(self._below.repeated_from if self._below.is_repeated else self._num_read)
+        else:
+            self._rest.end_line(self._line)
+            self._num_read += 1
+            self._line = ""
+            self._rest_at = None
+            self._is_cursor_line = False
+            self._position = LinePosition.UNDECIDED
 
-    def _complete_line(self) -> str:
-        """Apply the rules for whole lines, and return the withheld text that can be sent now."""
-        rest_at = self._rest.find_end(self._line)
-        if rest_at is not None:
-            return self._end_before_rest(rest_at)
-        self._rest_at = None
-        line = self._whole_line()
-        if not line.text:
-            return ""
+    def _complete_line(self) -> None:
+        """Apply the rules for whole lines."""
+        self._rest_at = self._rest.find_end(self._line)
         self._judge(is_whole=True)
-        if self._position is LinePosition.BEHIND:
-            return self._end(self._before_repetition(line).rstrip(BLANKS))
+        if self.is_done:
+            return
+        if self._rest_at is not None:
+            self._end_with_blanks(self._line_start + self._rest_at)
+        elif (line := self._whole_line()).text:
+            self._add_line(line)
+
+    def _add_line(self, line: Line) -> None:
+        """Add a whole line that is inside the block and does not repeat the rest of the cursor's line."""
         if self._is_whole_line_generated():
             self._below.add(line, self._line_start)
             if self._below.is_repeated and (self._block is None or self._below.is_whole):
-                return self._end(self._held_before(self._below.repeated_from).rstrip(BLANKS))
-        sent = self._take(self._held_before(self._below.repeated_from).rstrip(BLANKS))
+                self._end(self._below.repeated_from)
+                return
+        self._pass(self._below.repeated_from)
         self._is_first = self._is_first and not self._line.strip(BLANKS)
         if self._block is not None:
             self._block.end_line(line)
-        return sent
 
-    def _end_before_rest(self, rest_at: int) -> str:
-        """End the completion where the current line repeats the rest of the cursor's line."""
-        self._rest_at = rest_at
-        self._judge(is_whole=True)
-        if self._position is LinePosition.BEHIND:
-            return self._end(self._before_repetition(self._whole_line()).rstrip(BLANKS))
-        return self._end(self._without_useless_blanks(self._held_before(self._line_start + rest_at)))
-
-    def _stream(self) -> str:
-        """Return the part of an unfinished line that can be sent."""
-        if self._is_whole_line_generated() and self._below.may_become(self._whole_line()):
-            return ""
-        start = max(0, len(self._line) - len(self._held))
-        num_possible = self._rest.num_possible(self._line, start)
-        return self._take(self._held[: len(self._held) - num_possible].rstrip(BLANKS))
+    def _stream(self) -> None:
+        """Let the part of an unfinished line pass that repeats nothing."""
+        if not (self._is_whole_line_generated() and self._below.may_become(self._whole_line())):
+            start = max(0, self._num_passed - self._line_start)
+            self._pass(self._num_read - self._rest.num_possible(self._line, start))
 
     def _judge(self, *, is_whole: bool) -> None:
-        """Set the position of the current line, if it is still undecided."""
-        if self._position is not LinePosition.UNDECIDED:
+        """Set the position of the current line, if it is undecided; a line behind the block ends the completion."""
+        if self._block is None or self._position is not LinePosition.UNDECIDED:
             return
         line = self._whole_line()
-        if not line.text:
-            return
-        if self._block is None or (self._is_cursor_line and not self._around.is_head_blank):
-            self._position = LinePosition.INSIDE
-        else:
+        if line.text:
             is_word_whole = is_whole or self._line[-1] in BLANKS
             self._position = self._block.judge(line, self._rest, is_whole=is_whole, is_word_whole=is_word_whole)
+            if self._position is LinePosition.BEHIND:
+                self._end_before_line(line)
 
     def _whole_line(self) -> Line:
         """Return the current line, with the document's text left of the cursor if it is the cursor's line.
@@ -155,29 +145,24 @@ class LineRules:
     @property
     def _line_start(self) -> int:
         """Number of characters before the current line."""
-        return self._num_taken + len(self._held) - len(self._line)
+        return self._num_read - len(self._line)
 
-    def _before_repetition(self, line: Line) -> str:
-        """Return the withheld text before the current line, and before the lines that it repeats if it goes on so."""
-        is_repeated = self._below.may_become(line)
-        return self._held_before(self._below.repeated_from if is_repeated else None, self._line_start)
+    def _pass(self, end: int) -> None:
+        """Let the text before an index pass, without blanks at its end."""
+        self._num_passed += len(self._text[self._num_passed : min(end, self._num_read)].rstrip(BLANKS))
 
-    def _held_before(self, *ends: int | None) -> str:
-        """Return the withheld text before the first of some numbers of characters; None stands for the end."""
-        end = min((end for end in ends if end is not None), default=None)
-        return self._held if end is None else self._held[: max(0, end - self._num_taken)]
-
-    def _without_useless_blanks(self, text: str) -> str:
-        return text.rstrip(BLANKS) if self._around.has_blank_before_rest else text
-
-    def _take(self, text: str) -> str:
-        """Remove `text` from the beginning of the withheld text and return it."""
-        self._held = self._held[len(text) :]
-        self._num_taken += len(text)
-        return text
-
-    def _end(self, text: str) -> str:
-        """End the completion with `text` and drop the withheld text."""
+    def _end(self, end: int) -> None:
+        """End the completion before an index."""
+        self._pass(end)
         self.is_done = True
-        self._held = ""
-        return text
+
+    def _end_with_blanks(self, end: int) -> None:
+        """End the completion before an index, with the blanks that the text right of the cursor needs."""
+        self._end(end)
+        if not self._around.has_blank_before_rest:
+            self._num_passed = max(self._num_passed, end)
+
+    def _end_before_line(self, line: Line) -> None:
+        """End the completion before the current line, and before the lines that it repeats if it goes on so."""
+        start = self._line_start
+        self._end(min(start, self._below.repeated_from) if self._below.may_become(line) else start)

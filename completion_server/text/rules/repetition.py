@@ -15,11 +15,16 @@ A completion repeats any other rest if one of its whole lines ends with that res
 beginning of a word, unless it is the whole line or the cursor is inside a word. Text that may be the beginning of a
 repetition is withheld.
 
+A line that begins with the word right of the cursor and ends with the last word or character of the rest is the rest
+with changes. It has no place before the rest and is dropped, such as "en(path, 'r')" between "op" and "en(path)". A
+comma or a blank at its end shows that the rest is to follow.
+
 `surroundings` limits how much of the cursor's line is read; both sides of it are read once.
 """
 
 import re
-from functools import cached_property
+import sys
+from itertools import islice
 
 from completion_server.text.rules.brackets import CLOSING, Brackets, is_word
 from completion_server.text.rules.surroundings import BLANKS, Line, Surroundings
@@ -28,6 +33,7 @@ _QUOTES = "\"'`"
 _OPENING = frozenset("([{")
 _ENDS_OF_VALUES = frozenset(")]}\"'`")
 _NUM_LINES_BELOW = 8
+_TOKEN = re.compile(r"\w+|\W")
 _CLOSING_TAG = re.compile(r"</([\w.:-]+)")
 
 
@@ -36,11 +42,12 @@ class RestOfLine:
 
     def __init__(self, around: Surroundings) -> None:
         self._core = around.rest.strip(BLANKS)
-        self._is_cursor_in_word = is_word(around.head[-1:]) and is_word(around.rest[:1])
-        self._brackets, has_angles = _read_head(around, self._core)
+        self._word = _TOKEN.findall(around.rest)[0] if is_word(around.rest[:1]) else ""
+        """The word, or its end, right of the cursor."""
+        self._is_cursor_in_word = self._word != "" and is_word(around.head[-1:])
+        self._brackets = _read_head(around, has_angles=self._core.startswith(">"))
         self._brackets.start_here()
-        rest = Brackets(around.syntax, has_angles=has_angles)
-        self._kept = self._open_what_rest_closes(around, rest) if self._core else self._brackets.opened
+        self._kept = self._open_what_rest_closes(around) if self._core else self._brackets.opened
         self._opened = self._brackets.opened
         self._opened_before_line = self._opened
         """The closing characters of what was open at the start of the current line."""
@@ -62,11 +69,12 @@ class RestOfLine:
         self._repeated_at: int | None = None
         """Index in the current line of the first character that is the one right of the cursor, in its role."""
 
-    def _open_what_rest_closes(self, around: Surroundings, rest: Brackets) -> tuple[str, ...]:
+    def _open_what_rest_closes(self, around: Surroundings) -> tuple[str, ...]:
         """Return the brackets that the rest of the line closes; a completion leaves these open.
 
         Those that an earlier line opened are opened in `_brackets`, outside of those of the cursor's line.
         """
+        rest = Brackets(around.syntax, has_angles=self._brackets.has_angles)
         rest.read(self._core)
         depth = rest.depth
         rest.end_line()
@@ -137,13 +145,9 @@ class RestOfLine:
         """Return whether the next character of the completion may be the one right of the cursor."""
         if char == self._closing:
             return self._closes_kept(char)
-        if char == self._opening and self._brackets.depth == len(self._opened) and self._may_be_called(char):
-            return True
+        if char == self._opening and self._brackets.depth == len(self._opened):  # as in a block, a call or an index
+            return char == "{" or is_word(self._last) or self._last in _ENDS_OF_VALUES
         return self._is_single and not self._is_begun
-
-    def _may_be_called(self, bracket: str) -> bool:
-        """Return whether an opening bracket here belongs to the text before it, as in a call or an index."""
-        return bracket == "{" or is_word(self._last) or self._last in _ENDS_OF_VALUES
 
     def end_line(self, line: str) -> None:
         """Read the line break after the current `line`."""
@@ -165,7 +169,9 @@ class RestOfLine:
             is_repeated = (
                 ends_with_rest and not self._has_brackets_only and self._may_begin_at(line, at, is_whole=has_blanks)
             )
-            return at if is_repeated and not self._closes_own_tag(line) else None
+            if is_repeated and not self._closes_own_tag(line):
+                return at
+            return 0 if not has_blanks and self._changes_rest(line) else None
         if ends_with_rest and at >= self._repeated_at and self._fits(line[:at]):
             return at
         is_value = not self._closing and line[-1:] in _ENDS_OF_VALUES
@@ -183,6 +189,17 @@ class RestOfLine:
         wanted = self._kept if self._closing else self._opened
         return not brackets.unmatched and not brackets.has_crossing and brackets.opened == wanted
 
+    def _begins_like_rest(self, line: str) -> bool:
+        """Return whether a line begins with the word right of the cursor."""
+        end = len(self._word)
+        return end > 0 and line.startswith(self._word) and not is_word(line[end : end + 1])
+
+    def _changes_rest(self, line: str) -> bool:
+        """Return whether a whole line begins and ends like the rest, and not with a comma."""
+        if not self._begins_like_rest(line) or self._core.endswith(","):
+            return False
+        return bool(_TOKEN.findall(line)[-1] == _TOKEN.findall(self._core)[-1])
+
     def _closes_own_tag(self, line: str) -> bool:
         """Return whether the rest is a closing tag, and the line has as many tags that open as such that close."""
         tag = _CLOSING_TAG.match(self._core)
@@ -196,6 +213,8 @@ class RestOfLine:
             return len(line) - max(start, self._repeated_at)
         if self._has_brackets_only or not self._core:
             return 0
+        if self._begins_like_rest(line):
+            return len(line) - start
         stripped = line.rstrip(BLANKS)
         at = line.find(self._core[0], max(start, len(stripped) - len(self._core)))
         while at >= 0:
@@ -220,16 +239,11 @@ class RestOfLine:
         return at == 0 or is_in_word or not (is_word(line[at - 1]) and is_word(self._core[0]))
 
 
-def _read_head(around: Surroundings, core: str) -> tuple[Brackets, bool]:
-    """Return the brackets that are open at the cursor, and whether "<" is one, which the rest of the line closes."""
-    if core.startswith(">"):
-        brackets = Brackets(around.syntax, has_angles=True)
-        brackets.read(around.head)
-        if ">" in brackets.opened:
-            return brackets, True
-    brackets = Brackets(around.syntax)
+def _read_head(around: Surroundings, *, has_angles: bool) -> Brackets:
+    """Return the brackets that are open at the cursor; "<" is one only if it is open there."""
+    brackets = Brackets(around.syntax, has_angles=has_angles)
     brackets.read(around.head)
-    return brackets, False
+    return _read_head(around, has_angles=False) if has_angles and ">" not in brackets.opened else brackets
 
 
 class LinesBelow:
@@ -240,38 +254,47 @@ class LinesBelow:
     """
 
     def __init__(self, around: Surroundings) -> None:
-        self._around = around
-        self._repeated: list[tuple[Line, int]] = []
-        """The last lines, if they are the first ones below, and the number of characters before each."""
-
-    @cached_property
-    def _lines(self) -> tuple[Line, ...]:
-        return self._around.first_lines_below(_NUM_LINES_BELOW)
+        self._unread = islice(around.lines_below(), _NUM_LINES_BELOW)
+        self._lines: list[Line] = []
+        """The lines below, as far as they were needed."""
+        self._repeated: list[Line] = []
+        """The last lines of the completion, if they are the first ones below."""
+        self._starts: list[int] = []
+        """The number of characters before each of them."""
 
     @property
-    def repeated_from(self) -> int | None:
-        """Number of characters before the lines that are the first ones below; None if there are no such lines."""
-        return self._repeated[0][1] if self._repeated else None
+    def repeated_from(self) -> int:
+        """Number of characters before the lines that are the first ones below; beyond any text without such lines."""
+        return self._starts[0] if self._starts else sys.maxsize
 
     @property
     def is_repeated(self) -> bool:
         """Whether the last lines are the first ones below and not trivial (brackets only)."""
-        return any(char.isalnum() for line, _ in self._repeated for char in line.text)
+        return any(char.isalnum() for line in self._repeated for char in line.text)
 
     @property
     def is_whole(self) -> bool:
         """Whether the last lines are all that is known below."""
-        return len(self._repeated) == len(self._lines)
+        return self._next() is None
 
     def may_become(self, line: Line) -> bool:
         """Return whether an unfinished line may become the line below that follows those already repeated."""
-        if self.is_whole:
+        below = self._next()
+        if below is None:
             return False
-        below = self._lines[len(self._repeated)]
         return not line.text or (line.indent == below.indent and below.text.startswith(line.text))
 
     def add(self, line: Line, start: int) -> None:
         """Add a whole line of the completion; `start` is the number of characters before it."""
-        self._repeated.append((line, start))
-        while tuple(line for line, _ in self._repeated) != self._lines[: len(self._repeated)]:
-            del self._repeated[0]
+        self._next()
+        self._repeated.append(line)
+        self._starts.append(start)
+        while self._repeated != self._lines[: len(self._repeated)]:
+            del self._repeated[0], self._starts[0]
+
+    def _next(self) -> Line | None:
+        """Return the line below that follows those already repeated."""
+        num_repeated = len(self._repeated)
+        if num_repeated == len(self._lines):
+            self._lines.extend(islice(self._unread, 1))
+        return self._lines[num_repeated] if num_repeated < len(self._lines) else None

@@ -20,7 +20,6 @@ _MIN_LOOP = 240
 _MAX_UNIT = 120
 _MAX_RUN = max(_NUM_UNITS_OF_LOOP * _MAX_UNIT, _MIN_LOOP)
 """Longest loop in characters when it is found: every character is checked, so it is found before it grows further."""
-_TAIL_LENGTH = _MAX_RUN + _MAX_UNIT
 _RULER = frozenset("-=_*#~.+/\\ ")
 
 
@@ -42,46 +41,46 @@ _MIN_REPEATED_IN_LOOP = min(_required_of_loop("x" * unit) - unit for unit in ran
 
 
 class RunDetector:
-    """Reads a completion until a loop is found. Keeps only the end of the text, which is as long as a run may be."""
+    """Reads a completion until a loop is found."""
 
     def __init__(self) -> None:
         """Begin without text."""
+        self.text = ""
+        """The text that was read."""
         self.end: int | None = None
         """Length of the text to keep if it is to be cut, up to the end of the first unit of the run; else None."""
-        self._tail = ""
-        self._num_dropped = 0
-        """Characters before the tail."""
-        self._num_repeated = 0
+        self._num_certain = 0
+        self._next_check = _MIN_REPEATED_IN_LOOP
+        """Length of the shortest text that may end with a loop."""
 
-    def feed(self, text: str) -> int:
-        """Read more text until a loop is found; return how many of its characters were read."""
-        begin = len(self._tail)
-        whole = self._tail + text
-        length, num_repeated = begin, self._num_repeated
-        # Each character adds at most one repeated character, so the next check waits for those that are missing.
-        while (length := length + max(1, _MIN_REPEATED_IN_LOOP - num_repeated)) <= len(whole):
-            num_repeated = _num_repeated(whole, length, _MIN_REPEATED_IN_LOOP)
-            is_possible = num_repeated == _MIN_REPEATED_IN_LOOP
-            unit = _unit_of_run(whole, length, _MIN_REPEATED_IN_LOOP, _required_of_loop) if is_possible else 0
+    def feed(self, text: str) -> str:
+        """Read more text until a loop is found; return the part of it that was read."""
+        begin = len(self.text)
+        whole = self.text = self.text + text
+        while (length := self._next_check) <= len(whole):
+            unit = _unit_of_run(whole, length, _MIN_REPEATED_IN_LOOP, _required_of_loop)
             if unit:
-                self.end = self._num_dropped + _end_of_first_unit(whole[:length], unit)
-                return length - begin
-        self._num_repeated = _num_repeated(whole, len(whole), self._num_repeated + len(text))
-        self._tail = whole[-_TAIL_LENGTH:]
-        self._num_dropped += len(whole) - len(self._tail)
-        return len(text)
+                self.text = whole[:length]
+                self.end = _end_of_first_unit(self.text, unit)
+                return text[: length - begin]
+            # Each character adds at most one repeated character, so the next check waits for those that are missing.
+            num_repeated = _num_repeated(whole, length, _MIN_REPEATED_IN_LOOP)
+            self._next_check += max(1, _MIN_REPEATED_IN_LOOP - num_repeated)
+        return text
 
     def finish(self) -> None:
         """Look for a run at the end of the text, because the token limit ended it."""
-        length = len(self._tail)
-        unit = _unit_of_run(self._tail, length, _MIN_REPEATED, _required) if length > _MIN_REPEATED else 0
+        length = len(self.text)
+        unit = _unit_of_run(self.text, length, _MIN_REPEATED, _required) if length > _MIN_REPEATED else 0
         if unit:
-            self.end = self._num_dropped + _end_of_first_unit(self._tail, unit)
+            self.end = _end_of_first_unit(self.text, unit)
 
     @property
     def num_certain(self) -> int:
         """Number of characters that no later run can remove: the others repeat the text right before them."""
-        return self._num_dropped + len(self._tail) - self._num_repeated
+        length = len(self.text)
+        self._num_certain = length - _num_repeated(self.text, length, length - self._num_certain)
+        return self._num_certain
 
 
 def _unit_of_run(text: str, length: int, min_repeated: int, required: Callable[[str], int]) -> int:

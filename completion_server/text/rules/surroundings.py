@@ -26,6 +26,7 @@ _MAX_RIGHT = 8192
 _MAX_HEAD_INDENT = 256
 _TAB_WIDTH = 4
 _NUM_LINES_ABOVE = 256
+_VISIBLE_LINE = re.compile(r"^[ \t\f\v]*[^ \t\f\v\n].*", re.MULTILINE)
 _STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'")
 _MAX_SHEBANG = 256
 
@@ -99,7 +100,7 @@ class Surroundings:
     @property
     def has_blank_before_rest(self) -> bool:
         """Whether the text right of the cursor is blank or begins with a blank, which makes trailing blanks useless."""
-        return self.is_rest_blank or self.rest[0] in BLANKS
+        return self.rest[:1] in BLANKS
 
     def opener_above(self) -> Line | None:
         """Return the last visible line above the cursor's line if it opens a block, else None."""
@@ -110,18 +111,13 @@ class Surroundings:
         """Return the nearest line above that is indented less than `indent`; None without one."""
         return next((line for line in self._lines_above() if line.indent < indent), None)
 
-    def first_lines_below(self, number: int) -> tuple[Line, ...]:
-        """Return up to a number of the first visible lines after the cursor's line."""
-        text = self.below
-        lines: list[Line] = []
-        while len(lines) < number:
-            num_blanks = len(text) - len(text.lstrip(BLANKS))
-            if num_blanks == len(text):
-                break
-            start = text.rfind("\n", 0, num_blanks) + 1
-            raw, _, text = text[start:].partition("\n")
-            lines.append(Line.of(raw))
-        return tuple(lines)
+    def line_below(self) -> Line:
+        """Return the first visible line after the cursor's; without one an empty line that is left of all others."""
+        return next(self.lines_below(), Line(-1, ""))
+
+    def lines_below(self) -> Iterator[Line]:
+        """Yield the visible lines after the cursor's line."""
+        return (Line.of(match.group()) for match in _VISIBLE_LINE.finditer(self.below))
 
     def needs_closer(self, line: Line, num_opened: int) -> bool:
         """Return whether the bracket that begins a line closes a block that the text below does not close.
@@ -132,9 +128,7 @@ class Surroundings:
         if self.is_below_cut:
             return False
         above = list(takewhile(lambda each: each.indent >= line.indent, self._lines_above()))
-        below = takewhile(
-            lambda each: each.indent >= line.indent, filter(_is_visible, map(Line.of, self.below.split("\n")))
-        )
+        below = takewhile(lambda each: each.indent >= line.indent, self.lines_below())
         closing = line.text[0]
         num_above = _balance(_after_head(reversed(above)) if closing != ")" else above, closing)
         return num_opened + num_above + _balance(below, closing) > 0
@@ -143,10 +137,10 @@ class Surroundings:
         """Return whether the lines above open as many brackets as these closing characters close."""
         if ">" in closing:
             return False
-        return self.is_above_cut or all(closing.count(each) <= self._num_open_above(each) for each in set(closing))
-
-    def _num_open_above(self, closing: str) -> int:
-        return self.above.count(OPENING[CLOSING.index(closing)]) - self.above.count(closing)
+        return self.is_above_cut or all(
+            closing.count(each) <= self.above.count(OPENING[CLOSING.index(each)]) - self.above.count(each)
+            for each in set(closing)
+        )
 
     def _lines_above(self) -> Iterator[Line]:
         """Yield the visible lines above the cursor's line, the nearest first."""
@@ -157,6 +151,16 @@ class Surroundings:
             start = text.rfind("\n") + 1
             yield Line.of(text[start:])
             text = text[:start].rstrip(BLANKS)
+
+
+def first_line(text: str) -> str:
+    """Return the text before the first line break."""
+    return text.partition("\n")[0].partition("\r")[0]
+
+
+def begins_line(prefix: str) -> bool:
+    """Return whether only blanks stand left of the cursor on its line; also if there are too many to tell."""
+    return prefix[-_MAX_HEAD_INDENT:].rstrip(" \t\f\v")[-1:] in "\r\n"
 
 
 def _balance(lines: Iterable[Line], closing: str) -> int:
@@ -179,10 +183,6 @@ def _after_head(lines: Iterable[Line]) -> list[Line]:
     return found
 
 
-def _is_visible(line: Line) -> bool:
-    return bool(line.text)
-
-
 def _head(line: str) -> str:
     """Return the cursor's line left of the cursor, shortened to about `MAX_HEAD` characters."""
     if len(line) <= MAX_HEAD:
@@ -193,4 +193,4 @@ def _head(line: str) -> str:
 
 
 def _with_plain_breaks(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text

@@ -12,12 +12,10 @@ passed on unchanged.
 6. With MULTI_LINE the length limit and rule 4 leave no half line, except a half line that is the only one.
 """
 
-from io import StringIO
-
-from completion_server.core.request import Request
+from completion_server.core.request import Mode, Request
 from completion_server.text.rules.lines import LineRules
 from completion_server.text.rules.runs import RunDetector
-from completion_server.text.rules.surroundings import BLANKS, Surroundings
+from completion_server.text.rules.surroundings import BLANKS, MAX_REST, Surroundings, begins_line, first_line
 
 
 class StopStrings:
@@ -28,15 +26,13 @@ class StopStrings:
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
+        self._stops = stops
         self._held = ""
         self.is_hit = False
         """Whether a stop string was found; the last return value of `feed` then ends the text."""
 
     def feed(self, text: str) -> str:
         """Take new text and return the text that is certainly before any stop string."""
-        if not self._stops:
-            return text
         text = self._held + text
         hits = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if hits:
@@ -49,40 +45,42 @@ class StopStrings:
 
     def finish(self) -> str:
         """Return the withheld text at the end of the text."""
-        held, self._held = self._held, ""
-        return held
+        return self._held
 
     def _num_possible(self, text: str) -> int:
         """Return how many characters at the end of `text` may be the beginning of a stop string."""
-        longest = min(len(text), max(len(stop) for stop in self._stops) - 1)
-        for num in range(longest, 0, -1):
-            tail = text[len(text) - num :]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return num
-        return 0
+        longest = min(len(text), max(map(len, self._stops)) - 1)
+        ends = (text[-num:] for num in range(longest, 0, -1))
+        return next((len(end) for end in ends if any(stop.startswith(end) for stop in self._stops)), 0)
 
 
 class TextRules:
-    """Applies the text rules to the text of one answer."""
+    """Applies the text rules to the text of one answer.
+
+    The rules of lines begin at the first character that may matter to them, and read the text from its start then:
+    their result does not depend on the pieces. Most answers have no such character.
+    """
 
     def __init__(self, request: Request) -> None:
         """Take the mode, the text around the cursor and the stop strings from `request`."""
         self._request = request
-        self._stops = StopStrings(request.stop)
-        self._lines = self._make_lines()
+        rest = first_line(request.suffix[:MAX_REST])
+        first = rest.strip(BLANKS)[:1]
+        is_single_line = request.mode is Mode.SINGLE_LINE
+        self._special = frozenset(first if is_single_line else first + "\r\n")
+        """The characters that may matter to the rules of lines, if text stands left of the cursor."""
+        self._has_blank_before_rest = rest[:1] in BLANKS
+        needs_lines = begins_line(request.prefix) and not (is_single_line and first)
+        self._lines = self._make_lines() if needs_lines else None
+        stops = tuple(filter(None, request.stop))
+        self._stops = StopStrings(stops) if stops else None
         self._runs = RunDetector()
-        self._read_text = StringIO()
-        """The text that was read, which is read again if a run ends it; one buffer, not an object for each token."""
-        self._pending = ""
-        """Text that the other rules let pass and that may be part of a run."""
+        self._num_passed = 0
+        """Characters that the other rules let pass; the last ones may be part of a run."""
         self._num_sent = 0
-        self._is_done = False
-        self._is_finished = False
-
-    @property
-    def is_done(self) -> bool:
+        self.is_done = False
         """Whether a rule ended the completion: its text was sent whole and the engine can be stopped."""
-        return self._is_done
+        self._is_finished = False
 
     def feed(self, text: str) -> str:
         """Take new text and return the text that can be sent now, which may be "".
@@ -92,10 +90,12 @@ class TextRules:
 
         """
         self._check_open()
+        if self._stops is None:
+            return self._read(text)
         sent = self._read(self._stops.feed(text))
-        if self._stops.is_hit and not self._is_done:
-            self._is_done = True
-            sent += self._release(self._lines.finish(is_cut=False), is_last=True)
+        if self._stops.is_hit and not self.is_done:
+            self.is_done = True
+            sent += self._finish(is_cut=False)
         return sent
 
     def finish(self, *, is_cut: bool) -> str:
@@ -107,51 +107,64 @@ class TextRules:
         """
         self._check_open()
         self._is_finished = True
-        sent = self._read(self._stops.finish())
-        if self._is_done:
+        sent = "" if self._stops is None else self._read(self._stops.finish())
+        if self.is_done:
             return sent
         if is_cut:
             self._runs.finish()
-        if self._runs.end is not None:
-            return sent + self._end_before_run(self._num_sent + len(self._pending))
-        return sent + self._release(self._lines.finish(is_cut=is_cut), is_last=True)
+        return sent + (self._finish(is_cut=is_cut) if self._runs.end is None else self._end_before_run())
 
     def _read(self, text: str) -> str:
         """Read text without a stop string."""
-        num_read = self._runs.feed(text)
-        self._read_text.write(text)
-        passed = self._lines.feed(text[:num_read])
-        if self._lines.is_done:
-            self._is_done = True
-        elif self._runs.end is not None:
-            self._is_done = True
-            return self._end_before_run(self._num_sent + len(self._pending) + len(passed))
-        return self._release(passed, is_last=self._is_done)
-
-    def _release(self, passed: str, *, is_last: bool) -> str:
-        """Take text that the other rules let pass, and return the part that can be sent."""
-        self._pending += passed
-        sent = self._pending
-        if not is_last:
-            sent = sent[: max(0, self._runs.num_certain - self._num_sent)].rstrip(BLANKS)
-        self._pending = self._pending[len(sent) :]
+        self.is_done = self._ends_in(self._runs.feed(text))
+        if self.is_done:
+            return self._runs.text[self._num_sent : self._num_passed]
+        if self._runs.end is not None:
+            self.is_done = True
+            return self._end_before_run()
+        if self._num_passed == self._num_sent:
+            return ""
+        sent = self._runs.text[self._num_sent : min(self._num_passed, self._runs.num_certain)].rstrip(BLANKS)
         self._num_sent += len(sent)
         return sent
 
-    def _end_before_run(self, num_passed: int) -> str:
+    def _ends_in(self, text: str) -> bool:
+        """Apply the rules of lines; return whether they end the completion in `text`, the last that was read."""
+        if self._lines is None and self._special.isdisjoint(text):
+            line = first_line(text)
+            self._num_passed += len(line)
+            if line == text:
+                return False
+            self._finish(is_cut=False)
+            return True
+        if self._lines is None:
+            self._lines = self._make_lines()
+        self._num_passed = self._lines.read(self._runs.text)
+        return self._lines.is_done
+
+    def _finish(self, *, is_cut: bool) -> str:
+        """Return all that is left to send at the end of the text; `is_cut` if the token limit ended it."""
+        if self._lines is not None:
+            self._num_passed = self._lines.finish(is_cut=is_cut)
+        elif self._has_blank_before_rest:
+            self._num_passed = len(self._runs.text[: self._num_passed].rstrip(BLANKS))
+        return self._runs.text[self._num_sent : self._num_passed]
+
+    def _end_before_run(self) -> str:
         """Return what is left to send of a completion of which only the text up to the run's first unit is kept.
 
         The other rules apply to that text alone, except where they had let more of it pass: that may be sent.
         """
-        kept = self._read_text.getvalue()[: self._runs.end]
+        kept = self._runs.text[: self._runs.end]
         lines = self._make_lines()
-        whole = lines.feed(kept) + lines.finish(is_cut=True)
-        passed = kept[:num_passed].rstrip(BLANKS)
-        return max(whole, passed, key=len)[self._num_sent :]
+        num_passed = lines.read(kept)
+        if not lines.is_done:
+            num_passed = lines.finish(is_cut=True)
+        return kept[self._num_sent : max(num_passed, len(kept[: self._num_passed].rstrip(BLANKS)))]
 
     def _make_lines(self) -> LineRules:
         return LineRules(Surroundings.of(self._request), self._request.mode)
 
     def _check_open(self) -> None:
-        if self._is_done or self._is_finished:
+        if self.is_done or self._is_finished:
             raise RuntimeError("text was fed to a completion that has ended")

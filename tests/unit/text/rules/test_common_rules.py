@@ -138,6 +138,22 @@ def complete_once(line: str) -> str:
     return indent + "".join(sent(request_at(indent + "‸\n"), [line[len(indent) :]]))
 
 
+@pytest.mark.parametrize(
+    ("document", "text", "mode"),
+    [
+        ("x = ‸\n    y", "f(1, 2)  \nz", Mode.SINGLE_LINE),
+        ("x = ‸\n    y", "f(1, 2)", Mode.MULTI_LINE),
+        ("x = f(‸)\n", "1, [2]", Mode.MULTI_LINE),
+        ("‸ + y\n", "f(1, 2)", Mode.SINGLE_LINE),
+    ],
+)
+def test_a_plain_line_makes_no_rules_of_lines(
+    document: str, text: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("completion_server.text.rules.text.LineRules")
+    assert complete(request_at(document, mode=mode), text) == text.partition("\n")[0].rstrip()
+
+
 LARGE = 512 * 1024
 MINIFIED = "function f(a,b){return[a,{b:b}]};"
 PIECES = ["a = b(", "c)", "\n", " )\n", "x\n", "  d\n", "e\n"]

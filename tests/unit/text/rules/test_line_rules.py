@@ -118,6 +118,28 @@ def test_any_other_rest_of_the_line_is_not_repeated_at_the_end(document: str, te
     assert single(document, text) == expected
 
 
+@pytest.mark.parametrize(
+    ("document", "text", "expected"),
+    [
+        ("with op‸en(path) as f:\n", "en(path, 'r') as f:", ""),
+        ("with op‸en(path) as f:\n", "en(path, 'r') as f:\n    x", ""),
+        ("with ‸open(path) as f:\n", "open(path, 'r') as f:", ""),
+        ("x = fo‸o.bar\n", "o.baz.bar", ""),
+        ("y = ‸x + 1  # noqa\n", "x + 2  # noqa", ""),
+        ("with op‸en(path) as f:\n", "en(a) as e, open(path) as f:", "en(a) as e, op"),
+        ("with op‸en(path) as f:\n", "encode(path) as f:", "encode(path) as f:"),
+        ("__‸all__ = ()\n", "all__ = x.__", "all__ = x.__"),
+        ("f(‸a, b)\n", "a, c, ", "a, c, "),
+        ("out(T x) -> (T y, T ‸x)\n", "x) z, T(y) ", "x) z, T(y) "),
+        ("x = [\n    ‸1, 2,\n", "1, 3, ", "1, 3, "),
+    ],
+)
+def test_a_line_that_begins_and_ends_like_the_rest_of_the_line_has_no_place_before_it(
+    document: str, text: str, expected: str
+) -> None:
+    assert single(document, text) == expected
+
+
 def test_only_a_possible_repetition_is_withheld() -> None:
     request = request_at("x = ‸ + 1\n")
     assert sent(request, ["y", " ", "+", " 2", "0", " + 1"]) == ["y", "", "", " + 2", "0", "", ""]
