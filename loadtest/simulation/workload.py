@@ -3,12 +3,11 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from completion_server.core.outcome import FinishReason
-from completion_server.core.request import Trigger
 from loadtest.simulation.engine import LARGE_MODEL, EngineProfile, measured_engine
 from loadtest.traffic.typist import TypingModel
 
@@ -79,13 +78,6 @@ class SimulatedRequest:
     next_key_at: float
     is_pause: bool
     """Whether the user stopped typing at this key."""
-    tenant: str = ""
-    """The user's tenant, which something trusted vouches for; "" if nothing does."""
-    trigger: Trigger = Trigger.AUTOMATIC
-    num_prompt_tokens: int | None = None
-    """Prompt tokens to compute; None draws them from the engine's profile."""
-    lane: str = ""
-    """Name of a lane beside the user's common one, so that the user's other requests do not supersede this one."""
 
 
 def requests_of(user: int, model: EditorModel, seconds: float, seed: int) -> Iterator[SimulatedRequest]:
@@ -125,9 +117,6 @@ class Policy:
     order: str = "earliest_deadline"
     shed: str = "late"
     supersede: bool = True
-    user_requests_per_s: float = 0.0
-    """Sustained request rate that one user may have; 0 sets no limit."""
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +140,6 @@ class Workload:
     engine: EngineName = "slots"
     """With "steps", the work of one step delays its whole batch, as in a real engine. "measured" is a real engine's
     step times, with an adaptive number of slots."""
-    shares_processors: bool = True
-    """Whether front end and editors use the processors of a measured engine, too."""
     hangs_up: bool = False
     """Whether editors cancel at the next key. If not, their next request, a debounce later, supersedes the old one."""
     seed: int = 1
@@ -161,9 +148,7 @@ class Workload:
     @property
     def profile(self) -> EngineProfile:
         """The engine's times and the size of its requests."""
-        if self.engine != "measured":
-            return LARGE_MODEL
-        return measured_engine() if self.shares_processors else replace(measured_engine(), request_cpu_s=0.0)
+        return measured_engine() if self.engine == "measured" else LARGE_MODEL
 
     @property
     def capacity_per_s(self) -> float:
@@ -204,8 +189,6 @@ class SimulatedResult:
     started_at: float | None
     first_text_at: float | None
     ended_at: float
-    num_computed: int = 0
-    """Tokens that the engine computed: of the prompt, and generated."""
 
     @property
     def ttft_s(self) -> float | None:

@@ -7,7 +7,7 @@ the text of prompts and typing through are left out. The number of slots is adap
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import ClassVar, cast
 
 from completion_server.core.clock import Deadline
@@ -19,7 +19,7 @@ from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.requests.limits.settings import AdmissionSettings
 from completion_server.requests.scheduling.settings import OrderName, SchedulingSettings, ShedSettings, ShedWhen
-from completion_server.requests.service import Service, ServiceParts
+from completion_server.requests.service import Service
 from completion_server.requests.settings import ServingSettings
 from completion_server.text.prompt.builder import Prompt
 from loadtest.simulation import virtual_time
@@ -77,10 +77,9 @@ async def _serving(
     service = Service(
         _settings(workload, policy),
         engine,
-        _Prompts(workload, recorder.open),
+        _Prompts(workload),
         clock,
         recorder.handle,
-        ServiceParts(weight_of=lambda tenant: policy.tenant_weights.get(tenant, 1.0)),
     )
     service.gate.set_engine_ready(True)
     await engine.start()
@@ -103,7 +102,7 @@ def _settings(workload: Workload, policy: Policy) -> ServingSettings:
         single_flight=False,  # simulated requests have no text
     )
     return ServingSettings(
-        AdmissionSettings(user_requests_per_s=policy.user_requests_per_s, user_tokens_per_s=0),
+        AdmissionSettings(user_requests_per_s=0, user_tokens_per_s=0),
         scheduling,
         ShedSettings(
             budget_ms=(workload.shed_budget_s or workload.budget_s) * 1000, when=cast("ShedWhen", policy.shed), lag_ms=0
@@ -121,12 +120,8 @@ def _engine_maker(workload: Workload, others: OtherWork) -> Callable[[], Engine]
 
 
 def _request(number: int, typed: SimulatedRequest, num_tokens: int, deadline: Deadline, now: float) -> Request:
-    name = str(typed.user)
-    caller = Caller(name, name, typed.tenant, is_verified=bool(typed.tenant))
-    return Request(
-        str(number), caller, number, "", "", "", "", num_tokens, now, trigger=typed.trigger, deadline=deadline,
-        lane=typed.lane,
-    )  # fmt: skip
+    caller = Caller(str(typed.user), str(typed.user))
+    return Request(str(number), caller, number, "", "", "", "", num_tokens, now, deadline=deadline)
 
 
 def _check_nothing_left(service: Service, engine: SupervisedEngine, recorder: "_Recorder") -> None:
@@ -145,21 +140,17 @@ def _check_nothing_left(service: Service, engine: SupervisedEngine, recorder: "_
 class _Prompts:
     """Prompts that have no block in common, of the tokens that a real one computes after its cached ones."""
 
-    def __init__(self, workload: Workload, open_requests: Mapping[str, SimulatedRequest]) -> None:
-        self._profile, self._seed, self._open = workload.profile, workload.seed, open_requests
+    def __init__(self, workload: Workload) -> None:
+        self._profile, self._seed = workload.profile, workload.seed
 
     def build(self, request: Request) -> Prompt:
         """Return a prompt; the same for the same request and seed."""
-        typed = self._open.get(request.id)  # the request may have ended
-        num = None if typed is None else typed.num_prompt_tokens
-        if num is None:
-            num = self._profile.draw_prompt_tokens(random.Random(f"{self._seed} prompt {request.id}"))
+        num = self._profile.draw_prompt_tokens(random.Random(f"{self._seed} prompt {request.id}"))
         return Prompt([request.sequence] * num, (), num, num)
 
-    def expected_new_tokens(self, request: Request) -> int:
-        """Return the mean, or the number of the request's own."""
-        num = self._open[request.id].num_prompt_tokens
-        return self._profile.mean_prompt_tokens if num is None else num
+    def expected_new_tokens(self, _request: Request) -> int:
+        """Return the mean."""
+        return self._profile.mean_prompt_tokens
 
 
 class _Recorder:
@@ -179,8 +170,4 @@ class _Recorder:
         if typed is None or marks.ended is None:
             self.num_surplus_ends += 1  # a listener must not raise
             return
-        usage = event.end.usage
-        num_computed = usage.prompt_tokens - usage.cached_prompt_tokens + usage.completion_tokens
-        self.results.append(
-            SimulatedResult(typed, reason, marks.started, marks.first_output, marks.ended, num_computed)
-        )
+        self.results.append(SimulatedResult(typed, reason, marks.started, marks.first_output, marks.ended))

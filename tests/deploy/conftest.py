@@ -1,7 +1,5 @@
 """Fixtures of the tests with the real Envoy."""
 
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,17 +28,6 @@ def run_site(num: int, *overrides: str, drain_s: int = 60) -> Iterator[Site]:
         replicas = stack.enter_context(scripted_replicas(num, ("engine.scripted_times=instant", *overrides), LOCAL))
         document = adapted(load_shipped(SHIPPED), [each.ready["address"] for each in replicas])
         yield Site(replicas, stack.enter_context(Envoy.running(document, num, drain_s=drain_s)))
-
-
-def health_over_http(envoy: Envoy) -> int:
-    """Return the HTTP status that a health check of the global DNS gets."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://{envoy.health_address}/healthz", timeout=5) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ The lists come from a file here and from Envoy Gateway there; either way Envoy t
 import json
 import socket
 import ssl
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,12 +50,6 @@ class Gateway:
     def users(self, client: Path) -> NamedUsers:
         """Return users on connections with a client's certificate."""
         return NamedUsers(Endpoint(self.envoy.address, self.trusted, client, client.with_suffix(".key")))
-
-    def metrics(self) -> str:
-        """Return the page for Prometheus."""
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://{self.envoy.metrics_address}/stats/prometheus", timeout=10) as answer:
-            return str(answer.read().decode())
 
 
 @contextmanager

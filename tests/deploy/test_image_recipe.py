@@ -6,7 +6,6 @@ import subprocess
 import pytest
 from dockerfile_parse import DockerfileParser
 
-from completion_server.config import load_config
 from tests.support.models import ROOT
 
 FOLDER = ROOT / "deploy" / "image"
@@ -32,12 +31,6 @@ def test_each_variant_is_made_of_its_own_stages_and_one_image_with_a_digest(vari
     (image,) = set(parents) - set(stages)
     assert re.fullmatch(r"debian:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}", image)
     assert set(re.findall(r"\bfrom=([^\s,]+)", recipe().content)) <= set(stages)
-
-
-def test_the_ports_are_the_servers_defaults() -> None:
-    server = load_config(None, (), {}).server
-    (exposed,) = values("EXPOSE")
-    assert {address.rpartition(":")[2] for address in (server.listen, server.admin_listen)} <= set(exposed.split())
 
 
 def test_the_context_is_what_the_recipe_copies_without_weights() -> None:

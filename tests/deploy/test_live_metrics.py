@@ -1,16 +1,12 @@
 """A live server's metrics in a real Prometheus: the rules read what it exports, exemplars link to its traces."""
 
-import json
 import re
-import time
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -61,12 +57,6 @@ class Site:
     receiver: Receiver
     samples: list[Sample]
     """The server's page and a probe's, by samples."""
-
-    def get(self, path: str, **parameters: str) -> Any:
-        """Return the data of an answer of Prometheus."""
-        url = f"{self.prometheus.url}/api/v1/{path}?{urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as reply:
-            return json.load(reply)["data"]
 
 
 async def type_for_a_while(stub: CompletionServiceStub, begin: int) -> None:
@@ -161,27 +151,9 @@ def test_latency_against_acceptance_is_one_query(site: Site) -> None:
     assert len(found) >= 2, "the fast and the slow ones are in one row"
 
 
-def test_each_reaction_is_counted_with_the_active_k_and_the_model(site: Site) -> None:
-    quality = [each for each in site.samples if each.name == "completion_quality_total"]
-    totals = Counter[str]()
-    for each in quality:
-        totals[each.labels["event"]] += int(each.value)
-    assert totals == {"shown": 34, "accepted": 16, "survived": 4}
-    assert {(each.labels["k"], each.labels["cache"]) for each in quality} == {(str(K), "none"), ("", "local")}
-    (info,) = (each for each in site.samples if each.name == "completion_build_info")
-    assert info.labels["region"] == "us-east"
-    assert {each.labels["model"] for each in quality} == {info.labels["model"]}
-
-
-def test_the_end_of_the_certificate_in_use_is_shown(site: Site) -> None:
-    (expiry,) = (each for each in site.samples if each.name.startswith("completion_tls_certificate_not"))
-    assert expiry.labels == {"listener": "admin", "region": "us-east"}
-    assert 0 < expiry.value - time.time() <= 86_400  # the test's certificates are for a day
-
-
 def test_exemplars_in_prometheus_name_the_traces_of_callers_and_of_late_requests(site: Site) -> None:
     for metric in ("completion_ttft_seconds_bucket", "completion_stage_seconds_bucket"):
-        found = site.get("query_exemplars", query=metric, start="0", end="9999999999")
+        found = site.prometheus.get("query_exemplars", query=metric, start="0", end="9999999999")
         linked = {each["labels"]["trace_id"] for series in found for each in series["exemplars"]}
         assert linked > {CALLERS_TRACE}, metric
         wait_until(lambda ids=linked: ids <= {span.trace_id for span in site.receiver.spans}, _PATIENCE_S)
@@ -206,7 +178,7 @@ def test_each_rule_reads_metrics_and_labels_that_a_server_exports(site: Site, ru
 
 def test_prometheus_evaluates_all_rules_and_fills_in_the_annotations(site: Site) -> None:
     def rules() -> dict[str, dict[str, Any]]:
-        return {rule["name"]: rule for group in site.get("rules")["groups"] for rule in group["rules"]}
+        return {rule["name"]: rule for group in site.prometheus.get("rules")["groups"] for rule in group["rules"]}
 
     wait_until(lambda: all(rule["health"] == "ok" for rule in rules().values()), _PATIENCE_S)
     assert rules().keys() == {rule.get("record") or rule["alert"] for rule in load_rules()}

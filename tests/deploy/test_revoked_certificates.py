@@ -11,6 +11,7 @@ import pytest
 from tests.deploy.conftest import Site
 from tests.deploy.gateway import run_gateway
 from tests.support.certificates import Identity, MakeIdentity, revocations_of
+from tests.support.envoy import fetch
 from tests.support.models import ROOT
 from tests.support.named_users import NamedUsers, names_of
 from tests.support.rules import load_rules
@@ -72,7 +73,7 @@ async def test_a_revoked_certificate_is_refused_and_counted_also_by_a_new_list_a
             await eventually(is_cut_off)
             assert not stream.call.done()  # what the holder has begun ends in good order
         assert gateway.alert(party["good"].certificate) == ""
-        page = gateway.metrics()
+        page = fetch(gateway.envoy.metrics_address, "/stats/prometheus")[1]
         replace(none)
         await eventually(lambda: gateway.alert(revoked) == "")
     read = {name for rule in load_rules() for name in re.findall(r"\benvoy_listener_ssl_\w+(?=\{)", rule["expr"])}

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, Regions, RegionSettings
-from tests.deploy.conftest import Site, health_over_http, run_site
+from tests.deploy.conftest import Site, run_site
 from tests.support.named_users import NamedUsers, names_of
 from tests.support.server import eventually, request
 
@@ -97,7 +97,7 @@ async def region_that_answers(client: CompletionClient, regions: Mapping[str, Si
 async def test_users_stay_in_their_region_until_it_is_lost(regions: dict[str, Site]) -> None:
     for region in regions.values():
         assert await replicas_of_users(region) == {each.ready["address"] for each in region.replicas}
-        assert (health_over_http(region.envoy), await health_over_grpc(region)) == (200, grpc.StatusCode.OK)
+        assert (region.envoy.health(), await health_over_grpc(region)) == (200, grpc.StatusCode.OK)
 
     home, others = regions[HOME], {name: each for name, each in regions.items() if name != HOME}
     addresses = ",".join(each.envoy.address for each in regions.values())
@@ -109,15 +109,15 @@ async def test_users_stay_in_their_region_until_it_is_lost(regions: dict[str, Si
         os.kill(home.replicas[0].pid, signal.SIGKILL)
         assert await replicas_of_users(home) == {home.replicas[1].ready["address"]}
         assert await region_that_answers(client, regions) == HOME
-        assert health_over_http(home.envoy) == 200
+        assert home.envoy.health() == 200
 
         # The other one, too: the region's edge answers as one that is down, to users and to health checks.
         os.kill(home.replicas[1].pid, signal.SIGKILL)
         second = await region_that_answers(client, regions)
         assert second != HOME
-        await eventually(lambda: health_over_http(home.envoy) == 503)
+        await eventually(lambda: home.envoy.health() == 503)
         assert await health_over_grpc(home) is grpc.StatusCode.UNAVAILABLE
-        assert [health_over_http(each.envoy) for each in others.values()] == [200, 200]
+        assert [each.envoy.health() for each in others.values()] == [200, 200]
 
         # A region without even an edge: its address refuses.
         os.kill(regions[second].envoy.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Benchmarks in small, as commands: real servers with scripted engines, and the keys of the last line."""
+"""Benchmarks in small, as commands: real servers, most with scripted engines, and the keys of the last line."""
 
 import json
 import subprocess
@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from tests.support.models import ROOT
+from tests.support.redis_servers import require_redis
 
-pytestmark = [pytest.mark.serial, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 SCRIPTED = ("--set", "engine.kind=scripted")
 DRAFTING = (*SCRIPTED, "--set", "engine.draft_model=draft_model/embedded", "--set", "engine.scripted_acceptance=0.6")
+ATTACKS = ("idle_sessions", "many_names")
 
 
 def run(module: str, *options: str) -> dict[str, Any]:
@@ -25,10 +27,10 @@ def run(module: str, *options: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("module", "options", "positive"),
     [
-        ("cpu", ("--in-process-only",), ("front_end_cpu_ms", "prompt_cpu_ms")),
         (
             "speculation",
             ("--changes", "3", *DRAFTING),
@@ -51,6 +53,7 @@ def test_a_benchmark_ends_with_its_figures(module: str, options: tuple[str, ...]
     assert min(found[name] for name in positive) > 0
 
 
+@pytest.mark.serial
 def test_editors_are_served_and_reconnect_after_losing_their_streams() -> None:
     found = run("sessions", "--storm", "--set", "shed.lag_ms=0")
     assert (found["sessions"], found["reconnects"], found["sessions_lost"]) == (40, 40, 0)
@@ -59,6 +62,7 @@ def test_editors_are_served_and_reconnect_after_losing_their_streams() -> None:
     assert found["messages_per_request"] > 1
 
 
+@pytest.mark.serial
 def test_the_editors_that_a_server_can_promise_an_answer_are_found(tmp_path: Path) -> None:
     picture = tmp_path / "new" / "capacity.svg"
     found = run("capacity", "--only", "this server, completion cache off", *SCRIPTED, "--picture", str(picture))
@@ -67,6 +71,7 @@ def test_the_editors_that_a_server_can_promise_an_answer_are_found(tmp_path: Pat
     assert picture.read_text().startswith("<?xml")
 
 
+@pytest.mark.serial
 def test_contestants_complete_at_the_same_cursors(tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     model, server = str(ROOT / "target_model" / "embedded-bf16"), "server, scripted"
@@ -79,3 +84,24 @@ def test_contestants_complete_at_the_same_cursors(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in answers.read_text().splitlines()]
     assert len(lines) == found["cursors"] >= 20
     assert all("\n" not in each["answers"]["plain"] for each in lines if each["kind"] != "body")
+
+
+@pytest.mark.serial
+def test_attacks_are_measured_in_three_phases() -> None:
+    chosen = [argument for attack in ATTACKS for argument in ("--attack", attack)]
+    attacks = run("attacks", "--json", *chosen)["attacks"]
+    assert [each["attack"] for each in attacks] == [*ATTACKS]
+    for found in attacks:
+        assert sum(found["attacker"].values()) >= 1, found["attack"]
+        for phase in ("calm", "attack", "after"):
+            assert 0 <= found[f"{phase}_share_in_time"] <= 1
+            assert found[f"{phase}_peak_rss_mib"] > 0
+        assert found["calm_share_in_time"] > 0.5
+
+
+def test_replicas_supersede_each_others_requests_and_serve_without_redis() -> None:
+    require_redis()
+    found = run("replicas", "--part", "supersede", "--part", "outage", "--json")
+    assert 0 < found["supersede_p50_ms"] <= found["supersede_p99_ms"]
+    assert found["supersede_missed"] == 0
+    assert found["redis_down_requests"] > 0

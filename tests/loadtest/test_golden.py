@@ -9,8 +9,7 @@ import pytest
 
 from loadtest.driving.driver import Callbacks, Driver
 from loadtest.driving.recorder import Recorder
-from loadtest.driving.run import RunProgress, run_scenario
-from loadtest.driving.worker_pool import Interruption
+from loadtest.driving.run import run_scenario
 from loadtest.stats import RunStats
 from loadtest.targets import ClientSettings, parse_target
 from loadtest.targets.grpc import GrpcTarget
@@ -147,24 +146,6 @@ def test_a_server_that_dies_is_an_error_of_the_requests_and_a_valid_report() -> 
     assert counters["error/not connected"] > 0
     assert counters["sessions_lost"] == counters["sessions"] == 40
     assert RunStats.from_json(stats.as_json()).total.counters == counters
-
-
-def test_an_interrupted_run_keeps_its_statistics() -> None:
-    interruption = Interruption()
-
-    def on_progress(progress: RunProgress) -> None:
-        if progress.num_intended > 0:
-            interruption.ask()
-
-    with golden_server() as golden:
-        specs = [parse_target(f"{name}=grpc://{golden.host}") for name in ("first", "second")]
-        scenario = typed(duration_s=100)
-        found = run_scenario(scenario, specs, workers=1, progress=on_progress, interruption=interruption)
-    assert found.interrupted
-    assert list(found.stats_by_target) == ["first"], "the second's turn never came"
-    stats = found.stats_by_target["first"]
-    assert 0 < stats.duration_s < 100
-    assert stats.total.counters["intended"] == sum(outcomes(stats).values()) > 0
 
 
 def test_targets_take_turns_in_blocks() -> None:

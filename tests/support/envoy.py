@@ -1,10 +1,10 @@
 """The real Envoy, which a laptop may lack, with the shipped configuration on free loopback ports, and replicas."""
 
+import http.client
 import importlib.util
 import json
 import random
 import tempfile
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -30,7 +30,7 @@ BEHIND_ENVOY = ("admission.trust_user_names=true", "admission.require_user=true"
 """The settings of a replica that only Envoy reaches."""
 
 _READY_S = 30.0
-_HTTP_S = 5.0
+_HTTP_S = 10.0
 
 Document = dict[str, Any]
 
@@ -124,6 +124,10 @@ class Envoy:
         """The process id."""
         return self.process.pid
 
+    def health(self) -> int:
+        """Return the HTTP status that a health check of the global DNS gets."""
+        return fetch(self.health_address, "/healthz")[0]
+
     def num_healthy(self) -> int:
         """Return the number of replicas that get requests."""
         return self.stat("cluster.replicas.membership_healthy")
@@ -150,10 +154,18 @@ class Envoy:
         }
 
     def _get(self, path: str) -> str:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://{self.admin}{path}", timeout=_HTTP_S) as answer:
-            text: str = answer.read().decode()
-            return text
+        return fetch(self.admin, path)[1]
+
+
+def fetch(address: str, path: str, method: str = "GET") -> tuple[int, str]:
+    """Return the status and the body that HOST:PORT answers; the path is sent as it is."""
+    connection = http.client.HTTPConnection(address, timeout=_HTTP_S)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
 
 
 def _address(host: str, port: int) -> Document:

@@ -86,14 +86,17 @@ class Prometheus:
         """Wait until each target was scraped so often since its first success. A rate needs two scrapes."""
         self.wait_for(f"count(sum_over_time(up[10m]) >= {num_scrapes}) == {self.num_targets}", timeout_s)
 
-    def _ask(self, path: str, **parameters: Any) -> list[dict[str, Any]]:
+    def get(self, path: str, **parameters: Any) -> Any:
+        """Return the data of an answer of its HTTP interface."""
         url = f"{self.url}/api/v1/{path}?{urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=QUERY_TIMEOUT_S) as reply:
-                answer = json.load(reply)
+                return json.load(reply)["data"]
         except urllib.error.HTTPError as error:
-            raise AssertionError(f"{parameters['query']}: {error.read().decode()}") from error
-        data = answer["data"]
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from error
+
+    def _ask(self, path: str, **parameters: Any) -> list[dict[str, Any]]:
+        data = self.get(path, **parameters)
         if data["resultType"] == "scalar":
             return [{"metric": {}, "value": data["result"]}]
         result: list[dict[str, Any]] = data["result"]

@@ -4,8 +4,7 @@ The recording rules of deploy/monitoring compute the same ratio as `log_likeliho
 docs/canary.md explains it. Time is in minutes from the moment on which the canary serves.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -75,76 +74,58 @@ def log_likelihood_ratio(parts: Values, wholes: Values, variance: Variance = var
     return np.where(is_enough, ratio, np.nan)
 
 
-@dataclass(frozen=True, slots=True)
-class Users:
-    """The users of a region, and how they differ: from each other, from quarter to quarter, and all over the day."""
-
-    number: int = 1000
-    answers_per_min: float = 1.2
-    """To a user who types, on average over the users. Those with text are shown."""
-    activity_sigma: float = 1.0
-    """Of the logarithm of a user's own rate. At 1 the busiest sixth has half of the answers."""
-    typing_share: float = 0.5
-    """Of the users in each quarter of an hour; the others rest."""
-    chances: tuple[tuple[float, float], ...] = ((0.83, 0.08), (0.3, 0.12), (0.8, 0.1))
-    """Mean and standard deviation of the users' own chances, of a beta distribution, in the order of `Share`."""
-    mood_sigma: float = 0.5
-    """Of a user's log odds, from one quarter to the next."""
-    drift: float = 0.4
-    """By how much the log odds of all rise and fall over a day."""
+_USERS = 1000
+_ANSWERS_PER_MIN = 1.2
+"""To a user who types, on average over the users. Those with text are shown."""
+_ACTIVITY_SIGMA = 1.0
+"""Of the logarithm of a user's own rate. At 1 the busiest sixth has half of the answers."""
+_TYPING_SHARE = 0.5
+"""Of the users in each quarter of an hour; the others rest."""
+_CHANCES = ((0.83, 0.08), (0.3, 0.12), (0.8, 0.1))
+"""Mean and standard deviation of the users' own chances, of a beta distribution, in the order of `Share`."""
+_MOOD_SIGMA = 0.5
+"""Of a user's log odds, from one quarter to the next."""
+_DRIFT = 0.4
+"""By how much the log odds of all rise and fall over a day."""
+_SERVERS, _MINUTES = 4, 60
+_QUARTERS = -(-_MINUTES // _QUARTER)
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """A canary among servers, for some minutes. A user's requests all go to one server, drawn by the user's name."""
+def rollout(seed: int, losses: Sequence[float] = (0.0, 0.0, 0.0)) -> tuple[Values, Values]:
+    """Return the parts and the wholes of the shares, summed since `BEGIN`: minute, share, track, group of users.
 
-    users: Users = Users()
-    losses: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """By what part each share of the canary is lower, in the order of `Share`."""
-    servers: int = 4
-    minutes: int = 60
-
-    def count(self, seed: int) -> tuple[Values, Values]:
-        """Return the parts and the wholes of the shares, summed since `BEGIN`: minute, share, track, group of users."""
-        rng = np.random.default_rng(seed)
-        minutes, number = self.minutes - BEGIN, self.users.number
-        is_canary = rng.integers(self.servers, size=number) == 0
-        place = is_canary * NUM_USER_GROUPS + rng.integers(NUM_USER_GROUPS, size=number)
-        minute, user = self._answers(rng, minutes)
-        mood = rng.normal(0, self.users.mood_sigma, (_quarters(minutes), number))
-        day = np.sin(2 * np.pi * (minute / _DAY + rng.random()))
-        log_odds = mood[minute // _QUARTER, user] + self.users.drift * day
-        chosen = np.ones(len(user), dtype=bool)
-        counts = []
-        for share in (None, *Share):
-            if share is not None:
-                own = _chances(rng, *self.users.chances[share], number)
-                chance = 1 / (1 + ((1 - own) / own)[user] * np.exp(-log_odds))
-                chosen = chosen & (rng.random(len(user)) < chance * (1 - self.losses[share] * is_canary[user]))
-            cell = (minute * 2 * NUM_USER_GROUPS + place[user])[chosen]
-            found = np.bincount(cell, minlength=minutes * 2 * NUM_USER_GROUPS).astype(float)
-            counts.append(found.reshape(minutes, 2, NUM_USER_GROUPS).cumsum(0))
-        return np.stack(counts[1:], axis=1), np.stack(counts[:-1], axis=1)
-
-    def _answers(self, rng: np.random.Generator, minutes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the minute and the user of each answer."""
-        users = self.users
-        own = rng.lognormal(-(users.activity_sigma**2) / 2, users.activity_sigma, users.number)
-        is_typing = rng.random((_quarters(minutes), users.number)) < users.typing_share
-        numbers = rng.poisson(_QUARTER * users.answers_per_min * own * is_typing)
-        quarter, user = np.divmod(np.repeat(np.arange(numbers.size), numbers.ravel()), users.number)
-        minute = quarter * _QUARTER + rng.integers(_QUARTER, size=len(user))
-        return minute[minute < minutes], user[minute < minutes]
+    One of the servers is a canary. A user's requests all go to one server, drawn by the user's name. `losses` are by
+    what part each share of the canary is lower, in the order of `Share`.
+    """
+    rng, minutes = np.random.default_rng(seed), _MINUTES - BEGIN
+    is_canary = rng.integers(_SERVERS, size=_USERS) == 0
+    place = is_canary * NUM_USER_GROUPS + rng.integers(NUM_USER_GROUPS, size=_USERS)
+    minute, user = _answers(rng, minutes)
+    mood = rng.normal(0, _MOOD_SIGMA, (_QUARTERS, _USERS))
+    log_odds = mood[minute // _QUARTER, user] + _DRIFT * np.sin(2 * np.pi * (minute / _DAY + rng.random()))
+    chosen = np.ones(len(user), dtype=bool)
+    counts = []
+    for share in (None, *Share):
+        if share is not None:
+            mean, deviation = _CHANCES[share]
+            size = mean * (1 - mean) / deviation**2 - 1
+            own = rng.beta(mean * size, (1 - mean) * size, _USERS).clip(1e-6, 1 - 1e-6)
+            chance = 1 / (1 + ((1 - own) / own)[user] * np.exp(-log_odds))
+            chosen = chosen & (rng.random(len(user)) < chance * (1 - losses[share] * is_canary[user]))
+        cell = (minute * 2 * NUM_USER_GROUPS + place[user])[chosen]
+        found = np.bincount(cell, minlength=minutes * 2 * NUM_USER_GROUPS).astype(float)
+        counts.append(found.reshape(minutes, 2, NUM_USER_GROUPS).cumsum(0))
+    return np.stack(counts[1:], axis=1), np.stack(counts[:-1], axis=1)
 
 
-def _quarters(minutes: int) -> int:
-    return -(-minutes // _QUARTER)
-
-
-def _chances(rng: np.random.Generator, mean: float, deviation: float, num_users: int) -> Values:
-    size = mean * (1 - mean) / deviation**2 - 1
-    drawn: Values = rng.beta(mean * size, (1 - mean) * size, num_users)
-    return drawn.clip(1e-6, 1 - 1e-6)
+def _answers(rng: np.random.Generator, minutes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the minute and the user of each answer."""
+    own = rng.lognormal(-(_ACTIVITY_SIGMA**2) / 2, _ACTIVITY_SIGMA, _USERS)
+    is_typing = rng.random((_QUARTERS, _USERS)) < _TYPING_SHARE
+    numbers = rng.poisson(_QUARTER * _ANSWERS_PER_MIN * own * is_typing)
+    quarter, user = np.divmod(np.repeat(np.arange(numbers.size), numbers.ravel()), _USERS)
+    minute = quarter * _QUARTER + rng.integers(_QUARTER, size=len(user))
+    return minute[minute < minutes], user[minute < minutes]
 
 
 def taken_back_at(parts: Values, wholes: Values, variance: Variance = variance_over_groups) -> int | None:

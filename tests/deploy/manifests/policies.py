@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import yaml
-from jsonschema import Draft202012Validator
 
 from completion_server.api.rpc.server import ADMIN_SERVICE, COMPLETION_SERVICE
 from tests.deploy.manifests.targets import server_config
@@ -30,68 +29,45 @@ _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 _GATEWAY_DEFAULT = 1024
 
 
-def _having(**properties: Any) -> Object:
-    """Return the schema of an object that has each of these; what is no schema is the only value."""
-    schemas = {key: each if isinstance(each, dict) else {"const": each} for key, each in properties.items()}
-    return {"required": list(properties), "properties": schemas}
-
-
-_IMAGE = {"pattern": "@sha256:[0-9a-f]{64}$"}
-_VOLUMES = ("configMap", "downwardAPI", "emptyDir", "image", "persistentVolumeClaim", "projected", "secret")
-POD = _having(automountServiceAccountToken=False, enableServiceLinks=False) | {
-    "not": {"anyOf": [{"required": [each]} for each in ("hostNetwork", "hostPID", "hostIPC")]}
+_RIGHTS = {
+    "runAsNonRoot": True,
+    "readOnlyRootFilesystem": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
 }
-"""A pod without a token of the cluster, or variables of its services, which look like the server's own."""
-POD["properties"]["volumes"] = {
-    "items": {"propertyNames": {"enum": ["name", *_VOLUMES]}, "properties": {"image": _having(reference=_IMAGE)}}
-}
-CONTAINER = _having(
-    image=_IMAGE,
-    resources=_having(requests=_having(cpu={}, memory={}), limits=_having(memory={})),
-    securityContext=_having(
-        runAsNonRoot=True,
-        readOnlyRootFilesystem=True,
-        allowPrivilegeEscalation=False,
-        capabilities={"const": {"drop": ["ALL"]}},
-        seccompProfile={"const": {"type": "RuntimeDefault"}},
-    ),
-)
-"""A container with no more rights than a process of a plain user, which can't write to its image."""
-CONTAINER["properties"]["securityContext"]["properties"] |= {
-    "privileged": {"const": False},
-    "runAsUser": {"minimum": 1},
-}
-CONTAINER["properties"]["ports"] = {"items": {"not": {"required": ["hostPort"]}}}
-SERVING = CONTAINER | {"required": [*CONTAINER["required"], *_PROBES]}
-"""A container that serves, and says when it can."""
-LISTENING = CONTAINER | {"required": [*CONTAINER["required"], *_PROBES[1:]]}
-"""One that listens at once."""
+"""Those of a plain user's process, which can't write to its image."""
 
 
 def pods(objects: list[Object]) -> Iterator[str]:
-    """Pods and their containers fit the schemas. A container's context is its own, then its pod's."""
+    """Pods have few rights, no token of the cluster, and images by digest.
+
+    What else the restricted standard forbids, as a folder of the node, the namespace has Kubernetes refuse.
+    """
+    for each in of_kind(objects, "Namespace"):
+        if each["metadata"]["labels"].get("pod-security.kubernetes.io/enforce") != "restricted":
+            yield f"{name_of(each)}: does not enforce the restricted standard"
+    images = {container["image"] for _, container, _ in containers(objects)}
     for owner, pod in pod_specs(objects):
-        yield from _misfits(owner, POD, pod)
+        images |= {each["image"]["reference"] for each in pod.get("volumes", ()) if "image" in each}
+        # Variables of the pod's services look like the server's own.
+        if pod.get("automountServiceAccountToken") is not False or pod.get("enableServiceLinks") is not False:
+            yield f"{owner}: gets a token of the cluster, or variables of its services"
+    yield from (f"{each} has no digest" for each in images if not re.search("@sha256:[0-9a-f]{64}$", each))
     for name, container, pod in containers(objects):
-        context = pod.get("securityContext", {}) | container.get("securityContext", {})
-        schema = CONTAINER if name.startswith("Job/") else LISTENING if name == "StatefulSet/redis/redis" else SERVING
-        yield from _misfits(name, schema, container | {"securityContext": context})
+        # A container's context is its own, then its pod's.
+        if not _RIGHTS.items() <= (pod.get("securityContext", {}) | container.get("securityContext", {})).items():
+            yield f"{name}: has more rights than it needs"
 
 
-def _misfits(name: str, schema: Object, found: Object) -> Iterator[str]:
-    for error in Draft202012Validator(schema).iter_errors(found):
-        yield f"{name}: {'.'.join(map(str, error.path))}: {error.message}"
-
-
-def gpus(objects: list[Object]) -> Iterator[str]:
-    """A GPU is asked for whole, and who asks for none is not tied to nodes with GPUs."""
-    for owner, pod in pod_specs(objects):
-        asked = [each.get("resources", {}) for each in pod["containers"]]
-        counts = [[each.get(key, {}).get("nvidia.com/gpu") for key in ("requests", "limits")] for each in asked]
-        if any(request != limit for request, limit in counts):
-            yield f"{owner}: GPUs asked for and allowed differ"
-        if not any(request for request, _ in counts) and "nvidia.com/" in str(pod.get("nodeSelector", "")):
-            yield f"{owner}: asks for no GPU, and waits for a node with one"
+def limits(objects: list[Object]) -> Iterator[str]:
+    """Containers ask for what they need, have a limit of memory, and say when they can serve."""
+    for name, container, _ in containers(objects):
+        resources = container.get("resources", {})
+        if not resources.get("requests", {}).keys() >= {"cpu", "memory"} or "memory" not in resources.get("limits", {}):
+            yield f"{name}: has no requests of CPU and memory, or no limit of memory"
+        probes = () if name.startswith("Job/") else _PROBES[1:] if name == "StatefulSet/redis/redis" else _PROBES
+        yield from (f"{name}: no {each}" for each in probes if each not in container)
 
 
 def server_probes(objects: list[Object]) -> Iterator[str]:
@@ -158,8 +134,6 @@ def disruptions(objects: list[Object]) -> Iterator[str]:
         over = {one["topologyKey"] for one in spread if one["labelSelector"]["matchLabels"].items() <= labels.items()}
         if "kubernetes.io/hostname" not in over:
             yield f"{name_of(each)}: not spread over nodes"
-        if not each["spec"]["selector"]["matchLabels"].items() <= labels.items():
-            yield f"{name_of(each)}: does not select its own pods"
 
 
 _SOURCES = {
@@ -333,6 +307,6 @@ def gateway_limits(objects: list[Object]) -> Iterator[str]:
 
 
 POLICIES: tuple[Policy, ...] = (
-    *(pods, gpus, server_probes, ports, grace, disruptions, references, secrets, rollouts),
+    *(pods, limits, server_probes, ports, grace, disruptions, references, secrets, rollouts),
     *(gateway_limits, admission, probe_credentials, proxies, quota, scaling),
 )

@@ -11,6 +11,7 @@ from tests.support.kustomize import DEPLOY, Object, containers, copy_with_compon
 from tests.support.models import DRAFT, TARGET
 
 MODELS = {"target": TARGET, "draft": DRAFT}
+EAST = "regions/us-east"
 REGIONS = ("us-east", "us-west", "eu-west")
 _OTHERS = ("global", "loadtest", "monitoring", "gitops/argocd", "gitops/flux")
 FOLDERS = (*(f"regions/{region}" for region in REGIONS), *_OTHERS)
@@ -47,6 +48,12 @@ def rendered(target: str) -> tuple[Object, ...]:
         return tuple(render(DEPLOY / target))
     with TemporaryDirectory(prefix="deploy-") as folder:
         return tuple(render(copy_with_components("us-east", target.split("+"), Path(folder, "deploy"))))
+
+
+def container_of(deployment: str, target: str = EAST) -> Object:
+    """Return the first container of a Deployment."""
+    found: Object = one(rendered(target), "Deployment", deployment)["spec"]["template"]["spec"]["containers"][0]
+    return found
 
 
 @cache

@@ -14,17 +14,10 @@ from completion_server.client.probe_command import probe
 from tests.deploy.manifests import policies
 from tests.deploy.manifests.network import PEERS, allowed
 from tests.deploy.manifests.policies import POLICIES, Policy
-from tests.deploy.manifests.targets import REGIONS, TARGETS, loaded, rendered, server_config
+from tests.deploy.manifests.targets import EAST, REGIONS, TARGETS, container_of, loaded, rendered, server_config
 from tests.support import custom_resources
 from tests.support.kustomize import DEPLOY, Object, name_of, one
 
-EAST = "regions/us-east"
-CUSTOM_KINDS = {
-    *("Rollout", "AnalysisTemplate", "ScaledObject", "Certificate", "Issuer", "PodMonitor", "PrometheusRule"),
-    *("Gateway", "GatewayClass", "GRPCRoute", "HTTPRoute", "EnvoyProxy"),
-    *("ApplicationSet", "Kustomization", "GitRepository"),
-    *("SecurityPolicy", "ClientTrafficPolicy", "BackendTrafficPolicy"),
-}
 VERSIONS = ("1.35", "1.36", "1.37")
 """The three that Kubernetes maintained when this was written."""
 GATEWAY_CLASS = "components/edge/gateway-class.yaml"
@@ -98,7 +91,6 @@ INVALID: tuple[tuple[str, str, Any], ...] = (
 @pytest.mark.full
 def test_custom_resources_are_valid_by_the_types_of_their_projects_and_invalid_ones_are_found(tmp_path: Path) -> None:
     objects = [each for each in distinct_objects() if custom_resources.is_known(each)] + [loaded(GATEWAY_CLASS)]
-    assert {each["kind"] for each in objects} == CUSTOM_KINDS
     wrong = [one(broken(*fault), *fault[1].split()[0].split("/")) for fault in INVALID]
     for each in wrong:
         each["metadata"]["name"] = "wrong"
@@ -134,29 +126,23 @@ PROBE = "Deployment/completion-probe spec template spec containers 0"
 GATEWAY = "ClientTrafficPolicy/completion spec"
 FAULTS: tuple[tuple[Policy, str, str, Any], ...] = (
     (policies.server_probes, EAST, f"{SERVER} livenessProbe grpc service", COMPLETION_SERVICE),
-    (policies.gpus, EAST, f"{SERVER} resources requests nvidia.com/gpu", None),
-    (policies.pods, EAST, f"{SERVER} readinessProbe", None),
-    (policies.pods, EAST, f"{SERVER} resources limits memory", None),
+    (policies.limits, EAST, f"{SERVER} readinessProbe", None),
+    (policies.limits, EAST, f"{SERVER} resources limits memory", None),
     (policies.pods, EAST, f"{SERVER} securityContext readOnlyRootFilesystem", None),
-    (policies.pods, EAST, f"{SERVER} ports 0 hostPort", 1),
     (policies.pods, EAST, f"{SERVER} image", "redis:7.4"),
-    (policies.pods, EAST, f"{POD} volumes +", {"name": "host", "hostPath": {"path": "/"}}),
     (policies.pods, EAST, f"{POD} automountServiceAccountToken", None),
     (policies.ports, EAST, f"{SERVER} ports 0 containerPort", 1),
     (policies.grace, EAST, f"{POD} terminationGracePeriodSeconds", 25),
     (policies.disruptions, EAST, "PodDisruptionBudget/completion-server", None),
     (policies.references, EAST, "ConfigMap/completion-server metadata name", "other"),
-    (policies.references, "crl", f"{GATEWAY} tls clientValidation crl refs 0 name", "completion-crl"),
     (policies.secrets, EAST, f"{SERVER} env +", {"name": "REDIS_PASSWORD", "value": "x"}),
     (policies.rollouts, EAST, "Deployment/completion-server spec progressDeadlineSeconds", 1200),
     (policies.quota, EAST, "ResourceQuota/gpus spec hard requests.nvidia.com/gpu", "8"),
     (policies.scaling, EAST, "Rollout/completion-server spec workloadRef scaleDown", "progressively"),
-    (policies.scaling, "-canary", "ScaledObject/completion-server spec scaleTargetRef kind", "Rollout"),
     (policies.proxies, EAST, "EnvoyProxy/completion spec provider kubernetes envoyDeployment replicas", 1),
     (policies.admission, EAST, f"{GATEWAY} tls", None),
     (policies.admission, "jwt", f"{GATEWAY} headers", None),
     (policies.probe_credentials, EAST, f"{PROBE} args 2", "--user=probe"),
-    (policies.probe_credentials, "jwt", f"{PROBE} args", ["probe", "--tls-ca=/etc/ssl/certs/ca-certificates.crt"]),
     (policies.gateway_limits, EAST, "BackendTrafficPolicy/completion spec circuitBreaker", None),
 )
 
@@ -195,17 +181,9 @@ def test_only_the_intended_connections_are_allowed() -> None:
     assert beside_dns(rendered("redis")) == INTENDED | to_redis
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["default-deny", "completion-server", "redis", "completion-server-to-redis", "completion-edge", "completion-probe"],
-)
-def test_each_network_policy_matters(name: str) -> None:
-    assert beside_dns(broken("redis", f"NetworkPolicy/{name}", None)) != beside_dns(rendered("redis"))
-
-
 @pytest.mark.parametrize("target", [EAST, "jwt"])
 def test_a_probe_asks_at_the_names_of_all_regions(target: str) -> None:
-    (container,) = one(rendered(target), "Deployment", "completion-probe")["spec"]["template"]["spec"]["containers"]
+    container = container_of("completion-probe", target)
     (names,) = (each["value"] for each in container["env"])
     routes = [one(rendered(f"regions/{region}"), "GRPCRoute", "completion")["spec"] for region in REGIONS]
     assert {each.removesuffix(":443") for each in names.split(",")} == {route["hostnames"][1] for route in routes}

@@ -1,20 +1,33 @@
-"""Regions differ only in what they may; what they share fits together: the server's file, Envoy's, names in DNS."""
+"""Regions differ only in what they may, have the planned servers, and are rolled in one order; what they share fits."""
 
+import json
 import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
-from tests.deploy.manifests.targets import REGIONS, loaded, rendered, server_config
+from loadtest.planning.command import plan
+from tests.deploy.manifests.targets import EAST, REGIONS, container_of, loaded, rendered, server_config
 from tests.support.envoy import cluster_of
-from tests.support.kustomize import DEPLOY, Object, copy_with_components, name_of, one, render, require_kustomize
+from tests.support.kustomize import (
+    DEPLOY,
+    Object,
+    copy_with_components,
+    name_of,
+    of_kind,
+    one,
+    render,
+    require_kustomize,
+)
 
-EAST = "regions/us-east"
 ENVOY_FILE = DEPLOY / "envoy" / "envoy.yaml"
 SERVER = "Deployment/completion-server spec.template.spec"
 MUST_DIFFER = {
@@ -65,14 +78,13 @@ def test_regions_differ_only_in_what_they_may() -> None:
 def test_a_regions_values_arrive_and_the_global_name_leads_there(region: str) -> None:
     values, objects = loaded(f"regions/{region}/region.yaml")["spec"], list(rendered(f"regions/{region}"))
     deployment = one(objects, "Deployment", "completion-server")["spec"]
-    assert "replicas" not in deployment, "an apply would set KEDA's number back"
     scaled = one(objects, "ScaledObject", "completion-server")["spec"]
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (values["replicas"], values["maxReplicas"])
     assert deployment["template"]["spec"]["nodeSelector"]["topology.kubernetes.io/region"] == values["cloudRegion"]
     assert server_config(objects).server.region == values["name"] == region
     assert one(objects, "ResourceQuota", "gpus")["spec"]["hard"]["requests.nvidia.com/gpu"] == values["maxGpus"]
     assert int(values["maxGpus"]) > values["maxReplicas"] > values["replicas"]
-    variables = {each["name"]: each["value"] for each in edge_container(region)["env"]}
+    variables = {each["name"]: each["value"] for each in container_of("completion-edge", f"regions/{region}")["env"]}
     assert variables == {"COMPLETION_REGION_SERVERS": str(values["replicas"]), "COMPLETION_REGION_MIN_SHARE": "0.5"}
     assert "replaced" not in str(objects)
     assert not [each for each in objects if each["kind"] == "Region"]
@@ -126,12 +138,6 @@ def test_no_record_is_at_the_apex_of_its_zone() -> None:
     assert of_region == [name for name in hosts if name not in names]
 
 
-def edge_container(region: str = "us-east") -> Object:
-    edge = one(rendered(f"regions/{region}"), "Deployment", "completion-edge")
-    found: Object = edge["spec"]["template"]["spec"]["containers"][0]
-    return found
-
-
 def test_the_edge_runs_the_tested_file_and_asks_the_servers_and_says_how_the_region_is() -> None:
     objects = rendered(EAST)
     text = one(objects, "ConfigMap", "completion-edge")["data"]["envoy.yaml"]
@@ -139,7 +145,7 @@ def test_the_edge_runs_the_tested_file_and_asks_the_servers_and_says_how_the_reg
     document = yaml.safe_load(text)
     listeners = {each["name"]: each for each in document["static_resources"]["listeners"]}
     ports = {name: each["address"]["socket_address"]["port_value"] for name, each in listeners.items()}
-    declared = {each["name"]: each["containerPort"] for each in edge_container()["ports"]}
+    declared = {each["name"]: each["containerPort"] for each in container_of("completion-edge")["ports"]}
     assert declared == {"grpc": ports["editors"], "health": ports["region-health"], "metrics": ports["metrics"]}
 
     cluster = cluster_of(document)
@@ -174,3 +180,115 @@ def test_the_readme_checks_the_health_of_each_region_by_its_name() -> None:
         listeners = {each["name"]: each for each in one(objects, "Gateway", "completion")["spec"]["listeners"]}
         listener = listeners[route["parentRefs"][0]["sectionName"]]
         assert (options["Type"], int(options["Port"])) == (listener["protocol"], listener["port"])
+
+
+INPUTS = DEPLOY / "plan" / "inputs.toml"
+
+
+@cache
+def planned(*options: str) -> Any:
+    result = CliRunner().invoke(plan, ["--inputs", str(INPUTS), "--json", *options])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def needed_servers(region: str) -> int:
+    (found,) = (each["needed_gpus"] for each in planned()["regions"] if each["name"] == region)
+    return int(found // planned()["inputs"]["gpus_per_server"])
+
+
+def test_the_regions_survive_the_loss_of_one() -> None:
+    assert planned()["inputs"]["survive"] == 1
+    assert {each["name"] for each in planned()["regions"]} == set(REGIONS)
+    assert all(each["busy_if_lost"] <= 1 for each in planned()["regions"])
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_region_has_the_servers_and_the_gpu_of_the_plan(region: str) -> None:
+    values = loaded(f"regions/{region}/region.yaml")["spec"]
+    assert values["replicas"] == needed_servers(region)
+    assert f"-{planned()['inputs']['gpu_memory_gb']:g}GB-" in values["gpu"]
+
+
+def test_the_base_and_the_servers_file_have_the_planned_numbers() -> None:
+    servers, gpu, sessions = needed_servers("us-east"), planned()["inputs"], planned()["demand"]["sessions"]
+    config = server_config(list(rendered("regions/us-east")))
+    assert loaded("base/server/deployment.yaml")["spec"]["replicas"] == config.admission.assumed_replicas == servers
+    assert config.engine.num_speculative_tokens == gpu["draft_tokens"]
+    assert config.scheduling.max_slots == gpu["slots"]
+    assert config.engine.tensor_parallel_size == gpu["gpus_per_server"]
+    # The sessions of two lost regions fit.
+    assert min(map(needed_servers, REGIONS)) * (config.admission.max_sessions or 0) >= sessions
+    text = (DEPLOY / "base" / "server" / "server.toml").read_text(encoding="utf-8")
+    num = sum(map(needed_servers, REGIONS))
+    assert f"# {sessions:,} sessions on {num} GPUs are {sessions / num:.0f} for each server." in text
+    assert f"a server has {sessions / servers:,.0f}." in text
+
+
+@pytest.mark.parametrize("options", [(), ("--gpus-per-region", "4"), ("--kv-dtype", "fp8")])
+def test_the_document_states_the_plan(options: tuple[str, ...]) -> None:
+    text = (DEPLOY.parent / "docs" / "capacity.md").read_text(encoding="utf-8").replace("**", "")
+    region = planned(*options)["regions"][0]
+    shares = (region[name] for name in ("busy", "busy_if_lost", "hit_share", "hit_share_if_lost"))
+    assert " | {} | {:.0%}, {:.0%} | {:.0%}, {:.0%} |".format(region["gpus"], *shares) in text
+
+
+ANNOTATION = "rollout.argoproj.io/workload-generation"
+
+
+def renders(path: str, region: str) -> bool:
+    """Return whether a path, relative to the repository, is the folder of a region."""
+    return Path(DEPLOY.parent, path).resolve() == (DEPLOY / "regions" / region).resolve()
+
+
+def test_argo_cd_takes_one_region_after_another() -> None:
+    (found,) = (each["spec"] for each in rendered("gitops/argocd"))
+    (generator,) = found["generators"]
+    assert [each["region"] for each in generator["list"]["elements"]] == list(REGIONS)
+    template, strategy = found["template"], found["strategy"]
+    ((key, value),) = template["metadata"]["labels"].items()
+    assert (value, strategy["type"]) == ("{{.region}}", "RollingSync")
+    steps = [each["matchExpressions"] for each in strategy["rollingSync"]["steps"]]
+    assert steps == [[{"key": key, "operator": "In", "values": [region]}] for region in REGIONS]
+    assert "automated" not in template["spec"].get("syncPolicy", {}), "it is the ApplicationSet that says when"
+    path = template["spec"]["source"]["path"]
+    assert all(renders(path.replace("{{.region}}", region), region) for region in REGIONS)
+
+
+def test_flux_takes_one_region_after_another_and_waits_for_its_rollout() -> None:
+    rollout = one(rendered("regions/us-east"), "Rollout", "completion-server")
+    kind = {key: rollout[key] for key in ("apiVersion", "kind")}
+    before: list[Object] = []
+    for region in REGIONS:
+        found = one(rendered("gitops/flux"), "Kustomization", f"completion-{region}")
+        spec = found["spec"]
+        assert renders(spec["path"], region)
+        assert spec["kubeConfig"]["secretRef"]["name"] == f"{region}-kubeconfig"
+        assert spec.get("dependsOn", []) == before
+        assert spec["healthChecks"] == [kind | {key: rollout["metadata"][key] for key in ("namespace", "name")}]
+        assert spec["healthCheckExprs"][0].items() >= kind.items()
+        before = [{"name": found["metadata"]["name"]}]
+
+
+@pytest.mark.parametrize(
+    ("phase", "generation", "of_deployment", "expected"),
+    [
+        ("Healthy", 3, "7", "current"),
+        ("Paused", 3, "7", "in progress"),
+        ("Degraded", 3, "7", "failed"),
+        ("Healthy", 4, "7", "in progress"),  # not seen
+        ("Healthy", 3, "6", "in progress"),  # its Deployment was not seen
+    ],
+)
+def test_a_rollout_is_healthy_to_flux_after_its_canary(
+    phase: str, generation: int, of_deployment: str, expected: str
+) -> None:
+    """Evaluates the expressions in their order; the status of a Rollout has numbers as texts."""
+    names: dict[str, Any] = {
+        "string": str,
+        "metadata": SimpleNamespace(generation=generation, annotations={ANNOTATION: "7"}),
+        "status": SimpleNamespace(phase=phase, observedGeneration="3", workloadObservedGeneration=of_deployment),
+    }
+    (expressions,) = of_kind(rendered("gitops/flux"), "Kustomization")[0]["spec"]["healthCheckExprs"]
+    holds = {result: eval(expressions[result].replace("&&", "and"), names) for result in ("failed", "current")}
+    assert next((result for result, each in holds.items() if each), "in progress") == expected

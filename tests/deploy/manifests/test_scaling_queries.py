@@ -11,11 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from completion_server.ops.metrics import Metrics
 from completion_server.ops.quality import SloResult
-from tests.deploy.manifests.targets import rendered
+from tests.deploy.manifests.targets import EAST, rendered
 from tests.support.kustomize import Object, one
 from tests.support.rules import RULE_FILES, RuleTest, expression, load_groups, load_rules, run_tests, selectors
 
-EAST = "regions/us-east"
 HASH = "5d8f7c9b66"
 CANARY, STABLE = f"completion-server-{HASH}-abcde", "completion-server-77f9c9d5b4-fghij"
 RECORDED = "region:completion_canary_slo_requests:rate10m"
@@ -114,11 +113,6 @@ def cases() -> Iterator[RuleTest]:
 @pytest.mark.full
 def test_queries_answer(tmp_path: Path) -> None:
     assert run_tests(list(cases()), tmp_path) == ""
-
-
-def test_kedas_thresholds_are_between_the_figures_of_quiet_and_of_trouble() -> None:
-    assert {name: float(each["threshold"]) for name, each in triggers().items()} == {"queue-wait": 30, "shed-share": 2}
-    assert {each["ignoreNullValues"] for each in triggers().values()} == {"false"}, "no figure is an error"
 
 
 def phase(metric: Object, result: list[float]) -> str:

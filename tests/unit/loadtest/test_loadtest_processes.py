@@ -29,11 +29,12 @@ def is_suspended(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
-def test_pause_suspends_every_process_and_resume_continues_them(child: Child) -> None:
+def test_pause_suspends_every_process_of_its_session_and_resume_continues_them(child: Child) -> None:
     inner = child.read_json(30)["inner"]
-    for _ in range(2):
+    with Child("other", [sys.executable, "-c", "import time; time.sleep(60)"]) as other:
         child.pause()
         wait_until(lambda: is_suspended(child.pid) and is_suspended(inner))
+        assert not is_suspended(other.pid)
         child.resume()
         wait_until(lambda: not is_suspended(child.pid) and not is_suspended(inner))
     assert child.ask({}, 30) == {"answer": "{}"}
@@ -46,11 +47,3 @@ def test_a_suspended_process_can_be_stopped() -> None:
     child.stop()
     assert not psutil.pid_exists(child.pid)
     psutil.Process(inner).kill()  # in its own group: an engine ends because it watches the server
-
-
-def test_pause_skips_processes_of_other_sessions(child: Child) -> None:
-    child.read_json(30)
-    with Child("other", [sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        child.pause()
-        wait_until(lambda: is_suspended(child.pid))
-        assert not is_suspended(other.pid)

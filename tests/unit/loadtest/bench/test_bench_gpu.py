@@ -9,29 +9,16 @@ from typing import Any
 
 import pytest
 
-from draft_model.core import find_preset
 from loadtest.bench.gpu.__main__ import session_figures
-from loadtest.bench.gpu.functional import LAST, RUNNER, VARIANTS, figures
-from loadtest.bench.gpu.models import DRAFT, draft_settings, session_settings, write_models
+from loadtest.bench.gpu.functional import LAST, VARIANTS, figures
+from loadtest.bench.gpu.models import draft_settings, session_settings, write_models
 from tests.support.models import ROOT
 
 
-def test_the_models_have_the_shapes_that_they_are_called_by(tmp_path: Path) -> None:
-    shape = find_preset("draft-1b").shape
-    assert {
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "max_position_embeddings": shape.context_tokens,
-        "tie_word_embeddings": True,  # of every preset
-    }.items() <= DRAFT.items()
+def test_the_models_have_the_vocabulary_of_their_tokenizer(tmp_path: Path) -> None:
     write_models(tmp_path, is_tiny=False)
     for name in ("target", "draft"):
-        assert json.loads((tmp_path / name / "config.json").read_text())["vocab_size"] == 4096, "the tokenizer's"
+        assert json.loads((tmp_path / name / "config.json").read_text())["vocab_size"] == 4096
         assert (tmp_path / name / "tokenizer.json").exists()
 
 
@@ -65,11 +52,6 @@ def test_drafts_may_change_no_more_than_rounding_does(
     verdict = figures(measured)
     assert {name for name, passed in verdict["passed"].items() if not passed} == failed
     assert verdict["is_passed"] is not bool(failed)
-
-
-def test_texts_are_compared_with_those_of_the_same_runner() -> None:
-    runners = {name: VARIANTS[each.control].env.get(RUNNER) for name, each in VARIANTS.items() if each.control}
-    assert runners == {"n-gram": None, "full graphs": "0", "schedule": "0"}, "vLLM's own choice is the newer one"
 
 
 def test_the_sessions_are_those_of_the_largest_run_that_passed() -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from loadtest.bench.bare import engine_env, peer_args
 from loadtest.bench.capacity import main as capacity
 from loadtest.bench.peers import serve_flags
-from loadtest.bench.runner.benchmark import Options, benchmark, for_json, option, ratio, split_intervals
+from loadtest.bench.runner.benchmark import Options, benchmark, option
 from loadtest.bench.runner.contest import Contest, Contestant, rotated
 from loadtest.bench.speculation import main as speculation
 from loadtest.processes.child import StartError
@@ -33,16 +33,21 @@ def main(options: Sizes, _console: Console) -> dict[str, Any]:
     """Measure nothing."""
     if options.rounds < 0:
         raise StartError("it did not start")
-    return {"gain": Estimate(1.5, 1.25, 2.0), "by": {"a": {"b": 0.5}}, "rounds": options.rounds, "names": options.names}
+    by = {"a": {"b": 0.5}, 4: (1e-7 / 3, math.inf)}
+    figures = {"gain": Estimate(1.23456789, 1.0, math.nan), "by": by, "share": 1, "share_interval": [0, 2]}
+    return figures | {"rounds": options.rounds, "names": options.names}
+
+
+FIGURES = {"gain": 1.23457, "by": {"a": {"b": 0.5}, "4": [3.33333e-08, None]}, "share": 1, "rounds": 2}
 
 
 def test_the_last_line_is_the_figures_after_the_table() -> None:
     done = CliRunner().invoke(main, ["--rounds", "2", "--name", "a", "--name", "b"])
     assert done.exit_code == 0
-    assert "1.5 (1.25-2)" in done.stdout
+    assert "1.23 (1-nan)" in done.stdout
     assert "by a b" in done.stdout
-    last = {"gain": 1.5, "gain_low": 1.25, "gain_high": 2.0, "by": {"a": {"b": 0.5}}, "rounds": 2, "names": ["a", "b"]}
-    assert json.loads(done.stdout.splitlines()[-1]) == last
+    more = {"gain_low": 1.0, "gain_high": None, "share_interval": [0, 2], "names": ["a", "b"]}
+    assert json.loads(done.stdout.splitlines()[-1]) == FIGURES | more
 
 
 @pytest.mark.parametrize(("options", "rounds"), [(["--quick"], 1), (["--quick", "--rounds", "3"], 3), ([], 4)])
@@ -60,23 +65,12 @@ def test_the_document_has_the_figures_and_what_they_were_measured_with(tmp_path:
     assert CliRunner().invoke(main, ["--record", str(path), "--rounds", "2"]).exit_code == 0
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found["benchmark"] == "nothing"
-    assert found["figures"] == {"gain": 1.5, "by": {"a": {"b": 0.5}}, "rounds": 2, "names": []}
-    assert found["intervals"] == {"gain": [1.25, 2.0]}
+    assert found["figures"] == FIGURES | {"names": []}
+    assert found["intervals"] == {"gain": [1.0, None], "share": [0, 2]}
     assert found["workload"] == {"rounds": 2, "names": [], "quick": False}
     assert " x " in found["processor"]
     assert {"python", "grpcio"} <= found["versions"].keys()
     assert found.keys() >= {"commit", "date"}
-
-
-def test_figures_are_rounded_and_an_estimate_has_its_interval_beside_it() -> None:
-    figures = {"gain": Estimate(1.23456789, 1.0, math.nan), "by": {4: (1e-7 / 3, math.inf)}, "count": 12345678}
-    found = {"gain": 1.23457, "gain_low": 1.0, "gain_high": None, "by": {"4": [3.33333e-08, None]}, "count": 12345678}
-    assert for_json(figures) == found
-
-
-def test_intervals_are_pairs_or_lists() -> None:
-    figures = {"a": 1, "a_interval": [0, 2], "b_low": 3, "c": 4, "c_low": 3, "c_high": 5}
-    assert split_intervals(figures) == ({"a": 1, "b_low": 3, "c": 4}, {"c": [3, 5], "a": [0, 2]})
 
 
 class Server(Contestant):
@@ -107,14 +101,6 @@ async def test_one_server_runs_at_a_time() -> None:
             await contest.give_turn(servers[place].process)
             assert [each.is_running for each in servers] == [other == place for other in range(3)]
     assert [rotated("abc", number) for number in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
-
-
-def test_a_ratio_of_few_rounds_has_no_interval_and_none_to_zero() -> None:
-    found = ratio([2.0, 8.0], [1.0, 1.0])
-    assert found.value == pytest.approx(4)
-    assert found.low != found.low
-    assert ratio([1.0], [0.0]).value != ratio([1.0], [0.0]).value
-    assert ratio([1.0], [0.0], least=0.5).value == 2
 
 
 @pytest.mark.parametrize(

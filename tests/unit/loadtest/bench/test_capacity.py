@@ -1,9 +1,7 @@
 """The capacity benchmark: the texts and the judgement of trials, rounds on scripted servers, and the report."""
 
-import asyncio
 import math
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -25,15 +23,13 @@ from loadtest.bench.capacity import (
     only,
     pauses_of,
     picture,
-    replay_pauses,
     run_round,
     with_sliding_window,
 )
 from loadtest.bench.runner.benchmark import for_json
 from loadtest.driving.driver import Run
 from loadtest.search import Trial
-from loadtest.targets import Editor, TargetError
-from loadtest.targets.record import Outcome, Record, Result
+from loadtest.targets.record import Outcome, Result
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
 from loadtest.traffic.typed import Trace
@@ -47,14 +43,6 @@ def trace() -> Trace:
     documents = {"prefix_chars": 400, "suffix_chars": 100}
     scenario = Scenario.of({"name": "capacity", "documents": documents, "sessions": 6, "duration_s": 12, "seed": 3})
     return make_trace(scenario)
-
-
-def test_a_trial_has_the_first_sessions_and_seconds_of_the_trace(trace: Trace) -> None:
-    cut = first_sessions(trace, 4, 5.0)
-    assert [each.number for each in cut.sessions] == [0, 1, 2, 3]
-    for ours, whole in zip(cut.sessions, trace.sessions, strict=False):
-        assert ours.requests == tuple(each for each in whole.requests if each.intended_at_s < 5.0)
-        assert ours.opening == whole.opening
 
 
 def test_a_clients_window_slides_and_keeps_the_text_around_the_cursor(trace: Trace) -> None:
@@ -112,41 +100,6 @@ async def test_a_pause_counts_if_any_server_answers_it_and_is_asked_once(trace: 
     assert sorted(asked[1]) == keys[1::2], "only those that the first did not answer"
 
 
-class ScriptedTarget:
-    """Answers each request by what a table says; openings are whole."""
-
-    name = "scripted"
-    is_connected = True
-
-    def __init__(self, texts: dict[int, str], error: str = "") -> None:
-        self.texts = texts
-        self.error = error
-
-    @asynccontextmanager
-    async def editors(self, trace: Trace) -> AsyncIterator[Sequence[Editor]]:
-        yield [self for _ in trace.sessions]  # type: ignore[misc]
-
-    def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
-        asyncio.get_running_loop().call_soon(self._answer, record, max_tokens == 1)
-
-    def _answer(self, record: Record, is_opening: bool) -> None:
-        if self.error and not is_opening:
-            record.end(Outcome.ERROR, self.error)
-            return
-        record.text_came(self.texts.get(record.request.sequence, " "))
-        record.end_whole()
-
-
-async def test_a_replay_finds_the_pauses_with_visible_text(trace: Trace) -> None:
-    one = first_sessions(trace, 1, 12.0)
-    [session] = one.sessions
-    spoken = {each.sequence: "text" for each in session.requests[::3]}
-    target = ScriptedTarget(spoken)
-    assert await replay_pauses(target, one) == {(session.number, number) for number in spoken}  # type: ignore[arg-type]
-    with pytest.raises(TargetError, match="no such model"):
-        await replay_pauses(ScriptedTarget({}, "no such model"), trace)  # type: ignore[arg-type]
-
-
 def trial(sessions: int, share: float) -> Trial:
     return Trial(sessions, share >= PROMISED_SHARE, {"share": share})
 
@@ -186,20 +139,6 @@ async def test_later_rounds_search_around_the_capacity_of_the_earlier_ones(befor
     assert servers.calls[0] == ("one", round(math.exp(sum(map(math.log, before)) / len(before))))
 
 
-@pytest.mark.parametrize(
-    ("shares", "expected"),
-    [
-        ({8: 1.0, 16: 0.8}, 8 * math.sqrt(2)),
-        ({8: 0.9, 16: 0.5}, 8),
-        ({8: 1.0, 16: 1.0}, 16),
-        ({1: 0.0}, 0),
-        ({4: 0.5, 8: 1.0, 16: 0.8}, 8 * math.sqrt(2)),  # an unlucky small trial does not count
-    ],
-)
-def test_the_capacity_is_interpolated_between_the_bounds(shares: dict[int, float], expected: float) -> None:
-    assert crossing([trial(sessions, share) for sessions, share in shares.items()]) == pytest.approx(expected)
-
-
 def rounds(*served: tuple[int, int, int]) -> Rounds:
     """Return searches of three contestants that end at these numbers of editors."""
     found: Rounds = {OURS: [], VLLM: [], VLLM_SAME_PROMPTS: []}
@@ -220,7 +159,6 @@ def test_the_headline_has_the_editors_and_the_ratios_of_pairs_with_intervals() -
     assert figures["ratio_short"] == figures["ratio_short_low"] == figures["ratio_short_high"] == pytest.approx(2)
     assert figures["ratio_short_same_prompts"] == pytest.approx(4 / 3, abs=0.001)
     assert figures["ratio_long_low"] < 3 < figures["ratio_long_high"]
-    assert figures["contexts"]["long"][VLLM]["editors_by_round"] == pytest.approx([10, 11, 9], abs=0.1)
     assert "ratio_long_llama_cpp" not in figures, "it did not take part"
     one = {"short": rounds((40, 20, 30))}
     assert for_json(headline(one))["ratio_short_low"] is None, "one round has no interval"

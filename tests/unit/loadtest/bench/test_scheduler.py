@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from loadtest.bench.runner.benchmark import for_json
-from loadtest.bench.scheduler import PLAIN, SCHEDULER, VLLM_SERVE, Results, figures, is_seen, load_figures
+from loadtest.bench.scheduler import PLAIN, SCHEDULER, VLLM_SERVE, Results, figures, load_figures
 from loadtest.driving.driver import Run
 from loadtest.targets.record import Outcome
 from tests.unit.loadtest.typed import result
@@ -15,17 +15,6 @@ from tests.unit.loadtest.typed import result
 
 def run(*results: object, tokens: float = 100.0) -> Run:
     return Run(2.0, results, tokens)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("ttft_s", "wait_s", "expected"),
-    [(0.25, 1.0, True), (0.2501, 1.0, False), (0.125, 0.3251, True), (0.125, 0.3249, False), (None, 1.0, False)],
-)
-def test_seen_is_in_time_and_before_the_next_key_for_any_outcome(
-    ttft_s: float | None, wait_s: float, expected: bool
-) -> None:
-    for outcome in (Outcome.ANSWERED, Outcome.HUNG_UP, Outcome.SUPERSEDED):
-        assert is_seen(result(ttft_s, wait_s, outcome=outcome)) is expected
 
 
 def test_figures_of_hand_made_results() -> None:

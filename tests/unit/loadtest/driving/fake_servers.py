@@ -49,13 +49,9 @@ class Editors(CompletionServiceServicer):
     cancelled: list[int] = field(default_factory=list)
     refuses: str = ""
     """Reason to end each stream at once; "" to serve it."""
-    peers: set[str] = field(default_factory=set)
-    num_left: int = 0
-    """Streams that have ended; editors never end theirs before they are cancelled."""
 
     async def greet(self, context: Any) -> None:
         self.users.append(dict(context.invocation_metadata())["x-user-id"])
-        self.peers.add(context.peer())
         if self.refuses:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, self.refuses)
 
@@ -72,29 +68,26 @@ class Editors(CompletionServiceServicer):
     ) -> AsyncIterator[pb.SessionResponse]:
         await self.greet(context)
         held: int | None = None
-        try:
-            async for message in request_iterator:
-                if message.HasField("cancel"):
-                    self.cancelled.append(message.cancel.sequence)
-                    if held == message.cancel.sequence:
-                        yield _end(held, pb.FINISH_REASON_CANCELLED, tokens=2)
-                        held = None
-                    continue
-                request = message.complete
-                self.requests.append(request)
-                if held is not None:
-                    yield _end(held, pb.FINISH_REASON_SUPERSEDED, tokens=2)
+        async for message in request_iterator:
+            if message.HasField("cancel"):
+                self.cancelled.append(message.cancel.sequence)
+                if held == message.cancel.sequence:
+                    yield _end(held, pb.FINISH_REASON_CANCELLED, tokens=2)
                     held = None
-                does = self.script.get(request.sequence, "answer")
-                await self.end_stream(does, request.sequence, context)
-                if does in {"hold", "along"}:
-                    held = request.sequence
-                    yield _delta(request.sequence, "held" if does == "hold" else GOES_ON[:3])
-                    continue
-                for response in _whole(request.sequence, does):
-                    yield response
-        finally:
-            self.num_left += 1
+                continue
+            request = message.complete
+            self.requests.append(request)
+            if held is not None:
+                yield _end(held, pb.FINISH_REASON_SUPERSEDED, tokens=2)
+                held = None
+            does = self.script.get(request.sequence, "answer")
+            await self.end_stream(does, request.sequence, context)
+            if does in {"hold", "along"}:
+                held = request.sequence
+                yield _delta(request.sequence, "held" if does == "hold" else GOES_ON[:3])
+                continue
+            for response in _whole(request.sequence, does):
+                yield response
 
 
 def _whole(sequence: int, does: str) -> Iterator[pb.SessionResponse]:

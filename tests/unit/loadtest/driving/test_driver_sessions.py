@@ -1,24 +1,33 @@
-"""The open-loop driver against real gRPC servers on loopback: `Session` streams."""
+"""The open-loop driver against real gRPC servers on loopback, also to the nearest of several: `Session` streams."""
 
+import asyncio
 import math
 import socket
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
 
 from completion.v1 import completion_pb2 as pb
+from completion_client import RegionSettings
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from loadtest import targets
-from loadtest.driving.driver import Run, drive
-from loadtest.targets import ClientSettings, TargetError, TargetSpec
+from loadtest.driving.driver import Callbacks, Driver, Run, drive
+from loadtest.driving.worker import make_recorder
+from loadtest.stats import RunStats
+from loadtest.targets import NEAREST, ClientSettings, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
+from loadtest.targets.record import Outcome, Record, RunClock
+from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.typed import OPENING_SEQUENCE, Event, Trace
-from tests.support.server import eventually, make_config, run_server
+from tests.support.fault_proxy import FaultProxy
+from tests.support.server import make_config, run_server
 from tests.unit.loadtest.driving.fake_servers import Editors, outcomes, serving, session_target
-from tests.unit.loadtest.typed import trace
+from tests.unit.loadtest.typed import request, trace
 
 FIRST, SECOND, THIRD, FOURTH = range(OPENING_SEQUENCE + 1, OPENING_SEQUENCE + 5)
+unclosed = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
 async def test_session_requests_end_as_the_server_says() -> None:
@@ -66,22 +75,11 @@ async def test_a_request_ends_by_what_its_user_types_and_by_its_stream(
     assert tokens == {(False, 1), (True, 24)}
 
 
-async def test_session_stragglers_are_cancelled_and_unanswered() -> None:
-    editors = Editors({FIRST: "hold"})
-    async with session_target(editors) as target:
-        run = await drive(target, trace((0.0, 0.5), duration_s=0.05), drain_s=0.05)
-        again = await drive(target, trace((0.0, 0.5), duration_s=0.05), drain_s=0.05, has_lead_in=False)
-        await eventually(lambda: editors.num_left == 2)
-    assert outcomes(run.results) == outcomes(again.results) == ["unanswered"]
-    openings = [request for request in editors.requests if request.sequence == OPENING_SEQUENCE]
-    assert len(openings) == 1, "without a lead-in nothing is opened"
-
-
 async def test_a_lost_stream_fails_its_open_request_and_is_reopened() -> None:
     editors = Editors({FIRST: "hold", SECOND: "break"})
     async with session_target(editors) as target:
         run = await drive(target, trace((0.0, 0.05), (0.02, 0.15), (0.4, 1.0), duration_s=0.5))
-        assert [0 < each < 0.4 for each in target.reconnects_s] == [True]
+        assert len(target.reconnects_s) == 1
     assert outcomes(run.results) == ["superseded", "error", "answered"]
     assert "it broke" in run.results[1].error
     editors = Editors({FIRST: "hold"})
@@ -133,15 +131,6 @@ async def test_no_connection_carries_more_streams_than_servers_take(monkeypatch:
     assert outcomes(run.results) == ["answered"] * 9
 
 
-@pytest.mark.parametrize("connections", ["1", "2"])
-async def test_sessions_may_share_connections(connections: str) -> None:
-    editors = Editors()
-    async with serving(editors) as port:
-        run = await driven(trace((0.0, 9.0), num_sessions=5), port, connections=connections)
-    assert outcomes(run.results) == ["answered"] * 5
-    assert (len(set(editors.users)), len(editors.peers)) == (5, int(connections))
-
-
 async def test_a_deadline_ends_a_session_s_request() -> None:
     editors = Editors({FIRST: "hold"})
     async with serving(editors) as port:
@@ -179,3 +168,81 @@ async def test_a_server_without_grpc_is_no_target(monkeypatch: pytest.MonkeyPatc
         port = silent.getsockname()[1]
         with pytest.raises(TargetError, match=f"fake: no connection to 127.0.0.1:{port}"):
             await driven(trace((0.0, 9.0)), port)
+
+
+@unclosed
+async def test_editors_go_elsewhere_when_their_server_goes_and_are_counted_where_they_are() -> None:
+    servers = [Editors(), Editors()]
+    made = trace((0.0, 9.0), (0.6, 9.0), num_sessions=6, duration_s=0.7)
+    ended: list[Record] = []
+    async with AsyncExitStack() as first, serving(servers[1]) as second_port:
+        first_port = await first.enter_async_context(serving(servers[0]))
+        hosts = (f"127.0.0.1:{first_port}", f"127.0.0.1:{second_port}")
+        spec = TargetSpec("two", NEAREST, hosts)
+        async with GrpcTarget(spec, ClientSettings()) as target, target.editors(made) as editors:
+            at_start = target.present()
+            clock = RunClock()
+            driver = Driver(made, editors, clock, Callbacks(due=lambda _record: None, ended=ended.append))
+            await _drive_and_stop(driver, clock, first)
+            at_end = target.present()
+    assert sum(at_start.values()) == 6
+    assert at_end == {1: 6}
+    assert {record.outcome for record in ended} == {Outcome.ANSWERED}
+    assert {record.region for record in ended if record.request.intended_at_s > 0.5} == {1}
+    assert {record.region for record in ended if record.request.intended_at_s < 0.5} <= {0, 1}
+    assert sum(record.num_duplicates for record in ended) == 0
+
+
+async def _drive_and_stop(driver: Driver, clock: RunClock, first: AsyncExitStack) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(driver.drive())
+        await clock.sleep_until(0.3)
+        await first.aclose()
+
+
+@unclosed
+async def test_the_editors_of_the_next_run_use_the_connections_of_those_before() -> None:
+    made = trace((0.0, 9.0), num_sessions=RegionSettings().users_per_connection)
+    async with serving(Editors()) as port, serving(Editors()) as other, FaultProxy(f"127.0.0.1:{port}") as proxy:
+        spec = TargetSpec("two", NEAREST, (proxy.address, f"127.0.0.1:{other}"))
+        async with GrpcTarget(spec, ClientSettings()) as target:
+            for _ in range(3):
+                async with target.editors(made):
+                    pass
+            assert proxy.num_made == 1
+
+
+async def test_a_record_notices_the_text_of_a_second_server() -> None:
+    record = Record(request(), RunClock())
+    record.routed(0, 1)
+    record.routed(1, 2)
+    assert record.num_duplicates == 0, "no text had come"
+    record.text_came("a")
+    record.routed(1, 2)
+    assert record.num_duplicates == 0
+    record.routed(0, 2)
+    assert (record.num_duplicates, record.region, record.num_sent) == (1, 0, 2)
+
+
+async def test_requests_count_for_the_region_that_they_reached() -> None:
+    scenario = Scenario.of({"name": "x", "regions": [{"name": "us", "share": 0.5}, {"name": "eu", "share": 0.5}]})
+    made = trace((0.0, 9.0))
+    stats = RunStats("ours", 1.0, 1.0)
+    spec = TargetSpec("ours", NEAREST, ("a:1", "b:2"))
+    recorder = make_recorder(stats, made, scenario, spec)
+    for region in (1, None):
+        record = Record(request(), RunClock(), recorder.ended)
+        recorder.due(record)
+        if region is not None:
+            record.routed(region, 2)
+        record.end_whole()
+    recorder.present(0.5, {0: 1, 1: 4})
+    (piece,) = stats.slices
+    counted = {name: count for name, count in piece.counters.items() if name.startswith("region/")}
+    assert counted["region/eu/intended"] == counted["region/nowhere/intended"] == 1
+    assert (counted["region/us/present"], counted["region/eu/present"]) == (1, 4)
+    assert "region/us/intended" not in counted
+    assert piece.counters["resent"] == 1
+    hosts = RunStats("ours", 1.0, 1.0)
+    make_recorder(hosts, made, Scenario.of({"name": "x"}), spec).present(0.5, {1: 3})
+    assert hosts.slices[0].counters == {"region/b:2/present": 3}, "the scenario has no names for the hosts"

@@ -1,14 +1,15 @@
-"""The JSON document keeps everything and fits its schema; gates are read, judged, and refused with the reason."""
+"""The JSON document and its gates; the differences of two runs that exceed noise."""
 
+import io
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from rich.console import Console
 
+from loadtest.report.compare import Difference, RunDifferences, compare
 from loadtest.report.document import (
     SCHEMA,
     Condition,
@@ -19,10 +20,9 @@ from loadtest.report.document import (
     parse_gates,
     read_document,
 )
-from loadtest.report.figures import FIGURES
+from loadtest.report.tables import print_report
+from loadtest.stats import RunStats
 from tests.unit.loadtest.run_stats import make_document, make_stats
-
-OPERATORS = ("<", "<=", ">", ">=", "==")
 
 
 @pytest.fixture
@@ -40,8 +40,6 @@ def test_it_fits_its_schema_and_survives_being_written(document: RunDocument, tm
     checker.check_schema(schema)
     checker.validate(document.as_json())
     assert not checker.is_valid(document.as_json() | {"schema_version": 1})
-    assert set(schema["required"]) == set(document.as_json())
-    assert set(schema["$defs"]["target"]["required"]) == set(document.as_json()["targets"][0])
     path = tmp_path / "run.json"
     document.write(path)
     again = read_document(path)
@@ -90,9 +88,7 @@ def test_a_gate_is_conditions_with_commas_between_and_a_figure_has_two_spellings
     ("text", "message"),
     [
         ("pause_ttft_p95<200", "there is no figure 'pause_ttft_p95'; the nearest is 'pause_ttft_ms_p95'"),
-        ("error_rate", "a gate is FIGURE, one of <= >= == < >, and a number, got 'error_rate'"),
-        ("error_rate<", "a gate is FIGURE"),
-        ("error_rate<<1", "a gate is FIGURE"),
+        ("error_rate<", "a gate is FIGURE, one of <= >= == < >, and a number, got 'error_rate<'"),
         ("error_rate<few", "error_rate: 'few' is not a number"),
         ("error_rate<nan", "error_rate: 'nan' is not a number"),
     ],
@@ -115,7 +111,78 @@ def test_each_operator_and_a_figure_without_a_value(operator: str, met: float, m
         assert (verdict.is_met, verdict.said) == (False, "has no value in this run")
 
 
-@given(st.sampled_from(sorted(FIGURES)), st.sampled_from(OPERATORS), st.integers(-(10**6), 10**6))
-def test_a_condition_is_read_as_it_is_written(figure: str, operator: str, thousandths: int) -> None:
-    condition = Condition(figure, operator, thousandths / 1000)
-    assert parse_gates([str(condition)]) == (condition,)
+def differences(first: RunStats, second: RunStats, *, is_paired: bool = True, **scenario: Any) -> RunDifferences:
+    documents = make_document(first), make_document(second, digest="d1" if is_paired else "d2", **scenario)
+    return compare(documents, (documents[0].targets[0], documents[1].targets[0]))
+
+
+def by_name(found: RunDifferences) -> dict[str, Difference]:
+    return {each.figure: each for each in found.differences}
+
+
+def test_runs_that_differ_by_chance_alone_seldom_look_changed() -> None:
+    made = [make_stats(seed, per_slice=10) for seed in range(16)]
+    verdicts = [
+        by_name(differences(first, second, is_paired=False))[figure].change
+        for first, second in zip(made[::2], made[1::2], strict=True)
+        for figure in ("seen_per_s", "pause_ttft_ms_p95")
+    ]
+    assert sum(each != "within noise" for each in verdicts) <= 3
+    same = differences(make_stats(1), make_stats(1)).differences
+    assert {each.change for each in same} == {"within noise", "noise unknown"}
+
+
+@pytest.mark.parametrize("is_paired", [True, False])
+def test_a_shift_is_found_and_its_size_lies_in_the_interval(is_paired: bool) -> None:
+    found = differences(make_stats(1), make_stats(2, ttft_ms=135.0, seen_share=0.6), is_paired=is_paired)
+    named = by_name(found)
+    assert found.is_paired is is_paired
+    changes = {"pause_ttft_ms_p50": "worse", "seen_per_s": "worse", "superseded_share": "different"}
+    assert {name: named[name].change for name in changes} == changes
+    assert named["offered_per_s"].change == "within noise"
+    (low, high), (least, most) = named["pause_ttft_ms_p50"].ratio, named["seen_per_s"].difference
+    assert 1.1 < low < 1.5 < high < 1.9
+    assert least < -8 < most < 0
+
+
+def test_a_paired_comparison_shows_a_change_that_an_unpaired_one_hides() -> None:
+    """Both slow down and recover together; one is 3% slower throughout."""
+    first, second = (make_stats(7, num_slices=60, ttft_ms=ms) for ms in (100.0, 103.0))
+    changes = [
+        by_name(differences(first, second, is_paired=is_paired))["ttft_ms_p50"].change for is_paired in (True, False)
+    ]
+    assert changes == ["worse", "within noise"]
+
+
+def test_figures_without_slices_and_runs_of_too_few_have_no_verdict() -> None:
+    named = by_name(differences(make_stats(1), make_stats(2, ttft_ms=300.0)))
+    for name in ("total_ms_p95", "wasted_token_share", "accepted_share"):
+        assert named[name].change == "noise unknown"
+    assert "usd_per_completion" not in named
+    found = differences(make_stats(1, num_slices=7), make_stats(2, num_slices=30, ttft_ms=500))
+    assert not found.is_paired, "runs of different length are never paired"
+    assert {each.change for each in found.differences} == {"noise unknown"}
+    assert found.warnings == ("too few slices to tell noise: 7, at least 8 are needed",)
+
+
+def test_conditions_that_spoil_a_comparison_are_warned_of() -> None:
+    late = make_stats(1)
+    late.num_workers = 2
+    assert differences(make_stats(1), make_stats(2)).warnings == ()
+    assert differences(make_stats(1), late, is_paired=False, sessions=30).warnings == (
+        "the runs are of different scenarios: they differ in sessions",
+        "B ours is invalid: of 2 workers, number 1 is missing",
+    )
+    assert "different traces" in differences(make_stats(1), make_stats(2), is_paired=False).warnings[0]
+
+
+def test_an_invalid_run_says_so_first_and_in_red_and_markup_in_a_name_is_text() -> None:
+    stats = make_stats(1, target="[bold]x[/nothing]", regions=("[red]",))
+    stats.num_workers = 2
+    shown = io.StringIO()
+    console = Console(file=shown, width=200, force_terminal=True, color_system="standard")
+    print_report(make_document(stats, name="[/b]"), console)
+    first = shown.getvalue().splitlines()[0]
+    assert "[bold]x[/nothing]: INVALID, of 2 workers, number 1 is missing" in first
+    assert "\x1b[1;31m" in first
+    assert "[/b]: 20 sessions" in shown.getvalue()

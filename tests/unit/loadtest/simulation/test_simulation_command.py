@@ -25,41 +25,23 @@ def test_the_tables_have_every_policy_and_mark_the_best() -> None:
     assert not any(line.startswith("plain") for line in marked)
 
 
-def test_json_has_the_parameters_and_is_the_same_for_the_same_seed() -> None:
-    arguments = ("--load", "2", "--order", "earliest_deadline", "--shed", "late", "--seed", "7", "--json")
-    result = simulate(*arguments)
-    found = json.loads(result.stdout)
-    assert found["scenario"]["seed"] == 7
-    (run,) = found["runs"]
-    assert run["seen_per_s"] > 0
-    assert run["ttft_ms"].keys() == {"p50", "p95", "p99"}
-    assert simulate(*arguments).stdout == result.stdout
-    assert simulate(*arguments, "--seed", "8").stdout != result.stdout
-
-
 def test_the_options_reach_the_simulation() -> None:
     arguments = ("--load", "1", "--order", "first_come", "--shed", "never", "--json", "--no-supersede", "--slots", "4")
     options = ("--sessions", "50", "--engine", "steps", "--hang-up", "--budget-ms", "100", "--hurried-ms", "80")
-    found = json.loads(simulate(*arguments, *options).stdout)
+    first, again, other = (simulate(*arguments, *options, "--seed", seed).stdout for seed in "778")
+    assert first == again != other
+    found = json.loads(first)
     (run,) = found["runs"]
-    limits = {"user_requests_per_s": 0.0, "tenant_weights": {}}
-    assert run["policy"] == {"order": "first_come", "shed": "never", "supersede": False, **limits}
-    expected = {
-        "num_slots": 4,
-        "num_sessions": 50,
-        "engine": "steps",
-        "budget_s": 0.1,
-        "hurried_s": 0.08,
-        "hangs_up": True,
-    }
-    assert found["scenario"].items() >= expected.items()
+    assert run["policy"] == {"order": "first_come", "shed": "never", "supersede": False}
+    expected = {"num_slots": 4, "num_sessions": 50, "engine": "steps", "budget_s": 0.1, "hurried_s": 0.08}
+    assert found["scenario"].items() >= (expected | {"hangs_up": True}).items()
 
 
 def test_impossible_options_are_refused_with_the_reason() -> None:
     few = simulate("--sessions", "3", "--load", "4")
     assert few.exit_code == 2
     assert "never rests asks 1.66 times a second" in few.stderr
-    for loads in ("x", "", "1,-2", "inf", "nan"):
+    for loads in ("x", "1,-2", "nan"):
         refused = simulate("--load", loads)
         assert refused.exit_code == 2
         assert "--load" in refused.stderr

@@ -13,21 +13,12 @@ from loadtest.simulation.workload import (
     Workload,
     figures_of,
     is_seen,
-    requests_of,
     requests_of_all,
 )
 from loadtest.traffic.typist import LogNormal, TypingModel
 
 FAST = EditorModel(TypingModel(key_gap=LogNormal(0.060, 0.5), keys_per_burst=5.0))
 """Of their gaps a third is shorter than the debounce."""
-
-
-def test_a_user_is_the_same_for_one_seed_and_a_longer_run_begins_like_a_shorter_one() -> None:
-    asked = list(requests_of(3, EditorModel(), 20, seed=1))
-    assert asked == list(requests_of(3, EditorModel(), 20, seed=1))
-    assert list(requests_of(3, EditorModel(), 10, seed=1)) == [each for each in asked if each.at < 10]
-    assert asked != list(requests_of(3, EditorModel(), 20, seed=2))
-    assert [each.at for each in asked] != [each.at for each in requests_of(4, EditorModel(), 20, seed=1)]
 
 
 def test_a_key_followed_within_the_debounce_sends_nothing() -> None:

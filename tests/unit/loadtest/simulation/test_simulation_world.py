@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 import statistics
 from dataclasses import replace
 
@@ -148,17 +147,11 @@ STEPS = EngineProfile(
 )
 
 
-def served(monkeypatch: pytest.MonkeyPatch, profile: EngineProfile, *requests: SimulatedRequest) -> list[list[float]]:
-    """Return the times of each request's first text and end, in milliseconds."""
+def served(
+    monkeypatch: pytest.MonkeyPatch, profile: EngineProfile, *requests: SimulatedRequest
+) -> list[tuple[int, float, float]]:
     monkeypatch.setattr(workload_module, "measured_engine", lambda: profile)
-    results = simulate(Workload(engine="measured", num_slots=32), Policy(), requests)
-    results.sort(key=lambda result: result.request.user)
-    return [[round(1000 * at, 3) for at in _times_s(result)] for result in results]
-
-
-def _times_s(result: SimulatedResult) -> tuple[float, float]:
-    assert result.first_text_at is not None
-    return result.first_text_at, result.ended_at
+    return times_ms(simulate(Workload(engine="measured", num_slots=32), Policy(), requests))
 
 
 def test_the_capacity_of_steps_is_that_of_a_full_batch() -> None:
@@ -174,22 +167,11 @@ def test_the_capacity_of_steps_is_that_of_a_full_batch() -> None:
 
 def test_the_work_of_a_request_lengthens_the_step_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = replace(STEPS, request_cpu_s=0.005)
-    assert served(monkeypatch, STEPS, typed(0, 0.0)) == [[13, 49]]
-    assert served(monkeypatch, busy, typed(0, 0.0)) == [[18, 54]]
+    assert served(monkeypatch, STEPS, typed(0, 0.0)) == [(0, 13, 49)]
+    assert served(monkeypatch, busy, typed(0, 0.0)) == [(0, 18, 54)]
     far = replace(STEPS, front_end_s=0.004)
-    assert served(monkeypatch, far, typed(0, 0.0)) == [[17, 53]]
+    assert served(monkeypatch, far, typed(0, 0.0)) == [(0, 17, 53)]
     assert far.first_text_s == pytest.approx(0.017)
-
-
-def test_requests_have_the_sizes_of_the_profile() -> None:
-    profile, chance = replace(STEPS, mean_tokens=8, most_tokens=24, mean_prompt_tokens=30), random.Random(1)
-    tokens = [profile.draw_tokens(chance) for _ in range(2000)]
-    assert {1, 24} <= set(tokens) <= set(range(1, 25))
-    assert 6 < statistics.mean(tokens) < 9  # the longest are cut off
-    prompts = [profile.draw_prompt_tokens(chance) for _ in range(2000)]
-    assert (min(prompts), max(prompts)) == (1, 59)
-    assert statistics.mean(prompts) == pytest.approx(30, rel=0.05)
-    assert {STEPS.draw_tokens(chance) for _ in range(10)} == {4}
 
 
 def test_the_measured_engine_is_overloaded_at_four_times_its_capacity() -> None:

@@ -1,12 +1,22 @@
-"""Scenario files: reading, the packaged scenarios, and the errors."""
+"""Scenario files, packaged ones and errors; documents, and the stretches of them that are typed."""
 
-import pickle
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from loadtest.traffic.documents import (
+    DocumentsError,
+    SourceFile,
+    find_stretch,
+    library_files,
+    read_documents,
+)
 from loadtest.traffic.scenario import Scenario, ScenarioError, packaged_scenarios
+from loadtest.traffic.sections import DocumentSettings
 from loadtest.traffic.typist import TypingModel
 
 REGIONS = [{"name": "east", "share": 0.5}, {"name": "west", "share": 0.5}]
@@ -23,7 +33,7 @@ def test_a_file_is_read_and_overrides_replace_its_keys(tmp_path: Path) -> None:
     assert (found.name, found.sessions, found.typing.away_share, found.typing.idle_share) == ("mine", 3, 0.5, 0.25)
     assert (found.documents.language, found.seed, found.regions[0].name) == ("rust", "a", "east")
     assert of().typing.model == TypingModel(), "the defaults are those of the typist"
-    for override in ("sessions", "=3", "sessions.much=3"):
+    for override in ("=3", "sessions.much=3"):
         with pytest.raises(ScenarioError, match=r"expected SECTION\.KEY=VALUE|is not a section"):
             Scenario.load("steady", [override])
 
@@ -40,15 +50,11 @@ def test_packaged_scenarios_are_valid_and_have_the_load_of_their_description() -
 
 @pytest.mark.parametrize(("fields", "says"), [
     ({"sesions": 3}, "sesions: unknown key; did you mean sessions?"),
-    ({"zzz": 3}, "zzz: unknown key"),
-    ({"typing": {"debounce": 3}}, "typing.debounce: unknown key; did you mean typing.debounce_ms?"),
     ({"events": [{"kind": "reconnect", "at": 3}]}, "events.0.at: unknown key; did you mean events.0.at_s?"),
     ({"sessions": 0}, "sessions: input should be greater than or equal to 1, got 0"),
     ({"duration_s": float("inf")}, "duration_s: "),
-    ({"editor": {"prefetch_share": -0.1}}, "editor.prefetch_share: input should be greater than or equal to 0"),
     ({"shape": {"kind": "zigzag"}}, "shape.kind: input should be 'steady', 'ramp', 'spike' or 'day', got 'zigzag'"),
     ({"shape": {"kind": "spike", "at_s": 60}}, "shape.at_s: must be before the end at 60 s, got 60"),
-    ({"regions": []}, "regions: tuple should have at least 1 item"),
     ({"regions": REGIONS[:1]}, "regions: their shares must come to 1, got 0.5"),
     ({"regions": [REGIONS[0], REGIONS[0]]}, "regions: east is there twice"),
     ({"events": [{"kind": "reconnect", "at_s": 60}]}, "events.0.at_s: must be before the end at 60 s, got 60"),
@@ -94,14 +100,74 @@ def test_it_can_be_scaled_and_is_checked_again_and_a_short_run_has_short_slices(
     assert [of(duration_s=seconds).run_slice_s for seconds in (60, 2)] == [1.0, 0.1]
 
 
-def test_digests_differ_between_scenarios_and_survive_a_pickle() -> None:
-    scenario = Scenario.load("spike")
-    assert pickle.loads(pickle.dumps(scenario)).digest() == scenario.digest()
-    assert scenario.scaled(seed=1).digest() != scenario.digest()
-
-
 def test_sessions_come_nearest_to_a_rate() -> None:
     scenario = of(typing={"idle_share": 0.5})
     assert scenario.session_requests_per_s == pytest.approx(of().session_requests_per_s / 2)
     assert scenario.num_sessions(0.01) == 1
     assert scenario.num_sessions(10 * scenario.session_requests_per_s) == 10
+
+
+SMALL = DocumentSettings(prefix_chars=50, suffix_chars=20)
+LINES = st.lists(st.text(st.sampled_from("ab (:\t"), max_size=30).map(lambda line: "    " + line), min_size=40)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".git").mkdir()
+    for name in ("b/second.py", "a.py", "c.rs", ".git/hidden.py"):
+        (tmp_path / name).write_text(f"# {name}\n" + "x = 1\n" * 100)
+    (tmp_path / "short.py").write_text("x = 1\n")
+    (tmp_path / "bytes.py").write_bytes(b"\xff\xfe" * 1000)
+    return tmp_path
+
+
+def settings(folder: Path, pattern: str = "*.py", **fields: int) -> DocumentSettings:
+    return SMALL.model_copy(update={"source": str(folder), "pattern": pattern, **fields})
+
+
+def test_a_folder_gives_its_readable_files_that_match_in_an_order_of_the_seed(folder: Path) -> None:
+    assert {each.path for each in read_documents(settings(folder), "0")} == {"a.py", "b/second.py"}
+    assert [each.path for each in read_documents(settings(folder, "*.rs"), "0")] == ["c.rs"]
+    assert [each.path for each in read_documents(settings(folder, "b/*.py"), "0")] == ["b/second.py"]
+    for number in range(8):
+        (folder / f"more{number}.py").write_text("y = 2\n" * 100)
+    orders = [[each.path for each in read_documents(settings(folder), seed)] for seed in ("0", "0", "1")]
+    assert orders[0] == orders[1] != orders[2]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fields", "says"),
+    [("*.go", {}, "has 0 readable files that match '\\*.go'"), ("*.py", {"prefix_chars": 5000}, "none with more than")],
+)
+def test_a_folder_without_usable_files_is_an_error(
+    folder: Path, pattern: str, fields: dict[str, int], says: str
+) -> None:
+    with pytest.raises(DocumentsError, match=says):
+        read_documents(settings(folder, pattern, **fields), "0")
+
+
+def test_the_library_is_real_code_without_generated_tables() -> None:
+    found = read_documents(DocumentSettings(), "0")
+    assert len(found) > 100
+    assert not any(each.path.startswith(("encodings/", "test/")) for each in found)
+    assert {each.path: each.text for each in found}.items() <= library_files(1_000_000, 0).items()
+
+
+@given(LINES, st.integers(0, 30), st.integers())
+def test_a_stretch_is_typed_in_its_place(lines: list[str], num_keys: int, seed: int) -> None:
+    document = SourceFile("x.py", "\n".join(lines * 3))
+    found = find_stretch(document, num_keys, SMALL, random.Random(seed))
+    if found is None:
+        return
+    text = document.text
+    assert found.before + found.after in text
+    assert found.ends[0] == SMALL.prefix_chars
+    assert len(found.ends) == num_keys + 1
+    assert len(found.after) == SMALL.suffix_chars
+    assert len(found.before) >= found.ends[-1] + 200, "there is a truth after the last key"
+    assert found == find_stretch(document, num_keys, SMALL, random.Random(seed))
+    for end, following in zip(found.ends, found.ends[1:], strict=False):
+        key, brought = found.before[end], found.before[end + 1 : following]
+        assert brought == "" if key != "\n" else not brought.strip(" \t")
+        assert key != "\n" or found.before[following] not in " \t", "Enter brings all of the indentation"

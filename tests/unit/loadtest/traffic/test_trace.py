@@ -153,23 +153,15 @@ def test_each_session_types_the_real_text_of_a_file(made: Trace) -> None:
             assert request.truth.startswith(following.prefix[len(request.prefix) :])
 
 
-def test_a_key_becomes_a_request_unless_another_one_comes_within_the_debounce_time(made: Trace) -> None:
+def test_a_key_becomes_a_request_unless_another_one_comes_within_the_debounce_time() -> None:
     even = EVEN | {"key_gap_median_s": 0.1}
     asked, swallowed = (
         make_trace(of(sessions=1, duration_s=5, typing=even | {"debounce_ms": ms})).num_requests for ms in (90, 110)
     )
     assert (asked in {49, 50}, swallowed) == (True, 0)
-    slow = make_trace(of(typing={"debounce_ms": 200}))
-    assert 0 < slow.num_requests < made.num_requests
-    for session, all_keys in zip(slow.sessions, made.sessions, strict=True):
-        texts = {request.prefix for request in all_keys.requests}
-        assert all(request.prefix in texts for request in session.requests[:-1])
 
 
-def test_a_pause_is_counted_from_the_key(made: Trace) -> None:
-    for request in all_requests(made):
-        assert request.is_pause == (request.next_key_at_s - (request.intended_at_s - DEBOUNCE_S) >= 0.5)
-    assert 0 < sum(request.is_pause for request in all_requests(made)) < made.num_requests / 2
+def test_a_pause_is_counted_from_the_key() -> None:
     even = EVEN | {"key_gap_sigma": 1e-12, "key_gap_median_s": 0.5}
     for pause_ms, is_pause in ((499.9999, True), (500.0001, False)):
         found = make_trace(of(sessions=1, duration_s=5, typing=even | {"pause_ms": pause_ms}))
@@ -185,11 +177,10 @@ def test_prefetches_are_sent_at_the_key_and_explicit_requests_in_pauses() -> Non
         early = ahead[request.session, request.end]
         assert (early.sequence, early.is_pause) == (request.sequence - 1, False)
         assert early.intended_at_s == pytest.approx(request.intended_at_s - DEBOUNCE_S)
-    found = all_requests(make_trace(of(sessions=60, editor={"prefetch_share": 0.3, "explicit_share": 0.4})))
-    count, pauses = Counter(each.trigger for each in found), sum(each.is_pause for each in found)
-    assert count[Trigger.PREFETCH] / (len(found) - count[Trigger.PREFETCH]) == pytest.approx(0.3, abs=0.04)
-    assert count[Trigger.EXPLICIT] / pauses == pytest.approx(0.4, abs=0.06)
-    assert all(each.is_pause for each in found if each.trigger is Trigger.EXPLICIT)
+    found = all_requests(make_trace(of(sessions=60, editor={"explicit_share": 0.4})))
+    explicit = [each.is_pause for each in found if each.trigger is Trigger.EXPLICIT]
+    assert all(explicit)
+    assert len(explicit) / sum(each.is_pause for each in found) == pytest.approx(0.4, abs=0.06)
 
 
 def test_the_shape_sets_the_number_of_typing_users() -> None:
@@ -204,10 +195,7 @@ def test_the_shape_sets_the_number_of_typing_users() -> None:
     assert len(after - before) <= 2, "the same ones as before"
 
 
-def test_a_rate_is_that_of_the_model_and_idle_sessions_ask_nothing() -> None:
-    scenario = of(sessions=150, duration_s=60, typing={"idle_share": 0.3, "away_share": 0.4})
-    rate = make_trace(scenario).num_requests / 60
-    assert rate == pytest.approx(150 * scenario.session_requests_per_s, rel=0.2)
+def test_idle_sessions_ask_nothing() -> None:
     idle = make_trace(of(sessions=100, typing={"idle_share": 0.4})).sessions
     assert sum(not session.requests for session in idle) == pytest.approx(40, abs=2)
     assert all(session.opening.prefix for session in idle)
@@ -218,12 +206,8 @@ def test_regions_and_slow_readers_have_their_shares() -> None:
     found = make_trace(of(sessions=200, duration_s=1, regions=regions, slow_readers={"share": 0.25, "pause_ms": 300}))
     count = Counter(session.region for session in found.sessions)
     assert [count[region] for region in range(3)] == pytest.approx([100, 40, 60], abs=2)
-    slow = [session for session in found.sessions if session.reads_every_s]
-    assert {session.reads_every_s for session in slow} == {0.3}
-    assert (len(slow), {session.region for session in slow}) == (pytest.approx(50, abs=2), {0, 1, 2})
-    nearly = [{"name": name, "share": 0.333} for name in "abc"]
-    found = make_trace(of(sessions=2000, duration_s=1, typing={"idle_share": 0.99}, regions=nearly))
-    assert Counter(session.region for session in found.sessions)[2] == pytest.approx(667, abs=5)
+    slow = Counter(session.reads_every_s for session in found.sessions)
+    assert (slow[0.3], slow[0.3] + slow[0.0]) == (pytest.approx(50, abs=2), 200)
 
 
 def test_abusers_come_after_the_editors_at_a_constant_rate(made: Trace) -> None:
@@ -236,16 +220,11 @@ def test_abusers_come_after_the_editors_at_a_constant_rate(made: Trace) -> None:
 
 
 def test_events_name_regions_by_their_place() -> None:
-    events = [
-        {"kind": "reconnect", "at_s": 3},
-        {"kind": "region_loss", "at_s": 5, "for_s": 4, "region": "b"},
-        {"kind": "region_loss", "at_s": 12, "region": "a"},
-    ]
-    assert make_trace(of(sessions=1, regions=TWO, events=events)).events == (
-        Event(3, "reconnect", None, 3),
-        Event(5, "region_loss", 1, 9),
-        Event(12, "region_loss", 0, 20),
-    )
+    loss = {"kind": "region_loss", "at_s": 5, "region": "b"}
+    events = [{"kind": "reconnect", "at_s": 3}, loss | {"for_s": 4}, loss]
+    found = make_trace(of(sessions=1, regions=TWO, events=events)).events
+    assert found[0] == Event(3, "reconnect", None, 3)
+    assert found[1:] == (Event(5, "region_loss", 1, 9), Event(5, "region_loss", 1, 20))
 
 
 def test_prompts_go_to_the_requests_in_the_order_of_their_keys(made: Trace) -> None:

@@ -1,18 +1,127 @@
-"""Memory by hand, and the prefix cache's formula against a simulated cache."""
+"""The formulas of a plan, compared with drawn typists, a simulated queue, a simulated cache and memory by hand."""
 
+import heapq
+import itertools
 import json
+import math
+import random
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from loadtest.planning.calculation import PrefixCache, plan_of, prefix_cache_of, reuse_curve
+from loadtest.planning.calculation import (
+    Demand,
+    PrefixCache,
+    ServerCapacity,
+    capacity_of,
+    demand_of,
+    plan_of,
+    prefix_cache_of,
+    rate_in_time,
+    reuse_curve,
+    share_waiting,
+)
 from loadtest.planning.inputs import Inputs, Region
 from loadtest.planning.model_config import read_model
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
+from loadtest.traffic.typist import TypingModel
 from tests.support.models import TARGET
+
+DEBOUNCE_S = 0.05
+LARGE = Inputs(100, gpu_memory_gb=10_000)
+"""Memory for the documents of all."""
+
+
+def capacity(demand: Demand, inputs: Inputs) -> ServerCapacity:
+    return capacity_of(demand, inputs, prefix_cache_of(inputs))
+
+
+def test_requests_end_as_those_of_drawn_typists_do() -> None:
+    model, chance = TypingModel(away_share=0.5), random.Random(3)
+    standing: list[float] = []
+    for _ in range(40):
+        keys = model.key_times_s(4000, chance)
+        gaps = [after - before for before, after in itertools.pairwise(keys)]
+        standing += [gap - DEBOUNCE_S for gap in gaps if gap > DEBOUNCE_S]
+    for seconds in (0.06, 0.16, 0.26, 1.0):
+        share = sum(each > seconds for each in standing) / len(standing)
+        assert model.share_standing(DEBOUNCE_S, seconds) == pytest.approx(share, abs=0.01)
+        mean = sum(min(each, seconds) for each in standing) / len(standing)
+        assert model.mean_standing_s(DEBOUNCE_S, seconds) == pytest.approx(mean, rel=0.02)
+
+
+@pytest.mark.parametrize(("slots", "load"), [(1, 0.5), (32, 30.0)])
+def test_the_share_that_waits_is_erlangs(slots: int, load: float) -> None:
+    last = load**slots / math.factorial(slots) * slots / (slots - load)
+    textbook = last / (sum(load**number / math.factorial(number) for number in range(slots)) + last)
+    assert share_waiting(slots, load) == pytest.approx(textbook)
+
+
+def test_a_simulated_queue_keeps_its_promise_at_the_rate_found() -> None:
+    slots, held_s, budget_s, in_time = 8, 0.12, 0.03, 0.95
+    rate = rate_in_time(slots, held_s, budget_s, in_time)
+    assert 0.5 < rate * held_s / slots < 1
+    chance, now, num_late, num = random.Random(1), 0.0, 0, 60_000
+    free_at = [0.0] * slots
+    for _ in range(num):
+        now += chance.expovariate(rate)
+        starts = max(now, heapq.heappop(free_at))
+        num_late += starts - now > budget_s
+        heapq.heappush(free_at, starts + chance.expovariate(1 / held_s))
+    assert num_late / num == pytest.approx(1 - in_time, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        ({"slots": 1}, "slots"),
+        ({"computed_tokens_per_s": 1000.0}, "computed tokens"),
+        ({"front_end_per_s": 5.0}, "front end"),
+    ],
+)
+def test_the_smallest_bound_is_the_capacity(changes: dict[str, Any], limit: str) -> None:
+    inputs = replace(LARGE, **changes)
+    demand = demand_of(inputs)
+    found = capacity(demand, inputs)
+    assert min(found.bounds, key=lambda name: found.bounds[name]) == limit
+    assert found.requests_per_s == pytest.approx(found.bounds[limit], rel=1e-4)
+    assert found.sessions == pytest.approx(found.requests_per_s / demand.requests_per_s * 100)
+
+
+shares = st.lists(st.integers(1, 20), min_size=2, max_size=5).map(
+    lambda parts: tuple(Region(f"r{place}", part / sum(parts)) for place, part in enumerate(parts))
+)
+
+
+@given(st.integers(1, 200_000), shares, st.integers(0, 2))
+def test_a_sized_fleet_answers_in_time_also_without_any_regions_that_it_survives(
+    num: int, regions: tuple[Region, ...], survive: int
+) -> None:
+    survive = min(survive, len(regions) - 1)
+    found = plan_of(Inputs(num, regions, survive=survive))
+    server_per_s = found.capacity.requests_per_s
+    assert all(0 < region.busy <= 1 + 1e-9 for region in found.regions)
+    assert sum(region.requests_per_s for region in found.regions) == pytest.approx(found.demand.requests_per_s)
+    for lost in itertools.combinations(found.regions, survive):
+        share = sum(region.requests_per_s for region in lost) / found.demand.requests_per_s
+        for region in found.regions:
+            if region not in lost:
+                assert region.requests_per_s / (1 - share) <= region.gpus * server_per_s * (1 + 1e-9)
+
+
+def test_a_fleet_that_is_too_small_shows_fewer() -> None:
+    small, enough, more = (plan_of(Inputs(12_000, gpus_per_region=num)) for num in (1, 10, 50))
+    assert small.shown_per_hour < enough.shown_per_hour / 2
+    assert enough.shown_per_hour == more.shown_per_hour
+    assert enough.usd_per_hour == pytest.approx(30 * 3.0)
+    assert enough.usd_per_shown * enough.shown_per_hour == pytest.approx(enough.usd_per_hour)
+
 
 CODE_LLAMA_13B = {
     "num_hidden_layers": 40, "hidden_size": 5120, "intermediate_size": 13_824, "num_attention_heads": 40,
@@ -37,7 +146,6 @@ def config(folder: Path, **changes: Any) -> Path:
     ("changes", "weights_bytes", "kv_bytes"),
     [
         ({}, HALF, KV),
-        ({"torch_dtype": "float32"}, HALF, KV),
         ({"tie_word_embeddings": True}, HALF - EMBEDDINGS, KV),
         ({"quantization_config": INT8}, 40 * LAYER + EMBEDDINGS * 2, KV),
         ({"quantization_config": {"quant_method": "fp8"}}, 40 * LAYER + EMBEDDINGS * 2, KV),
@@ -81,18 +189,6 @@ def test_a_config_that_cannot_be_calculated_with_is_refused(tmp_path: Path, text
         read_model(tmp_path)
 
 
-def test_the_documents_beside_a_model() -> None:
-    # 92% of 80 GB are 73.6, less 3 for activations and graphs, less 15.35 of weights; 1,500 tokens of 0.84 MB.
-    one, two = (prefix_cache_of(Inputs(1000, gpus_per_server=num)) for num in (1, 2))
-    assert one.kv_gb == pytest.approx(73.6 - 3 - 15.35)
-    assert one.documents == pytest.approx(one.kv_gb / (1500 * 0.843776e-3)) == pytest.approx(43.7, abs=0.1)
-    assert two.kv_gb - one.kv_gb == pytest.approx(80 * 0.92 - 3), "two GPUs divide a model and reserve twice"
-    least = (15.35 + 1500 * 843_776e-9 + 3) / 0.92
-    with pytest.raises(ValueError, match=rf"^gpu_memory_gb: must be at least {least:.1f} for .*, got 21\.2"):
-        prefix_cache_of(Inputs(1, gpu_memory_gb=21.2))
-    assert prefix_cache_of(Inputs(1, gpu_memory_gb=21.4)).documents == pytest.approx(1, abs=0.1)
-
-
 def simulated_hit_share(scenario: Scenario, documents: int) -> float:
     """Return the hit share of an LRU over the documents of the load tester's own sessions, in the second half."""
     sessions = make_trace(scenario).sessions
@@ -122,30 +218,9 @@ def test_the_hit_share_is_that_of_a_simulated_cache(sessions: int, debounce_ms: 
     assert 0.95 < found < 0.98
 
 
-def test_more_sessions_find_less_and_more_memory_finds_more() -> None:
-    caches = [prefix_cache_of(Inputs(1, gpu_memory_gb=gb)) for gb in (40, 80, 160)]
-    shares = [[cache.hit_share(sessions) for sessions in (10, 100, 1000, 10_000)] for cache in caches]
-    assert all(row == sorted(row, reverse=True) for row in shares)
-    assert all(list(column) == sorted(column) for column in zip(*shares, strict=True))
-    assert shares[0][0] == 1.0, "20 documents for 5 who type"
-    assert shares[0][-1] < 0.1
-
-
-@pytest.mark.parametrize("counted", [1, 38, 600, 4000])
-def test_users_ask_as_often_as_their_own_counts_say(counted: float) -> None:
-    cache = prefix_cache_of(Inputs(1, requests_per_session_hour=counted))
-    assert cache.typing_share * cache.curve[0][0] == pytest.approx(counted / 3600 / 100), "in 10 ms"
-
-
-def test_a_loss_brings_fewer_hits_to_each_server() -> None:
-    inputs = Inputs(12_000, survive=1)
-    cache = prefix_cache_of(inputs)
-    for region in plan_of(inputs).regions:
-        own = 4000 / region.gpus
-        assert region.hit_share == cache.hit_share(own)
-        assert region.hit_share_if_lost == pytest.approx(cache.hit_share(own * 1.5))
-        assert region.hit_share_if_lost < region.hit_share
-    assert plan_of(Inputs(12_000, (Region("office", 1.0),))).regions[0].hit_share_if_lost is None
+def test_users_ask_as_often_as_their_own_counts_say() -> None:
+    cache = prefix_cache_of(Inputs(1, requests_per_session_hour=38))
+    assert cache.typing_share * cache.curve[0][0] == pytest.approx(38 / 3600 / 100), "in 10 ms"
 
 
 def test_a_server_holds_fewer_sessions_with_less_memory() -> None:
