@@ -131,7 +131,7 @@ async def test_the_commands_work_against_the_server(server: RealServer, tmp_path
     status = await asyncio.to_thread(run, "status", "--json", "--admin", server.ready["admin_address"])
     assert status.returncode == 0, status.stderr
     profile = await asyncio.to_thread(
-        run, "profile", "--requests", "4", "--json", *where, str(ROOT / "completion_server" / "composition" / "app.py")
+        run, "profile", "--requests", "4", "--json", *where, str(ROOT / "completion_server" / "app" / "app.py")
     )
     assert profile.returncode == 0, profile.stderr
 

@@ -150,12 +150,12 @@ async def test_health_is_not_serving_until_the_trial_has_ended(
     ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
     real_prime = trial.Typist.prime
 
-    async def prime(typist: trial.Typist, ks: tuple[int, ...]) -> None:
+    async def prime(typist: trial.Typist, ks: tuple[int, ...], end_at: float) -> bool:
         async with grpc.aio.insecure_channel(addresses[0]) as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             statuses.append(answer.status)
         assert not ready.done()
-        await real_prime(typist, ks)
+        return await real_prime(typist, ks, end_at)
 
     monkeypatch.setattr(trial.Typist, "prime", prime)
     config = make_config("speculation.mode=auto")
