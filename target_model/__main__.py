@@ -45,16 +45,17 @@ T = TypeVar("T")
     "--calibration-python", type=FILE, default=ENVIRONMENT, metavar="PYTHON", show_default=False,
     help="Interpreter of another environment with llmcompressor, such as one for CUDA.",
 )  # fmt: skip
+@click.option("--with-head", is_flag=True, help="Round the output head, too: a third of what a small model reads.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def quantize(
     *, model: Path, out: Path, calibration: Path | None, samples: int, smoothing: float, calibration_python: Path,
-    as_json: bool,
+    with_head: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write an INT8 copy that vLLM loads on CPU and GPU.
 
     Weights are int8 per output channel, activations int8 per token. Needs no data. With --calibration, SmoothQuant and
-    GPTQ choose the rounding that changes the model's outputs on the data least. Embeddings and the output head are
-    kept, tokenizer and card are copied, and the folder appears whole or not at all.
+    GPTQ choose the rounding that changes the model's outputs on the data least. Embeddings are kept, and without
+    --with-head the output head; tokenizer and card are copied. The folder appears whole or not at all.
 
     \b
     Example:
@@ -67,9 +68,11 @@ def quantize(
     for name in () if calibration else ("samples", "smoothing", "calibration_python"):
         if source_of(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} has no effect without --calibration")
+    if calibration is not None and with_head:
+        raise click.UsageError("--with-head has no effect with --calibration")
     if calibration is None:
         with telling(lambda: "rounding to int8"):
-            report = quantise_folder(model, out)
+            report = quantise_folder(model, out, with_head=with_head)
     else:
         how = Calibration(read_texts(calibration), samples, smoothing, calibration_python)
         with telling(lambda: "calibrating"):
