@@ -84,6 +84,12 @@ def mount(target: str, name: str) -> Object:
     return dict(found)
 
 
+def test_a_regions_models_are_an_image_and_need_no_claim() -> None:
+    assert volume("regions/us-east", "models").keys() == {"image"}
+    assert mount("regions/us-east", "models") == {"name": "models", "mountPath": "/models", "readOnly": True}
+    assert "PersistentVolumeClaim" not in {each["kind"] for each in rendered("regions/us-east")}
+
+
 @pytest.mark.parametrize(
     ("component", "of_pod", "name", "mode"),
     [

@@ -177,3 +177,8 @@ def test_the_queries_name_metrics_that_the_server_has_and_no_edge_of_a_histogram
         assert names <= known, query
     assert set(re.findall(r'result!?="([^"]+)"', "".join(read))) <= {each.value for each in SloResult}
     assert not re.search(r"_bucket|\ble=", "".join(of_canary))
+
+
+def test_kedas_thresholds_are_between_the_figures_of_quiet_and_of_trouble() -> None:
+    assert {name: float(each["threshold"]) for name, each in triggers().items()} == {"queue-wait": 30, "shed-share": 2}
+    assert {each["ignoreNullValues"] for each in triggers().values()} == {"false"}, "no figure is an error"
