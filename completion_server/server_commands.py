@@ -29,6 +29,7 @@ from completion_server.core import safe_logging
 from completion_server.core.addresses import is_loopback, is_unix_socket, split_address
 from completion_server.core.certificates import hosts_of
 from completion_server.core.errors import ConfigError
+from completion_server.core.files import cache_folder
 from completion_server.core.process import freeze_startup_objects, switch_off_core_dumps
 from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
@@ -174,12 +175,8 @@ def _announce(engine: EngineSettings, last_s: float | None) -> None:
 
 def _start_times_path(environ: Mapping[str, str]) -> Path | None:
     """Return the file for durations of starts, in the user's cache folder; None if the user has none."""
-    cache = environ.get("XDG_CACHE_HOME", "")
-    if not Path(cache).is_absolute():  # unset, or a path that the XDG specification says to ignore
-        if not (home := environ.get("HOME")):
-            return None
-        cache = f"{home}/.cache"
-    return Path(cache) / "completion-server" / "start-times.json"
+    folder = cache_folder(environ)
+    return folder / "start-times.json" if folder else None
 
 
 def _install_signal_handlers(app: "App") -> None:

@@ -1,6 +1,7 @@
 """The command line: `target-model --help`."""
 
 import json
+import os
 import signal
 import sys
 from dataclasses import asdict
@@ -11,11 +12,13 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from completion_server.core.files import cache_folder
+
 try:
     from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
     from target_model.core import check_writable, telling, write_atomically
     from target_model.measure import Material, TargetFigures, measure_all, render, serving, to_json
-    from target_model.prepare import cache_folder, prepare
+    from target_model.prepare import prepare
     from target_model.quantise import Report, quantise_folder
     from target_model.sandbox import CheckedProgram, Limits, run_program
     from target_model.tasks import read_tasks, read_texts
@@ -189,7 +192,10 @@ def prepare_command(model: str, cache: Path | None) -> None:
       completion-server serve --config deploy/local/model.toml \\
           --set engine.model=$(target-model prepare Qwen/Qwen2.5-Coder-0.5B)
     """
-    prepared = prepare(model, cache or cache_folder(), lambda text: click.echo(text, err=True))
+    folder = cache or cache_folder(os.environ)
+    if folder is None:
+        raise click.UsageError("--cache: must be set, because HOME is not")
+    prepared = prepare(model, cache or folder / "models", lambda text: click.echo(text, err=True))
     click.echo(prepared.about, err=True)
     click.echo(prepared.folder)
 

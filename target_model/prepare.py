@@ -4,10 +4,8 @@ What it makes is kept in the user's cache folder, under the model's name and a d
 """
 
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -102,12 +100,12 @@ def _int8_gain(matrices: Sequence[tuple[int, int]]) -> float | None:
 def _layer_of(config: dict[str, Any]) -> list[tuple[int, int]]:
     """Return the matrices of a layer as (out, in), empty for a model of another form."""
     try:
-        read_hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
-        size = config.get("head_dim") or read_hidden // heads
+        hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+        size = config.get("head_dim") or hidden // heads
         num_values = (heads + 2 * config.get("num_key_value_heads", heads)) * size
     except KeyError:
         return []
-    return [(num_values, read_hidden), (read_hidden, heads * size), (2 * inner, read_hidden), (read_hidden, inner)]
+    return [(num_values, hidden), (hidden, heads * size), (2 * inner, hidden), (hidden, inner)]
 
 
 def _converted(path: Path, cache: Path, say: Say) -> Path:
@@ -118,20 +116,18 @@ def _converted(path: Path, cache: Path, say: Say) -> Path:
     num_bytes = int(path.stat().st_size * _GGUF_BYTES)
     _require_disk(num_bytes, out)
     say(f"converting {path.name} once, to about {_gib(num_bytes)} at {out}")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     loaded: Any
-    with _quiet_hub():
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        # Both show a progress bar of their own.
-        try:
-            import torch
-
-            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-            loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16)
-        except ImportError as error:
-            raise TargetError(f"{path.name}: a GGUF file needs the package gguf: {error}") from error
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise TargetError(f"{path.name} can't be converted: {error}") from error
+    try:  # both show a progress bar of their own
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, **source)
+        loaded = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.bfloat16, **source)
+    except ImportError as error:
+        raise TargetError(f"{path.name}: a GGUF file needs the package gguf: {error}") from error
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise TargetError(f"{path.name} can't be converted: {error}") from error
     # The weights are plain ones now.
     loaded.hf_quantizer, loaded.is_quantized, loaded.quantization_method = None, False, None
     if hasattr(loaded.config, "quantization_config"):
@@ -141,20 +137,6 @@ def _converted(path: Path, cache: Path, say: Say) -> Path:
         loaded.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return out
-
-
-@contextmanager
-def _quiet_hub() -> Iterator[None]:
-    """Let transformers ask no hub about a file that is here."""
-    given = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
-        yield
-    finally:
-        if given is None:
-            del os.environ["HF_HUB_OFFLINE"]
-        else:
-            os.environ["HF_HUB_OFFLINE"] = given
 
 
 _PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.md"]
@@ -169,7 +151,7 @@ def _fetched(model: str, say: Say) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=_PATTERNS, local_files_only=True))
     except LocalEntryNotFoundError:
-        pass
+        say(f"{model} is not in the hub's cache")
     try:
         files = HfApi().model_info(model, files_metadata=True, timeout=10).siblings or []
         num_bytes = sum(each.size or 0 for each in files if each.rfilename.endswith(".safetensors"))
@@ -216,10 +198,3 @@ def _digest(files: Iterable[Path]) -> str:
     """Return what tells two versions of files apart: names, sizes and times."""
     stats = [(file.name, (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
     return blake2b(json.dumps(stats).encode(), digest_size=6).hexdigest()
-
-
-def cache_folder() -> Path:
-    """Return the folder for prepared models, in the user's cache folder."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
-    return base / "completion-server" / "models"

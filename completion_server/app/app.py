@@ -179,7 +179,7 @@ class App:
             return None
         budget_s = config.shed.budget_ms / 1000
         make = make_samples(prompts)
-        speed = await measure_speed(engine.current, make, budget_s, self._clock.now, config.engine.step_timeout_s)
+        speed = await measure_speed(engine.current, make, budget_s, config.engine.step_timeout_s)
         if not config.prompt.max_prompt_tokens:
             num_tokens = config.prompt.measured_budget(speed.prompt_tokens_in(budget_s))
             prompts.limit(num_tokens)

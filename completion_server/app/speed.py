@@ -1,16 +1,13 @@
 """Measures after a start what a user will feel: the time to a first word, the tokens a second, how many may type."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from statistics import median
 
-from completion_server.engine.interface import Engine, EngineDeadError, GenerationRequest
+from completion_server.engine.interface import Engine
+from completion_server.engine.speculation.trial import MakeRequest
 from completion_server.engine.start_times import progress
-
-MakeRequest = Callable[[int, int, int, str], GenerationRequest]
-"""Returns the request after the nth key in a document, with a largest number of tokens and a cache salt."""
+from completion_server.engine.warmup import Completed, run_to_end
 
 _NUM_TOKENS, _NUM_KEYS = 12, 3
 _SALT = "speed"
@@ -44,9 +41,7 @@ class Speed:
         )
 
 
-async def measure_speed(
-    engine: Engine, make_request: MakeRequest, budget_s: float, now: Callable[[], float], step_timeout_s: float
-) -> Speed:
+async def measure_speed(engine: Engine, make_request: MakeRequest, budget_s: float, step_timeout_s: float) -> Speed:
     """Measure; it takes about as long as thirty prompts. First tokens come in time within `budget_s`.
 
     Raises:
@@ -54,15 +49,11 @@ async def measure_speed(
 
     """
 
-    async def ask(document: int, num_keys: int) -> _Asked:
-        request = make_request(document, num_keys, _NUM_TOKENS, _SALT)
-        try:
-            async with asyncio.timeout(step_timeout_s):
-                return await _ask(engine, request, now)
-        except TimeoutError as error:
-            raise EngineDeadError(f"no completion within {step_timeout_s:g} s while its speed is measured") from error
+    async def ask(document: int, num_keys: int) -> Completed:
+        return await run_to_end(engine, make_request(document, num_keys, _NUM_TOKENS, _SALT), step_timeout_s)
 
     with progress("measuring the speed"):
+        lengths = [len(make_request(document, 0, 1, _SALT).prompt_token_ids) for document in range(2)]
         new = [await ask(document, 0) for document in range(2)]
         keys = [await ask(0, number) for number in range(1, _NUM_KEYS + 1)]
         num_in_time, size = 1, 2
@@ -73,29 +64,8 @@ async def measure_speed(
                 break
             num_in_time, size = size, size * 2
     return Speed(
-        prompt_tokens_per_s=max(each.num_prompt_tokens / each.first_s for each in new),
+        prompt_tokens_per_s=max(length / each.first_s for length, each in zip(lengths, new, strict=True)),
         first_word_s=median(each.first_s for each in keys),
         tokens_per_s=max((each.num_tokens - 1) / max(each.rest_s, 1e-6) for each in (*new, *keys)),
         num_in_time=num_in_time,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request that ran to its end."""
-
-    num_prompt_tokens: int
-    num_tokens: int
-    first_s: float
-    rest_s: float
-
-
-async def _ask(engine: Engine, request: GenerationRequest, now: Callable[[], float]) -> _Asked:
-    begun_at, first_at, num_tokens = now(), None, 0
-    async with aclosing(engine.generate(request)) as outputs:
-        async for output in outputs:
-            first_at = now() if first_at is None else first_at
-            num_tokens += output.num_tokens
-    ended_at = now()
-    first_at = ended_at if first_at is None else first_at
-    return _Asked(len(request.prompt_token_ids), num_tokens, max(first_at - begun_at, 1e-6), ended_at - first_at)

@@ -11,7 +11,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -142,3 +142,13 @@ def _swap(new: Path, path: Path) -> None:
         old.rename(path)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the project's folder in the user's cache folder; None if the user has none."""
+    cache = environ.get("XDG_CACHE_HOME", "")
+    if not Path(cache).is_absolute():  # unset, or a path that the XDG specification says to ignore
+        if not (home := environ.get("HOME")):
+            return None
+        cache = f"{home}/.cache"
+    return Path(cache) / "completion-server"

@@ -27,29 +27,37 @@ async def warm_up(engine: Engine, step_timeout_s: float) -> None:
 
 
 class Completed(NamedTuple):
-    """Numbers of tokens of a request that ran to its end."""
+    """Numbers of tokens of a request that ran to its end, and seconds of the event loop."""
 
     num_tokens: int
     num_accepted: int
     """Accepted drafts among them."""
+    first_s: float
+    """Until the first output."""
+    rest_s: float
+    """From the first to the last output."""
 
 
 async def run_to_end(engine: Engine, request: GenerationRequest, step_timeout_s: float) -> Completed:
-    """Run a request and return its numbers of tokens.
+    """Run a request and return what it took.
 
     Raises:
         EngineDeadError: the engine did not survive it, or gave no output for `step_timeout_s`.
 
     """
-    found = Completed(0, 0)
+    num_tokens = num_accepted = 0
     loop = asyncio.get_running_loop()
+    begun_at = loop.time()
+    first_at = last_at = None
     try:
         async with asyncio.timeout(step_timeout_s) as timeout, aclosing(engine.generate(request)) as outputs:
             async for output in outputs:
-                num_tokens = found.num_tokens + output.num_tokens
-                found = Completed(num_tokens, output.accepted_draft_tokens)
-                timeout.reschedule(loop.time() + step_timeout_s)
+                num_tokens, num_accepted = num_tokens + output.num_tokens, output.accepted_draft_tokens
+                last_at = loop.time()
+                first_at = last_at if first_at is None else first_at
+                timeout.reschedule(last_at + step_timeout_s)
     except TimeoutError as error:
         msg = f"no output for {step_timeout_s:g} s while the engine warms up"
         raise EngineDeadError(msg) from error
-    return found
+    first_at = loop.time() if first_at is None else first_at
+    return Completed(num_tokens, num_accepted, first_at - begun_at, (last_at or first_at) - first_at)
