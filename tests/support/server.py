@@ -36,7 +36,7 @@ UNHURRIED = (
 """Settings without limits that depend on the speed of the machine or on the load of other tests. Every request is
 computed."""
 UNCOMPILED = "engine.enforce_eager=true"
-START_TIMEOUT_S, STOP_TIMEOUT_S = 90.0, 30.0
+START_TIMEOUT_S, STOP_TIMEOUT_S = 240.0, 30.0
 
 
 ENDLESS = 1_000_000

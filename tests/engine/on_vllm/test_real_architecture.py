@@ -13,7 +13,7 @@ from target_model.quantise import quantise_folder
 from tests.support.models import ROOT
 from tests.support.server import ask, make_config, request, run_server
 
-pytestmark = [pytest.mark.serial, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.serial
 
 VOCABULARY = 1500
 SPLIT = (
