@@ -49,6 +49,8 @@ class GenerationRequest:
     """Text with which the answer must begin, at any temperature, drafted or not. The outputs leave it out."""
     num_beginning_tokens: int = 0
     """Tokens for that text, beside `max_tokens`."""
+    author: str = ""
+    """Drafts may hold tokens of earlier answers to the same author; "" has none."""
     trace_headers: Mapping[str, str] | None = None
     """Headers of W3C Trace Context, under which the engine makes its own spans; None if the request is not sampled."""
 

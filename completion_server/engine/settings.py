@@ -35,9 +35,9 @@ class EngineSettings:
     """The revision of the model. On a hub a branch, tag or commit. A folder's is a digest of its files, which
     `completion-server status` shows: another one is refused at the start. Unset, whatever is found is served."""
     draft_model: str = ""
-    """The draft model for speculative decoding. "ngram" needs no model: it drafts what followed the last tokens earlier
-    in the prompt. "" switches speculation off. Unset, a model that writes next edits has "ngram", since most of an edit
-    repeats its prompt, and any other model none."""
+    """The draft model for speculative decoding. "ngram" needs no model: it drafts what followed the last tokens in the
+    user's last answers or earlier in the prompt. "" switches speculation off. Unset, a model that writes next edits has
+    "ngram", since most of an edit repeats its prompt, and any other model none."""
     draft_revision: str | None = None
     """The revision of the draft model, as `revision` is that of the model."""
     num_speculative_tokens: Annotated[int, Between(0, 1024)] = 4

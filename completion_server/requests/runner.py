@@ -248,6 +248,7 @@ class Runner:
             num_beginning_tokens=prompt.num_left_out,
             priority=request.trigger,
             cache_salt=self._isolation.salt(request.caller),
+            author=request.caller.owner,
             trace_headers=request.trace.headers() if request.trace is not None and request.trace.is_sampled else None,
         )
 

@@ -9,6 +9,9 @@ SPECULATE = "completion_server.speculate"
 BEGINS_WITH = "completion_server.begins_with"
 """Key in the `extra_args` of vLLM's sampling parameters: the text with which the answer must begin."""
 
+AUTHOR = "completion_server.author"
+"""Key in the `extra_args` of vLLM's sampling parameters: whose answers n-gram drafts may be taken from."""
+
 SET_LOOKUP = "set_speculation_lookup"
 """Method of the engine core, which the scheduler adds and the server calls as one of vLLM's utilities.
 

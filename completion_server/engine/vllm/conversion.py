@@ -7,7 +7,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
-from completion_server.engine.vllm import BEGINS_WITH, SPECULATE
+from completion_server.engine.vllm import AUTHOR, BEGINS_WITH, SPECULATE
 from completion_server.engine.vllm.token_accounting import GenerationProgress, StepMeter
 
 _FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
@@ -43,6 +43,8 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
     extra: dict[str, object] = {} if request.sampling.speculate else {SPECULATE: False}
     if request.begins_with:
         extra[BEGINS_WITH] = request.begins_with
+    if request.author and request.sampling.speculate:
+        extra[AUTHOR] = request.author
     return SamplingParams(
         max_tokens=request.max_tokens + request.num_beginning_tokens,
         temperature=request.sampling.temperature,

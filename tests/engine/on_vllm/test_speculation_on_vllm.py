@@ -169,6 +169,14 @@ async def test_a_prompt_that_repeats_itself_gives_n_gram_drafts_and_the_same_tex
         without = await run_request(engine, GenerationRequest("off", token_ids, 48))
         control.set_lookup(constant_lookup(2, info.max_num_seqs))
         fewer = await run_request(engine, GenerationRequest("fewer", token_ids, 48))
+        control.set_lookup(constant_lookup(3, info.max_num_seqs))
+        asked = [
+            await run_request(engine, GenerationRequest(f"recalled-{number}", prompt(48, 9), 32, author=author))
+            for number, author in enumerate(("ann", "ann", "bob", ""))
+        ]
+    accepted = [each.last.accepted_draft_tokens for each in asked]
+    assert accepted[0] == accepted[2] == accepted[3] < 16 < accepted[1], "drafts from the author's last answers alone"
+    assert len({each.text for each in asked}) == 1
     assert drafted.text == without.text == fewer.text
     assert drafted.last.accepted_draft_tokens > 0
     assert drafted.last.drafted_tokens > fewer.last.drafted_tokens > without.last.drafted_tokens == 0

@@ -53,6 +53,25 @@ def skipped_drafts(propose: Callable[..., Any]) -> Callable[..., Any]:
     return propose_if_wanted
 
 
+@patching(
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
+    fault="n-gram drafts come from the prompt alone",
+    digests={"0.32": "a60269aca9de4e25", "0.33": "9db461529ab7e17c"},
+)
+def recalled_drafts(propose: Callable[..., Any]) -> Callable[..., Any]:
+    """Take n-gram drafts from the last answers to the same user, too; see `drafts.recalled`."""
+    from completion_server.engine.vllm.drafts.recalled import RecalledDrafts
+
+    recalled = RecalledDrafts()
+
+    def propose_recalled(self: Any, scheduler_output: Any, sampled: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.speculative_config.method != "ngram":
+            return propose(self, scheduler_output, sampled, *args, **kwargs)
+        return recalled.propose(self, sampled, scheduler_output.num_spec_tokens_to_schedule)
+
+    return propose_recalled
+
+
 def needs_no_draft(scheduler_output: Any) -> bool:
     """Return whether a step needs no pass of the draft model: it verifies no draft, wants none, and computes no prompt.
 
