@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from loadtest.stats import RunStats, Tally
-from loadtest.targets.editor import accepted_chars
+from loadtest.targets.editor import accepted_chars, has_right_line
 from loadtest.targets.record import WHOLE, Outcome, Record
 from loadtest.traffic.sections import CriteriaSettings
 from loadtest.traffic.typed import Trigger, TypedSession
@@ -172,6 +172,8 @@ class Recorder:
         if record.request.is_pause:
             tallies.count("pauses_in_time")
             tallies.count_here("pauses_in_time")
+            if has_right_line(record.text, record.request):
+                tallies.count("pauses_right")
         if stands_s >= self._criteria.before_next_key_ms / 1000:
             tallies.count("seen")
             tallies.count_here("seen")

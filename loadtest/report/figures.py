@@ -127,6 +127,8 @@ _COUNTED: tuple[tuple[str, str, Better, str], ...] = (
     ("seen_share", "seen / intended - prefetches", _HIGH, "of typed requests, those whose text was seen"),
     ("pauses_per_s", "pauses / s", _NEITHER, "requests at which the user paused"),
     ("pause_in_time_share", "pauses_in_time / pauses", _HIGH, "of pause requests, those with text in time"),
+    ("pause_right_share", "pauses_right / pauses", _HIGH,
+     "of pause requests, those with text in time whose first line is the one that the user went on to type"),
     ("good_per_s", "good / s", _HIGH, "answers within the SLO, first text and end"),
     ("accepted_chars_per_s", "accepted_chars / s", _HIGH, "characters seen that the user went on to type"),
     ("accepted_share", "accepted_chars / shown_chars", _HIGH, "of characters shown, those accepted"),

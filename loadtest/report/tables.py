@@ -22,6 +22,7 @@ _SUMMARY: Mapping[str, str] = {
     "seen_per_s": "seen/s",
     "seen_share": "seen",
     "pause_in_time_share": "pauses in time",
+    "pause_right_share": "pauses with the right line",
     "good_per_s": "in SLO/s",
     "accepted_chars_per_s": "accepted chars/s",
     "edit_share": "with an edit",

@@ -52,6 +52,12 @@ def is_typed_along(text: str, request: TypedRequest) -> bool:
     return known > 0 and common_chars(text, request) == known
 
 
+def has_right_line(text: str, request: TypedRequest) -> bool:
+    """Tell whether the first line of an answer that is not blank is the one that the user types next."""
+    shown, typed = (each.lstrip().partition("\n")[0].rstrip() for each in (text, request.truth))
+    return bool(shown) and shown == typed
+
+
 class EditorCache:
     """An editor's recent completions. A user who types the text of one sees the rest of it, without a request."""
 

@@ -22,6 +22,7 @@ from loadtest.targets.editor import (
     accepted_chars,
     ask_next_edit,
     common_chars,
+    has_right_line,
     is_typed_along,
     take_end,
 )
@@ -84,6 +85,21 @@ def test_a_user_accepts_what_is_typed_next_if_it_is_enough(before: str, truth: s
     assert common_chars(completion, typed) == common
     assert accepted_chars(completion, typed, 3) == (common if common >= 3 else 0)
     assert is_typed_along(completion, typed) is (common == min(len(completion), len(truth)) > 0)
+
+
+@pytest.mark.parametrize(
+    ("shown", "truth", "is_right"),
+    [
+        ("(a)", "(a)\n", True),
+        ("(a)\n    c()", "(a)\n    b()", True),
+        ("\n    b()  \n", "\n    b()\nc", True),
+        ("(a, b)", "(a)\n", False),
+        ("(a", "(a)\n", False),
+        ("", "\n", False),
+    ],
+)
+def test_the_line_is_right_that_the_user_goes_on_to_type(shown: str, truth: str, is_right: bool) -> None:
+    assert has_right_line(shown, at("x" + truth, 1)) is is_right
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ async def test_an_answer_that_is_seen() -> None:
     harness = RecorderHarness()
     await harness.record(text=GOES_ON)
     common = {"intended": 1, "sent": 1, "outcome/answered": 1, "shown": 1, "in_time": 1, "seen": 1, "good": 1}
-    pauses = {"pauses": 1, "pauses_in_time": 1, "accepted_chars": len(GOES_ON)}
+    pauses = {"pauses": 1, "pauses_in_time": 1, "pauses_right": 1, "accepted_chars": len(GOES_ON)}
     region = {f"region/near/{name}": 1 for name in ("intended", "seen", "pauses", "pauses_in_time")}
     rest = {"sessions": 2, "tokens": 7, "seen_tokens": 7, "shown_chars": len(GOES_ON)}
     assert harness.counters() == common | pauses | region | rest

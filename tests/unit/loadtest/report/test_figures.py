@@ -28,13 +28,15 @@ def stats(**counters: int) -> RunStats:
 
 COUNTED = {
     "intended": 120, "prefetches": 20, "sent": 110, "seen": 50, "pauses": 40, "pauses_in_time": 30, "good": 60,
+    "pauses_right": 10,
     "shown": 80, "accepted_chars": 200, "shown_chars": 1000, "seen_tokens": 300, "generated_tokens": 400, "errors": 6,
     "sessions": 7, "outcome__shed": 12, "outcome__superseded": 24, "outcome__hung_up": 18, "outcome__cached": 3,
     "cache__local": 11, "cache__shared": 22, "outcome__unanswered": 9,
 }  # fmt: skip
 EXPECTED = {
     "offered_per_s": 12.0, "sent_per_s": 11.0, "seen_per_s": 5.0, "seen_share": 0.5, "pauses_per_s": 4.0,
-    "pause_in_time_share": 0.75, "good_per_s": 6.0, "accepted_chars_per_s": 20.0, "accepted_share": 0.2,
+    "pause_in_time_share": 0.75, "pause_right_share": 0.25,
+    "good_per_s": 6.0, "accepted_chars_per_s": 20.0, "accepted_share": 0.2,
     "shown_share": 0.8, "shed_share": 0.1, "superseded_share": 0.2, "hung_up_share": 0.15, "cached_share": 0.025,
     "local_hit_share": 0.1, "shared_hit_share": 0.2, "unanswered_share": 0.075, "error_rate": 0.05,
     "wasted_token_share": 0.25, "generated_tokens_per_s": 40.0, "sessions": 7.0, "sessions_lost": 0.0,
