@@ -24,7 +24,7 @@ class Speed:
     first_word_s: float
     """From a request to its first token, after a key in a document whose prompt was cached."""
     tokens_per_s: float
-    """Of one completion."""
+    """Of one completion at a time, with its drafts."""
     num_in_time: int
     """Requests that began together and whose first tokens all came in time, at least 1."""
 
@@ -56,6 +56,7 @@ async def measure_speed(engine: Engine, make_request: MakeRequest, budget_s: flo
         lengths = [len(make_request(document, 0, 1, _SALT).prompt_token_ids) for document in range(2)]
         new = [await ask(document, 0) for document in range(2)]
         keys = [await ask(0, number) for number in range(1, _NUM_KEYS + 1)]
+        alone = [*new, *keys]
         num_in_time, size = 1, 2
         while size <= engine.info.max_num_seqs:
             await asyncio.gather(*(ask(document, 0) for document in range(size // 2, size)))
@@ -66,6 +67,6 @@ async def measure_speed(engine: Engine, make_request: MakeRequest, budget_s: flo
     return Speed(
         prompt_tokens_per_s=max(length / each.first_s for length, each in zip(lengths, new, strict=True)),
         first_word_s=median(each.first_s for each in keys),
-        tokens_per_s=max((each.num_tokens - 1) / max(each.rest_s, 1e-6) for each in (*new, *keys)),
+        tokens_per_s=sum(each.num_tokens - 1 for each in alone) / max(sum(each.rest_s for each in alone), 1e-6),
         num_in_time=num_in_time,
     )
