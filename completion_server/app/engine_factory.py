@@ -69,7 +69,7 @@ def engine_arguments(config: Config) -> dict[str, Any]:
 
 def _import_vllm(name: str, settings: EngineSettings) -> ModuleType:
     """Import a module of `engine.vllm` and return it. The import takes seconds, so it happens only if needed."""
-    vllm_process.prepare(settings.log_level, settings.cpu_kv_cache_gib)
+    vllm_process.prepare(settings.log_level, settings.cpu_kv_cache_gib, settings.model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of imports, which an operator can't fix
         return importlib.import_module(f"completion_server.engine.vllm.{name}")

@@ -11,12 +11,15 @@ A variable that is set already stays: an operator's own choice always has preced
 - vLLM's newer model runner (V2) runs a draft model without CUDA graphs and always drafts the largest K; the older one
   (V1) does neither. Without a draft model the newer one is faster. So it is with n-gram drafts: it looks them up on the
   GPU, beside asynchronous scheduling and full CUDA graphs, and verifies only the current K of them.
+- On a CPU vLLM computes on all cores but one, which it reserves for its scheduler. Of two cores that is half, and a
+  large model's steps take half as long again.
 """
 
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,6 +31,11 @@ DEFAULTS = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 """For every engine."""
+
+_RESERVED_CORES = "VLLM_CPU_NUM_OF_RESERVED_CPU"
+_FEW_CORES = 4
+_LARGE_BYTES = 256 << 20
+"""Weights of which a step takes so long that the front end's share of a core is small."""
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 _OLDER = "0"
@@ -75,6 +83,13 @@ def set_defaults() -> None:
     """Set the variables for every engine in this process's environment; call it before vLLM is imported."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+
+
+def use_all_cores(model: str) -> None:
+    """Let an engine on a CPU with few cores compute a large model on all of them; call it before vLLM is imported."""
+    weights = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
+    if weights >= _LARGE_BYTES and len(os.sched_getaffinity(0)) < _FEW_CORES:
+        os.environ.setdefault(_RESERVED_CORES, "0")
 
 
 def keep_on_loopback(options: Mapping[str, Any]) -> None:

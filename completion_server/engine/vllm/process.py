@@ -48,7 +48,7 @@ def yield_to_server(nice: int) -> None:
     os.environ[NICE_ENV] = str(min(_MOST_NICE, os.nice(0) + nice))
 
 
-def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
+def prepare(log_level: str, cpu_kv_cache_gib: int, model: str) -> None:
     """Set the environment variables of vLLM and its processes, except those that the operator has set.
 
     Without them vLLM would log to standard output, which belongs to the server.
@@ -58,6 +58,7 @@ def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
         os.environ.setdefault("TORCH_LOGS", f"-{_TRITON_LOGGER}")
     os.environ[PARENT_ENV] = str(os.getpid())
     environment.set_defaults()
+    environment.use_all_cores(model)
     for name, value in (
         ("VLLM_LOGGING_LEVEL", log_level.upper()),
         ("VLLM_LOGGING_STREAM", "ext://sys.stderr"),

@@ -19,6 +19,7 @@ from completion_server.engine.vllm.environment import (
     engine_environment,
     has_draft_model,
     keep_on_loopback,
+    use_all_cores,
     without_spans,
 )
 from completion_server.engine.vllm.offline import ENVIRONMENT, offline_engine
@@ -26,12 +27,13 @@ from tests.support.models import ROOT
 
 SPAWNED = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 DRAFTING = {"method": "draft_model", "model": "d", "num_speculative_tokens": 4}
+RESERVED_CORES = "VLLM_CPU_NUM_OF_RESERVED_CPU"
 LOOPBACK = ("VLLM_HOST_IP", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 @pytest.fixture(autouse=True)
 def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*DEFAULTS, *ENVIRONMENT, *LOOPBACK, RUNNER, "VLLM_PLUGINS", "OTEL_SDK_DISABLED"):
+    for name in (*DEFAULTS, *ENVIRONMENT, *LOOPBACK, RUNNER, RESERVED_CORES, "VLLM_PLUGINS", "OTEL_SDK_DISABLED"):
         monkeypatch.setenv(name, "")  # so that the test's own values go again
         monkeypatch.delenv(name)
 
@@ -41,12 +43,29 @@ def test_variables_of_the_operator_stay(monkeypatch: pytest.MonkeyPatch) -> None
     for name, value in (own | {"GLOO_SOCKET_IFNAME": "eth7"}).items():
         monkeypatch.setenv(name, value)
     assert engine_environment(DRAFTING, own) == {}
-    vllm_process.prepare("warning", 1)
+    vllm_process.prepare("warning", 1, "model")
     choose_model_runner(DRAFTING)
     choose_model_runner(None)
     keep_on_loopback({})
     assert {name: os.environ[name] for name in own} == own
     assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["VLLM_HOST_IP"]) == ("eth7", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("mib", "num_cores", "given", "expected"),
+    [(300, 2, None, "0"), (300, 4, None, None), (200, 2, None, None), (300, 2, "1", "1")],
+)
+def test_a_large_model_is_computed_on_all_of_few_cores(
+    mib: int, num_cores: int, given: str | None, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(num_cores)))
+    for number in range(2):
+        with (tmp_path / f"model-{number}.safetensors").open("wb") as file:
+            file.truncate(mib << 19)
+    if given is not None:
+        monkeypatch.setenv(RESERVED_CORES, given)
+    use_all_cores(str(tmp_path))
+    assert os.environ.get(RESERVED_CORES) == expected
 
 
 @pytest.mark.parametrize(
@@ -174,7 +193,7 @@ MARK = "=== now as in an engine's process ==="
 PROGRAM = f"""
 import logging, sys
 from completion_server.engine.vllm import process as vllm_process
-vllm_process.prepare("warning", 1)
+vllm_process.prepare("warning", 1, "model")
 from vllm.logging_utils.dump_input import dump_engine_exception
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
