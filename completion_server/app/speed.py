@@ -11,8 +11,6 @@ from completion_server.engine.warmup import Completed, run_to_end
 
 _NUM_TOKENS, _NUM_KEYS = 12, 3
 _SALT = "speed"
-_EDITORS_PER_REQUEST = 2
-"""Editors that type at a real pace have an open request for less than half of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +32,10 @@ class Speed:
 
     def __str__(self) -> str:
         """Describe it in a line."""
-        editors = self.num_in_time * _EDITORS_PER_REQUEST
+        editors = "1 editor" if self.num_in_time == 1 else f"{self.num_in_time} editors"
         return (
             f"first word after {self.first_word_s * 1000:.0f} ms, {self.tokens_per_s:.0f} tokens/s, "
-            f"good for {editors} editors"
+            f"good for {editors}"
         )
 
 

@@ -57,4 +57,5 @@ async def test_an_engine_that_hangs_ends_the_start() -> None:
 
 
 def test_people_read_what_they_will_feel() -> None:
-    assert str(Speed(2000.0, 0.1804, 12.3, 2)) == "first word after 180 ms, 12 tokens/s, good for 4 editors"
+    assert str(Speed(2000.0, 0.1804, 12.3, 2)) == "first word after 180 ms, 12 tokens/s, good for 2 editors"
+    assert str(Speed(2000.0, 0.1804, 12.3, 1)).endswith(", good for 1 editor")
