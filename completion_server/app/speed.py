@@ -34,8 +34,7 @@ class Speed:
         """Describe it in a line."""
         editors = "1 editor" if self.num_in_time == 1 else f"{self.num_in_time} editors"
         return (
-            f"first word after {self.first_word_s * 1000:.0f} ms, {self.tokens_per_s:.0f} tokens/s, "
-            f"good for {editors}"
+            f"first word after {self.first_word_s * 1000:.0f} ms, {self.tokens_per_s:.0f} tokens/s, good for {editors}"
         )
 
 
