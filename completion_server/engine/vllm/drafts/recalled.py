@@ -25,9 +25,10 @@ def what_followed(answers: Sequence[bytes], text: bytes, most: int) -> list[int]
     The longest run of last tokens counts, at the last place in the first of the answers. There are no more drafts than
     tokens in the run: a short one tells little. All texts are int32 tokens as bytes.
     """
+    texts = (*answers, text)
     for num in range(min(_LONGEST_RUN, len(text) // _TOKEN.itemsize), 0, -1):
         run = text[-num * _TOKEN.itemsize :]
-        for each in (*answers, text):
+        for each in texts:
             if (at := _last_place(each, run)) >= 0:
                 begin = at + len(run)
                 count = min(num, most, (len(each) - begin) // _TOKEN.itemsize)
@@ -62,7 +63,8 @@ class RecalledDrafts:
             if not new or room <= 0:
                 drafts.append([])
                 continue
-            request = self._running[batch.req_ids[index]] = runner.requests[batch.req_ids[index]]
+            request_id = batch.req_ids[index]
+            request = self._running[request_id] = runner.requests[request_id]
             text = batch.token_ids_cpu[index, :num_tokens].tobytes()
             drafts.append(what_followed(self._answers.get(_author_of(request), ()), text, room))
         return drafts
