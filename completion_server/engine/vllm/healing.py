@@ -3,11 +3,14 @@
 Lives in the engine core's process. It is a grammar to vLLM, which fills a row of a bitmask for each token of a step,
 drafted ones included, and applies it on every runner. The scheduler takes the grammar away from a request whose text is
 said, so that later steps cost nothing.
+
+The step that ends a prompt verifies drafts, too: the tokens of the given text, which the model most often says. So an
+answer that begins with given text comes as early as another one.
 """
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +19,8 @@ import torch
 from transformers import AutoTokenizer
 from vllm.config import ModelConfig
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
@@ -23,6 +28,7 @@ from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from completion_server.core.vocabulary import Vocabulary, text_tokens
 from completion_server.engine.vllm import BEGINS_WITH
+from completion_server.engine.vllm.patches.drafts import FIRST_DRAFTS
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +48,7 @@ class Masks:
         self.num_words = -(-vocab_size // _WORD_BITS)
         self._vocabulary = Vocabulary(tokens)
         self.row = lru_cache(_MASKS)(self._make_row)
+        self.tokens_saying = lru_cache(_MASKS)(self._find_tokens)
 
     def _make_row(self, rest: bytes) -> torch.Tensor:
         """Return the row [num_words] of the tokens that begin with `rest`, or that `rest` begins with."""
@@ -49,6 +56,14 @@ class Masks:
         for ids in (self._vocabulary.starting_with(rest), self._vocabulary.beginnings_of(rest)):
             is_allowed[np.frombuffer(ids, dtype=np.uint32)] = True
         return torch.from_numpy(np.packbits(is_allowed, bitorder="little").view(np.int32))
+
+    def _find_tokens(self, text: bytes) -> tuple[int, ...]:
+        """Return tokens that say `text`, each the longest that goes on with it; up to where no token does."""
+        found: list[int] = []
+        while text and (ids := self._vocabulary.beginnings_of(text)):
+            found.append(ids[-1])
+            text = text[len(self.text_of(ids[-1], b"")) :]
+        return tuple(found)
 
 
 class GivenBeginning(StructuredOutputGrammar):
@@ -63,6 +78,10 @@ class GivenBeginning(StructuredOutputGrammar):
     def is_said(self) -> bool:
         """Whether any token may follow."""
         return not self._rests[-1]
+
+    def tokens(self) -> Sequence[int]:
+        """Return tokens that say what is still to be said."""
+        return self._masks.tokens_saying(self._rests[-1])
 
     def _rests_after(self, tokens: Iterable[int]) -> Iterator[bytes]:
         """Yield what is still to be said after each token, up to the first one that does not go on with it."""
@@ -144,6 +163,10 @@ class HealingScheduler(Scheduler):
         self._masks = Masks(_tokens_of(getattr(manager, "tokenizer", None), model), model.get_vocab_size())
         manager.backend = _Bitmasks(self._masks.num_words)  # type: ignore[assignment]
         self._beginning: list[tuple[Request, GivenBeginning]] = []
+        self._uncounted: set[str] = set()
+        is_runner_newer = getattr(self, "use_v2_model_runner", False)
+        self.drafts_here = self.num_spec_tokens > 0 and not is_runner_newer
+        """Whether the worker verifies drafts that the scheduler made."""
 
     def add_request(self, request: Request) -> None:
         """Add a request; see vLLM."""
@@ -157,9 +180,59 @@ class HealingScheduler(Scheduler):
             self._beginning.append((request, grammar))
         super().add_request(request)
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+    def first_drafts(self, request: Request, grammar: GivenBeginning | None) -> Sequence[int]:
+        """Return the tokens that the last step of a prompt verifies as drafts."""
+        del request
+        return grammar.tokens() if grammar is not None else ()
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        """Give drafts to requests whose prompts end in this step; vLLM itself drafts from the next one on."""
+        grammars = {request.request_id: grammar for request, grammar in self._beginning}
+        drafts = {}
+        if self.drafts_here and not isinstance(self, AsyncScheduler):  # whose worker verifies none beside a prompt
+            for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
+                request = self.requests[request_id]
+                is_last = request.num_computed_tokens + num_tokens == request.num_prompt_tokens == request.num_tokens
+                if is_last and request_id not in scheduler_output.scheduled_spec_decode_tokens:
+                    drafts[request_id] = list(self.first_drafts(request, grammars.get(request_id)))
+        added = self._add_drafts(scheduler_output, drafts)
+        setattr(scheduler_output, FIRST_DRAFTS, added)
+        super()._update_after_schedule(scheduler_output)
+
+    def _add_drafts(self, output: SchedulerOutput, drafts: Mapping[str, list[int]]) -> set[str]:
+        """Add drafts to a step as far as there is room; return whose were added."""
+        added = set()
+        for request_id, tokens in drafts.items():
+            blocks = self.kv_cache_manager.get_block_ids(request_id)
+            num_tokens = self.requests[request_id].num_tokens
+            room = min(
+                self.num_spec_tokens,
+                self.max_num_scheduled_tokens - output.total_num_scheduled_tokens,
+                min(self.max_model_len, min(map(len, blocks)) * self.block_size) - num_tokens - 1,
+            )
+            if len(blocks) == 1 and (fitting := tokens[: max(0, room)]):
+                output.scheduled_spec_decode_tokens[request_id] = fitting
+                output.num_scheduled_tokens[request_id] += len(fitting)
+                output.total_num_scheduled_tokens += len(fitting)
+                added.add(request_id)
+        return added
+
+    def make_spec_decoding_stats(self, spec_decoding_stats: Any, *args: Any, **kwargs: Any) -> Any:
+        """Count the drafts of a request; see vLLM. Those of a prompt's last step tell nothing of the next ones."""
+        if kwargs.get("request_id") in self._uncounted:
+            return spec_decoding_stats
+        return super().make_spec_decoding_stats(spec_decoding_stats, *args, **kwargs)
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """Take a step's tokens; see vLLM."""
-        outputs = super().update_from_output(*args, **kwargs)
+        self._uncounted = getattr(scheduler_output, FIRST_DRAFTS, set())
+        requests = [self.requests[each] for each in self._uncounted if each in self.requests]
+        metrics = [request.spec_decode_metrics for request in requests]
+        for request in requests:
+            request.spec_decode_metrics = None
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)
+        for request, metric in zip(requests, metrics, strict=True):
+            request.spec_decode_metrics = metric
         if self._beginning:
             for request, grammar in self._beginning:
                 if grammar.is_said:

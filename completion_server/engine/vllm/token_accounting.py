@@ -34,11 +34,11 @@ class GenerationProgress:
         return max(0, self.num_tokens - self.num_steps)
 
     def add(self, num_tokens: int, num_speculative_tokens: int) -> None:
-        """Count the tokens of a step. The first step of a generation verifies no draft."""
+        """Count the tokens of a step. Drafts that the first step of a generation verified do not count."""
         if self.num_steps and self.speculates:
             self.num_drafted += num_speculative_tokens
+        self.num_steps += 1 if self.num_steps else num_tokens
         self.num_tokens += num_tokens
-        self.num_steps += 1
 
 
 @dataclasses.dataclass(slots=True)

@@ -8,10 +8,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from completion_server.core.request import Sampling
-from completion_server.engine.interface import GenerationRequest, constant_lookup
+from completion_server.engine.interface import NGRAM, EngineStep, GenerationRequest, constant_lookup
 from completion_server.text.prompt.loading import load_prompt_builder
 from tests.engine.contract import Result, run_request
 from tests.support.models import TARGET
+from tests.support.vllm import make_vllm_engine
 from tests.unit.text.prompt.prompts import CURSOR, request_at
 
 if TYPE_CHECKING:
@@ -80,6 +81,29 @@ async def test_any_text_can_be_begun_with_and_drafts_change_nothing(
         assert result.num_tokens > 1, "no marker says it"
         texts.add(result.text)
     assert len(texts) == 1
+
+
+async def test_what_is_given_takes_no_step_of_its_own(prompts: list[list[int]]) -> None:
+    """With synchronous scheduling the step that ends a prompt verifies it as drafts, which no figure counts."""
+    engine = make_vllm_engine(f"engine.draft_model={NGRAM}")
+    steps: list[EngineStep] = []
+    await engine.start()
+    try:
+        engine.watch_steps(steps.append)
+        for k, prompt in itertools.product((0, 3), prompts):
+            set_k(engine, k)
+            free = await answer(engine, prompt)
+            cuts = [at for at in range(1, 9) if free.text[at - 1 : at].isascii()]
+            del steps[:]
+            given = [await answer(engine, prompt, free.text[:at]) for at in cuts]
+            assert [free.text[:at] + each.text for at, each in zip(cuts, given, strict=True)] == [free.text] * len(cuts)
+            firsts = [step for step in steps if step.has_prompts]
+            assert len(firsts) == len(cuts)
+            assert any(step.num_tokens > 1 for step in firsts), "else the model chose a longer token at once"
+            assert not any(step.drafted for step in firsts)
+            assert k or {each.last.drafted_tokens + each.last.accepted_draft_tokens for each in given} == {0}
+    finally:
+        await engine.stop()
 
 
 async def test_samples_begin_with_it_and_repeat_by_their_seed(

@@ -1,14 +1,14 @@
-"""n-gram drafts from the last answers to the same user, and from the prompt. Lives in vLLM's worker.
+"""n-gram drafts from the last answers to the same user, and from the prompt. Lives beside vLLM's scheduler.
 
 A user who goes on otherwise than an answer did is soon answered with parts of it again, and vLLM's own lookup knows the
 prompt alone. Drafts change no text, and nobody's hold tokens of another author, who is one user of one tenant.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
+from vllm.v1.request import Request
 
 from completion_server.engine.vllm import AUTHOR
 
@@ -19,7 +19,7 @@ _AUTHORS = 4096
 _TOKEN = np.dtype(np.int32)
 
 
-def what_followed(answers: Sequence[bytes], text: bytes, most: int) -> list[int]:
+def what_followed(answers: Iterable[bytes], text: bytes | bytearray, most: int) -> list[int]:
     """Return up to `most` tokens that followed the last tokens of `text` in an answer, or earlier in `text`.
 
     The longest run of last tokens counts, at the last place in the first of the answers. There are no more drafts than
@@ -36,7 +36,7 @@ def what_followed(answers: Sequence[bytes], text: bytes, most: int) -> list[int]
     return []
 
 
-def _last_place(text: bytes, run: bytes) -> int:
+def _last_place(text: bytes | bytearray, run: bytes | bytearray) -> int:
     """Return the offset of the last place of a run of tokens that another token follows; -1 if there is none."""
     at = text.rfind(run, 0, -_TOKEN.itemsize)
     while at > 0 and at % _TOKEN.itemsize:  # it began within a token
@@ -45,42 +45,39 @@ def _last_place(text: bytes, run: bytes) -> int:
 
 
 class RecalledDrafts:
-    """The drafts of one worker."""
+    """The drafts of one scheduler."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[str, deque[bytes]] = OrderedDict()
         """By author, the newest first; the author of the last answer at the end."""
-        self._running: dict[str, Any] = {}
+        self._running: dict[str, tuple[Request, bytearray]] = {}
+        """By id, with the tokens of the prompt and of the answer so far."""
 
-    def propose(self, runner: Any, sampled: Sequence[Sequence[int]], most: int) -> list[list[int]]:
-        """Return the drafts of each request in the batch of vLLM's model runner, which has sampled these tokens."""
-        self._keep_ended(runner.requests)
-        batch = runner.input_batch
-        drafts: list[list[int]] = []
-        for index, new in enumerate(sampled):
-            num_tokens = int(batch.num_tokens_no_spec[index])
-            room = min(most, runner.max_model_len - num_tokens)
-            if not new or room <= 0:
-                drafts.append([])
-                continue
-            request_id = batch.req_ids[index]
-            request = self._running[request_id] = runner.requests[request_id]
-            text = batch.token_ids_cpu[index, :num_tokens].tobytes()
-            drafts.append(what_followed(self._answers.get(_author_of(request), ()), text, room))
-        return drafts
+    def after(self, request: Request, most: int, said: Sequence[int] = ()) -> list[int]:
+        """Return up to `most` drafts behind the tokens of a request, and those that are `said` behind them."""
+        if most <= 0:
+            return []
+        _, text = self._running.setdefault(request.request_id, (request, bytearray()))
+        text += _packed(request.all_token_ids[len(text) // _TOKEN.itemsize :])
+        answers = self._answers.get(_author_of(request), ())
+        return what_followed(answers, text + _packed(said) if said else text, most)
 
-    def _keep_ended(self, requests: Mapping[str, Any]) -> None:
-        """Keep the answers of requests that are no longer among vLLM's."""
-        for request_id in self._running.keys() - requests.keys():
-            request = self._running.pop(request_id)
-            if (author := _author_of(request)) and request.output_token_ids:
+    def keep_ended(self, requests: Container[str]) -> None:
+        """Keep the answers of requests that are no longer among these."""
+        for request_id in [each for each in self._running if each not in requests]:
+            request, _ = self._running.pop(request_id)
+            if (author := _author_of(request)) and request.num_output_tokens:
                 answers = self._answers.setdefault(author, deque(maxlen=_ANSWERS))
-                answers.appendleft(np.asarray(request.output_token_ids, _TOKEN).tobytes())
+                answers.appendleft(_packed(request.output_token_ids))
                 self._answers.move_to_end(author)
                 if len(self._answers) > _AUTHORS:
                     self._answers.popitem(last=False)
 
 
-def _author_of(request: Any) -> str:
+def _packed(tokens: Sequence[int]) -> bytes:
+    return np.array(tokens, _TOKEN).tobytes()
+
+
+def _author_of(request: Request) -> str:
     extra = request.sampling_params.extra_args if request.sampling_params is not None else None
     return str((extra or {}).get(AUTHOR, ""))

@@ -10,17 +10,23 @@ vLLM leaves `dynamic_sd_lookup` at None if it was configured without a schedule,
 
 A request that refuses drafts has a flag in its sampling parameters. Its drafts are dropped before the step that would
 verify them, as vLLM itself drops drafts that a grammar forbids. If all requests refuse drafts, none are proposed.
+
+n-gram drafts are looked up here instead of in the worker: no exchange with it, and the step that ends a prompt has
+some, too.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.request import Request
 
 from completion_server.engine.vllm import SET_LOOKUP, SPECULATE
-from completion_server.engine.vllm.healing import HealingScheduler
+from completion_server.engine.vllm.drafts.recalled import RecalledDrafts
+from completion_server.engine.vllm.healing import GivenBeginning, HealingScheduler
 from completion_server.engine.vllm.patches.drafts import RUNS_DRAFT, unfetched_drafts
 
 
@@ -35,7 +41,12 @@ class _LookupScheduler(HealingScheduler):
         self._is_supported = all(isinstance(each, list) for each in attributes)
         self._active_lookup: list[int] = self.dynamic_sd_lookup or [] if self._is_supported else []
         self.proposes_drafts = True
-        """Whether the step planned last asks for drafts; read by a patch of vLLM's engine core."""
+        """Whether the step planned last asks the worker for drafts; read by a patch of vLLM's engine core."""
+        method = getattr(self.vllm_config.speculative_config, "method", None)
+        is_recalled = method == "ngram" and self.drafts_here and self._is_supported
+        self._recalled = RecalledDrafts() if is_recalled else None
+        self._none = [0] * len(self._active_lookup)
+        self._k = 0
         unfetched_drafts.apply()
         setattr(EngineCore, SET_LOOKUP, _set_lookup)
 
@@ -55,11 +66,31 @@ class _LookupScheduler(HealingScheduler):
         for request in refusing:
             request.spec_token_ids = []
         is_none_drafted = refusing and len(refusing) == len(self.running)
-        self.dynamic_sd_lookup = [0] * len(lookup) if is_none_drafted else lookup
+        if self._recalled is not None:
+            self._k = lookup[min(len(self.running) + len(self.waiting), len(lookup) - 1)]
+            self._look_up(self._recalled)
+        self.dynamic_sd_lookup = self._none if is_none_drafted or self._recalled is not None else lookup
         output = super().schedule(*args, **kwargs)
-        setattr(output, RUNS_DRAFT, any(lookup))
+        setattr(output, RUNS_DRAFT, self._recalled is None and any(lookup))
         self.proposes_drafts = output.num_spec_tokens_to_schedule > 0
         return output
+
+    def _look_up(self, recalled: RecalledDrafts) -> None:
+        """Give the running requests n-gram drafts."""
+        recalled.keep_ended(self.requests)
+        for request in self.running:
+            if request.num_computed_tokens >= request.num_prompt_tokens and _speculates(request.sampling_params):
+                room = self.max_model_len - request.num_tokens
+                drafts = recalled.after(request, min(self._k, room))
+                request.spec_token_ids = self.structured_output_manager.validate_tokens(request, drafts)
+
+    def first_drafts(self, request: Request, grammar: GivenBeginning | None) -> Sequence[int]:
+        """Return the drafts of a prompt's last step: the given beginning, and what followed it."""
+        given = super().first_drafts(request, grammar)
+        if self._recalled is None or not _speculates(request.sampling_params):
+            return given
+        drafts = [*given, *self._recalled.after(request, self._k - len(given), given)]
+        return drafts if grammar is None else grammar.validate_tokens(drafts)
 
 
 def _set_lookup(core: EngineCore, lookup: list[int]) -> str:

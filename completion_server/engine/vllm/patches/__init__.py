@@ -6,12 +6,7 @@ Imports nothing of vLLM: processes of the engine import this before vLLM.
 import logging
 
 from completion_server.engine.vllm.patches.cpu import compiled_loading, masked_rows, prompt_seeds, sampling_parameters
-from completion_server.engine.vllm.patches.drafts import (
-    plain_sampler,
-    recalled_drafts,
-    skipped_drafts,
-    unfetched_drafts,
-)
+from completion_server.engine.vllm.patches.drafts import plain_sampler, skipped_drafts, unfetched_drafts
 from completion_server.engine.vllm.patches.processes import (
     counted_outputs,
     gloo_device,
@@ -28,7 +23,7 @@ IN_EACH_PROCESS = (idle_polling, gloo_device)
 ON_A_CPU = (sampling_parameters, prompt_seeds, compiled_loading, masked_rows)
 """Applied by the plugin `completion_server_on_cpu`: the first one in each process, the others in the worker."""
 
-WITH_DRAFTS = (plain_sampler, recalled_drafts, skipped_drafts, unfetched_drafts)
+WITH_DRAFTS = (plain_sampler, skipped_drafts, unfetched_drafts)
 """Applied to an engine whose K is live: the last one by the scheduler, the others by the worker's extension."""
 
 WITH_SPANS = (span_exporter, sampled_spans)

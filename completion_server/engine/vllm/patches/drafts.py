@@ -6,7 +6,9 @@ from typing import Any
 from completion_server.engine.vllm.patches.patch import patching
 
 RUNS_DRAFT = "completion_server_runs_draft"
-"""Attribute that the scheduler adds to vLLM's output of a step: False if the draft model is switched off."""
+"""Attribute that the scheduler adds to vLLM's plan of a step: False if the draft model is switched off."""
+FIRST_DRAFTS = "completion_server_first_drafts"
+"""Attribute added likewise: the requests whose drafts are those of a prompt's last step."""
 
 
 @patching(
@@ -43,7 +45,9 @@ def skipped_drafts(propose: Callable[..., Any]) -> Callable[..., Any]:
 
     def propose_if_wanted(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Return drafts [num_reqs, K]; without a pass of the draft model if nothing needs one."""
-        if not needs_no_draft(scheduler_output):
+        has_cache = self.speculative_config.method != "ngram"
+        is_wanted = scheduler_output.num_spec_tokens_to_schedule > 0
+        if is_wanted or (has_cache and not needs_no_draft(scheduler_output)):
             return propose(self, scheduler_output, *args, **kwargs)
         if not self.speculative_config.uses_draft_model():  # vLLM takes other drafts as lists
             return [[] for _ in range(self.input_batch.num_reqs)]
@@ -53,34 +57,19 @@ def skipped_drafts(propose: Callable[..., Any]) -> Callable[..., Any]:
     return propose_if_wanted
 
 
-@patching(
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
-    fault="n-gram drafts come from the prompt alone",
-    digests={"0.32": "a60269aca9de4e25", "0.33": "9db461529ab7e17c"},
-)
-def recalled_drafts(propose: Callable[..., Any]) -> Callable[..., Any]:
-    """Take n-gram drafts from the last answers to the same user, too; see `drafts.recalled`."""
-    from completion_server.engine.vllm.drafts.recalled import RecalledDrafts
-
-    recalled = RecalledDrafts()
-
-    def propose_recalled(self: Any, scheduler_output: Any, sampled: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.speculative_config.method != "ngram":
-            return propose(self, scheduler_output, sampled, *args, **kwargs)
-        return recalled.propose(self, sampled, scheduler_output.num_spec_tokens_to_schedule)
-
-    return propose_recalled
-
-
 def needs_no_draft(scheduler_output: Any) -> bool:
-    """Return whether a step needs no pass of the draft model: it verifies no draft, wants none, and computes no prompt.
+    """Return whether a step needs no pass of the draft model: it wants no drafts, verifies none, computes no prompt.
 
-    The prompt does not matter while drafts are switched off.
+    The prompt, and what its last step verifies, do not matter while drafts are switched off.
     """
-    if scheduler_output.num_spec_tokens_to_schedule or scheduler_output.scheduled_spec_decode_tokens:
+    is_on = getattr(scheduler_output, RUNS_DRAFT, True)
+    verified = set(scheduler_output.scheduled_spec_decode_tokens)
+    if not is_on:
+        verified -= getattr(scheduler_output, FIRST_DRAFTS, set())
+    if scheduler_output.num_spec_tokens_to_schedule or verified:
         return False
     has_prompts = scheduler_output.total_num_scheduled_tokens > len(scheduler_output.num_scheduled_tokens)
-    return not (has_prompts and getattr(scheduler_output, RUNS_DRAFT, True))
+    return not (has_prompts and is_on)
 
 
 @patching(

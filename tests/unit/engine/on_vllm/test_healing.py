@@ -58,6 +58,11 @@ def test_it_goes_on_token_by_token_and_back(masks: Masks) -> None:
     assert not state.is_terminated()
 
 
+@pytest.mark.parametrize(("text", "tokens"), [("abc", (2,)), ("abb", (10, 3)), ("cé", (5, 8)), ("az", (0,)), ("z", ())])
+def test_the_longest_tokens_say_a_text(masks: Masks, text: str, tokens: tuple[int, ...]) -> None:
+    assert GivenBeginning(masks, text).tokens() == tokens
+
+
 def test_a_token_of_a_marker_does_not_go_on(masks: Masks) -> None:
     assert GivenBeginning(masks, "ab").validate_tokens([39]) == []
 

@@ -137,6 +137,7 @@ class Step:
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
     num_scheduled_tokens: dict[str, int] = field(default_factory=lambda: {"a": 1, "b": 1})
     completion_server_runs_draft: bool = True
+    completion_server_first_drafts: set[str] = field(default_factory=set)
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -156,6 +157,10 @@ class Step:
         pytest.param(
             Step(0, {"a": [7]}, {"a": 2, "b": 1}, completion_server_runs_draft=False),
             False, id="the last drafts are verified",
+        ),
+        pytest.param(
+            Step(0, {"a": [7]}, {"a": 41}, completion_server_runs_draft=False, completion_server_first_drafts={"a"}),
+            True, id="what an answer must begin with is verified while drafts are switched off",
         ),
     ],
 )  # fmt: skip

@@ -1,13 +1,19 @@
 """n-gram drafts from the last answers to the same user."""
 
-from types import SimpleNamespace
-from typing import Any
+import warnings
 
 import numpy as np
 import pytest
 
 from completion_server.engine.vllm import AUTHOR
-from completion_server.engine.vllm.drafts.recalled import RecalledDrafts, what_followed
+
+pytest.importorskip("vllm")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of vLLM's own imports
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    from completion_server.engine.vllm.drafts.recalled import RecalledDrafts, what_followed
 
 BOUNDARY = 0x01000000
 """Beside 1 its bytes hold those of 256, across both tokens."""
@@ -42,61 +48,37 @@ def test_drafts_follow_the_longest_run_of_last_tokens(
     assert what_followed([packed(*each) for each in answers], packed(*text), most) == expected
 
 
-class Runner:
-    """What is read of vLLM's model runner."""
-
-    max_model_len = 16
-
-    def __init__(self) -> None:
-        self.requests: dict[str, Any] = {}
-        self.input_batch = SimpleNamespace(
-            req_ids=[], num_tokens_no_spec=np.zeros(4, np.int32), token_ids_cpu=np.zeros((4, 16), np.int32)
-        )
-
-    def add(self, request_id: str, author: str, tokens: tuple[int, ...], answer: tuple[int, ...]) -> None:
-        extra = {AUTHOR: author} if author else None
-        self.requests[request_id] = SimpleNamespace(
-            sampling_params=SimpleNamespace(extra_args=extra), output_token_ids=list(answer)
-        )
-        index, whole = len(self.input_batch.req_ids), (*tokens, *answer)
-        self.input_batch.req_ids.append(request_id)
-        self.input_batch.num_tokens_no_spec[index] = len(whole)
-        self.input_batch.token_ids_cpu[index, : len(whole)] = whole
-
-    def end(self) -> None:
-        self.requests.clear()
-        self.input_batch.req_ids.clear()
+def running(request_id: str, author: str, prompt: tuple[int, ...], answer: tuple[int, ...] = ()) -> Request:
+    extra = {AUTHOR: author} if author else None
+    request = Request(request_id, list(prompt), SamplingParams(max_tokens=64, extra_args=extra), None)
+    request.append_output_token_ids(list(answer))
+    return request
 
 
 def test_an_author_has_drafts_from_the_own_answers_alone() -> None:
-    runner, drafts = Runner(), RecalledDrafts()
-    runner.add("a", "ann", (1,), (5, 6, 7))
-    runner.add("b", "bob", (1,), (5, 8))
-    runner.add("c", "", (1,), (5, 9))
-    assert drafts.propose(runner, [[7], [8], [9]], 3) == [[], [], []]
-    runner.end()
-    for number, author in enumerate(("ann", "bob", "", "eve")):
-        runner.add(str(number), author, (2,), (5,))
-    assert drafts.propose(runner, [[5]] * 4, 3) == [[6], [8], [], []]
-    assert drafts.propose(runner, [[], [5], [5], [5]], 3) == [[], [8], [], []], "nothing sampled: its prompt goes on"
+    drafts = RecalledDrafts()
+    ended = [running("a", "ann", (1,), (5, 6, 7)), running("b", "bob", (1,), (5, 8)), running("c", "", (1,), (5, 9))]
+    assert [drafts.after(each, 3) for each in ended] == [[], [], []]
+    drafts.keep_ended(())
+    asking = [running(str(number), author, (2,), (5,)) for number, author in enumerate(("ann", "bob", "", "eve"))]
+    assert [drafts.after(each, 3) for each in asking] == [[6], [8], [], []]
+    assert drafts.after(asking[0], 0) == []
 
 
 def test_the_last_four_answers_are_kept() -> None:
-    runner, drafts = Runner(), RecalledDrafts()
+    drafts = RecalledDrafts()
     for number in range(5):
-        runner.add(f"ann-{number}", "ann", (), (number, 50 + number))
-        drafts.propose(runner, [[0]], 3)
-        runner.end()
+        drafts.after(running(f"ann-{number}", "ann", (0,), (number, 50 + number)), 3)
+        drafts.keep_ended(())
     for first, expected in ((0, []), (1, [51]), (4, [54])):
-        runner.add("asks", "ann", (first,), ())
-        assert drafts.propose(runner, [[first]], 3) == [expected]
-        runner.end()
+        assert drafts.after(running(f"asks-{first}", "ann", (first,)), 3) == expected
 
 
-def test_no_draft_goes_beyond_the_longest_sequence() -> None:
-    runner, drafts = Runner(), RecalledDrafts()
-    runner.add("a", "", (1, 2, 3, 4) * 3, (1, 2, 3))
-    assert drafts.propose(runner, [[3]], 3) == [[4]]
-    runner.end()
-    runner.add("b", "", (1, 2, 3, 4) * 4, ())
-    assert drafts.propose(runner, [[4]], 3) == [[]]
+def test_drafts_follow_new_tokens_and_those_said() -> None:
+    drafts, request = RecalledDrafts(), running("a", "", (1, 2, 3, 4, 1))
+    assert drafts.after(request, 3) == [2]
+    assert drafts.after(request, 3, said=(2,)) == [3, 4]
+    request.append_output_token_ids([2, 3])
+    assert drafts.after(request, 3) == [4, 1, 2]
+    drafts.keep_ended({"a"})
+    assert drafts.after(request, 3) == [4, 1, 2]
