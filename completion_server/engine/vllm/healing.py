@@ -4,13 +4,13 @@ Lives in the engine core's process. It is a grammar to vLLM, which fills a row o
 drafted ones included, and applies it on every runner. The scheduler takes the grammar away from a request whose text is
 said, so that later steps cost nothing.
 
-The step that ends a prompt verifies drafts, too: the tokens of the given text, which the model most often says. So an
-answer that begins with given text comes as early as another one.
+The step that ends a prompt verifies drafts, too, if the engine has some: the tokens of the given text, which otherwise
+take steps of their own wherever the model says them just so.
 """
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,6 @@ import torch
 from transformers import AutoTokenizer
 from vllm.config import ModelConfig
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
@@ -28,7 +27,6 @@ from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from completion_server.core.vocabulary import Vocabulary, text_tokens
 from completion_server.engine.vllm import BEGINS_WITH
-from completion_server.engine.vllm.patches.drafts import FIRST_DRAFTS
 
 logger = logging.getLogger(__name__)
 
@@ -163,10 +161,21 @@ class HealingScheduler(Scheduler):
         self._masks = Masks(_tokens_of(getattr(manager, "tokenizer", None), model), model.get_vocab_size())
         manager.backend = _Bitmasks(self._masks.num_words)  # type: ignore[assignment]
         self._beginning: list[tuple[Request, GivenBeginning]] = []
+        self.drafts_here = self._verifies_drafts_of_here()
+        """Whether the worker verifies drafts that the scheduler made, also in the step that ends a prompt."""
         self._uncounted: set[str] = set()
-        is_runner_newer = getattr(self, "use_v2_model_runner", False)
-        self.drafts_here = self.num_spec_tokens > 0 and not is_runner_newer
-        """Whether the worker verifies drafts that the scheduler made."""
+        """The requests with such drafts in the step that runs."""
+        if self.drafts_here:
+            self.num_lookahead_tokens += self.num_spec_tokens  # vLLM allocates the places
+
+    def _verifies_drafts_of_here(self) -> bool:
+        config = self.vllm_config
+        speculative = config.speculative_config
+        if speculative is None or not self.num_spec_tokens or getattr(self, "use_v2_model_runner", True):
+            return False
+        # With a second step in flight the worker takes the tokens of one with drafts for one token and its drafts.
+        is_alone = config.max_concurrent_batches == 1
+        return is_alone and not self.has_mamba_layers and speculative.draft_sample_method == "greedy"
 
     def add_request(self, request: Request) -> None:
         """Add a request; see vLLM."""
@@ -180,42 +189,39 @@ class HealingScheduler(Scheduler):
             self._beginning.append((request, grammar))
         super().add_request(request)
 
-    def first_drafts(self, request: Request, grammar: GivenBeginning | None) -> Sequence[int]:
+    def first_drafts(self, request: Request) -> list[int]:
         """Return the tokens that the last step of a prompt verifies as drafts."""
-        del request
-        return grammar.tokens() if grammar is not None else ()
+        structured = request.structured_output_request
+        grammar = structured.grammar if structured is not None else None
+        return list(grammar.tokens()) if isinstance(grammar, GivenBeginning) else []
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """Give drafts to requests whose prompts end in this step; vLLM itself drafts from the next one on."""
-        grammars = {request.request_id: grammar for request, grammar in self._beginning}
-        drafts = {}
-        if self.drafts_here and not isinstance(self, AsyncScheduler):  # whose worker verifies none beside a prompt
-            for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
-                request = self.requests[request_id]
-                is_last = request.num_computed_tokens + num_tokens == request.num_prompt_tokens == request.num_tokens
-                if is_last and request_id not in scheduler_output.scheduled_spec_decode_tokens:
-                    drafts[request_id] = list(self.first_drafts(request, grammars.get(request_id)))
-        added = self._add_drafts(scheduler_output, drafts)
-        setattr(scheduler_output, FIRST_DRAFTS, added)
+        self._uncounted = set()
+        if self.drafts_here:
+            self._add_first_drafts(scheduler_output)
         super()._update_after_schedule(scheduler_output)
 
-    def _add_drafts(self, output: SchedulerOutput, drafts: Mapping[str, list[int]]) -> set[str]:
-        """Add drafts to a step as far as there is room; return whose were added."""
-        added = set()
-        for request_id, tokens in drafts.items():
-            blocks = self.kv_cache_manager.get_block_ids(request_id)
-            num_tokens = self.requests[request_id].num_tokens
+    def _add_first_drafts(self, output: SchedulerOutput) -> None:
+        planned, speculative = output.num_scheduled_tokens, self.vllm_config.speculative_config
+        assert speculative is not None
+        slots = speculative.max_num_new_slots_for_drafting * len(planned)  # the draft model's inputs are longer
+        budget = min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens - slots)
+        for request_id, num_tokens in planned.items():
+            request = self.requests[request_id]
+            is_last = request.num_computed_tokens + num_tokens == request.num_prompt_tokens == request.num_tokens
+            if not is_last or request_id in output.scheduled_spec_decode_tokens:
+                continue
             room = min(
                 self.num_spec_tokens,
-                self.max_num_scheduled_tokens - output.total_num_scheduled_tokens,
-                min(self.max_model_len, min(map(len, blocks)) * self.block_size) - num_tokens - 1,
+                budget - output.total_num_scheduled_tokens,
+                self.max_model_len - request.num_tokens - 1,
             )
-            if len(blocks) == 1 and (fitting := tokens[: max(0, room)]):
-                output.scheduled_spec_decode_tokens[request_id] = fitting
-                output.num_scheduled_tokens[request_id] += len(fitting)
-                output.total_num_scheduled_tokens += len(fitting)
-                added.add(request_id)
-        return added
+            if drafts := self.first_drafts(request)[: max(0, room)]:
+                output.scheduled_spec_decode_tokens[request_id] = drafts
+                planned[request_id] += len(drafts)
+                output.total_num_scheduled_tokens += len(drafts)
+                self._uncounted.add(request_id)
 
     def make_spec_decoding_stats(self, spec_decoding_stats: Any, *args: Any, **kwargs: Any) -> Any:
         """Count the drafts of a request; see vLLM. Those of a prompt's last step tell nothing of the next ones."""
@@ -225,7 +231,6 @@ class HealingScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """Take a step's tokens; see vLLM."""
-        self._uncounted = getattr(scheduler_output, FIRST_DRAFTS, set())
         requests = [self.requests[each] for each in self._uncounted if each in self.requests]
         metrics = [request.spec_decode_metrics for request in requests]
         for request in requests:

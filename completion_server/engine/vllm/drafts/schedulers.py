@@ -1,6 +1,6 @@
 """vLLM's schedulers with a K that changes at run time; they live in the engine core's process.
 
-They rely on four properties of vLLM: its configuration names the scheduler's class (`scheduler_cls`), this scheduler
+They rely on these properties of vLLM: its configuration names the scheduler's class (`scheduler_cls`), this scheduler
 reads its attribute `dynamic_sd_lookup`, K by number of sequences, at each step, it has its requests in `running`, and
 clients can call any method of the engine core, which runs it between two steps. In a version without
 `dynamic_sd_lookup` or `running` the scheduler stays unchanged, and says so when K is set.
@@ -12,10 +12,9 @@ A request that refuses drafts has a flag in its sampling parameters. Its drafts 
 verify them, as vLLM itself drops drafts that a grammar forbids. If all requests refuse drafts, none are proposed.
 
 n-gram drafts are looked up here instead of in the worker: no exchange with it, and the step that ends a prompt has
-some, too.
+some, too. A request that refuses drafts has there what it must begin with.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
@@ -26,7 +25,7 @@ from vllm.v1.request import Request
 
 from completion_server.engine.vllm import SET_LOOKUP, SPECULATE
 from completion_server.engine.vllm.drafts.recalled import RecalledDrafts
-from completion_server.engine.vllm.healing import GivenBeginning, HealingScheduler
+from completion_server.engine.vllm.healing import HealingScheduler
 from completion_server.engine.vllm.patches.drafts import RUNS_DRAFT, unfetched_drafts
 
 
@@ -47,6 +46,7 @@ class _LookupScheduler(HealingScheduler):
         self._recalled = RecalledDrafts() if is_recalled else None
         self._none = [0] * len(self._active_lookup)
         self._k = 0
+        """That of the step, if all that wait are in it."""
         unfetched_drafts.apply()
         setattr(EngineCore, SET_LOOKUP, _set_lookup)
 
@@ -84,13 +84,13 @@ class _LookupScheduler(HealingScheduler):
                 drafts = recalled.after(request, min(self._k, room))
                 request.spec_token_ids = self.structured_output_manager.validate_tokens(request, drafts)
 
-    def first_drafts(self, request: Request, grammar: GivenBeginning | None) -> Sequence[int]:
+    def first_drafts(self, request: Request) -> list[int]:
         """Return the drafts of a prompt's last step: the given beginning, and what followed it."""
-        given = super().first_drafts(request, grammar)
+        given = super().first_drafts(request)
         if self._recalled is None or not _speculates(request.sampling_params):
             return given
         drafts = [*given, *self._recalled.after(request, self._k - len(given), given)]
-        return drafts if grammar is None else grammar.validate_tokens(drafts)
+        return self.structured_output_manager.validate_tokens(request, drafts)
 
 
 def _set_lookup(core: EngineCore, lookup: list[int]) -> str:

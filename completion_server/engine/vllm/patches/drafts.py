@@ -7,8 +7,6 @@ from completion_server.engine.vllm.patches.patch import patching
 
 RUNS_DRAFT = "completion_server_runs_draft"
 """Attribute that the scheduler adds to vLLM's plan of a step: False if the draft model is switched off."""
-FIRST_DRAFTS = "completion_server_first_drafts"
-"""Attribute added likewise: the requests whose drafts are those of a prompt's last step."""
 
 
 @patching(
@@ -47,7 +45,7 @@ def skipped_drafts(propose: Callable[..., Any]) -> Callable[..., Any]:
         """Return drafts [num_reqs, K]; without a pass of the draft model if nothing needs one."""
         has_cache = self.speculative_config.method != "ngram"
         is_wanted = scheduler_output.num_spec_tokens_to_schedule > 0
-        if is_wanted or (has_cache and not needs_no_draft(scheduler_output)):
+        if is_wanted or (has_cache and not needs_no_draft(scheduler_output, is_async=self.use_async_scheduling)):
             return propose(self, scheduler_output, *args, **kwargs)
         if not self.speculative_config.uses_draft_model():  # vLLM takes other drafts as lists
             return [[] for _ in range(self.input_batch.num_reqs)]
@@ -57,16 +55,16 @@ def skipped_drafts(propose: Callable[..., Any]) -> Callable[..., Any]:
     return propose_if_wanted
 
 
-def needs_no_draft(scheduler_output: Any) -> bool:
+def needs_no_draft(scheduler_output: Any, *, is_async: bool) -> bool:
     """Return whether a step needs no pass of the draft model: it wants no drafts, verifies none, computes no prompt.
 
-    The prompt, and what its last step verifies, do not matter while drafts are switched off.
+    While drafts are switched off the prompt does not matter, nor what is verified. Only with asynchronous scheduling
+    vLLM counts the verified tokens beside that pass.
     """
     is_on = getattr(scheduler_output, RUNS_DRAFT, True)
-    verified = set(scheduler_output.scheduled_spec_decode_tokens)
-    if not is_on:
-        verified -= getattr(scheduler_output, FIRST_DRAFTS, set())
-    if scheduler_output.num_spec_tokens_to_schedule or verified:
+    if scheduler_output.num_spec_tokens_to_schedule:
+        return False
+    if scheduler_output.scheduled_spec_decode_tokens and (is_on or is_async):
         return False
     has_prompts = scheduler_output.total_num_scheduled_tokens > len(scheduler_output.num_scheduled_tokens)
     return not (has_prompts and is_on)

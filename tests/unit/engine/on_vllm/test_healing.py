@@ -1,6 +1,7 @@
 """The masks of an answer's beginning, its state, and how a CPU applies them."""
 
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +12,11 @@ from completion_server.engine.vllm.patches.cpu import masked_rows
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of vLLM's own imports
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
     from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
-    from completion_server.engine.vllm.healing import GivenBeginning, Masks
+    from completion_server.engine.vllm.healing import GivenBeginning, HealingScheduler, Masks
 
 TOKENS = dict(enumerate([b"a", b"ab", b"abc", b"b", b"bc", b"c", b"\xc3", b"\xa9", "é".encode(), "éa".encode(), b"ab"]))
 SIZE = 40
@@ -61,6 +64,44 @@ def test_it_goes_on_token_by_token_and_back(masks: Masks) -> None:
 @pytest.mark.parametrize(("text", "tokens"), [("abc", (2,)), ("abb", (10, 3)), ("cé", (5, 8)), ("az", (0,)), ("z", ())])
 def test_the_longest_tokens_say_a_text(masks: Masks, text: str, tokens: tuple[int, ...]) -> None:
     assert GivenBeginning(masks, text).tokens() == tokens
+
+
+@pytest.mark.parametrize(
+    ("planned", "max_batched", "max_len", "expected"),
+    [
+        ({"begun": 20}, 64, 64, {"begun": [2, 3]}),
+        ({"begun": 12}, 64, 64, {}),  # its prompt goes on
+        ({"begun": 20, "mate": 40}, 64, 64, {"begun": [2, 3]}),
+        ({"begun": 20, "mate": 41}, 64, 64, {"begun": [2]}),  # the draft model needs a place for each request
+        ({"begun": 20, "mate": 42}, 64, 64, {}),
+        ({"begun": 20}, 64, 22, {"begun": [2]}),
+    ],
+)
+def test_a_prompt_s_last_step_has_as_many_drafts_as_there_is_room(
+    masks: Masks, planned: dict[str, int], max_batched: int, max_len: int, expected: dict[str, list[int]]
+) -> None:
+    begun, mate = (
+        Request(name, [1] * size, SamplingParams(max_tokens=8), None) for name, size in (("begun", 20), ("mate", 90))
+    )
+    begun.structured_output_request = SimpleNamespace(grammar=GivenBeginning(masks, "abcb"))  # type: ignore[assignment]
+    scheduler = SimpleNamespace(
+        vllm_config=SimpleNamespace(speculative_config=SimpleNamespace(max_num_new_slots_for_drafting=1)),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=max_batched),
+        max_num_scheduled_tokens=max_batched, max_model_len=max_len, num_spec_tokens=3,
+        requests={"begun": begun, "mate": mate}, _uncounted=set(),
+    )  # fmt: skip
+    scheduler.first_drafts = partial(HealingScheduler.first_drafts, scheduler)
+    step = SimpleNamespace(
+        num_scheduled_tokens=dict(planned), total_num_scheduled_tokens=sum(planned.values()),
+        scheduled_spec_decode_tokens={},
+    )  # fmt: skip
+    HealingScheduler._add_first_drafts(scheduler, step)  # type: ignore[arg-type]
+    assert step.scheduled_spec_decode_tokens == expected
+    num_added = sum(map(len, expected.values()))
+    assert (
+        step.total_num_scheduled_tokens == sum(step.num_scheduled_tokens.values()) == sum(planned.values()) + num_added
+    )
+    assert scheduler._uncounted == set(expected)
 
 
 def test_a_token_of_a_marker_does_not_go_on(masks: Masks) -> None:

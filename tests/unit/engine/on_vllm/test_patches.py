@@ -137,7 +137,6 @@ class Step:
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
     num_scheduled_tokens: dict[str, int] = field(default_factory=lambda: {"a": 1, "b": 1})
     completion_server_runs_draft: bool = True
-    completion_server_first_drafts: set[str] = field(default_factory=set)
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -145,27 +144,28 @@ class Step:
 
 
 @pytest.mark.parametrize(
-    ("step", "is_unneeded"),
+    ("step", "is_async", "is_unneeded"),
     [
-        pytest.param(Step(), True, id="no drafts are wanted"),
-        pytest.param(Step(num_spec_tokens_to_schedule=1), False, id="drafts are wanted"),
-        pytest.param(Step(num_scheduled_tokens={"a": 1, "b": 40}), False, id="a prompt is computed"),
+        pytest.param(Step(), True, True, id="no drafts are wanted"),
+        pytest.param(Step(num_spec_tokens_to_schedule=1), False, False, id="drafts are wanted"),
+        pytest.param(Step(num_scheduled_tokens={"a": 1, "b": 40}), False, False, id="a prompt is computed"),
         pytest.param(
             Step(num_scheduled_tokens={"a": 1, "b": 40}, completion_server_runs_draft=False),
-            True, id="a prompt is computed while drafts are switched off",
+            True, True, id="a prompt is computed while drafts are switched off",
         ),
+        pytest.param(Step(0, {"a": [7]}, {"a": 2, "b": 1}), False, False, id="drafts are verified"),
         pytest.param(
             Step(0, {"a": [7]}, {"a": 2, "b": 1}, completion_server_runs_draft=False),
-            False, id="the last drafts are verified",
+            True, False, id="the last drafts are verified by an asynchronous worker",
         ),
         pytest.param(
-            Step(0, {"a": [7]}, {"a": 41}, completion_server_runs_draft=False, completion_server_first_drafts={"a"}),
-            True, id="what an answer must begin with is verified while drafts are switched off",
+            Step(0, {"a": [7]}, {"a": 41}, completion_server_runs_draft=False),
+            False, True, id="what an answer must begin with is verified while drafts are switched off",
         ),
     ],
 )  # fmt: skip
-def test_the_draft_model_runs_where_drafts_or_its_cache_need_it(step: Step, is_unneeded: bool) -> None:
-    assert needs_no_draft(step) == is_unneeded
+def test_the_draft_model_runs_where_drafts_or_its_cache_need_it(step: Step, is_async: bool, is_unneeded: bool) -> None:
+    assert needs_no_draft(step, is_async=is_async) == is_unneeded
 
 
 TIMEOUT_S = 3  # without the patch the reader looks again after five seconds
