@@ -229,13 +229,13 @@ class HealingScheduler(Scheduler):
             return spec_decoding_stats
         return super().make_spec_decoding_stats(spec_decoding_stats, *args, **kwargs)
 
-    def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         """Take a step's tokens; see vLLM."""
         requests = [self.requests[each] for each in self._uncounted if each in self.requests]
         metrics = [request.spec_decode_metrics for request in requests]
         for request in requests:
             request.spec_decode_metrics = None
-        outputs = super().update_from_output(scheduler_output, *args, **kwargs)
+        outputs = super().update_from_output(*args, **kwargs)
         for request, metric in zip(requests, metrics, strict=True):
             request.spec_decode_metrics = metric
         if self._beginning:

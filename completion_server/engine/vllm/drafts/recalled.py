@@ -1,7 +1,7 @@
 """n-gram drafts from the last answers to the same user, and from the prompt. Lives beside vLLM's scheduler.
 
 A user who goes on otherwise than an answer did is soon answered with parts of it again, and vLLM's own lookup knows the
-prompt alone. Drafts change no text, and nobody's hold tokens of another author, who is one user of one tenant.
+request's text alone. Drafts change no text, and nobody's hold tokens of another author, who is one user of one tenant.
 """
 
 from collections import OrderedDict, deque

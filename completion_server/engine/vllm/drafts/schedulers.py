@@ -44,7 +44,6 @@ class _LookupScheduler(HealingScheduler):
         method = getattr(self.vllm_config.speculative_config, "method", None)
         is_recalled = method == "ngram" and self.drafts_here and self._is_supported
         self._recalled = RecalledDrafts() if is_recalled else None
-        self._none = [0] * len(self._active_lookup)
         self._k = 0
         """That of the step, if all that wait are in it."""
         unfetched_drafts.apply()
@@ -69,7 +68,8 @@ class _LookupScheduler(HealingScheduler):
         if self._recalled is not None:
             self._k = lookup[min(len(self.running) + len(self.waiting), len(lookup) - 1)]
             self._look_up(self._recalled)
-        self.dynamic_sd_lookup = self._none if is_none_drafted or self._recalled is not None else lookup
+        asks_worker = self._recalled is None and not is_none_drafted
+        self.dynamic_sd_lookup = lookup if asks_worker else [0] * len(lookup)
         output = super().schedule(*args, **kwargs)
         setattr(output, RUNS_DRAFT, self._recalled is None and any(lookup))
         self.proposes_drafts = output.num_spec_tokens_to_schedule > 0
