@@ -1,4 +1,4 @@
-"""The commands that make what models learn from: `corpus`, `tokenizer`, `data` and `generate`."""
+"""The commands that make what models learn from: `corpus`, `tokenizer`, `data`, `generate` and `label`."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -37,6 +37,8 @@ from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import load_encoder, write_tokenizer
 from draft_model.distil import GenerationSettings, draw_cursors
 from draft_model.distil import generate as write_generated
+from draft_model.labels import NUM_LABELS
+from draft_model.labels import label as write_labels
 
 Paths = tuple[Path, ...]
 SEED = 30
@@ -205,3 +207,24 @@ def generate(
     with counting("cursors") as on_done:
         written = write_generated(target, encoder, cursors, settings, out, options=engine_options, on_done=on_done)
     click.echo(f"{out}: {written:,} completions")
+
+
+@click.command()
+@click.option("--target", type=FOLDER, required=True, help="The target, in the Hugging Face layout.")
+@click.option("--data", "data_folder", type=FOLDER, default=WORK / "data", help="From `draft-model data`.")
+@click.option("--out", type=FOLDER, required=True, help="The labelled data, for `draft-model train --data`.")
+@click.option("--tokens", type=number, required=True, help="Tokens to label, rounded up to whole shards.")
+def label(*, target: Path, data_folder: Path, out: Path, tokens: int) -> None:
+    """Let the target say which tokens it finds likely behind each token of the data, for a draft to learn from.
+
+    It computes each token once; `draft-model train` can take many passes over the labels. After an interruption the
+    same command continues.
+
+    \b
+    Example:
+      draft-model label --target TARGET --data data --out labelled --tokens 1e6
+      draft-model train --preset embedded-draft --data labelled --out run --tokens 8e6 --vocabulary 16000
+    """
+    with counting("tokens") as on_done:
+        settings = write_labels(target, data_folder, out, tokens, on_done)
+    click.echo(f"{out}: {settings.made_tokens:,} tokens, {NUM_LABELS} labels each")

@@ -15,7 +15,7 @@ from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.filters import DEFAULT_SUFFIXES, Rules
 from draft_model.corpus.readers import read_repositories
 from draft_model.corpus.store import MANIFEST
-from draft_model.data.shards import DataSettings
+from draft_model.data.shards import LABELLED_BY, DataSettings, read_manifest
 from draft_model.models import CONFIG
 from draft_model.pair import BuildSettings, build_pair
 from draft_model.training.plan import DEFAULT_UTILISATION, GPUS, make_plan
@@ -35,13 +35,21 @@ KNOWN = ", ".join(sorted(PRESETS))
     "--start-from", type=FOLDER,
     help="Start with layers of this model, which has more of them and the same widths: the embedded draft's target.",
 )  # fmt: skip
-@click.option("--teacher", type=FOLDER, help="Learn this target's distribution too.")
-@click.option("--mix", type=SHARE, help=f"Share of the teacher in the loss.  [default: {MIX}]")
+@click.option(
+    "--teacher", type=FOLDER, help="Learn this target's distribution too; data from `draft-model label` needs none."
+)
+@click.option("--mix", type=SHARE, help=f"Share of the teacher, or of the labels, in the loss.  [default: {MIX}]")
+@click.option(
+    "--vocabulary", type=click.IntRange(min=2),
+    help="Tell only this many tokens apart, the most frequent of the data: for a small draft of a large vocabulary. "
+    "vLLM serves it all the same.  [default: all]",
+)  # fmt: skip
 @click.option("--checkpoint-steps", type=COUNT, default=CHECKPOINT_STEPS, help="From a checkpoint to the next one.")
 @click.option("--compile", "is_compiled", is_flag=True, help="Use torch.compile, which needs a C++ compiler.")
 def train(
     *, preset: str, data_folder: Path, out: Path, tokens: int | None, batch_tokens: int | None,
-    start_from: Path | None, teacher: Path | None, mix: float | None, checkpoint_steps: int, is_compiled: bool,
+    start_from: Path | None, teacher: Path | None, mix: float | None, vocabulary: int | None, checkpoint_steps: int,
+    is_compiled: bool,
 ) -> None:  # fmt: skip
     """Train a preset. After an interruption the same command continues from its last checkpoint.
 
@@ -50,18 +58,22 @@ def train(
       draft-model train --preset embedded-draft --out work/embedded/draft --tokens 30e6
       draft-model train --preset embedded-draft --out work/embedded/distilled --teacher work/embedded/target/model \\
           --start-from work/embedded/target/model
+      draft-model train --preset embedded-draft --data labelled --out run --tokens 8e6 --vocabulary 16000
       torchrun --nproc-per-node 8 -m draft_model train --preset draft-1b --data data --out run --tokens 50e9
       tensorboard --logdir run
     """
-    if mix is not None and teacher is None:
-        raise click.UsageError("--mix has no effect without --teacher")
+    if mix is not None and teacher is None and LABELLED_BY not in read_manifest(data_folder):
+        raise click.UsageError("--mix has no effect without --teacher or data from `draft-model label`")
     given: dict[str, Any] = {
         name: value for name, value in (("num_tokens", tokens), ("batch_tokens", batch_tokens)) if value
     }
     chosen = replace(find_preset(preset), **given)
     lineage, is_first = Lineage(start_from, teacher, MIX if mix is None else mix), os.environ.get("RANK", "0") == "0"
     with counting("training", has_bar=False) if is_first else nullcontext():
-        run_training(chosen, data_folder, out, lineage, is_compiled=is_compiled, checkpoint_steps=checkpoint_steps)
+        run_training(
+            chosen, data_folder, out, lineage, vocabulary=vocabulary, is_compiled=is_compiled,
+            checkpoint_steps=checkpoint_steps,
+        )  # fmt: skip
     if is_first:
         click.echo(f"{out / MODEL}: {chosen.num_steps * chosen.batch_tokens:,} tokens in {chosen.num_steps:,} steps")
 

@@ -10,7 +10,7 @@ missing shards are made, and several can be made at the same time.
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -33,6 +33,12 @@ TOKENIZER = "tokenizer"
 SHARD = "dataset_info.json"
 """The file that marks a shard's folder."""
 SLOTS_A_ROUND = 1 << 24
+LABELLED_BY = "target"
+"""The manifest's field with the digest of the target that labelled the data."""
+IDS, MIDDLE, ROW_TOKENS, LIKELY, LOGPROBS = "ids", "is_middle", "row_tokens", "likely", "logprobs"
+"""Columns of the data: a block's token ids, the marks of its completions, and the length of its rows; if it is labelled
+also the tokens that the target finds most likely behind each one, best first, and the logarithms of their chances."""
+TYPES = {IDS: "uint32", MIDDLE: "bool", ROW_TOKENS: "uint32", LIKELY: "uint32", LOGPROBS: "float16"}
 
 
 @dataclass(frozen=True)
@@ -92,10 +98,10 @@ def build_data(
         "tokenizer": file_digest(tokenizer / "tokenizer.json"),
         "generated": file_digest(generated) if generated else "", "vocab_size": encoder.vocab_size,
     }  # fmt: skip
-    _open_folder(out, tokenizer, json.loads(json.dumps(manifest, default=lambda member: member.value)))
-    missing = _missing(out, settings.num_shards)
+    open_folder(out, tokenizer, json.loads(json.dumps(manifest, default=lambda member: member.value)))
+    missing = missing_shards(out, settings)
     done = settings.num_shards - len(missing)
-    write = partial(_write_shard, corpus.folder, out, template, settings, generated)
+    write = partial(_make_shard, corpus.folder, out, template, settings, generated)
     on_shard(done, settings.num_shards)
     with ExitStack() as stack:
         each: Callable[..., Iterator[None]] = map
@@ -109,11 +115,13 @@ def _shard(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}"
 
 
-def _missing(folder: Path, num_shards: int) -> list[int]:
-    return [number for number in range(num_shards) if not (_shard(folder, number) / SHARD).is_file()]
+def missing_shards(folder: Path, settings: DataSettings) -> list[int]:
+    """The numbers of the shards that a data folder lacks."""
+    return [number for number in range(settings.num_shards) if not (_shard(folder, number) / SHARD).is_file()]
 
 
-def _open_folder(out: Path, tokenizer: Path, manifest: dict[str, Any]) -> None:
+def open_folder(out: Path, tokenizer: Path, manifest: dict[str, Any]) -> None:
+    """Make a data folder with its manifest and tokenizer; PipelineError when it is there and was made otherwise."""
     if (out / MANIFEST).is_file():
         old, new = ({**one.pop("settings"), **one} for one in (read_manifest(out), dict(manifest)))
         others = [f"{name} {old.get(name)!r}, not {new[name]!r}" for name in new if old.get(name) != new[name]]
@@ -130,13 +138,20 @@ def _open_folder(out: Path, tokenizer: Path, manifest: dict[str, Any]) -> None:
     write_atomically(out / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
 
 
-def _write_shard(
+def _make_shard(
     corpus: Path, out: Path, template: Template, settings: DataSettings, generated: Path | None, number: int
 ) -> None:
+    write_shard(out, number, make_blocks(Corpus(corpus), out / TOKENIZER, template, settings, generated, number))
+
+
+def write_shard(out: Path, number: int, blocks: Sequence[Mapping[str, Any]]) -> None:
+    """Write the shard of a data folder whole or not at all; the blocks have the columns `TYPES`, or some of them."""
     from datasets import Dataset, Features, List, Value  # type: ignore[import-untyped]  # takes seconds to import
 
-    features = Features(ids=List(Value("uint32")), is_middle=List(Value("bool")), row_tokens=Value("uint32"))
-    blocks = make_blocks(Corpus(corpus), out / TOKENIZER, template, settings, generated, number)
+    features = Features({
+        name: List(Value(kind)) if isinstance(blocks[0][name], np.ndarray) else Value(kind)
+        for name, kind in TYPES.items() if name in blocks[0]
+    })  # fmt: skip
     columns = {name: [block[name] for block in blocks] for name in features}
     with replacing_folder(_shard(out, number), SHARD) as folder:
         Dataset.from_dict(columns, features).save_to_disk(str(folder))
@@ -173,8 +188,11 @@ def load_data(folder: Path) -> Any:  # noqa: ANN401 - datasets has no types
     from datasets import concatenate_datasets, load_from_disk
 
     manifest = read_manifest(folder)
-    num_shards = DataSettings(**manifest["settings"]).num_shards
-    if missing := len(_missing(folder, num_shards)):
-        raise PipelineError(f"{folder} lacks {missing} of {num_shards} shards; run the same `draft-model data` again")
-    shards = [load_from_disk(str(_shard(folder, number))) for number in range(num_shards)]
+    settings = DataSettings(**manifest["settings"])
+    if missing := len(missing_shards(folder, settings)):
+        made_by = "label" if LABELLED_BY in manifest else "data"
+        raise PipelineError(
+            f"{folder} lacks {missing} of {settings.num_shards} shards; run the same `draft-model {made_by}` again"
+        )
+    shards = [load_from_disk(str(_shard(folder, number))) for number in range(settings.num_shards)]
     return concatenate_datasets(shards).with_format("numpy")

@@ -14,6 +14,8 @@ from torch.nn import functional
 from draft_model.core import Preset
 
 MATRIX_DIMS = 2
+LEAST = 1e-6
+"""Floor of the probability of all tokens that are not labelled; labels are rounded to 16 bits."""
 
 
 def next_token_logits(model: nn.Module, ids: Tensor) -> Tensor:
@@ -33,6 +35,20 @@ def divergences(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     return functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
 
 
+def label_divergences(logits: Tensor, likely: Tensor, logprobs: Tensor) -> Tensor:
+    """KL(teacher || draft) in nats at every position, with all tokens that are not labelled taken as one.
+
+    `likely` and `logprobs` are (positions, labels): tokens and the logarithms of the teacher's probabilities. A label
+    of probability 0 counts as not labelled.
+    """
+    ours, theirs = functional.log_softmax(logits.float(), -1).gather(1, likely), logprobs.float()
+    is_label = theirs.isfinite()
+    known, drafted = theirs.exp(), ours.exp() * is_label
+    rest, rest_drafted = ((1.0 - one.sum(-1)).clamp(min=LEAST) for one in (known, drafted))
+    inside = (known * torch.where(is_label, theirs - ours, 0.0)).sum(-1)
+    return inside + rest * (rest.log() - rest_drafted.log())
+
+
 class Losses(NamedTuple):
     """Losses of a block in nats per token: the minimised mix, and its parts; `middle` is `text` inside completions."""
 
@@ -42,15 +58,18 @@ class Losses(NamedTuple):
     divergence: Tensor
 
 
-def block_losses(logits: Tensor, ids: Tensor, is_middle: Tensor, teacher_logits: Tensor | None, mix: float) -> Losses:
-    """The losses of a block: logits as above, `ids` and `is_middle` (rows, tokens), `mix` the teacher's share."""
+def block_losses(logits: Tensor, ids: Tensor, is_middle: Tensor, divergence: Tensor | None, mix: float) -> Losses:
+    """The losses of a block: logits and `divergence` as above, `ids` and `is_middle` (rows, tokens).
+
+    `mix` is the share of the divergence, if there is one.
+    """
     plain = token_losses(logits, ids)
     text, inside = plain.mean(), is_middle[:, 1:].flatten()
     middle = (plain.detach() * inside).sum() / inside.sum().clamp(min=1)
-    if teacher_logits is None:
+    if divergence is None:
         return Losses(text, text.detach(), middle, torch.zeros_like(middle))
-    divergence = divergences(logits, teacher_logits).mean()
-    return Losses((1.0 - mix) * text + mix * divergence, text.detach(), middle, divergence.detach())
+    mean = divergence.mean()
+    return Losses((1.0 - mix) * text + mix * mean, text.detach(), middle, mean.detach())
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:

@@ -14,10 +14,11 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from draft_model.core import PipelineError, Preset, file_digest, locked, weights_digest, write_atomically
-from draft_model.data.shards import MANIFEST, TOKENIZER, load_data, read_manifest
+from draft_model.data.shards import LABELLED_BY, MANIFEST, TOKENIZER, load_data, read_manifest
 from draft_model.data.tokenizer import check_same_vocabulary, load_tokenizer
 from draft_model.models import CONFIG, export_model, load_model, make_model, make_pruned, read_config
 from draft_model.training.trainer import BlockTrainer, make_arguments
+from draft_model.training.vocabulary import CutVocabulary
 
 MODEL = "model"
 RUN = "run.json"
@@ -29,7 +30,7 @@ CHECKPOINT_STEPS = 200
 class Lineage:
     """The models that a new one learns from: it starts with layers of `start_from` and learns from a `teacher`.
 
-    `mix` is the share of the divergence from the teacher in the loss, 0 to 1.
+    `mix` is the share of the divergence from the teacher, or from the labels of the data, in the loss, 0 to 1.
     """
 
     start_from: Path | None = None
@@ -53,16 +54,22 @@ def last_checkpoint(out: Path) -> str | None:
 
 
 def train(
-    preset: Preset, data: Path, out: Path, lineage: Lineage | None = None, *, is_compiled: bool = False,
-    checkpoint_steps: int = CHECKPOINT_STEPS, log_steps: int = 10,
+    preset: Preset, data: Path, out: Path, lineage: Lineage | None = None, *, vocabulary: int | None = None,
+    is_compiled: bool = False, checkpoint_steps: int = CHECKPOINT_STEPS, log_steps: int = 10,
 ) -> None:  # fmt: skip
     """Train to the end of the preset's budget, from the last checkpoint in `out` if there is one; write `out/model`.
 
+    `vocabulary` is the number of tokens that the model tells apart, as `CutVocabulary`; all when not given.
+
     Raises PipelineError for a loss that is not finite, missing data, a teacher or start with another vocabulary, a
-    start of other widths or of another family, a folder of another run, or a run that another process trains.
+    start of other widths or of another family, a folder of another run, or a run that another process trains; and for
+    a cut vocabulary with a start or a teacher, which have the whole one, or of a size that there is not.
     """
     lineage = lineage or Lineage()
     preset = fit_preset(preset, data, lineage.teacher or lineage.start_from)
+    if vocabulary is not None:
+        _check_cut(vocabulary, preset.shape.vocab_size, lineage)
+        preset = replace(preset, shape=replace(preset.shape, vocab_size=vocabulary))
     rows, block_tokens = load_data(data), read_manifest(data)["settings"]["block_tokens"]
     arguments = make_arguments(
         preset, block_tokens, out, checkpoint_steps=checkpoint_steps, log_steps=log_steps, is_compiled=is_compiled
@@ -81,10 +88,21 @@ def train(
         _trained(preset, data, rows, lineage, arguments, out / MODEL)
 
 
+def _check_cut(size: int, full_size: int, lineage: Lineage) -> None:
+    if lineage.teacher or lineage.start_from:
+        raise PipelineError(
+            "a cut vocabulary goes neither with --start-from nor with --teacher, which have the whole one; label the "
+            "data with the teacher (`draft-model label`)"
+        )
+    if not 1 < size < full_size:
+        raise PipelineError(f"a vocabulary of {size:,} tokens can't be cut from one of {full_size:,}")
+
+
 def _record(preset: Preset, data: Path, lineage: Lineage) -> dict[str, Any]:
     """What must be equal to continue a run, but for the number of tokens."""
     start, teacher = (weights_digest(path) if path else "" for path in (lineage.start_from, lineage.teacher))
-    taught = {"start_from": start, "teacher": teacher, "mix": lineage.mix if teacher else 0.0}
+    is_taught = teacher or LABELLED_BY in read_manifest(data)
+    taught = {"start_from": start, "teacher": teacher, "mix": lineage.mix if is_taught else 0.0}
     return {**asdict(preset), "data": file_digest(data / MANIFEST), **taught}
 
 
@@ -98,13 +116,19 @@ def _trained(
     # Bfloat16 on GPUs: a 13B teacher in float32 does not fit beside a draft.
     dtype = torch.float32 if arguments.use_cpu else torch.bfloat16
     teacher = _load_same_vocabulary(lineage.teacher, data, dtype) if lineage.teacher else None
-    trainer = BlockTrainer(fresh, arguments, rows, preset, teacher, lineage.mix)
+    full_size = fit_preset(preset, data, lineage.teacher or lineage.start_from).shape.vocab_size
+    size = preset.shape.vocab_size
+    vocabulary = CutVocabulary(rows, size, full_size) if size < full_size else None
+    trainer = BlockTrainer(fresh, arguments, rows, preset, teacher, lineage.mix, vocabulary)
     trainer.train(resume_from_checkpoint=last_checkpoint(Path(arguments.output_dir)))
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if model is not None:
         weights = {name.removeprefix("_orig_mod."): value for name, value in weights.items()}  # of torch.compile
         card = f"# {preset.name}\n\n{preset.num_tokens:,} tokens in {preset.num_steps:,} steps.\n"
-        export_model(weights, preset.shape, tokenizer, card, model)
+        if vocabulary:
+            weights = vocabulary.expand(weights)
+            card += f"It tells {size:,} tokens apart, {vocabulary.share:.1%} of the data's.\n"
+        export_model(weights, replace(preset.shape, vocab_size=full_size), tokenizer, card, model)
 
 
 def _load_start(folder: Path, data: Path) -> LlamaForCausalLM:

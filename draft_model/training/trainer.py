@@ -20,19 +20,30 @@ from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from draft_model.core import PipelineError, Preset
-from draft_model.training.losses import MuonWithAdamW, block_losses, next_token_logits
+from draft_model.data.shards import IDS, LIKELY, LOGPROBS, MIDDLE, ROW_TOKENS
+from draft_model.training.losses import (
+    MuonWithAdamW,
+    block_losses,
+    divergences,
+    label_divergences,
+    next_token_logits,
+)
 from draft_model.training.plan import device_name, known_flops
+from draft_model.training.vocabulary import CutVocabulary
 
-IDS, MIDDLE, ROW_TOKENS = "ids", "is_middle", "row_tokens"
-"""Columns of the training data: a block's token ids, the marks of its completions, and the length of its rows."""
+TENSOR_TYPES = {IDS: np.int64, MIDDLE: np.bool_, LIKELY: np.int64, LOGPROBS: np.float32}
 
 
 def collate(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """A batch is one block: ids and marks, (rows, row_tokens)."""
+    """A batch is one block: ids and marks, (rows, row_tokens), and its labels, if any, (rows, row_tokens, labels)."""
     (block,) = blocks
-    shape = (-1, int(block[ROW_TOKENS]))
-    ids = torch.from_numpy(np.asarray(block[IDS], np.int64)).view(shape)
-    return {IDS: ids, MIDDLE: torch.from_numpy(np.array(block[MIDDLE], np.bool_)).view(shape)}
+    row_tokens, num_tokens = int(block[ROW_TOKENS]), len(block[IDS])
+    batch = {}
+    for name, kind in TENSOR_TYPES.items():
+        if name in block:
+            shape = (-1, row_tokens, *[len(block[name]) // num_tokens] * (name in {LIKELY, LOGPROBS}))
+            batch[name] = torch.from_numpy(np.array(block[name], kind)).view(shape)
+    return batch
 
 
 def make_arguments(
@@ -63,19 +74,19 @@ def make_arguments(
 
 
 class BlockTrainer(Trainer):
-    """Trains a model on blocks, with a teacher if there is one; `mix` is its share in the loss, 0 to 1.
+    """Trains a model on blocks, with a teacher or the labels of one if there are any; `mix` is its share in the loss.
 
-    Logs the losses in nats per token, tokens a second, and on a known GPU the MFU: the share of the devices' peak that
-    goes into the model (the teacher's operations are not counted).
+    With a `vocabulary` the model knows the cut one. Logs the losses in nats per token, tokens a second, and on a known
+    GPU the MFU: the share of the devices' peak that goes into the model (the teacher's operations are not counted).
     """
 
     def __init__(
         self, model: PreTrainedModel, arguments: TrainingArguments, data: Any, preset: Preset,  # noqa: ANN401 - datasets has no types
-        teacher: PreTrainedModel | None = None, mix: float = 0.0,
+        teacher: PreTrainedModel | None = None, mix: float = 0.0, vocabulary: CutVocabulary | None = None,
     ) -> None:  # fmt: skip
         super().__init__(model, arguments, data_collator=collate, train_dataset=data)
         self.model_accepts_loss_kwargs = False  # The loss is a mean over a block, and blocks are of one size.
-        self._fresh, self._preset, self._mix = model, preset, mix
+        self._fresh, self._preset, self._mix, self._vocabulary = model, preset, mix, vocabulary
         self._teacher = self._placed(teacher) if teacher else None
         self._sums: Counter[str] = Counter()
         self._logged_at_s, self._logged_step = time.monotonic(), 0
@@ -98,22 +109,34 @@ class BlockTrainer(Trainer):
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor], *_: object, **__: object) -> Tensor:
         """The mixed loss of a block; PipelineError when it is not finite."""
-        ids, theirs = inputs[IDS], None
-        if self._teacher is not None:
-            with torch.no_grad():
-                theirs = next_token_logits(self._teacher, ids)
-        losses = block_losses(next_token_logits(model, ids), ids, inputs[MIDDLE], theirs, self._mix)
+        ids = self._vocabulary.cut(inputs[IDS]) if self._vocabulary else inputs[IDS]
+        logits = next_token_logits(model, ids)
+        divergence = self._divergence(logits, inputs)
+        losses = block_losses(logits, ids, inputs[MIDDLE], divergence, self._mix)
         if not math.isfinite(float(losses.mixed.detach())):
             raise PipelineError(
                 f"the loss is not finite at step {self.state.global_step + 1}; the checkpoints are intact: train with "
                 "lower rates or look at the data"
             )
         self._sums.update({"text_loss": float(losses.text), "middle_loss": float(losses.middle)})
-        self._sums.update({"divergence": float(losses.divergence)} if self._teacher else {})
+        self._sums.update({"divergence": float(losses.divergence)} if divergence is not None else {})
         self._sums.update({
             "blocks": 1, "flops": self._preset.shape.flops_per_token(ids.shape[1]) * ids.numel()
         })  # fmt: skip
         return losses.mixed
+
+    def _divergence(self, logits: Tensor, inputs: Mapping[str, Tensor]) -> Tensor | None:
+        """The divergence from the teacher or the labels, None without either."""
+        if self._teacher is not None:
+            with torch.no_grad():
+                theirs = next_token_logits(self._teacher, inputs[IDS])
+            return divergences(logits, theirs)
+        if LIKELY not in inputs:
+            return None
+        likely, logprobs = (inputs[name][:, :-1].flatten(0, 1) for name in (LIKELY, LOGPROBS))
+        if self._vocabulary:
+            likely, logprobs = self._vocabulary.cut_labels(likely, logprobs)
+        return label_divergences(logits, likely, logprobs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add this process's losses and the speed since the last record."""

@@ -42,7 +42,7 @@ def test_the_loss_is_the_mix_of_cross_entropy_and_divergence_by_hand(preset: Pre
     plain = -ours.log_softmax(-1).gather(1, ids[:, 1:].reshape(-1, 1)).flatten()
     is_middle = torch.zeros_like(ids, dtype=torch.bool)
     is_middle[0, 5:] = True
-    found = block_losses(ours, ids, is_middle, theirs, 0.7)
+    found = block_losses(ours, ids, is_middle, divergences(ours, theirs), 0.7)
     assert float(found.mixed) == pytest.approx(float(0.3 * plain.mean() + 0.7 * by_hand.mean()), rel=1e-4)
     assert float(found.middle) == pytest.approx(float(plain[4:15].mean()), rel=1e-4)
 
