@@ -11,7 +11,7 @@ try:
     from transformers.utils.logging import disable_progress_bar
 
     from draft_model.commands.corpus import corpus, data, generate, label, tokenizer
-    from draft_model.commands.evaluate import evaluate, held_out
+    from draft_model.commands.evaluate import evaluate, held_out, plan_k
     from draft_model.commands.train import build_embedded, plan, train
 except ModuleNotFoundError as error:
     raise SystemExit(f"draft-model needs the package {error.name}: install the extra train") from None
@@ -46,7 +46,7 @@ def _leave(_signal: int, _frame: object) -> None:
     sys.exit(128 + signal.SIGTERM)
 
 
-for command in (corpus, tokenizer, data, generate, label, train, plan, evaluate, held_out, build_embedded):
+for command in (corpus, tokenizer, data, generate, label, train, plan, evaluate, plan_k, held_out, build_embedded):
     main.add_command(command)
 
 

@@ -1,5 +1,6 @@
-"""`draft-model evaluate` and `held-out`."""
+"""`draft-model evaluate`, `plan-k` and `held-out`."""
 
+import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -7,17 +8,29 @@ from typing import Any
 
 import click
 
-from draft_model.commands import COUNT, FILE, FOLDER, corpus_option, counting, engine_option, json_option, model_option
+from draft_model.commands import (
+    COUNT,
+    FILE,
+    FOLDER,
+    corpus_option,
+    counting,
+    engine_option,
+    json_option,
+    model_option,
+    number,
+)
 from draft_model.commands import show as show_figures
 from draft_model.core import PipelineError, check_replaceable
 from draft_model.corpus.store import Corpus, Side
 from draft_model.data.tokenizer import check_same_vocabulary, load_encoder
+from draft_model.evaluation.gpu_plan import ServedModel, best_lengths
 from draft_model.evaluation.held_out import evaluate as evaluate_held_out
 from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.offline import MAX_DRAFT, Pair, measure
 from draft_model.evaluation.online import check_identity, measure_engine, read_prompts
 from draft_model.evaluation.report import REPORT, Report, offline_figures
 from draft_model.models import check_goes_with, load_model, read_config, refuse_options
+from draft_model.training.plan import GPUS
 
 TEMPERATURES = (0.2, 0.8)
 PROMPT_TOKENS = 32
@@ -120,11 +133,57 @@ def _context_tokens(target: Path, draft: Path, options: dict[str, Any]) -> int:
 
 def _check_fit(prompts: list[list[int]], most: int, name: str) -> None:
     """Raise PipelineError, before hours of measuring, when a prompt leaves no room for a completion."""
-    for number, prompt in enumerate(prompts, 1):
+    for place, prompt in enumerate(prompts, 1):
         if len(prompt) > most:
             raise PipelineError(
-                f"{name} {number}: {len(prompt):,} tokens, more than the {most:,} that the context has for it"
+                f"{name} {place}: {len(prompt):,} tokens, more than the {most:,} that the context has for it"
             )
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """Shares such as "0.8,0.62": the type of an option."""
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of numbers") from None
+
+
+@click.command("plan-k")
+@click.option(
+    "--accepted", type=shares, required=True, metavar="SHARES",
+    help='Shares of drafts accepted up to each position, such as 0.8,0.62,0.53: the last column of `evaluate`.',
+)  # fmt: skip
+@click.option("--gpu", type=click.Choice(sorted(GPUS)), required=True)
+@click.option("--target-parameters", type=number, default="7.6e9", help="In INT8.")
+@click.option("--draft-parameters", type=number, default="0.5e9", help="In bfloat16.")
+@click.option("--target-kv-bytes", type=number, default="57344", help="Of a token: layers x KV heads x head x 4.")
+@click.option("--draft-kv-bytes", type=number, default="12288", help="The same of the draft.")
+@click.option("--context-tokens", type=number, default="1024", help="Of a request.")
+@click.option(
+    "--efficiency", type=click.FloatRange(0.01, 1), default=0.6, help="Share of the GPU's peaks that is reached."
+)
+@click.option("--step-ms", type=click.FloatRange(0), default=1.0, help="Of a step of the target, around its pass.")
+@click.option("--draft-ms", type=click.FloatRange(0), default=0.3, help="Of a pass of the draft, around it.")
+@json_option
+def plan_k(
+    *, accepted: tuple[float, ...], gpu: str, target_parameters: int, draft_parameters: int, target_kv_bytes: int,
+    draft_kv_bytes: int, context_tokens: int, efficiency: float, step_ms: float, draft_ms: float, as_json: bool,
+) -> None:  # fmt: skip
+    """Calculate the best K by batch size on a GPU from a measured acceptance; `loadtest tune-k` measures it.
+
+    \b
+    Example:
+      draft-model plan-k --accepted 0.80,0.62,0.53,0.47 --gpu h100
+    """
+    target = ServedModel(target_parameters, target_kv_bytes, is_int8=True, around_s=step_ms / 1e3)
+    draft = ServedModel(draft_parameters, draft_kv_bytes, is_int8=False, around_s=draft_ms / 1e3)
+    rows = best_lengths(accepted, target, draft, gpu, context_tokens=context_tokens, efficiency=efficiency)
+    if as_json:
+        click.echo(json.dumps([asdict(row) for row in rows]))
+        return
+    click.echo("| requests at once | K | tokens/s over K = 0 | tokens/s of a request |\n| --- | --- | --- | --- |")
+    for row in rows:
+        click.echo(f"| {row.batch_size} | {row.num_speculative_tokens} | {row.speedup:.2f} | {row.tokens_per_s:.0f} |")
 
 
 @click.command("held-out")

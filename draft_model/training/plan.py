@@ -21,26 +21,27 @@ TEACHER_FLOPS_PER_PARAMETER = 2
 
 
 class Gpu(NamedTuple):
-    """A kind of GPU: dense bfloat16 operations per second, memory, and a rough on-demand price per hour."""
+    """A kind of GPU: dense bfloat16 operations per second, memory, a rough on-demand price per hour, bytes a second."""
 
     peak_flops: float
     gib: int
     dollars: float
+    bytes_per_s: float
 
 
 GPUS = {
-    "a100": Gpu(312e12, 80, 1.8),
-    "h100": Gpu(989e12, 80, 2.9),
-    "h100-pcie": Gpu(756e12, 80, 2.4),
-    "h100-nvl": Gpu(835e12, 94, 2.6),
-    "h200": Gpu(989e12, 141, 3.6),
-    "h200-nvl": Gpu(835e12, 141, 3.4),
-    "b200": Gpu(2250e12, 192, 5.5),
-    "l40s": Gpu(362e12, 48, 1.0),
-    "l4": Gpu(121e12, 24, 0.7),
-    "a10": Gpu(125e12, 24, 0.7),
-    "a10g": Gpu(70e12, 24, 1.0),
-    "mi300x": Gpu(1307e12, 192, 3.0),
+    "a100": Gpu(312e12, 80, 1.8, 2000e9),
+    "h100": Gpu(989e12, 80, 2.9, 3350e9),
+    "h100-pcie": Gpu(756e12, 80, 2.4, 2000e9),
+    "h100-nvl": Gpu(835e12, 94, 2.6, 3900e9),
+    "h200": Gpu(989e12, 141, 3.6, 4800e9),
+    "h200-nvl": Gpu(835e12, 141, 3.4, 4800e9),
+    "b200": Gpu(2250e12, 192, 5.5, 8000e9),
+    "l40s": Gpu(362e12, 48, 1.0, 864e9),
+    "l4": Gpu(121e12, 24, 0.7, 300e9),
+    "a10": Gpu(125e12, 24, 0.7, 600e9),
+    "a10g": Gpu(70e12, 24, 1.0, 600e9),
+    "mi300x": Gpu(1307e12, 192, 3.0, 5300e9),
 }
 """Peaks from the makers' data sheets; SXM unless the key names another variant."""
 

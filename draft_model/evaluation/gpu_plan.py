@@ -1,0 +1,72 @@
+"""Calculates which K pays on a GPU from a measured acceptance: a roofline of the target's step and the draft's.
+
+A pass reads the weights once and each request's KV cache, and computes two operations a weight and token; the slower of
+weights and operations counts, and a fixed time around them. It knows nothing of kernels: it says where K stops to pay,
+not how fast a GPU is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draft_model.core import PipelineError
+from draft_model.training.plan import GPUS
+
+BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What a pass of a model costs. INT8 has a byte a weight and twice the operations per second of bfloat16."""
+
+    num_parameters: float
+    kv_bytes_per_token: float
+    is_int8: bool
+    around_s: float
+    """Time of a pass beside weights, cache and operations: launches, and of the target the scheduler's work."""
+
+    def pass_s(self, gpu: str, batch_size: int, num_tokens: int, context_tokens: int, efficiency: float) -> float:
+        """Seconds of a pass over `num_tokens` tokens of `batch_size` requests."""
+        kind = GPUS[gpu]
+        reads = self.num_parameters * (1 if self.is_int8 else 2) / kind.bytes_per_s
+        computes = 2 * self.num_parameters * num_tokens / (kind.peak_flops * (2 if self.is_int8 else 1))
+        cache = batch_size * context_tokens * self.kv_bytes_per_token / kind.bytes_per_s
+        return (max(reads, computes) + cache) / efficiency + self.around_s
+
+
+@dataclass(frozen=True)
+class BestLength:
+    """The K with the most tokens a second at a batch size."""
+
+    batch_size: int
+    num_speculative_tokens: int
+    speedup: float
+    """Tokens a second over those without drafts."""
+    tokens_per_s: float
+    """Of one request."""
+
+
+def best_lengths(
+    reached: Sequence[float], target: ServedModel, draft: ServedModel, gpu: str, *, context_tokens: int,
+    efficiency: float,
+) -> list[BestLength]:  # fmt: skip
+    """The best K at each batch size; K goes up to the positions in `reached`.
+
+    `reached` is the share of drafts that are accepted up to each position (`AcceptanceCounts.per_position`), and
+    `efficiency` the share of the GPU's peaks that a pass reaches. PipelineError for an unknown GPU or rising shares.
+    """
+    if gpu not in GPUS:
+        raise PipelineError(f"no figures for the GPU {gpu!r}; there are: {', '.join(sorted(GPUS))}")
+    if any(later > earlier for earlier, later in zip([1.0, *reached], reached, strict=False)) or min(reached) < 0:
+        raise PipelineError(
+            "the shares accepted up to each position are between 0 and 1, and none exceeds the one before"
+        )
+    found = []
+    for size in BATCH_SIZES:
+        rates = []
+        for length in range(len(reached) + 1):
+            verify = target.pass_s(gpu, size, size * (length + 1), context_tokens, efficiency)
+            propose = length * draft.pass_s(gpu, size, size, context_tokens, efficiency)
+            rates.append((1 + sum(reached[:length])) / (verify + propose))
+        best = max(range(len(rates)), key=rates.__getitem__)
+        found.append(BestLength(size, best, rates[best] / rates[0], rates[best]))
+    return found
