@@ -9,7 +9,7 @@ from completion_server.engine.speculation.trial import MakeRequest
 from completion_server.engine.start_times import progress
 from completion_server.engine.warmup import Completed, run_to_end
 
-_NUM_TOKENS, _NUM_KEYS = 12, 3
+_NUM_TOKENS, _NUM_KEYS, _NUM_TRIES = 12, 3, 2
 _SALT = "speed"
 
 
@@ -39,7 +39,7 @@ class Speed:
 
 
 async def measure_speed(engine: Engine, make_request: MakeRequest, budget_s: float, step_timeout_s: float) -> Speed:
-    """Measure; it takes about as long as thirty prompts. First tokens come in time within `budget_s`.
+    """Measure; it takes about as long as forty prompts. First tokens come in time within `budget_s`.
 
     Raises:
         EngineDeadError: the engine did not survive it, or gave no output for `step_timeout_s`.
@@ -54,11 +54,15 @@ async def measure_speed(engine: Engine, make_request: MakeRequest, budget_s: flo
         new = [await ask(document, 0) for document in range(2)]
         keys = [await ask(0, number) for number in range(1, _NUM_KEYS + 1)]
         alone = [*new, *keys]
-        num_in_time, size = 1, 2
+        num_in_time, size, num_keys = 1, 2, _NUM_KEYS
         while size <= engine.info.max_num_seqs:
             await asyncio.gather(*(ask(document, 0) for document in range(size // 2, size)))
-            together = await asyncio.gather(*(ask(document, _NUM_KEYS + size) for document in range(size)))
-            if max(each.first_s for each in together) > budget_s:
+            latest_s = []  # of each try: what else the machine does may delay one
+            for _ in range(_NUM_TRIES):
+                num_keys += 1
+                together = await asyncio.gather(*(ask(document, num_keys) for document in range(size)))
+                latest_s.append(max(each.first_s for each in together))
+            if min(latest_s) > budget_s:
                 break
             num_in_time, size = size, size * 2
     return Speed(

@@ -154,10 +154,10 @@ def shares(text: str) -> tuple[float, ...]:
     help='Shares of drafts accepted up to each position, such as 0.8,0.62,0.53: the last column of `evaluate`.',
 )  # fmt: skip
 @click.option("--gpu", type=click.Choice(sorted(GPUS)), required=True)
-@click.option("--target-parameters", type=number, default="7.6e9", help="In INT8.")
-@click.option("--draft-parameters", type=number, default="0.5e9", help="In bfloat16.")
-@click.option("--target-kv-bytes", type=number, default="57344", help="Of a token: layers x KV heads x head x 4.")
-@click.option("--draft-kv-bytes", type=number, default="12288", help="The same of the draft.")
+@click.option("--target-parameters", type=number, default="13e9", help="In INT8.")
+@click.option("--draft-parameters", type=number, default="1e9", help="In bfloat16.")
+@click.option("--target-kv-bytes", type=number, default="819200", help="Of a token: layers x KV heads x head x 4.")
+@click.option("--draft-kv-bytes", type=number, default="24576", help="The same of the draft.")
 @click.option("--context-tokens", type=number, default="1024", help="Of a request.")
 @click.option(
     "--efficiency", type=click.FloatRange(0.01, 1), default=0.6, help="Share of the GPU's peaks that is reached."

@@ -12,6 +12,8 @@ from draft_model.core import PipelineError
 from draft_model.training.plan import GPUS
 
 BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128, 256)
+MEMORY_SHARE = 0.9
+"""Of a GPU's memory, for weights and KV cache."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,21 @@ class ServedModel:
     around_s: float
     """Time of a pass beside weights, cache and operations: launches, and of the target the scheduler's work."""
 
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of the weights."""
+        return self.num_parameters * (1 if self.is_int8 else 2)
+
+    def cache_bytes(self, num_tokens: int) -> float:
+        """Bytes of the KV cache of so many tokens."""
+        return num_tokens * self.kv_bytes_per_token
+
     def pass_s(self, gpu: str, batch_size: int, num_tokens: int, context_tokens: int, efficiency: float) -> float:
         """Seconds of a pass over `num_tokens` tokens of `batch_size` requests."""
         kind = GPUS[gpu]
-        reads = self.num_parameters * (1 if self.is_int8 else 2) / kind.bytes_per_s
+        reads = self.weight_bytes / kind.bytes_per_s
         computes = 2 * self.num_parameters * num_tokens / (kind.peak_flops * (2 if self.is_int8 else 1))
-        cache = batch_size * context_tokens * self.kv_bytes_per_token / kind.bytes_per_s
+        cache = self.cache_bytes(batch_size * context_tokens) / kind.bytes_per_s
         return (max(reads, computes) + cache) / efficiency + self.around_s
 
 
@@ -49,7 +60,7 @@ def best_lengths(
     reached: Sequence[float], target: ServedModel, draft: ServedModel, gpu: str, *, context_tokens: int,
     efficiency: float,
 ) -> list[BestLength]:  # fmt: skip
-    """The best K at each batch size; K goes up to the positions in `reached`.
+    """The best K at each batch size whose KV cache fits into the GPU's memory; K goes up to the positions in `reached`.
 
     `reached` is the share of drafts that are accepted up to each position (`AcceptanceCounts.per_position`), and
     `efficiency` the share of the GPU's peaks that a pass reaches. PipelineError for an unknown GPU or rising shares.
@@ -60,8 +71,11 @@ def best_lengths(
         raise PipelineError(
             "the shares accepted up to each position are between 0 and 1, and none exceeds the one before"
         )
-    found = []
+    found: list[BestLength] = []
     for size in BATCH_SIZES:
+        taken = sum(one.weight_bytes + one.cache_bytes(size * context_tokens) for one in (target, draft))
+        if taken > GPUS[gpu].gib * MEMORY_SHARE * 2**30:
+            break
         rates = []
         for length in range(len(reached) + 1):
             verify = target.pass_s(gpu, size, size * (length + 1), context_tokens, efficiency)

@@ -38,12 +38,14 @@ class Lineage:
     mix: float = MIX
 
 
-def fit_preset(preset: Preset, data: Path, target: Path | None = None) -> Preset:
+def fit_preset(preset: Preset, data: Path, lineage: Lineage) -> Preset:
     """The preset with as many embeddings as its target, which may be padded; else as the data's vocabulary.
 
     vLLM serves a draft only with a target of the same `vocab_size`.
     """
-    config = read_config(target) if target else read_manifest(data)
+    config = read_manifest(data)
+    if target := lineage.teacher or (None if LABELLED_BY in config else lineage.start_from):
+        config = read_config(target)
     return replace(preset, shape=replace(preset.shape, vocab_size=int(config["vocab_size"])))
 
 
@@ -63,20 +65,21 @@ def train(
 
     Raises PipelineError for a loss that is not finite, missing data, a teacher or start with another vocabulary, a
     start of other widths or of another family, a folder of another run, or a run that another process trains; and for
-    a cut vocabulary with a start or a teacher, which have the whole one, or of a size that there is not.
+    a cut vocabulary with a teacher, which has the whole one, or of a size that there is not.
     """
     lineage = lineage or Lineage()
-    preset = fit_preset(preset, data, lineage.teacher or lineage.start_from)
+    preset, rows, cut = fit_preset(preset, data, lineage), load_data(data), None
     if vocabulary is not None:
         _check_cut(vocabulary, preset.shape.vocab_size, lineage)
+        cut = CutVocabulary(rows, vocabulary, preset.shape.vocab_size)
         preset = replace(preset, shape=replace(preset.shape, vocab_size=vocabulary))
-    rows, block_tokens = load_data(data), read_manifest(data)["settings"]["block_tokens"]
+    block_tokens = read_manifest(data)["settings"]["block_tokens"]
     arguments = make_arguments(
         preset, block_tokens, out, checkpoint_steps=checkpoint_steps, log_steps=log_steps, is_compiled=is_compiled
     )
     record = _record(preset, data, lineage)
     if arguments.process_index:  # The main process holds the lock and writes the records.
-        _trained(preset, data, rows, lineage, arguments, None)
+        _trained(preset, data, rows, lineage, cut, arguments, None)
         return
     with locked(out / ".lock", f"the run in {out}"):
         earlier = json.loads((out / RUN).read_text(encoding="utf-8")) if (out / RUN).is_file() else record
@@ -85,14 +88,13 @@ def train(
         if earlier == record and (out / MODEL / CONFIG).is_file():
             return
         write_atomically(out / RUN, (json.dumps(record, indent=1) + "\n").encode())
-        _trained(preset, data, rows, lineage, arguments, out / MODEL)
+        _trained(preset, data, rows, lineage, cut, arguments, out / MODEL)
 
 
 def _check_cut(size: int, full_size: int, lineage: Lineage) -> None:
-    if lineage.teacher or lineage.start_from:
+    if lineage.teacher:
         raise PipelineError(
-            "a cut vocabulary goes neither with --start-from nor with --teacher, which have the whole one; label the "
-            "data with the teacher (`draft-model label`)"
+            "a teacher has the whole vocabulary: label the data with it (`draft-model label`), or cut none"
         )
     if not 1 < size < full_size:
         raise PipelineError(f"a vocabulary of {size:,} tokens can't be cut from one of {full_size:,}")
@@ -107,35 +109,40 @@ def _record(preset: Preset, data: Path, lineage: Lineage) -> dict[str, Any]:
 
 
 def _trained(
-    preset: Preset, data: Path, rows: Any, lineage: Lineage, arguments: Any, model: Path | None  # noqa: ANN401
+    preset: Preset, data: Path, rows: Any, lineage: Lineage, cut: CutVocabulary | None, arguments: Any,  # noqa: ANN401
+    model: Path | None,
 ) -> None:  # fmt: skip
     """Train; write the folder `model`, on the main process only."""
     tokenizer = load_tokenizer(data / TOKENIZER)
-    start = _load_start(lineage.start_from, data) if lineage.start_from else None
+    start = _load_start(lineage.start_from, data, cut) if lineage.start_from else None
     fresh = make_pruned(preset.shape, start) if start else make_model(preset.shape, preset.seed)
     # Bfloat16 on GPUs: a 13B teacher in float32 does not fit beside a draft.
     dtype = torch.float32 if arguments.use_cpu else torch.bfloat16
     teacher = _load_same_vocabulary(lineage.teacher, data, dtype) if lineage.teacher else None
-    full_size = fit_preset(preset, data, lineage.teacher or lineage.start_from).shape.vocab_size
-    size = preset.shape.vocab_size
-    vocabulary = CutVocabulary(rows, size, full_size) if size < full_size else None
-    trainer = BlockTrainer(fresh, arguments, rows, preset, teacher, lineage.mix, vocabulary)
+    trainer = BlockTrainer(fresh, arguments, rows, preset, teacher, lineage.mix, cut)
     trainer.train(resume_from_checkpoint=last_checkpoint(Path(arguments.output_dir)))
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if model is not None:
         weights = {name.removeprefix("_orig_mod."): value for name, value in weights.items()}  # of torch.compile
         card = f"# {preset.name}\n\n{preset.num_tokens:,} tokens in {preset.num_steps:,} steps.\n"
-        if vocabulary:
-            weights = vocabulary.expand(weights)
-            card += f"It tells {size:,} tokens apart, {vocabulary.share:.1%} of the data's.\n"
-        export_model(weights, replace(preset.shape, vocab_size=full_size), tokenizer, card, model)
+        shape = preset.shape
+        if cut:
+            weights = cut.expand(weights)
+            card += f"It tells {shape.vocab_size:,} tokens apart, {cut.share:.1%} of the data's.\n"
+            shape = replace(shape, vocab_size=cut.full_size)
+        export_model(weights, shape, tokenizer, card, model)
 
 
-def _load_start(folder: Path, data: Path) -> LlamaForCausalLM:
+def _load_start(folder: Path, data: Path, cut: CutVocabulary | None) -> LlamaForCausalLM:
     family = read_config(folder).get("model_type")
     if family != "llama":
         raise PipelineError(f"a model to start from must be a Llama, not {family}: its layers become the draft's")
-    return cast("LlamaForCausalLM", _load_same_vocabulary(folder, data))
+    start = cast("LlamaForCausalLM", _load_same_vocabulary(folder, data))
+    if cut:
+        rows = cut.contract(start.model.embed_tokens.weight)
+        start.model.embed_tokens = torch.nn.Embedding.from_pretrained(rows)
+        start.config.vocab_size = len(rows)
+    return start
 
 
 def _load_same_vocabulary(folder: Path, data: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

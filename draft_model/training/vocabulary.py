@@ -30,7 +30,7 @@ class CutVocabulary:
         """Of the counted tokens that are kept."""
         self._places = torch.full((full_size,), size - 1)
         self._places[torch.from_numpy(kept)] = torch.arange(size - 1)
-        self._other = size - 1
+        self._other, self.full_size = size - 1, full_size
 
     def cut(self, ids: Tensor) -> Tensor:
         """Ids of the target's vocabulary as ids of the cut one, of the same shape."""
@@ -41,6 +41,16 @@ class CutVocabulary:
         """Labels in the cut vocabulary; one that is not kept has probability 0, so that it counts as not labelled."""
         cut = self.cut(likely)
         return cut, logprobs.masked_fill(cut == self._other, -torch.inf)
+
+    def contract(self, embedding: Tensor) -> Tensor:
+        """The rows of an embedding that the cut vocabulary has; that of the others is the row of one of them.
+
+        It may be padded otherwise than the vocabulary: no text has these tokens.
+        """
+        places = self._places.cpu()[: len(embedding)]
+        rows = embedding.new_zeros(self._other + 1, embedding.shape[1])
+        rows[places] = embedding[: len(places)]
+        return rows
 
     def expand(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a model, with a row of the embedding for every token of the whole vocabulary."""

@@ -1,5 +1,7 @@
 """What is measured after a start: times on the scripted engine, in virtual time."""
 
+from typing import Any
+
 import pytest
 
 from completion_server.app.speed import Speed, measure_speed
@@ -25,8 +27,8 @@ def typed(document: int, num_keys: int, num_tokens: int, cache_salt: str) -> Gen
     return GenerationRequest(f"{document}-{num_keys}", tokens, num_tokens, cache_salt=cache_salt)
 
 
-async def engine(**sizes: int) -> ScriptedEngine:
-    return await started(lambda _request: ["x"] * 100, TIMES, **sizes)
+async def engine(**settings: Any) -> ScriptedEngine:
+    return await started(lambda _request: ["x"] * 100, TIMES, **settings)
 
 
 @in_virtual_time
@@ -46,6 +48,25 @@ def test_as_many_begin_together_as_have_their_first_tokens_in_time(budget_s: flo
         assert speed.num_in_time == num_in_time
 
     measure()
+
+
+@in_virtual_time
+async def test_one_slow_moment_of_the_machine_does_not_tell_how_many_may_type() -> None:
+    stalls = [5.0]
+    slow = [0.0]
+
+    def make(document: int, num_keys: int, num_tokens: int, cache_salt: str) -> GenerationRequest:
+        if document and num_keys and stalls:  # the first time that two ask together
+            slow[0] = stalls.pop()
+        return typed(document, num_keys, num_tokens, cache_salt)
+
+    def lengthen(step_s: float) -> float:
+        step_s, slow[0] = step_s + slow[0], 0.0
+        return step_s
+
+    speed = await measure_speed(await engine(max_num_seqs=8, lengthen=lengthen), make, 1.0, 60.0)
+    assert not stalls
+    assert speed.num_in_time == 8
 
 
 @in_virtual_time

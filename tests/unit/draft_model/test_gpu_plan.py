@@ -1,6 +1,7 @@
 """The best K on a GPU by a roofline, against cases by hand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -32,10 +33,19 @@ def test_the_speed_up_is_tokens_a_step_over_time_a_step_by_hand() -> None:
 
 def test_k_falls_with_the_batch_size_and_is_0_where_drafts_cost_more_than_they_give() -> None:
     how = {"context_tokens": 1000, "efficiency": 0.5}
-    lengths = [row.num_speculative_tokens for row in best_lengths([0.8, 0.6, 0.5], TARGET, DRAFT, "h100", **how)]
+    cached = replace(TARGET, kv_bytes_per_token=10_000)
+    lengths = [row.num_speculative_tokens for row in best_lengths([0.8, 0.6, 0.5], cached, DRAFT, "h100", **how)]
     assert lengths[0] == 3
+    assert lengths[-1] < 3
     assert lengths == sorted(lengths, reverse=True)
     assert {row.num_speculative_tokens for row in best_lengths([0.05, 0.0], TARGET, TARGET, "l4", **how)} == {0}
+
+
+def test_batches_whose_cache_does_not_fit_into_the_memory_are_left_out() -> None:
+    large = ServedModel(13e9, 819_200, is_int8=True, around_s=0.001)  # 0.84 GB of cache for each request
+    rows = best_lengths([0.5], large, DRAFT, "h100", context_tokens=1024, efficiency=0.5)
+    assert [row.batch_size for row in rows] == [1, 4, 8, 16, 32, 64]
+    assert best_lengths([0.5], large, DRAFT, "a10", context_tokens=1024, efficiency=0.5)[-1].batch_size == 8
 
 
 def test_shares_that_are_none_and_unknown_gpus_are_refused() -> None:
@@ -51,7 +61,7 @@ def test_the_command_prints_a_table_or_json() -> None:
     table = CliRunner().invoke(plan_k, command).stdout.splitlines()
     rows = json.loads(CliRunner().invoke(plan_k, [*command, "--json"]).stdout)
     assert table[0].startswith("| requests at once | K |")
-    assert len(table) - 2 == len(rows) == 8
+    assert len(table) - 2 == len(rows) == 6
     assert table[2].startswith(f"| 1 | {rows[0]['num_speculative_tokens']} |")
     refused = CliRunner().invoke(plan_k, ["--accepted", "many", "--gpu", "h100"])
     assert "'many' is not a list of numbers" in refused.stderr

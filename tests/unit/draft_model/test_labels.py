@@ -131,10 +131,23 @@ def test_a_draft_with_a_cut_vocabulary_learns_from_labels_and_is_served_with_the
     assert "tells 200 tokens apart" in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
+def test_a_draft_with_a_cut_vocabulary_goes_on_from_one_of_text_alone_that_is_padded_otherwise(
+    data: Path, labelled: Path, preset: Preset, tmp_path: Path
+) -> None:
+    train(replace(preset, num_tokens=20 * preset.batch_tokens), data, tmp_path / "text", vocabulary=KEPT, log_steps=1)
+    start = Lineage(start_from=tmp_path / "text" / "model")
+    train(
+        replace(preset, num_tokens=preset.batch_tokens), labelled, tmp_path / "run", start, vocabulary=KEPT, log_steps=1
+    )
+    (first, *_), last = steps_of(tmp_path / "run"), steps_of(tmp_path / "text")[-1]
+    assert first["text_loss"] == pytest.approx(last["text_loss"], abs=0.3)
+    assert load_model(tmp_path / "run" / "model").vocab_size == read_manifest(labelled)["vocab_size"]
+
+
 def test_a_cut_vocabulary_that_cannot_be_is_refused(
     data: Path, labelled: Path, target: Path, preset: Preset, tmp_path: Path
 ) -> None:
-    with pytest.raises(PipelineError, match="a cut vocabulary goes neither with --start-from nor with --teacher"):
+    with pytest.raises(PipelineError, match="a teacher has the whole vocabulary"):
         train(preset, data, tmp_path / "run", Lineage(teacher=target), vocabulary=KEPT)
     with pytest.raises(PipelineError, match=r"a vocabulary of 328 tokens can't be cut from one of 328"):
         train(preset, labelled, tmp_path / "run", vocabulary=328)
