@@ -27,11 +27,18 @@ from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from completion_server.core.vocabulary import Vocabulary, text_tokens
 from completion_server.engine.vllm import BEGINS_WITH
+from completion_server.engine.vllm.patches.patch import digest, source
 
 logger = logging.getLogger(__name__)
 
 _MASKS = 1024
 """Masks that are kept; 19 KiB each with 150,000 tokens."""
+_RELIED_ON = {
+    "_update_after_schedule": "2b527eb8070d3cce",
+    "update_from_output": "85b29db96051135c",
+    "make_spec_decoding_stats": "7065c195b8fdde52",
+}
+"""Digests of what drafts in the step that ends a prompt rely on: they change a plan of vLLM's behind its back."""
 _WORD_BITS = 32
 _ALL = -1
 
@@ -151,6 +158,13 @@ def _tokens_of(tokenizer: Any, model: ModelConfig) -> dict[int, bytes]:
         return {}
 
 
+def _digest_of(method: str) -> str:
+    try:
+        return digest(source(f"{Scheduler.__module__}:{Scheduler.__name__}.{method}"))
+    except LookupError:
+        return ""
+
+
 class HealingScheduler(Scheduler):
     """Gives a request with `BEGINS_WITH` among its `extra_args` the grammar of its beginning, until that is said."""
 
@@ -172,6 +186,9 @@ class HealingScheduler(Scheduler):
         config = self.vllm_config
         speculative = config.speculative_config
         if speculative is None or not self.num_spec_tokens or getattr(self, "use_v2_model_runner", True):
+            return False
+        if changed := [name for name, known in _RELIED_ON.items() if _digest_of(name) != known]:
+            logger.warning("vLLM's scheduler has another %s: prompts end without drafts", " and ".join(changed))
             return False
         # With a second step in flight the worker takes the tokens of one with drafts for one token and its drafts.
         is_alone = config.max_concurrent_batches == 1

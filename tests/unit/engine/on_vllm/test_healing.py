@@ -3,6 +3,7 @@
 import warnings
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ with warnings.catch_warnings():
     from vllm.v1.request import Request
     from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
+    from completion_server.engine.vllm import healing
     from completion_server.engine.vllm.healing import GivenBeginning, HealingScheduler, Masks
 
 TOKENS = dict(enumerate([b"a", b"ab", b"abc", b"b", b"bc", b"c", b"\xc3", b"\xa9", "é".encode(), "éa".encode(), b"ab"]))
@@ -102,6 +104,39 @@ def test_a_prompt_s_last_step_has_as_many_drafts_as_there_is_room(
         step.total_num_scheduled_tokens == sum(step.num_scheduled_tokens.values()) == sum(planned.values()) + num_added
     )
     assert scheduler._uncounted == set(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verifies"),
+    [
+        ({}, True),
+        ({"num_spec_tokens": 0}, False),
+        ({"use_v2_model_runner": True}, False),
+        ({"has_mamba_layers": True}, False),
+        ({"max_concurrent_batches": 2}, False),
+    ],
+)
+def test_prompts_end_with_drafts_where_the_worker_verifies_them(changes: dict[str, object], *, verifies: bool) -> None:
+    assert HealingScheduler._verifies_drafts_of_here(scheduler_with(**changes)) is verifies
+
+
+def test_prompts_end_without_drafts_on_a_vllm_whose_scheduler_is_another_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = {**healing._RELIED_ON, "update_from_output": "0", "of_another_version": "0"}
+    monkeypatch.setattr(healing, "_RELIED_ON", known)
+    assert not HealingScheduler._verifies_drafts_of_here(scheduler_with())
+    assert "has another update_from_output and of_another_version: prompts end without drafts" in caplog.text
+
+
+def scheduler_with(**changes: object) -> Any:
+    """What a scheduler with synchronous steps and a draft says of itself, with changes."""
+    speculative = SimpleNamespace(draft_sample_method="greedy")
+    config = SimpleNamespace(
+        speculative_config=speculative, max_concurrent_batches=changes.pop("max_concurrent_batches", 1)
+    )
+    own = {"num_spec_tokens": 4, "use_v2_model_runner": False, "has_mamba_layers": False}
+    return SimpleNamespace(vllm_config=config, **{**own, **changes})
 
 
 def test_a_token_of_a_marker_does_not_go_on(masks: Masks) -> None:
