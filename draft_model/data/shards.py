@@ -132,7 +132,8 @@ def open_folder(out: Path, tokenizer: Path, manifest: dict[str, Any]) -> None:
         return
     try:
         out.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(tokenizer, out / TOKENIZER, dirs_exist_ok=True)
+        no_weights = shutil.ignore_patterns("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")  # of a target's folder
+        shutil.copytree(tokenizer, out / TOKENIZER, ignore=no_weights, dirs_exist_ok=True)
     except OSError as error:
         raise PipelineError(f"cannot write {out}: {error.strerror}") from error
     write_atomically(out / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())

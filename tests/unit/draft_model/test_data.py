@@ -123,6 +123,16 @@ def test_data_of_other_settings_is_not_mixed_in_and_bad_input_writes_nothing(
         CorpusText(["", "  \n"])
 
 
+def test_data_takes_the_tokenizer_of_a_target_and_not_its_weights(
+    corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
+) -> None:
+    target = shutil.copytree(tokenizer_folder, tmp_path / "target")
+    (target / "model-00001-of-00002.safetensors").write_bytes(b"large")
+    build_data(corpus, target, EMBEDDED, tmp_path / "data", data_settings)
+    kept = {path.name for path in (tmp_path / "data" / "tokenizer").iterdir()}
+    assert kept == {path.name for path in tokenizer_folder.iterdir()}
+
+
 def test_blocks_have_rows_of_one_length_each_and_the_marks_of_their_completions(
     data: Path, encoder: TemplateEncoder
 ) -> None:
