@@ -24,9 +24,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "grpc": ("connections",),
     "grpc+complete": ("connections",),
     NEAREST: (),
-    "openai+http": ("model", "fim", "body"),
-    "llama+http": ("body",),
-    "tabby+http": ("body",),
+    "openai+http": ("model", "fim", "body", "waits"),
+    "llama+http": ("body", "waits"),
+    "tabby+http": ("body", "waits"),
 }
 """The schemes and their options, besides `metrics`, which all have."""
 
@@ -243,6 +243,8 @@ def _options(text: str, kind: str, query: str) -> dict[str, str]:
     connections = options.get("connections", "1")
     if not connections.isdecimal() or int(connections) < 1:
         raise TargetError(f"{text!r}: connections must be a whole number of at least 1, got {connections!r}")
+    if (waits := options.get("waits", "0")) not in {"0", "1"}:
+        raise TargetError(f"{text!r}: waits must be 0 or 1, got {waits!r}")
     return options
 
 

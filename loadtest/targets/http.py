@@ -1,4 +1,4 @@
-"""A server over HTTP: a POST for each request, cancelled by closing the connection at the next key.
+"""A server over HTTP: a POST for each request; editors hang up at the next key, or wait for the end.
 
 The dialects of completion servers: path, body and the lines of an answer.
 """
@@ -182,9 +182,26 @@ class _HttpEditor(CallEditor):
         self._session = session
         self._token = token
         self._shift = 0
+        self._turn = asyncio.Lock() if target.spec.options.get("waits") == "1" else None
+        """Held by the request that runs, of an editor that has one at a time and never hangs up."""
 
     async def ask(self, record: Record, max_tokens: int) -> None:
         """See CallEditor."""
+        if self._turn is None:
+            await self._call(record, max_tokens)
+            return
+        await self._turn.acquire()  # A request that is stale by then is cancelled here, and not sent.
+        call = asyncio.create_task(self._call(record, max_tokens))
+        self._tasks.add(call)
+        call.add_done_callback(self._call_ended)
+        await asyncio.shield(call)
+
+    def _call_ended(self, call: asyncio.Task[None]) -> None:
+        self._tasks.discard(call)
+        assert self._turn is not None
+        self._turn.release()
+
+    async def _call(self, record: Record, max_tokens: int) -> None:
         target, hosts = self._target, self._target.spec.hosts
         body = target.dialect.body(record.request, self._session.language_id, max_tokens) | target.body
         host = hosts[(self._session.region + self._shift) % len(hosts)]
@@ -220,5 +237,6 @@ class _HttpEditor(CallEditor):
                 return
             self._token.accepted(presented)
             async for line in answer.content:
-                self._target.dialect.take(line, record)
+                if not record.has_ended:  # The user types on while an editor waits for the end.
+                    self._target.dialect.take(line, record)
         record.end_whole()

@@ -140,6 +140,30 @@ async def test_requests_end_as_the_server_says_and_have_the_tokens_and_fields_th
     assert bodies[1]["stop_token_ids"] == [7]
 
 
+async def test_an_editor_that_waits_has_one_request_at_a_time_and_then_sends_the_newest() -> None:
+    running = most = num_sent = num_hung_up = 0
+
+    async def answer(http: web.Request) -> web.StreamResponse:
+        nonlocal running, most, num_sent, num_hung_up
+        await http.read()
+        running, num_sent = running + 1, num_sent + 1
+        most = max(most, running)
+        try:
+            await asyncio.sleep(0.3)
+        except asyncio.CancelledError:
+            num_hung_up += 1
+            raise
+        running -= 1
+        return web.Response(body=LLAMA)
+
+    made = text_only(trace((0.0, 0.1), (0.1, 0.2), (0.2, 9.0), duration_s=0.6))
+    async with serving("llama+http://HOST?waits=1", answer) as target:
+        run = await drive(target, made, has_lead_in=False)
+    assert outcomes(run) == ["hung_up", "hung_up", "answered"]
+    assert [result.text for result in run.results] == ["", "", "hello"]
+    assert (most, num_sent, num_hung_up) == (1, 2, 0)
+
+
 async def test_stragglers_are_cancelled_and_no_server_is_an_error() -> None:
     server = Server()
     async with serving("llama+http://HOST", server.answer) as target:

@@ -67,6 +67,7 @@ def test_a_completion_server_has_a_default_port_and_a_list_of_servers_is_a_targe
         ("openai+http://a:1?fim={suffix}{prefix}", "fim must hold"),
         ("openai+http://a:1?body=[1]", "body must be a JSON object"),
         ("openai+http://a:1?body={", "body must be a JSON object"),
+        ("llama+http://a:1?waits=yes", "waits must be 0 or 1, got 'yes'"),
     ],
 )
 def test_an_invalid_target_is_an_error(text: str, said: str) -> None:
