@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from draft_model.core import PipelineError, weights_digest
+from draft_model.core import PipelineError, file_digest, weights_digest
 from draft_model.data.shards import (
     IDS,
     LABELLED_BY,
     LIKELY,
     LOGPROBS,
+    MANIFEST,
     ROW_TOKENS,
     TOKENIZER,
     DataSettings,
@@ -54,6 +55,7 @@ def label(
         raise PipelineError(f"{data} has {most:,} tokens, {settings.made_tokens:,} are to be labelled")
     labelled = {**manifest, "settings": asdict(settings), LABELLED_BY: weights_digest(target)}
     labelled |= {"vocab_size": int(read_config(target)["vocab_size"]), "labels": NUM_LABELS}
+    labelled["data"] = file_digest(data / MANIFEST)
     open_folder(out, data / TOKENIZER, labelled)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model: Any = load_model(target, torch.bfloat16)

@@ -175,9 +175,13 @@ def write_tokens(
 
 
 def export_model(
-    weights: Mapping[str, Tensor], shape: ModelShape, tokenizer: PreTrainedTokenizerFast, card: str, out: Path
-) -> None:
-    """Write the model folder `out` whole or not at all, replacing an old one; PipelineError when the disk refuses."""
+    weights: Mapping[str, Tensor], shape: ModelShape, tokenizer: PreTrainedTokenizerFast, card: str, out: Path,
+    more: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
+    """Write the model folder `out` whole or not at all, replacing an old one; `more` has other files by their names.
+
+    Raises PipelineError when the disk refuses.
+    """
     end = tokenizer.convert_tokens_to_ids(str(tokenizer.eos_token))
     model = LlamaForCausalLM(make_config(shape, int(end)))  # type: ignore[no-untyped-call, arg-type]
     model.load_state_dict(dict(weights))
@@ -186,7 +190,8 @@ def export_model(
     with replacing_folder(out, CONFIG) as folder:
         model.save_pretrained(str(folder))
         tokenizer.save_pretrained(str(folder))
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        for name, text in {"README.md": card, **(more or {})}.items():
+            (folder / name).write_text(text, encoding="utf-8")
         for path in folder.iterdir():
             path.chmod(0o644)
 

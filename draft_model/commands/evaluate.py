@@ -31,6 +31,7 @@ from draft_model.evaluation.online import check_identity, measure_engine, read_p
 from draft_model.evaluation.report import REPORT, Report, offline_figures
 from draft_model.models import check_goes_with, load_model, read_config, refuse_options
 from draft_model.training.plan import GPUS
+from draft_model.training.vocabulary import KEPT
 
 TEMPERATURES = (0.2, 0.8)
 PROMPT_TOKENS = 32
@@ -140,8 +141,8 @@ def _check_fit(prompts: list[list[int]], most: int, name: str) -> None:
             )
 
 
-def shares(text: str) -> tuple[float, ...]:
-    """Shares such as "0.8,0.62": the type of an option."""
+def numbers(text: str) -> tuple[float, ...]:
+    """Numbers such as "1.83,2.52": the type of an option."""
     try:
         return tuple(map(float, text.split(",")))
     except ValueError:
@@ -150,8 +151,8 @@ def shares(text: str) -> tuple[float, ...]:
 
 @click.command("plan-k")
 @click.option(
-    "--accepted", type=shares, required=True, metavar="SHARES",
-    help='Shares of drafts accepted up to each position, such as 0.8,0.62,0.53: the last column of `evaluate`.',
+    "--tokens-a-step", type=numbers, required=True, metavar="NUMBERS",
+    help="For K = 1, 2, ..., such as 1.83,2.52,3.03: from the table of `evaluate`.",
 )  # fmt: skip
 @click.option("--gpu", type=click.Choice(sorted(GPUS)), required=True)
 @click.option("--target-parameters", type=number, default="13e9", help="In INT8.")
@@ -166,18 +167,18 @@ def shares(text: str) -> tuple[float, ...]:
 @click.option("--draft-ms", type=click.FloatRange(0), default=0.3, help="Of a pass of the draft, around it.")
 @json_option
 def plan_k(
-    *, accepted: tuple[float, ...], gpu: str, target_parameters: int, draft_parameters: int, target_kv_bytes: int,
+    *, tokens_a_step: tuple[float, ...], gpu: str, target_parameters: int, draft_parameters: int, target_kv_bytes: int,
     draft_kv_bytes: int, context_tokens: int, efficiency: float, step_ms: float, draft_ms: float, as_json: bool,
 ) -> None:  # fmt: skip
     """Calculate the best K by batch size on a GPU from a measured acceptance; `loadtest tune-k` measures it.
 
     \b
     Example:
-      draft-model plan-k --accepted 0.80,0.62,0.53,0.47 --gpu h100
+      draft-model plan-k --tokens-a-step 1.83,2.52,3.03,3.51 --gpu h100
     """
     target = ServedModel(target_parameters, target_kv_bytes, is_int8=True, around_s=step_ms / 1e3)
     draft = ServedModel(draft_parameters, draft_kv_bytes, is_int8=False, around_s=draft_ms / 1e3)
-    rows = best_lengths(accepted, target, draft, gpu, context_tokens=context_tokens, efficiency=efficiency)
+    rows = best_lengths(tokens_a_step, target, draft, gpu, context_tokens=context_tokens, efficiency=efficiency)
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows]))
         return
@@ -197,6 +198,8 @@ def held_out(*, model: Path, corpus_folder: Path, as_json: bool) -> None:
     Example:
       draft-model held-out --model target_model/embedded --corpus draft_model/held_out
     """
+    if (model / KEPT).is_file():
+        raise PipelineError(f"{model} has a cut vocabulary: it drafts, and its probabilities say nothing")
     texts = Corpus(corpus_folder).texts(Side.HELD_OUT)
     with counting("rows and cursors") as on_done:
         found = evaluate_held_out(load_model(model), load_encoder(model), texts, on_done=on_done)

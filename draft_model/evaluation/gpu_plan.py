@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draft_model.core import PipelineError
-from draft_model.training.plan import GPUS
+from draft_model.training.plan import find_gpu
 
 BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128, 256)
 MEMORY_SHARE = 0.9
@@ -37,7 +37,7 @@ class ServedModel:
 
     def pass_s(self, gpu: str, batch_size: int, num_tokens: int, context_tokens: int, efficiency: float) -> float:
         """Seconds of a pass over `num_tokens` tokens of `batch_size` requests."""
-        kind = GPUS[gpu]
+        kind = find_gpu(gpu)
         reads = self.weight_bytes / kind.bytes_per_s
         computes = 2 * self.num_parameters * num_tokens / (kind.peak_flops * (2 if self.is_int8 else 1))
         cache = self.cache_bytes(batch_size * context_tokens) / kind.bytes_per_s
@@ -57,30 +57,29 @@ class BestLength:
 
 
 def best_lengths(
-    reached: Sequence[float], target: ServedModel, draft: ServedModel, gpu: str, *, context_tokens: int,
+    tokens_a_step: Sequence[float], target: ServedModel, draft: ServedModel, gpu: str, *, context_tokens: int,
     efficiency: float,
 ) -> list[BestLength]:  # fmt: skip
-    """The best K at each batch size whose KV cache fits into the GPU's memory; K goes up to the positions in `reached`.
+    """The best K at each batch size whose KV cache fits into the GPU's memory.
 
-    `reached` is the share of drafts that are accepted up to each position (`AcceptanceCounts.per_position`), and
-    `efficiency` the share of the GPU's peaks that a pass reaches. PipelineError for an unknown GPU or rising shares.
+    `tokens_a_step` is the measured mean for K = 1, 2, ... (`AcceptanceCounts.mean_length`), and `efficiency` the share
+    of the GPU's peaks that a pass reaches. PipelineError for an unknown GPU, too small a one, or impossible means.
     """
-    if gpu not in GPUS:
-        raise PipelineError(f"no figures for the GPU {gpu!r}; there are: {', '.join(sorted(GPUS))}")
-    if any(later > earlier for earlier, later in zip([1.0, *reached], reached, strict=False)) or min(reached) < 0:
-        raise PipelineError(
-            "the shares accepted up to each position are between 0 and 1, and none exceeds the one before"
-        )
-    found: list[BestLength] = []
+    for length, mean in enumerate(tokens_a_step, 1):
+        if not 1 <= mean <= length + 1:
+            raise PipelineError(f"K = {length} gives 1 to {length + 1} tokens a step, not {mean:g}")
+    memory, found = find_gpu(gpu).gib * MEMORY_SHARE * 2**30, []
     for size in BATCH_SIZES:
         taken = sum(one.weight_bytes + one.cache_bytes(size * context_tokens) for one in (target, draft))
-        if taken > GPUS[gpu].gib * MEMORY_SHARE * 2**30:
+        if taken > memory:
             break
         rates = []
-        for length in range(len(reached) + 1):
+        for length, mean in enumerate((1.0, *tokens_a_step)):
             verify = target.pass_s(gpu, size, size * (length + 1), context_tokens, efficiency)
             propose = length * draft.pass_s(gpu, size, size, context_tokens, efficiency)
-            rates.append((1 + sum(reached[:length])) / (verify + propose))
+            rates.append(mean / (verify + propose))
         best = max(range(len(rates)), key=rates.__getitem__)
         found.append(BestLength(size, best, rates[best] / rates[0], rates[best]))
+    if not found:
+        raise PipelineError(f"one request takes {taken / 2**30:.0f} GiB, of {memory / 2**30:.0f} that {gpu} has for it")
     return found

@@ -15,7 +15,7 @@ from draft_model.core import Preset
 
 MATRIX_DIMS = 2
 LEAST = 1e-6
-"""Floor of the probability of all tokens that are not labelled; labels are rounded to 16 bits."""
+"""Floor of the probability of all tokens that are not labelled, which keeps its logarithm finite."""
 
 
 def next_token_logits(model: nn.Module, ids: Tensor) -> Tensor:

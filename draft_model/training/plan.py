@@ -30,7 +30,7 @@ class Gpu(NamedTuple):
 
 
 GPUS = {
-    "a100": Gpu(312e12, 80, 1.8, 2000e9),
+    "a100": Gpu(312e12, 80, 1.8, 2039e9),
     "h100": Gpu(989e12, 80, 2.9, 3350e9),
     "h100-pcie": Gpu(756e12, 80, 2.4, 2000e9),
     "h100-nvl": Gpu(835e12, 94, 2.6, 3900e9),
@@ -44,6 +44,14 @@ GPUS = {
     "mi300x": Gpu(1307e12, 192, 3.0, 5300e9),
 }
 """Peaks from the makers' data sheets; SXM unless the key names another variant."""
+
+
+def find_gpu(name: str) -> Gpu:
+    """The figures of a GPU by its key in `GPUS`; PipelineError lists the known ones when there is none."""
+    try:
+        return GPUS[name]
+    except KeyError:
+        raise PipelineError(f"no figures for the GPU {name!r}; there are: {', '.join(sorted(GPUS))}") from None
 
 
 def known_flops(name: str) -> float | None:
@@ -99,9 +107,7 @@ def make_plan(
 
     `utilisation` is the share of the GPUs' peak that goes into both models. PipelineError for an unknown GPU.
     """
-    if gpu not in GPUS:
-        raise PipelineError(f"no figures for the GPU {gpu!r}; there are: {', '.join(sorted(GPUS))}")
-    shape, kind = preset.shape, GPUS[gpu]
+    shape, kind = preset.shape, find_gpu(gpu)
     per_token = shape.flops_per_token(shape.context_tokens) + TEACHER_FLOPS_PER_PARAMETER * num_teacher_parameters
     tokens_per_s = num_gpus * kind.peak_flops * utilisation / per_token
     hours = num_tokens / tokens_per_s / 3600

@@ -20,7 +20,7 @@ from draft_model.data.shards import LABELLED_BY, MANIFEST, TOKENIZER, load_data,
 from draft_model.data.tokenizer import check_same_vocabulary, load_tokenizer
 from draft_model.models import CONFIG, export_model, load_model, make_model, make_pruned, read_config
 from draft_model.training.trainer import BlockTrainer, make_arguments
-from draft_model.training.vocabulary import CutVocabulary
+from draft_model.training.vocabulary import KEPT, CutVocabulary
 
 MODEL = "model"
 RUN = "run.json"
@@ -65,18 +65,19 @@ def train(
 ) -> None:  # fmt: skip
     """Train to the end of the preset's budget, from the last checkpoint in `out` if there is one; write `out/model`.
 
-    `vocabulary` is the number of tokens that the model tells apart, as `CutVocabulary`; all when not given.
+    `vocabulary` is the number of tokens that the model tells apart, as `CutVocabulary`; all when not given, or those of
+    the model to start from.
 
     Raises PipelineError for a loss that is not finite, missing data, a teacher or start with another vocabulary, a
     start of other widths or of another family, a folder of another run, or a run that another process trains; and for
-    a cut vocabulary with a teacher, which has the whole one, or of a size that there is not.
+    a cut vocabulary with a teacher, which has the whole one, or of a size that there is not; labels and a teacher.
     """
     lineage = lineage or Lineage()
-    preset, rows, cut = fit_preset(preset, data, lineage), load_data(data), None
-    if vocabulary is not None:
-        _check_cut(vocabulary, preset.shape.vocab_size, lineage)
-        cut = CutVocabulary(rows, vocabulary, preset.shape.vocab_size)
-        preset = replace(preset, shape=replace(preset.shape, vocab_size=vocabulary))
+    if lineage.teacher and LABELLED_BY in read_manifest(data):
+        raise PipelineError(f"{data} has labels, and --teacher names {lineage.teacher}: learn from one of them")
+    preset, rows = fit_preset(preset, data, lineage), load_data(data)
+    if cut := _cut(vocabulary, preset, lineage, rows):
+        preset = replace(preset, shape=replace(preset.shape, vocab_size=cut.size))
     block_tokens = read_manifest(data)["settings"]["block_tokens"]
     arguments = make_arguments(
         preset, block_tokens, out, checkpoint_steps=checkpoint_steps, log_steps=log_steps, is_compiled=is_compiled
@@ -95,13 +96,22 @@ def train(
         _trained(preset, data, rows, lineage, cut, arguments, out / MODEL)
 
 
-def _check_cut(size: int, full_size: int, lineage: Lineage) -> None:
-    if lineage.teacher:
+def _cut(size: int | None, preset: Preset, lineage: Lineage, rows: Any) -> CutVocabulary | None:  # noqa: ANN401
+    """The cut vocabulary: that of the model to start from, or the data's `size - 1` frequent tokens; None for all."""
+    full_size = preset.shape.vocab_size
+    started = CutVocabulary.of_model(lineage.start_from, full_size) if lineage.start_from else None
+    if started and size not in {None, started.size}:
+        raise PipelineError(f"{lineage.start_from} tells {started.size:,} tokens apart, not the {size:,} asked for")
+    if (started or size) and lineage.teacher:
         raise PipelineError(
-            "a teacher has the whole vocabulary: label the data with it (`draft-model label`), or cut none"
+            "a cut vocabulary (--vocabulary) and --teacher: a teacher has the whole one; label the data with it "
+            "(`draft-model label`)"
         )
+    if started or size is None:
+        return started
     if not 1 < size < full_size:
         raise PipelineError(f"a vocabulary of {size:,} tokens can't be cut from one of {full_size:,}")
+    return CutVocabulary.of_frequent(rows, size, full_size)
 
 
 def _record(preset: Preset, data: Path, lineage: Lineage) -> dict[str, Any]:
@@ -134,13 +144,16 @@ def _trained(
         shape = preset.shape
         if cut:
             weights = cut.expand(weights)
-            card += f"It tells {shape.vocab_size:,} tokens apart, {cut.share:.1%} of the data's.\n"
+            card += f"\nIt tells {shape.vocab_size:,} tokens apart: for greedy drafts, not for its probabilities.\n"
             shape = replace(shape, vocab_size=cut.full_size)
-        export_model(weights, shape, tokenizer, card, model)
+        export_model(weights, shape, tokenizer, card, model, {KEPT: json.dumps(cut.kept)} if cut else {})
 
 
 def _keep_freed_memory() -> None:
-    """Keep glibc from giving the logits of each block back to the system: mapping them anew took 40% of a step."""
+    """Keep glibc from giving the logits of each block back to the system: mapping them anew took 40% of a step.
+
+    It holds for the rest of the process.
+    """
     with suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_MMAP_MAX, 0)

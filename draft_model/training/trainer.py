@@ -38,12 +38,11 @@ def collate(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     """A batch is one block: ids and marks, (rows, row_tokens), and its labels, if any, (rows, row_tokens, labels)."""
     (block,) = blocks
     row_tokens, num_tokens = int(block[ROW_TOKENS]), len(block[IDS])
-    batch = {}
-    for name, kind in TENSOR_TYPES.items():
-        if name in block:
-            shape = (-1, row_tokens, *[len(block[name]) // num_tokens] * (name in {LIKELY, LOGPROBS}))
-            batch[name] = torch.from_numpy(np.array(block[name], kind)).view(shape)
-    return batch
+    batch = {
+        name: torch.from_numpy(np.array(block[name], kind)) for name, kind in TENSOR_TYPES.items() if name in block
+    }
+    plain, labels = (-1, row_tokens), (-1, row_tokens, len(block.get(LIKELY, ())) // num_tokens)
+    return {name: value.view(labels if name in {LIKELY, LOGPROBS} else plain) for name, value in batch.items()}
 
 
 def make_arguments(

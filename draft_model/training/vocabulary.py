@@ -1,6 +1,8 @@
 """Cuts the vocabulary of a small draft: most of its weights and time would go into tokens that code seldom has."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,26 +13,41 @@ from draft_model.data.shards import IDS
 
 COUNTED_BLOCKS = 4096
 EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
+KEPT = "kept_tokens.json"
+"""The file of a model folder that lists the tokens of a cut vocabulary."""
 
 
 class CutVocabulary:
-    """The `size - 1` most frequent tokens of training data; all others are one, the last.
+    """Some tokens of a vocabulary; all others are one, the last.
 
     The exported model has the whole vocabulary again, as vLLM asks of a draft: what it learned of the others together
-    stands at each of them. It then drafts one of them where it expects any; its target refuses that.
+    stands at each of them. Its most likely token is right, so greedy drafts are; its probabilities are not.
     """
 
-    def __init__(self, rows: Any, size: int, full_size: int) -> None:  # noqa: ANN401 - datasets has no types
-        """Count the tokens of `rows`, of a sample of them if they are many; the order is the same at each call."""
-        counts = np.zeros(full_size, np.int64)
-        for block in range(0, len(rows), max(1, len(rows) // COUNTED_BLOCKS)):
-            counts += np.bincount(rows[block][IDS], minlength=full_size)
-        kept = np.sort(np.argsort(-counts, kind="stable")[: size - 1])
-        self.share = float(counts[kept].sum() / max(1, counts.sum()))
-        """Of the counted tokens that are kept."""
-        self._places = torch.full((full_size,), size - 1)
-        self._places[torch.from_numpy(kept)] = torch.arange(size - 1)
-        self._other, self.full_size = size - 1, full_size
+    def __init__(self, kept: Sequence[int], full_size: int) -> None:
+        self.kept, self.full_size, self._other = sorted(kept), full_size, len(kept)
+        self._places = torch.full((full_size,), self._other)
+        self._places[self.kept] = torch.arange(self._other)
+
+    @classmethod
+    def of_frequent(cls, rows: Any, size: int, full_size: int) -> "CutVocabulary":  # noqa: ANN401 - datasets has no types
+        """The `size - 1` most frequent tokens of data, of a sample if it is long; the same ones at each call."""
+        columns, counts = rows.select_columns([IDS]), np.zeros(full_size, np.int64)
+        chosen = np.random.default_rng(0).permutation(len(columns))[:COUNTED_BLOCKS]
+        for block in chosen:
+            counts += np.bincount(columns[int(block)][IDS], minlength=full_size)
+        return cls(np.argsort(-counts, kind="stable")[: size - 1].tolist(), full_size)
+
+    @classmethod
+    def of_model(cls, folder: Path, full_size: int) -> "CutVocabulary | None":
+        """The tokens that a model tells apart; None if these are all."""
+        path = folder / KEPT
+        return cls(json.loads(path.read_text(encoding="utf-8")), full_size) if path.is_file() else None
+
+    @property
+    def size(self) -> int:
+        """The number of tokens told apart, the others among them as one."""
+        return self._other + 1
 
     def cut(self, ids: Tensor) -> Tensor:
         """Ids of the target's vocabulary as ids of the cut one, of the same shape."""
@@ -43,14 +60,10 @@ class CutVocabulary:
         return cut, logprobs.masked_fill(cut == self._other, -torch.inf)
 
     def contract(self, embedding: Tensor) -> Tensor:
-        """The rows of an embedding that the cut vocabulary has; that of the others is the row of one of them.
-
-        It may be padded otherwise than the vocabulary: no text has these tokens.
-        """
-        places = self._places.cpu()[: len(embedding)]
-        rows = embedding.new_zeros(self._other + 1, embedding.shape[1])
-        rows[places] = embedding[: len(places)]
-        return rows
+        """The rows of an embedding that the cut vocabulary has; the others' is the mean of theirs."""
+        is_other = torch.ones(len(embedding), dtype=torch.bool)
+        is_other[self.kept] = False
+        return torch.cat([embedding[self.kept], embedding[is_other].mean(0, keepdim=True)])
 
     def expand(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a model, with a row of the embedding for every token of the whole vocabulary."""

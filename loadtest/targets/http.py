@@ -135,6 +135,9 @@ class HttpTarget:
         self.settings = settings
         self.dialect = _dialect_of(spec)
         self.body = _extra_body(spec) | dict(body or {})
+        self.waits = spec.options.get("waits") == "1"
+        if self.waits and not settings.cancels_at_key:
+            raise TargetError(f"{spec.name}: waits=1 sends the newest request, so it goes with editor.cancels_at_key")
         self._tokens = spec.credentials.tokens()
         self._http: aiohttp.ClientSession | None = None
 
@@ -182,15 +185,17 @@ class _HttpEditor(CallEditor):
         self._session = session
         self._token = token
         self._shift = 0
-        self._turn = asyncio.Lock() if target.spec.options.get("waits") == "1" else None
-        """Held by the request that runs, of an editor that has one at a time and never hangs up."""
+        self._turn = asyncio.Lock() if target.waits else None
+        """Held while a request runs; None for an editor that hangs up."""
 
     async def ask(self, record: Record, max_tokens: int) -> None:
         """See CallEditor."""
         if self._turn is None:
             await self._call(record, max_tokens)
             return
-        await self._turn.acquire()  # A request that is stale by then is cancelled here, and not sent.
+        record.is_sent = False
+        await self._turn.acquire()  # A request that is stale by then is cancelled here.
+        record.is_sent = True
         call = asyncio.create_task(self._call(record, max_tokens))
         self._tasks.add(call)
         call.add_done_callback(self._call_ended)

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from loadtest.driving.driver import Run, drive
-from loadtest.targets import ClientSettings, Credentials, parse_target
+from loadtest.targets import ClientSettings, Credentials, TargetError, parse_target
 from loadtest.targets.http import HttpTarget
 from loadtest.traffic.typed import Trace
 from tests.support.server import eventually
@@ -160,8 +160,10 @@ async def test_an_editor_that_waits_has_one_request_at_a_time_and_then_sends_the
     async with serving("llama+http://HOST?waits=1", answer) as target:
         run = await drive(target, made, has_lead_in=False)
     assert outcomes(run) == ["hung_up", "hung_up", "answered"]
-    assert [result.text for result in run.results] == ["", "", "hello"]
+    assert [(result.is_sent, result.text) for result in run.results] == [(True, ""), (False, ""), (True, "hello")]
     assert (most, num_sent, num_hung_up) == (1, 2, 0)
+    with pytest.raises(TargetError, match="waits=1 sends the newest request"):
+        HttpTarget(parse_target("llama+http://a:1?waits=1"), ClientSettings(cancels_at_key=False))
 
 
 async def test_stragglers_are_cancelled_and_no_server_is_an_error() -> None:

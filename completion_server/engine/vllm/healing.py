@@ -187,12 +187,13 @@ class HealingScheduler(Scheduler):
         speculative = config.speculative_config
         if speculative is None or not self.num_spec_tokens or getattr(self, "use_v2_model_runner", True):
             return False
-        if changed := [name for name, known in _RELIED_ON.items() if _digest_of(name) != known]:
-            logger.warning("vLLM's scheduler has another %s: prompts end without drafts", " and ".join(changed))
-            return False
         # With a second step in flight the worker takes the tokens of one with drafts for one token and its drafts.
         is_alone = config.max_concurrent_batches == 1
-        return is_alone and not self.has_mamba_layers and speculative.draft_sample_method == "greedy"
+        if not is_alone or self.has_mamba_layers or speculative.draft_sample_method != "greedy":
+            return False
+        if changed := [name for name, known in _RELIED_ON.items() if _digest_of(name) != known]:
+            logger.warning("vLLM's scheduler has another %s: prompts end without drafts", " and ".join(changed))
+        return not changed
 
     def add_request(self, request: Request) -> None:
         """Add a request; see vLLM."""

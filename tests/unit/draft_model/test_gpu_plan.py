@@ -23,7 +23,7 @@ def test_a_pass_takes_the_slower_of_weights_and_operations_by_hand() -> None:
 
 
 def test_the_speed_up_is_tokens_a_step_over_time_a_step_by_hand() -> None:
-    (first, *_) = best_lengths([0.5], TARGET, DRAFT, "h100", context_tokens=1000, efficiency=0.5)
+    (first, *_) = best_lengths([1.5], TARGET, DRAFT, "h100", context_tokens=1000, efficiency=0.5)
     alone = TARGET.pass_s("h100", 1, 1, 1000, 0.5)
     both = TARGET.pass_s("h100", 1, 2, 1000, 0.5) + DRAFT.pass_s("h100", 1, 1, 1000, 0.5)
     assert (first.batch_size, first.num_speculative_tokens) == (1, 1)
@@ -34,34 +34,39 @@ def test_the_speed_up_is_tokens_a_step_over_time_a_step_by_hand() -> None:
 def test_k_falls_with_the_batch_size_and_is_0_where_drafts_cost_more_than_they_give() -> None:
     how = {"context_tokens": 1000, "efficiency": 0.5}
     cached = replace(TARGET, kv_bytes_per_token=10_000)
-    lengths = [row.num_speculative_tokens for row in best_lengths([0.8, 0.6, 0.5], cached, DRAFT, "h100", **how)]
+    lengths = [row.num_speculative_tokens for row in best_lengths([1.8, 2.4, 2.9], cached, DRAFT, "h100", **how)]
     assert lengths[0] == 3
     assert lengths[-1] < 3
     assert lengths == sorted(lengths, reverse=True)
-    assert {row.num_speculative_tokens for row in best_lengths([0.05, 0.0], TARGET, TARGET, "l4", **how)} == {0}
+    assert {row.num_speculative_tokens for row in best_lengths([1.05, 1.05], TARGET, TARGET, "l4", **how)} == {0}
 
 
 def test_batches_whose_cache_does_not_fit_into_the_memory_are_left_out() -> None:
     large = ServedModel(13e9, 819_200, is_int8=True, around_s=0.001)  # 0.84 GB of cache for each request
-    rows = best_lengths([0.5], large, DRAFT, "h100", context_tokens=1024, efficiency=0.5)
+    rows = best_lengths([1.5], large, DRAFT, "h100", context_tokens=1024, efficiency=0.5)
     assert [row.batch_size for row in rows] == [1, 4, 8, 16, 32, 64]
-    assert best_lengths([0.5], large, DRAFT, "a10", context_tokens=1024, efficiency=0.5)[-1].batch_size == 8
+    assert best_lengths([1.5], large, DRAFT, "a10", context_tokens=1024, efficiency=0.5)[-1].batch_size == 8
 
 
-def test_shares_that_are_none_and_unknown_gpus_are_refused() -> None:
-    for shares in ([0.5, 0.6], [1.2], [0.5, -0.1]):
-        with pytest.raises(PipelineError, match="none exceeds the one before"):
-            best_lengths(shares, TARGET, DRAFT, "h100", context_tokens=1, efficiency=1.0)
+def test_impossible_means_and_gpus_without_figures_or_memory_are_refused() -> None:
+    for means, said in (([2.5], "K = 1 gives 1 to 2 tokens a step, not 2.5"), ([1.5, 0.9], "1 to 3 .* not 0.9")):
+        with pytest.raises(PipelineError, match=said):
+            best_lengths(means, TARGET, DRAFT, "h100", context_tokens=1, efficiency=1.0)
+    with pytest.raises(PipelineError, match="not nan"):
+        best_lengths([float("nan")], TARGET, DRAFT, "h100", context_tokens=1, efficiency=1.0)
     with pytest.raises(PipelineError, match="no figures for the GPU 'abacus'"):
-        best_lengths([0.5], TARGET, DRAFT, "abacus", context_tokens=1, efficiency=1.0)
+        best_lengths([1.5], TARGET, DRAFT, "abacus", context_tokens=1, efficiency=1.0)
+    large = ServedModel(70e9, 0, is_int8=True, around_s=0.0)
+    with pytest.raises(PipelineError, match="one request takes 66 GiB, of 22 that a10 has"):
+        best_lengths([1.5], large, DRAFT, "a10", context_tokens=1, efficiency=1.0)
 
 
 def test_the_command_prints_a_table_or_json() -> None:
-    command = ["--accepted", "0.8,0.6", "--gpu", "h100"]
+    command = ["--tokens-a-step", "1.8,2.4", "--gpu", "h100"]
     table = CliRunner().invoke(plan_k, command).stdout.splitlines()
     rows = json.loads(CliRunner().invoke(plan_k, [*command, "--json"]).stdout)
     assert table[0].startswith("| requests at once | K |")
     assert len(table) - 2 == len(rows) == 6
     assert table[2].startswith(f"| 1 | {rows[0]['num_speculative_tokens']} |")
-    refused = CliRunner().invoke(plan_k, ["--accepted", "many", "--gpu", "h100"])
+    refused = CliRunner().invoke(plan_k, ["--tokens-a-step", "many", "--gpu", "h100"])
     assert "'many' is not a list of numbers" in refused.stderr

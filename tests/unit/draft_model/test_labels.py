@@ -8,28 +8,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+from draft_model.commands.evaluate import held_out
 from draft_model.core import PipelineError, Preset
-from draft_model.data.shards import LIKELY, LOGPROBS, load_data, read_manifest
+from draft_model.data.shards import LIKELY, LOGPROBS, MANIFEST, load_data, read_manifest
 from draft_model.data.tokenizer import load_tokenizer
 from draft_model.labels import NUM_LABELS, label
 from draft_model.models import export_model, load_model, make_model
 from draft_model.training.losses import divergences, label_divergences
 from draft_model.training.run import Lineage, train
 from draft_model.training.trainer import collate
-from draft_model.training.vocabulary import CutVocabulary
+from draft_model.training.vocabulary import EMBEDDINGS, CutVocabulary
+from draft_model.training.vocabulary import KEPT as KEPT_FILE
 from tests.support.models import TARGET
-from tests.unit.draft_model.test_training import WEIGHTS, steps_of
+from tests.unit.draft_model.test_training import steps_of
+from tests.unit.draft_model.tiny import SHAPE, VOCAB_SIZE
 
-PADDING = 8
+SIZE, PADDING = VOCAB_SIZE, 8
 KEPT = 200
 
 
 @pytest.fixture(scope="module")
 def target(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A padded model of the data's tokenizer, with opinions."""
-    from tests.unit.draft_model.tiny import SHAPE
-
     shape, folder = replace(SHAPE, vocab_size=SHAPE.vocab_size + PADDING), tmp_path_factory.mktemp("made") / "target"
     model = make_model(shape, 1)
     torch.nn.init.normal_(model.model.embed_tokens.weight, generator=torch.Generator().manual_seed(1))
@@ -83,6 +85,12 @@ def test_labels_that_cannot_be_made_are_refused(data: Path, labelled: Path, targ
         label(TARGET, data, tmp_path / "other", 2048)
     with pytest.raises(PipelineError, match="made otherwise"):
         label(target, data, labelled, 2048)
+    other = shutil.copytree(data, tmp_path / "data")
+    manifest = json.loads((other / MANIFEST).read_text())
+    manifest["settings"]["num_tokens"] -= 1
+    (other / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(PipelineError, match=r"made otherwise \(data "):
+        label(target, other, labelled, 4096)
 
 
 def test_the_divergence_from_labels_is_that_from_all_logits_when_all_that_counts_is_labelled() -> None:
@@ -101,58 +109,75 @@ def test_the_divergence_from_labels_is_that_from_all_logits_when_all_that_counts
 
 def test_a_cut_vocabulary_keeps_the_frequent_tokens_and_takes_the_others_as_one(data: Path) -> None:
     rows = load_data(data)
-    counts = np.bincount(np.concatenate([row["ids"] for row in rows]), minlength=320)
-    vocabulary = CutVocabulary(rows, KEPT, 320)
-    cut = vocabulary.cut(torch.arange(320))
+    counts = np.bincount(np.concatenate([row["ids"] for row in rows]), minlength=SIZE)
+    vocabulary = CutVocabulary.of_frequent(rows, KEPT, SIZE)
+    cut = vocabulary.cut(torch.arange(SIZE))
     others = cut == KEPT - 1
-    assert int(others.sum()) == 320 - (KEPT - 1)
+    assert int(others.sum()) == SIZE - (KEPT - 1)
     assert counts[others.numpy()].max() <= counts[~others.numpy()].min()
     assert sorted(cut[~others].tolist()) == list(range(KEPT - 1))
-    assert vocabulary.share == pytest.approx(counts[~others.numpy()].sum() / counts.sum())
-    likely, logprobs = vocabulary.cut_labels(torch.arange(320)[None], torch.zeros(1, 320))
+    likely, logprobs = vocabulary.cut_labels(torch.arange(SIZE)[None], torch.zeros(1, SIZE))
     assert torch.equal(logprobs[0].isfinite(), ~others)
     assert torch.equal(likely[0], cut)
+    embedding = torch.randn(SIZE + PADDING, 4)
+    rows_of_cut = vocabulary.contract(embedding)
+    assert torch.equal(rows_of_cut[:-1], embedding[vocabulary.kept])
+    again = vocabulary.expand({"lm_head.weight": rows_of_cut, "model.norm.weight": embedding[0]})
+    assert torch.equal(again["lm_head.weight"][vocabulary.kept], embedding[vocabulary.kept])
+    assert torch.equal(again["model.norm.weight"], embedding[0])
 
 
-def test_a_draft_with_a_cut_vocabulary_learns_from_labels_and_is_served_with_the_whole_one(
+def test_a_draft_with_a_cut_vocabulary_learns_from_labels_and_has_the_whole_one_for_vllm(
     labelled: Path, preset: Preset, tmp_path: Path
 ) -> None:
     long = replace(preset, num_tokens=30 * preset.batch_tokens)
     train(long, labelled, tmp_path / "run", Lineage(mix=1.0), vocabulary=KEPT, log_steps=1)
     steps = steps_of(tmp_path / "run")
     assert steps[-1]["divergence"] < steps[0]["divergence"] * 0.8
-    model = load_model(tmp_path / "run" / "model")
-    whole = read_manifest(labelled)["vocab_size"]
-    assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["vocab_size"] == whole
-    rows: torch.Tensor = model.get_input_embeddings().weight
-    cut = CutVocabulary(load_data(labelled), KEPT, whole).cut(torch.arange(whole))
-    assert rows.shape[0] == whole
-    assert len(rows[cut == KEPT - 1].unique(dim=0)) == 1
-    assert "tells 200 tokens apart" in (tmp_path / "run" / "model" / "README.md").read_text()
+    folder, whole = tmp_path / "run" / "model", read_manifest(labelled)["vocab_size"]
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == whole
+    model, vocabulary = load_model(folder), CutVocabulary.of_model(folder, whole)
+    assert vocabulary is not None
+    cut = make_model(replace(preset.shape, vocab_size=KEPT), 1)
+    weights = {
+        name: vocabulary.contract(each) if name in EMBEDDINGS else each for name, each in model.state_dict().items()
+    }
+    cut.load_state_dict(weights)
+    ids = torch.tensor(vocabulary.kept[:60])[None]
+    with torch.no_grad():
+        ours, theirs = model(input_ids=ids).logits, cut(input_ids=vocabulary.cut(ids)).logits
+    assert torch.equal(vocabulary.cut(ours.argmax(-1)), theirs.argmax(-1)), "the same most likely tokens"
+    assert "tells 200 tokens apart" in (folder / "README.md").read_text()
+    refused = CliRunner().invoke(held_out, ["--model", str(folder)])
+    assert "has a cut vocabulary: it drafts, and its probabilities say nothing" in refused.stderr
 
 
-def test_a_draft_with_a_cut_vocabulary_goes_on_from_one_of_text_alone_that_is_padded_otherwise(
-    data: Path, labelled: Path, preset: Preset, tmp_path: Path
+def test_a_draft_goes_on_with_the_vocabulary_of_the_one_it_starts_from_whatever_its_data_has(
+    data: Path, target: Path, preset: Preset, tmp_path: Path
 ) -> None:
     train(replace(preset, num_tokens=20 * preset.batch_tokens), data, tmp_path / "text", vocabulary=KEPT, log_steps=1)
+    label(target, data, tmp_path / "half", 2048)
     start = Lineage(start_from=tmp_path / "text" / "model")
-    train(
-        replace(preset, num_tokens=preset.batch_tokens), labelled, tmp_path / "run", start, vocabulary=KEPT, log_steps=1
-    )
+    train(replace(preset, num_tokens=preset.batch_tokens), tmp_path / "half", tmp_path / "run", start, log_steps=1)
     (first, *_), last = steps_of(tmp_path / "run"), steps_of(tmp_path / "text")[-1]
     assert first["text_loss"] == pytest.approx(last["text_loss"], abs=0.3)
-    assert load_model(tmp_path / "run" / "model").vocab_size == read_manifest(labelled)["vocab_size"]
+    ours, theirs = (json.loads((tmp_path / name / "model" / KEPT_FILE).read_text()) for name in ("run", "text"))
+    assert ours == theirs != CutVocabulary.of_frequent(load_data(tmp_path / "half"), KEPT, SIZE).kept
+    assert load_model(tmp_path / "run" / "model").vocab_size == read_manifest(data)["vocab_size"] + PADDING
+    with pytest.raises(PipelineError, match="tells 200 tokens apart, not the 100 asked for"):
+        train(preset, data, tmp_path / "other", start, vocabulary=100)
 
 
-def test_a_cut_vocabulary_that_cannot_be_is_refused(
+def test_sources_that_do_not_go_together_are_refused(
     data: Path, labelled: Path, target: Path, preset: Preset, tmp_path: Path
 ) -> None:
-    with pytest.raises(PipelineError, match="a teacher has the whole vocabulary"):
-        train(preset, data, tmp_path / "run", Lineage(teacher=target), vocabulary=KEPT)
-    with pytest.raises(PipelineError, match=r"a vocabulary of 328 tokens can't be cut from one of 328"):
-        train(preset, labelled, tmp_path / "run", vocabulary=328)
     out = tmp_path / "run"
+    with pytest.raises(PipelineError, match="a teacher has the whole one"):
+        train(preset, data, out, Lineage(teacher=target), vocabulary=KEPT)
+    with pytest.raises(PipelineError, match="learn from one of them"):
+        train(preset, labelled, out, Lineage(teacher=target))
+    with pytest.raises(PipelineError, match=r"a vocabulary of 328 tokens can't be cut from one of 328"):
+        train(preset, labelled, out, vocabulary=SIZE + PADDING)
     train(preset, labelled, out, vocabulary=KEPT)
-    assert (out / WEIGHTS).is_file()
     with pytest.raises(PipelineError, match="other data, another shape or settings"):
         train(preset, labelled, out, vocabulary=KEPT + 1)
