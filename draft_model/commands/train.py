@@ -42,7 +42,7 @@ KNOWN = ", ".join(sorted(PRESETS))
 @click.option(
     "--vocabulary", type=click.IntRange(min=2),
     help="Tell only this many tokens apart, the most frequent of the data: for a small draft of a large vocabulary. "
-    "vLLM serves it all the same.  [default: all]",
+    "vLLM serves it all the same, with greedy drafts.  [default: all]",
 )  # fmt: skip
 @click.option("--checkpoint-steps", type=COUNT, default=CHECKPOINT_STEPS, help="From a checkpoint to the next one.")
 @click.option("--compile", "is_compiled", is_flag=True, help="Use torch.compile, which needs a C++ compiler.")

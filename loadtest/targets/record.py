@@ -27,7 +27,7 @@ class Outcome(Enum):
     SHED = "shed"
     DEADLINE = "deadline"
     HUNG_UP = "hung_up"
-    """The client cancelled it because the user had typed on."""
+    """The user had typed on: the client cancelled it, or no longer looks at it."""
     ERROR = "error"
     UNANSWERED = "unanswered"
     """Not ended when the run ended."""
