@@ -167,7 +167,7 @@ def _load_start(folder: Path, data: Path, cut: CutVocabulary | None) -> LlamaFor
     start = cast("LlamaForCausalLM", _load_same_vocabulary(folder, data))
     if cut:
         rows = cut.contract(start.model.embed_tokens.weight)
-        start.model.embed_tokens = torch.nn.Embedding.from_pretrained(rows)
+        start.model.embed_tokens.weight = torch.nn.Parameter(rows, requires_grad=False)
         start.config.vocab_size = len(rows)
     return start
 
