@@ -23,6 +23,7 @@ from draft_model.data.shards import (
     ROW_TOKENS,
     TOKENIZER,
     DataSettings,
+    is_labelled,
     load_data,
     missing_shards,
     open_folder,
@@ -47,7 +48,7 @@ def label(
     made otherwise, the target has another vocabulary, or the disk refuses.
     """
     manifest, rows = read_manifest(data), load_data(data)
-    if LABELLED_BY in manifest:
+    if is_labelled(data):
         raise PipelineError(f"{data} is labelled already")
     check_same_vocabulary(data / TOKENIZER, target)
     settings = replace(DataSettings(**manifest["settings"]), num_tokens=num_tokens, blocks_a_shard=BLOCKS_A_SHARD)

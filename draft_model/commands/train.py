@@ -15,7 +15,7 @@ from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.filters import DEFAULT_SUFFIXES, Rules
 from draft_model.corpus.readers import read_repositories
 from draft_model.corpus.store import MANIFEST
-from draft_model.data.shards import LABELLED_BY, DataSettings, read_manifest
+from draft_model.data.shards import DataSettings, is_labelled
 from draft_model.models import CONFIG
 from draft_model.pair import BuildSettings, build_pair
 from draft_model.training.plan import DEFAULT_UTILISATION, GPUS, make_plan
@@ -62,7 +62,7 @@ def train(
       torchrun --nproc-per-node 8 -m draft_model train --preset draft-1b --data data --out run --tokens 50e9
       tensorboard --logdir run
     """
-    if mix is not None and teacher is None and LABELLED_BY not in read_manifest(data_folder):
+    if mix is not None and teacher is None and not is_labelled(data_folder):
         raise click.UsageError("--mix has no effect without --teacher or data from `draft-model label`")
     given: dict[str, Any] = {
         name: value for name, value in (("num_tokens", tokens), ("batch_tokens", batch_tokens)) if value

@@ -79,6 +79,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def is_labelled(folder: Path) -> bool:
+    """Whether a data folder has the labels of a target; False when there is none."""
+    return (folder / MANIFEST).is_file() and LABELLED_BY in read_manifest(folder)
+
+
 def build_data(
     corpus: Corpus, tokenizer: Path, template: Template, out: Path, settings: DataSettings, *,
     generated: Path | None = None, num_workers: int = 1,

@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from draft_model.core import PipelineError, Preset, file_digest, locked, weights_digest, write_atomically
-from draft_model.data.shards import LABELLED_BY, MANIFEST, TOKENIZER, load_data, read_manifest
+from draft_model.data.shards import MANIFEST, TOKENIZER, is_labelled, load_data, read_manifest
 from draft_model.data.tokenizer import check_same_vocabulary, load_tokenizer
 from draft_model.models import CONFIG, export_model, load_model, make_model, make_pruned, read_config
 from draft_model.training.trainer import BlockTrainer, make_arguments
@@ -48,7 +48,7 @@ def fit_preset(preset: Preset, data: Path, lineage: Lineage) -> Preset:
     vLLM serves a draft only with a target of the same `vocab_size`.
     """
     config = read_manifest(data)
-    if target := lineage.teacher or (None if LABELLED_BY in config else lineage.start_from):
+    if target := lineage.teacher or (None if is_labelled(data) else lineage.start_from):
         config = read_config(target)
     return replace(preset, shape=replace(preset.shape, vocab_size=int(config["vocab_size"])))
 
@@ -73,7 +73,7 @@ def train(
     a cut vocabulary with a teacher, which has the whole one, or of a size that there is not; labels and a teacher.
     """
     lineage = lineage or Lineage()
-    if lineage.teacher and LABELLED_BY in read_manifest(data):
+    if lineage.teacher and is_labelled(data):
         raise PipelineError(f"{data} has labels, and --teacher names {lineage.teacher}: learn from one of them")
     preset, rows = fit_preset(preset, data, lineage), load_data(data)
     if cut := _cut(vocabulary, preset, lineage, rows):
@@ -117,7 +117,7 @@ def _cut(size: int | None, preset: Preset, lineage: Lineage, rows: Any) -> CutVo
 def _record(preset: Preset, data: Path, lineage: Lineage) -> dict[str, Any]:
     """What must be equal to continue a run, but for the number of tokens."""
     start, teacher = (weights_digest(path) if path else "" for path in (lineage.start_from, lineage.teacher))
-    is_taught = teacher or LABELLED_BY in read_manifest(data)
+    is_taught = teacher or is_labelled(data)
     taught = {"start_from": start, "teacher": teacher, "mix": lineage.mix if is_taught else 0.0}
     return {**asdict(preset), "data": file_digest(data / MANIFEST), **taught}
 
