@@ -107,6 +107,7 @@ class Plugin:
     async def line(self, pattern: str) -> str:
         """Read lines up to one that matches a pattern from its start; return that one."""
         assert self.process.stdout is not None
+        why = "before the output ended"
         try:
             async with asyncio.timeout(LINE_WITHIN_S):
                 while raw := await self.process.stdout.readline():
@@ -114,8 +115,8 @@ class Plugin:
                     if re.match(pattern, self.lines[-1]):
                         return self.lines[-1]
         except TimeoutError:
-            pass
-        pytest.fail(f"no line {pattern!r} within {LINE_WITHIN_S} s; lines: {self.lines}; log: {self.log.read_text()}")
+            why = f"within {LINE_WITHIN_S} s"
+        pytest.fail(f"no line {pattern!r} {why}; lines: {self.lines}; log: {self.log.read_text()}")
 
     async def ask(self, document: str, reason: str = "STOP") -> None:
         self.do(f"type {document}")
