@@ -34,7 +34,7 @@ ROW_TOKENS = 1024
 MAX_CHARACTERS = 8 * ROW_TOKENS
 """Characters that are used of a text: more than a row of tokens has in any code."""
 _STDERR = 2
-ENVIRONMENT = Path(__file__).parents[2] / ".venv-calibration" / "bin" / "python"
+ENVIRONMENT = Path(__file__).parents[1] / ".venv-calibration" / "bin" / "python"
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from target_model.__main__ import main
-from target_model.calibrate import MAX_CHARACTERS, Calibration, quantise_calibrated, sample
+from target_model.calibrate import ENVIRONMENT, MAX_CHARACTERS, Calibration, quantise_calibrated, sample
 from target_model.core import TargetError
 from target_model.quantise import quantise_folder
+from tests.support.models import ROOT
 from tests.support.redis_servers import wait_until
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -41,6 +42,12 @@ def write():
 """)
     path.chmod(0o755)
     return path
+
+
+def test_the_environment_is_the_one_that_make_calibration_sets_up() -> None:
+    recipe = subprocess.run(["make", "-C", ROOT, "-nB", "calibration"], capture_output=True, text=True, check=True).stdout
+    folder = ENVIRONMENT.parents[1].relative_to(ROOT)
+    assert f"-m venv --clear {folder}\n" in recipe
 
 
 def test_the_copy_has_the_format_of_the_one_made_without_data_and_the_settings_are_passed_on(
