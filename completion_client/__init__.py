@@ -11,7 +11,7 @@ caller presents), `request_fields` (the fields that the library sets), `blocking
 """
 
 from completion_client.attempts import Attempts
-from completion_client.client import CompletionClient, ReplicaSet
+from completion_client.client import CompletionClient
 from completion_client.completion import Completion
 from completion_client.endpoint import ChannelOptions, Endpoint, EndpointError, Metadata, parse_endpoints
 from completion_client.errors import (
@@ -65,7 +65,6 @@ __all__ = [
     "PermissionDeniedError",
     "RegionSettings",
     "Regions",
-    "ReplicaSet",
     "ReplicaStream",
     "RequestListener",
     "ResourceExhaustedError",

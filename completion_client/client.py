@@ -204,7 +204,3 @@ class CompletionClient:
             yield session
         finally:
             await session.aclose()
-
-
-ReplicaSet = CompletionClient
-"""The older name of a client with several servers. Goes with version 0.2."""

@@ -90,12 +90,3 @@ for _name, _target, _short_help in (
 ):
     main.add_command(LazyCommand(_name, _target, _short_help))
 main.add_command(PluginCommand("plan", "Calculate GPUs and cost from the number of seats."))
-
-
-@main.command(
-    hidden=True, add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
-)
-def simulate() -> None:
-    """Refuse, and name the command that replaced this one in 0.1; to be removed in 0.2."""
-    click.echo('completion-server: use "loadtest simulate"', err=True)
-    raise SystemExit(2)

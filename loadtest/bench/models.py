@@ -76,7 +76,6 @@ def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> di
         "acceptance_offline": offline["acceptance_by_length"]["4"],
         "acceptance_offline_interval": offline["acceptance_intervals"]["4"],
         "predicted_share": offline["agreement"],
-        "foretold_share": offline["agreement"],  # the earlier name, until 0.2
         "mean_accepted_length_k4": run["mean_accepted_length"]["0.0"],
         "int8_loss_increase": int8["loss_more"]["value"],
         "int8_loss_increase_interval": int8["loss_more"]["interval"],

@@ -45,7 +45,7 @@ def write():
 
 
 def test_the_environment_is_the_one_that_make_calibration_sets_up() -> None:
-    recipe = subprocess.run(["make", "-C", ROOT, "-nB", "calibration"], capture_output=True, text=True, check=True).stdout
+    recipe = subprocess.check_output(["make", "-C", ROOT, "-nB", "calibration"], text=True)
     folder = ENVIRONMENT.parents[1].relative_to(ROOT)
     assert f"-m venv --clear {folder}\n" in recipe
 

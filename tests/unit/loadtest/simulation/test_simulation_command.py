@@ -4,7 +4,6 @@ import json
 
 from click.testing import CliRunner, Result
 
-from completion_server.cli import main as server_main
 from loadtest.__main__ import main
 
 
@@ -45,11 +44,6 @@ def test_impossible_options_are_refused_with_the_reason() -> None:
         refused = simulate("--load", loads)
         assert refused.exit_code == 2
         assert "--load" in refused.stderr
-
-
-def test_the_old_command_names_the_new_one() -> None:
-    refused = CliRunner().invoke(server_main, ["simulate", "--load", "4"])
-    assert (refused.exit_code, refused.stderr) == (2, 'completion-server: use "loadtest simulate"\n')
 
 
 def test_a_measured_engine_brings_the_conditions_of_the_scheduler_benchmark() -> None:
