@@ -2,13 +2,15 @@
 
 The first visible line is sent as it arrives, except text that may be a repetition and blanks at its end. With
 SINGLE_LINE the completion ends there. With MULTI_LINE each further line is sent when it is complete, because the length
-limit may cut it in half; a line that ends the block is recognised earlier, at its first visible character or word.
+limit may cut it in half; a line that ends the block is recognised earlier, at its first visible character or word. A
+line that opens a block ("else:") is sent with the next one: behind a cut it would be half of something.
 """
 
 import re
 
 from completion_server.core.request import Mode
 from completion_server.text.rules.block import CodeBlock, LinePosition
+from completion_server.text.rules.brackets import opens_block
 from completion_server.text.rules.repetition import LinesBelow, RestOfLine
 from completion_server.text.rules.surroundings import BLANKS, Line, Surroundings
 
@@ -31,6 +33,8 @@ class LineRules:
         self._line = ""
         self._rest_at: int | None = None
         """Index in the current line from which on it may repeat the rest of the cursor's line."""
+        self._openers_at: int | None = None
+        """Index of the last lines, if each of them opens a block of which nothing came yet."""
         self._is_cursor_line = True
         self._is_first = True
         is_inside = self._block is None or not around.is_head_blank
@@ -53,7 +57,7 @@ class LineRules:
     def finish(self, *, is_cut: bool) -> int:
         """Return how many characters can be sent at the end of the text; `is_cut` if the token limit ended it."""
         if is_cut and self._block is not None and not self._is_first:
-            self._end_before_line(self._whole_line())
+            self._end_before(self._line_start if self._openers_at is None else self._openers_at)
         else:
             self._complete_line()
         if not self.is_done and self._below.is_repeated:
@@ -109,7 +113,11 @@ class LineRules:
             if self._below.is_repeated and (self._block is None or self._below.is_whole):
                 self._end(self._below.repeated_from)
                 return
-        self._pass(self._below.repeated_from)
+        if self._block is None or self._is_first or not opens_block(line.text, self._around.syntax):
+            self._openers_at = None
+        elif self._openers_at is None:
+            self._openers_at = self._line_start
+        self._pass(min(self._below.repeated_from, self._num_read if self._openers_at is None else self._openers_at))
         self._is_first = self._is_first and not self._line.strip(BLANKS)
         if self._block is not None:
             self._block.end_line(line)
@@ -129,7 +137,7 @@ class LineRules:
             is_word_whole = is_whole or self._line[-1] in BLANKS
             self._position = self._block.judge(line, self._rest, is_whole=is_whole, is_word_whole=is_word_whole)
             if self._position is LinePosition.BEHIND:
-                self._end_before_line(line)
+                self._end_before(self._line_start)
 
     def _whole_line(self) -> Line:
         """Return the current line, with the document's text left of the cursor if it is the cursor's line.
@@ -162,7 +170,6 @@ class LineRules:
         if not self._around.has_blank_before_rest:
             self._num_passed = max(self._num_passed, end)
 
-    def _end_before_line(self, line: Line) -> None:
-        """End the completion before the current line, and before the lines that it repeats if it goes on so."""
-        start = self._line_start
-        self._end(min(start, self._below.repeated_from) if self._below.may_become(line) else start)
+    def _end_before(self, start: int) -> None:
+        """End the completion before a line, and before the lines that it repeats if it goes on so."""
+        self._end(min(start, self._below.repeated_from) if self._below.may_become(self._whole_line()) else start)

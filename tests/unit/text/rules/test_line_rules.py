@@ -315,6 +315,15 @@ def test_the_length_limit_leaves_no_half_line() -> None:
     assert multi("def f():‸\n", "\n    a = 1\n    ret", is_cut=False) == "\n    a = 1\n    ret"
 
 
+def test_the_length_limit_leaves_no_opener_without_its_body() -> None:
+    body = "\n    if a:\n        return a"
+    assert multi("def f():‸\n", f"{body}\n    else:\n        ret", is_cut=True) == body
+    assert multi("def f():‸\n", f"{body}\n    for b in a:\n        if b:\n", is_cut=True) == body
+    assert multi("def f():‸\n", f"{body}\n    else:", is_cut=False) == f"{body}\n    else:"
+    assert multi("def f():‸\n", f"{body}\n    else:\n        b\n    c", is_cut=True) == f"{body}\n    else:\n        b"
+    assert multi("def f():‸\n", "\n    if a:\n        ret", is_cut=True) == "\n    if a:", "the first line streams"
+
+
 def test_the_length_limit_keeps_a_half_line_that_is_the_only_one() -> None:
     assert multi("def f():‸\n", "\n    ret", is_cut=True) == "\n    ret"
     assert multi("x = ‸\n", "some_na", is_cut=True) == "some_na"
