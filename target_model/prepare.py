@@ -146,7 +146,7 @@ _PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.md"]
 def _fetched(model: str, say: Say) -> Path:
     """Return the folder of a hub's model in the hub's cache, which is downloaded if it is not there."""
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError  # type: ignore[attr-defined]
 
     try:
         return Path(snapshot_download(model, allow_patterns=_PATTERNS, local_files_only=True))
@@ -161,7 +161,7 @@ def _fetched(model: str, say: Say) -> Path:
         _require_disk(num_bytes, Path(constants.HF_HUB_CACHE))
         say(f"downloading {model}, {_gib(num_bytes)}, to {constants.HF_HUB_CACHE}")
         return Path(snapshot_download(model, allow_patterns=_PATTERNS))
-    except (OSError, HfHubHTTPError) as error:
+    except (OSError, HTTPError) as error:  # also what the client below the hub's raises
         raise TargetError(f"{model} is no folder and not in the hub's cache, and can't be fetched: {error}") from error
 
 

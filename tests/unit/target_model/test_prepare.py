@@ -1,8 +1,15 @@
 """What a model is made into for this machine. The speeds of the processor are given."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
 
 import gguf
 import numpy
@@ -15,6 +22,7 @@ from target_model.__main__ import main
 from target_model.core import TargetError
 from target_model.prepare import prepare
 from target_model.quantise import read_config
+from tests.support.models import ROOT
 
 SHAPE = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
 
@@ -126,8 +134,7 @@ def write_gguf(path: Path) -> None:
     writer.close()
 
 
-def unreachable(_cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+def offline(_cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return "org/name"
 
@@ -147,7 +154,7 @@ def huge(cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ("make", "message"),
     [
         (lambda _cache, _monkeypatch: "./none", "is no folder, no GGUF file and no hub id"),
-        (unreachable, "org/name is no folder and not in the hub's cache, and can't be fetched"),
+        (offline, "org/name is no folder and not in the hub's cache, and can't be fetched"),
         (broken, "broken.gguf can't be converted"),
         (huge, "the model needs about"),
     ],
@@ -166,3 +173,66 @@ def test_the_command_prints_the_folder_alone(whole: Path, cache: Path, monkeypat
     found = CliRunner().invoke(main, ["prepare", str(whole), "--cache", str(cache)])
     assert (found.exit_code, found.stdout) == (0, f"{whole}\n")
     assert "of memory" in found.stderr
+
+
+COMMIT = "1" * 40
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub with one model, as far as huggingface_hub asks for it; may cut the transfer of weights."""
+
+    files: ClassVar[dict[str, bytes]]
+    cuts = False
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        name, headers, sent = path.rpartition("/")[2], {}, None
+        if path.startswith("/org/name/resolve/"):
+            body = self.files[name]
+            headers = {"ETag": f'"{sha1(body).hexdigest()}"', "X-Repo-Commit": COMMIT}
+            sent = 9 if self.cuts and name == "model.safetensors" else None
+        elif "/tree/" in path:
+            files = [
+                {"type": "file", "path": name, "size": len(body), "oid": "2" * 40} for name, body in self.files.items()
+            ]
+            body = json.dumps(files).encode()
+        else:
+            siblings = [{"rfilename": name, "size": len(body)} for name, body in self.files.items()]
+            body = json.dumps({"id": "org/name", "sha": COMMIT, "siblings": siblings}).encode()
+        self.send_response(200)
+        for key, value in {"Content-Length": str(len(body)), "Content-Type": "application/json", **headers}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[:sent])
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_download_from_a_hub_that_was_cut_goes_on_at_the_next_start(
+    model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Hub.files = {path.name: path.read_bytes() for path in model.iterdir()} | {"pytorch_model.bin": b"not wanted"}
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
+        environment.pop("HF_HUB_OFFLINE", None)
+
+        def run(name: str = "org/name") -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "target_model", "prepare", name, "--cache", str(cache)]
+            return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+
+        monkeypatch.setattr(Hub, "cuts", True)
+        cut = run()
+        assert (cut.returncode, "downloading org/name" in cut.stderr, "Traceback" in cut.stderr) == (1, True, False)
+        assert "org/name is no folder and not in the hub's cache, and can't be fetched: peer closed" in cut.stderr
+        monkeypatch.setattr(Hub, "cuts", False)
+        whole = run()
+        assert whole.returncode == 0, whole.stderr
+        folder = Path(whole.stdout.strip())
+        assert {path.name for path in folder.iterdir()} == {path.name for path in model.iterdir()}
+        server.shutdown()
+    refused = run("org/other").stderr
+    assert "can't be fetched: [Errno 111] Connection refused" in refused
