@@ -10,7 +10,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
 .PHONY: help languages install serve playground test test-parallel test-serial test-areas test-full check image model-image wheels proto \
-	proto-baseline docs lock deploy-tools editor-tools vsix models calibration test-calibration clean bench-gpu llama-server
+	proto-baseline docs lock deploy-tools editor-tools vsix models calibration clean bench-gpu llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z_%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -50,7 +50,7 @@ test-areas: $(VENV)/installed-dev
 	@echo "Slow tests of $(AREAS):"
 	@$(PYTEST) $(PARALLEL) -m "full and not large and not serial" $(AREAS)
 
-test-full: $(VENV)/installed-dev .venv-cuda-check/installed ## Run every test, also the slow ones, with more examples; before a release.
+test-full: $(VENV)/installed-dev .venv-cuda-check/installed .venv-calibration/installed ## Run every test, also the slow ones, with more examples; before a release.
 	@echo "Tests in parallel:"
 	@$(PYTEST) $(PARALLEL) --hypothesis-profile full -m "not serial"
 	@echo "Tests one after another, with real engines:"
@@ -127,9 +127,6 @@ models: $(VENV)/installed ## Train the embedded models anew, from corpus to mode
 	@rm -rf target_model/embedded && mv work/embedded/int8 target_model/embedded
 
 calibration: .venv-calibration/installed ## Set up the environment that `target-model quantize --calibration` needs.
-
-test-calibration: calibration $(VENV)/installed-dev ## The calibrated path with the real llmcompressor, its copy in vLLM.
-	@$(BIN)/python -m pytest tests/calibration
 
 # BENCH has a benchmark's options; BENCH=--help lists them. quality wants MODEL, the folder of a real code model. h2load
 # (cpu), redis-server (replicas) and llama.cpp's server (capacity) are contestants and parts that are left out if absent.

@@ -1,6 +1,7 @@
-"""The real llmcompressor, and its copy in the real engine: `make test-calibration`, some minutes."""
+"""The real llmcompressor, and its copy in the real engine; some minutes."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,18 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from target_model.__main__ import main
-from target_model.calibrate import Calibration, quantise_calibrated
+from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
 from target_model.core import TargetError
 from target_model.quantise import quantise_folder
 from tests.support.models import ROOT, TARGET_BF16
 
+pytestmark = [
+    pytest.mark.serial,
+    pytest.mark.full,
+    pytest.mark.skipif(
+        "CI" not in os.environ and not ENVIRONMENT.exists(), reason="there is no environment: make calibration"
+    ),
+]
 TEXTS = [path.read_text() for path in sorted((ROOT / "target_model").rglob("*.py"))]
 HELD_OUT = [path.read_text() for path in sorted((ROOT / "loadtest" / "report").glob("*.py"))[:4]]
 
