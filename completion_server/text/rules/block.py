@@ -30,6 +30,7 @@ A line at the block's own depth also ends it, if it closes a bracket that the fi
 import re
 from enum import Enum
 
+from completion_server.core.languages import Syntax
 from completion_server.text.rules.brackets import CLOSING, opens_block
 from completion_server.text.rules.repetition import RestOfLine
 from completion_server.text.rules.surroundings import Line, Surroundings
@@ -195,3 +196,8 @@ class CodeBlock:
 def _is_preamble(opener: Line) -> bool:
     """Return whether a line opens a decorator or an attribute, which the next line at its indentation belongs to."""
     return _PREAMBLE.match(opener.text) is not None and not opener.text.endswith("{")
+
+
+def continues_block(line: str, syntax: Syntax) -> bool:
+    """Return whether a line continues the block above it with another block ("else:")."""
+    return _CONTINUATION.match(line) is not None and opens_block(line, syntax)

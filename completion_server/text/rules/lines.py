@@ -3,14 +3,13 @@
 The first visible line is sent as it arrives, except text that may be a repetition and blanks at its end. With
 SINGLE_LINE the completion ends there. With MULTI_LINE each further line is sent when it is complete, because the length
 limit may cut it in half; a line that ends the block is recognised earlier, at its first visible character or word. A
-line that opens a block ("else:") is sent with the next one: behind a cut it would be half of something.
+line that continues a block with another one ("else:") is sent with the line behind it, which may not come, either.
 """
 
 import re
 
 from completion_server.core.request import Mode
-from completion_server.text.rules.block import CodeBlock, LinePosition
-from completion_server.text.rules.brackets import opens_block
+from completion_server.text.rules.block import CodeBlock, LinePosition, continues_block
 from completion_server.text.rules.repetition import LinesBelow, RestOfLine
 from completion_server.text.rules.surroundings import BLANKS, Line, Surroundings
 
@@ -33,8 +32,8 @@ class LineRules:
         self._line = ""
         self._rest_at: int | None = None
         """Index in the current line from which on it may repeat the rest of the cursor's line."""
-        self._openers_at: int | None = None
-        """Index of the last lines, if each of them opens a block of which nothing came yet."""
+        self._withheld_at: int | None = None
+        """Index of the last lines, if each of them continues a block with one of which nothing came yet."""
         self._is_cursor_line = True
         self._is_first = True
         is_inside = self._block is None or not around.is_head_blank
@@ -57,7 +56,7 @@ class LineRules:
     def finish(self, *, is_cut: bool) -> int:
         """Return how many characters can be sent at the end of the text; `is_cut` if the token limit ended it."""
         if is_cut and self._block is not None and not self._is_first:
-            self._end_before(self._line_start if self._openers_at is None else self._openers_at)
+            self._end_before(self._line_start if self._withheld_at is None else self._withheld_at)
         else:
             self._complete_line()
         if not self.is_done and self._below.is_repeated:
@@ -113,11 +112,11 @@ class LineRules:
             if self._below.is_repeated and (self._block is None or self._below.is_whole):
                 self._end(self._below.repeated_from)
                 return
-        if self._block is None or self._is_first or not opens_block(line.text, self._around.syntax):
-            self._openers_at = None
-        elif self._openers_at is None:
-            self._openers_at = self._line_start
-        self._pass(min(self._below.repeated_from, self._num_read if self._openers_at is None else self._openers_at))
+        if self._block is None or self._is_first or not continues_block(line.text, self._around.syntax):
+            self._withheld_at = None
+        elif self._withheld_at is None:
+            self._withheld_at = self._line_start
+        self._pass(min(self._below.repeated_from, self._num_read if self._withheld_at is None else self._withheld_at))
         self._is_first = self._is_first and not self._line.strip(BLANKS)
         if self._block is not None:
             self._block.end_line(line)

@@ -9,8 +9,8 @@ passed on unchanged.
 4. A completion that repeats itself without an end is cut after the first time (see `runs`). Text that may be the
    beginning of such a run is withheld.
 5. Blanks and blank lines at the end are dropped, unless the text right of the cursor needs them.
-6. With MULTI_LINE the length limit and rule 4 leave no half line, except a half line that is the only one, and no line
-   that opens a block without a line of its body, except the first line.
+6. With MULTI_LINE the length limit and rule 4 leave no half line, except a half line that is the only one. The length
+   limit leaves no "else:" without a line behind it.
 """
 
 from completion_server.core.request import Mode, Request

@@ -315,13 +315,27 @@ def test_the_length_limit_leaves_no_half_line() -> None:
     assert multi("def f():‸\n", "\n    a = 1\n    ret", is_cut=False) == "\n    a = 1\n    ret"
 
 
-def test_the_length_limit_leaves_no_opener_without_its_body() -> None:
+def test_the_length_limit_leaves_no_branch_without_its_body() -> None:
     body = "\n    if a:\n        return a"
     assert multi("def f():‸\n", f"{body}\n    else:\n        ret", is_cut=True) == body
-    assert multi("def f():‸\n", f"{body}\n    for b in a:\n        if b:\n", is_cut=True) == body
+    assert multi("def f():‸\n", f"{body}\n    elif b:\n", is_cut=True) == body
+    assert multi("def f():‸\n", f"{body}\n    else: return b\n    ret", is_cut=True) == f"{body}\n    else: return b"
     assert multi("def f():‸\n", f"{body}\n    else:", is_cut=False) == f"{body}\n    else:"
     assert multi("def f():‸\n", f"{body}\n    else:\n        b\n    c", is_cut=True) == f"{body}\n    else:\n        b"
-    assert multi("def f():‸\n", "\n    if a:\n        ret", is_cut=True) == "\n    if a:", "the first line streams"
+    switch = "\n    a();\n    case 1:\n    case 2:\n        ret"
+    assert multi("switch (x) {‸\n}\n", switch, language_id="c", is_cut=True) == "\n    a();"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '\n    """Sum.\n\n    More.\n    """',
+        "\n    if (\n        a\n    ):",
+        "\n    a = 1\n    @property\n    def b(self):",
+    ],
+)
+def test_the_length_limit_keeps_what_else_opens_a_block(text: str) -> None:
+    assert multi("def f():‸\n", f"{text}\n        ret", is_cut=True) == text
 
 
 def test_the_length_limit_keeps_a_half_line_that_is_the_only_one() -> None:
