@@ -5,11 +5,11 @@ What it makes is kept in the user's cache folder, under the model's name and a d
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -54,7 +54,7 @@ def prepare(model: str, cache: Path, say: Say) -> Prepared:
     elif path.suffix == ".gguf" and path.is_file():
         _require_memory(int(path.stat().st_size * _GGUF_BYTES), say)
         folder = _converted(path.resolve(), cache, say)
-    elif model.count("/") == 1 and not model.startswith((".", "/", "~")):
+    elif model.count("/") == 1 and not model.startswith((".", "/", "~")) and path.suffix != ".gguf":
         folder = _fetched(model, say)
     else:
         raise TargetError(f"{model} is no folder, no GGUF file and no hub id such as org/name")
@@ -66,46 +66,72 @@ def _rounded(folder: Path, cache: Path, say: Say) -> Prepared:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if "quantization_config" in config:
         return Prepared(folder, "it is quantised already")
-    matrices = _layer_of(config)
-    if not matrices:
+    shape = _shape_of(config)
+    if shape is None:
         return Prepared(folder, "its layers are of a kind that is served as it is")
     out = cache / f"{_name(folder)}-int8-{_digest(weight_files(folder))}"
     if out.is_dir():
         return Prepared(out, "its INT8 copy was made before")
     with telling(lambda: "measuring whether this processor is faster in INT8"):
-        gain = _int8_gain(matrices)
-    if gain is None:
+        times = _times(shape)
+    if times is None:
         return Prepared(folder, "in bfloat16; target-model quantize makes an INT8 copy for a GPU")
-    measured = f"the layers of a completion are {gain:.1f} times as fast in INT8 here"
+    with_head = times.layers_s >= _LEAST_GAIN * times.all_s
+    gain = times.plain_s / (times.all_s if with_head else times.layers_s)
+    measured = f"the matrices of a completion are {gain:.1f} times as fast in INT8 here"
     if gain < _LEAST_GAIN:
         return Prepared(folder, f"in bfloat16: {measured}")
+    measured += ", the output head's with them" if with_head else ""
     say(f"{measured}; making an INT8 copy at {out}")
     _require_disk(_size(weight_files(folder)), out)
     with telling(lambda: "rounding to INT8"):
-        quantise_folder(folder, out)
+        quantise_folder(folder, out, with_head=with_head)
     return Prepared(out, f"in INT8: {measured}")
 
 
-def _int8_gain(matrices: Sequence[tuple[int, int]]) -> float | None:
-    """Return how many times as fast the layers of a completion are in INT8, measured; None on a GPU."""
-    plain_s = rounded_s = 0.0
-    for num_tokens, num_steps in _STEPS:
-        seconds = linear_seconds(matrices, num_tokens)
-        if seconds is None:
-            return None
-        plain_s, rounded_s = plain_s + num_steps * seconds[0], rounded_s + num_steps * seconds[1]
-    return plain_s / rounded_s
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The matrices that a step multiplies, each as (out, in)."""
+
+    layer: list[tuple[int, int]]
+    num_layers: int
+    head: tuple[int, int]
 
 
-def _layer_of(config: dict[str, Any]) -> list[tuple[int, int]]:
-    """Return the matrices of a layer as (out, in), empty for a model of another form."""
+def _shape_of(config: dict[str, Any]) -> _Shape | None:
+    """Return the matrices of a model, None for one of another form."""
     try:
         hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
-        size = config.get("head_dim") or hidden // heads
-        num_values = (heads + 2 * config.get("num_key_value_heads", heads)) * size
+        num_layers, head = config["num_hidden_layers"], (config["vocab_size"], hidden)
     except KeyError:
-        return []
-    return [(num_values, hidden), (hidden, heads * size), (2 * inner, hidden), (hidden, inner)]
+        return None
+    size = config.get("head_dim") or hidden // heads
+    num_values = (heads + 2 * config.get("num_key_value_heads", heads)) * size
+    layer = [(num_values, hidden), (hidden, heads * size), (2 * inner, hidden), (hidden, inner)]
+    return _Shape(layer, num_layers, head)
+
+
+class _Times(NamedTuple):
+    """Seconds of a completion's matrices in bfloat16, with the layers in INT8, and with the head in INT8, too."""
+
+    plain_s: float
+    layers_s: float
+    all_s: float
+
+
+def _times(shape: _Shape) -> _Times | None:
+    """Measure on this processor; None on a GPU."""
+    plain_s = rounded_s = 0.0
+    for num_tokens, num_steps in _STEPS:
+        layer = linear_seconds(shape.layer, num_tokens)
+        if layer is None:
+            return None
+        plain_s += num_steps * shape.num_layers * layer[0]
+        rounded_s += num_steps * shape.num_layers * layer[1]
+    head = linear_seconds([shape.head], 1)  # for the last token of each step
+    assert head is not None
+    plain_head_s, rounded_head_s = (sum(num for _, num in _STEPS) * each for each in head)
+    return _Times(plain_s + plain_head_s, rounded_s + plain_head_s, rounded_s + rounded_head_s)
 
 
 def _converted(path: Path, cache: Path, say: Say) -> Path:
@@ -149,10 +175,10 @@ def _fetched(model: str, say: Say) -> Path:
     from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError  # type: ignore[attr-defined]
 
     try:
-        return Path(snapshot_download(model, allow_patterns=_PATTERNS, local_files_only=True))
-    except LocalEntryNotFoundError:
-        say(f"{model} is not in the hub's cache")
-    try:
+        try:
+            return Path(snapshot_download(model, allow_patterns=_PATTERNS, local_files_only=True))
+        except LocalEntryNotFoundError:
+            say(f"{model} is not in the hub's cache")
         files = HfApi().model_info(model, files_metadata=True, timeout=10).siblings or []
         num_bytes = sum(each.size or 0 for each in files if each.rfilename.endswith(".safetensors"))
         if not num_bytes:
@@ -161,8 +187,14 @@ def _fetched(model: str, say: Say) -> Path:
         _require_disk(num_bytes, Path(constants.HF_HUB_CACHE))
         say(f"downloading {model}, {_gib(num_bytes)}, to {constants.HF_HUB_CACHE}")
         return Path(snapshot_download(model, allow_patterns=_PATTERNS))
-    except (OSError, HTTPError) as error:  # also what the client below the hub's raises
-        raise TargetError(f"{model} is no folder and not in the hub's cache, and can't be fetched: {error}") from error
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        HTTPError,
+    ) as error:  # the clients below the hub's have errors of their own
+        reason = " ".join(str(error).split())
+        raise TargetError(f"{model} is no folder and not in the hub's cache, and can't be fetched: {reason}") from error
 
 
 def _require_memory(num_bytes: int, say: Say) -> None:

@@ -51,7 +51,7 @@ def write_model(folder: Path) -> None:
 
 async def test_qwen2_is_served_with_healing_int8_prefix_cache_and_drafts(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
-    quantise_folder(tmp_path / "model", tmp_path / "int8")
+    quantise_folder(tmp_path / "model", tmp_path / "int8", with_head=True)
     config = make_config(
         f"engine.model={tmp_path / 'int8'}", "engine.draft_model=ngram", "engine.num_speculative_tokens=3",
         "engine.max_num_seqs=4", "scheduling.max_slots=4", "speculation.mode=fixed", "prompt.max_prompt_tokens=0",

@@ -14,8 +14,10 @@ from typing import ClassVar
 import gguf
 import numpy
 import pytest
+import torch
 from click.testing import CliRunner
 from huggingface_hub import constants
+from safetensors.torch import load_file
 
 from target_model import prepare as module
 from target_model.__main__ import main
@@ -24,7 +26,10 @@ from target_model.prepare import prepare
 from target_model.quantise import read_config
 from tests.support.models import ROOT
 
-SHAPE = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
+SHAPE = {
+    "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 16,
+}  # fmt: skip
+HEAD = (16, 8)
 
 
 @pytest.fixture
@@ -40,13 +45,15 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def gain(monkeypatch: pytest.MonkeyPatch, gain: float | None) -> list[Sequence[tuple[int, int]]]:
-    """Let the processor be `gain` times as fast in INT8; return the shapes that it is asked about."""
-    asked: list[Sequence[tuple[int, int]]] = []
+def gain(
+    monkeypatch: pytest.MonkeyPatch, of_layers: float | None, of_head: float = 1.0
+) -> list[tuple[Sequence[tuple[int, int]], int]]:
+    """Let the processor be faster in INT8, where a layer and the head take a second a step; return what is measured."""
+    asked: list[tuple[Sequence[tuple[int, int]], int]] = []
 
-    def seconds(matrices: Sequence[tuple[int, int]], _num_tokens: int) -> tuple[float, float] | None:
-        asked.append(matrices)
-        return None if gain is None else (gain, 1.0)
+    def seconds(matrices: Sequence[tuple[int, int]], num_tokens: int) -> tuple[float, float] | None:
+        asked.append((matrices, num_tokens))
+        return None if of_layers is None else (of_head if matrices == [HEAD] else of_layers, 1.0)
 
     monkeypatch.setattr(module, "linear_seconds", seconds)
     return asked
@@ -60,19 +67,32 @@ def said() -> list[str]:
 def test_a_processor_that_is_faster_in_int8_gets_a_copy_once(
     whole: Path, cache: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = gain(monkeypatch, 1.5)
+    asked = gain(monkeypatch, 1.6)
     first = prepare(str(whole), cache, said.append)
-    assert "in INT8: the layers of a completion are 1.5 times as fast" in first.about
+    assert first.about == "in INT8: the matrices of a completion are 1.4 times as fast in INT8 here"
     assert (first.folder.parent, json.loads((first.folder / "config.json").read_text())["hidden_size"]) == (cache, 8)
-    assert asked[0] == [(24, 8), (8, 8), (32, 8), (8, 16)]
+    layer = [(24, 8), (8, 8), (32, 8), (8, 16)]
+    assert asked == [(layer, 64), (layer, 1), ([HEAD], 1)]
+    assert load_file(first.folder / "model.safetensors")["lm_head.weight"].dtype == torch.bfloat16
     assert "of memory" in said[0]
     assert "making an INT8 copy at" in said[1]
     again = prepare(str(whole), cache, said.append)
-    assert (again.folder, again.about, len(asked)) == (first.folder, "its INT8 copy was made before", 2)
+    assert (again.folder, again.about, len(asked)) == (first.folder, "its INT8 copy was made before", 3)
     assert prepare(str(first.folder), cache, said.append).about == "it is quantised already"
 
 
-@pytest.mark.parametrize(("found", "about"), [(1.05, "in bfloat16: the layers"), (None, "for a GPU")])
+@pytest.mark.parametrize("of_layers", [1.0, 1.6])
+def test_a_head_that_is_much_of_a_step_is_rounded_too(
+    whole: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, of_layers: float
+) -> None:
+    gain(monkeypatch, of_layers, 4.0)
+    prepared = prepare(str(whole), cache, lambda _text: None)
+    gained = f"{(2 * of_layers + 4.0) / 3:.1f} times as fast in INT8 here, the output head's with them"
+    assert gained in prepared.about
+    assert load_file(prepared.folder / "model.safetensors")["lm_head.weight"].dtype == torch.int8
+
+
+@pytest.mark.parametrize(("found", "about"), [(1.05, "in bfloat16: the matrices"), (None, "for a GPU")])
 def test_a_processor_that_gains_nothing_serves_the_model_as_it_is(
     whole: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, found: float | None, about: str
 ) -> None:
@@ -155,6 +175,8 @@ def huge(cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     [
         (lambda _cache, _monkeypatch: "./none", "is no folder, no GGUF file and no hub id"),
         (offline, "org/name is no folder and not in the hub's cache, and can't be fetched"),
+        (lambda _cache, _monkeypatch: "models/none.gguf", "is no folder, no GGUF file and no hub id"),
+        (lambda _cache, _monkeypatch: "org/a name", "can't be fetched: Repo id must"),
         (broken, "broken.gguf can't be converted"),
         (huge, "the model needs about"),
     ],
@@ -211,28 +233,31 @@ class Hub(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-def test_a_download_from_a_hub_that_was_cut_goes_on_at_the_next_start(
+def test_a_download_from_a_hub_that_is_cut_ends_with_a_line_and_the_next_one_is_whole(
     model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Hub.files = {path.name: path.read_bytes() for path in model.iterdir()} | {"pytorch_model.bin": b"not wanted"}
+    wanted = {path.name: path.read_bytes() for path in model.iterdir()}
+    Hub.files = {**wanted, "pytorch_model.bin": b"not wanted"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    command = [sys.executable, "-m", "target_model", "prepare", "org/name", "--cache", str(cache)]
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
-        environment.pop("HF_HUB_OFFLINE", None)
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
 
-        def run(name: str = "org/name") -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-m", "target_model", "prepare", name, "--cache", str(cache)]
+        def run() -> subprocess.CompletedProcess[str]:
             return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
-        monkeypatch.setattr(Hub, "cuts", True)
-        cut = run()
-        assert (cut.returncode, "downloading org/name" in cut.stderr, "Traceback" in cut.stderr) == (1, True, False)
-        assert "org/name is no folder and not in the hub's cache, and can't be fetched: peer closed" in cut.stderr
-        monkeypatch.setattr(Hub, "cuts", False)
-        whole = run()
-        assert whole.returncode == 0, whole.stderr
-        folder = Path(whole.stdout.strip())
-        assert {path.name for path in folder.iterdir()} == {path.name for path in model.iterdir()}
-        server.shutdown()
-    refused = run("org/other").stderr
-    assert "can't be fetched: [Errno 111] Connection refused" in refused
+        try:
+            monkeypatch.setattr(Hub, "cuts", True)
+            cut = run()
+            monkeypatch.setattr(Hub, "cuts", False)
+            whole = run()
+        finally:
+            server.shutdown()
+    assert cut.returncode == 1
+    last = cut.stderr.splitlines()[-1]
+    assert last.startswith("Error: org/name is no folder and not in the hub's cache, and can't be fetched: peer closed")
+    assert "Traceback" not in cut.stderr
+    assert whole.returncode == 0, whole.stderr
+    assert {path.name: path.read_bytes() for path in Path(whole.stdout.strip()).iterdir()} == wanted
