@@ -12,7 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback, set_defaults
+from completion_server.engine.vllm.environment import (
+    choose_model_runner,
+    keep_on_loopback,
+    set_defaults,
+    use_all_cores,
+)
 
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -63,6 +68,7 @@ def offline_engine(
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     set_defaults()
+    use_all_cores(str(model))
     keep_on_loopback({**fixed, **options})
     choose_model_runner({**fixed, **options}.get("speculative_config"), is_older=speculation_graphs is not None)
     with warnings.catch_warnings():
