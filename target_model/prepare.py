@@ -187,12 +187,8 @@ def _fetched(model: str, say: Say) -> Path:
         _require_disk(num_bytes, Path(constants.HF_HUB_CACHE))
         say(f"downloading {model}, {_gib(num_bytes)}, to {constants.HF_HUB_CACHE}")
         return Path(snapshot_download(model, allow_patterns=_PATTERNS))
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        HTTPError,
-    ) as error:  # the clients below the hub's have errors of their own
+    # The clients below the hub's have errors of their own.
+    except (OSError, ValueError, RuntimeError, HTTPError) as error:
         reason = " ".join(str(error).split())
         raise TargetError(f"{model} is no folder and not in the hub's cache, and can't be fetched: {reason}") from error
 
