@@ -78,8 +78,8 @@ def quantize(
             report = quantise_folder(model, out, with_head=with_head)
     else:
         how = Calibration(read_texts(calibration), samples, smoothing, calibration_python)
-        with telling(lambda: "calibrating"):
-            report = quantise_calibrated(model, out, how)
+        click.echo("calibrating; llmcompressor says how far it is", err=True)
+        report = quantise_calibrated(model, out, how)
     click.echo(json.dumps(asdict(report)) if as_json else describe(report, out))
 
 

@@ -9,7 +9,7 @@ from completion_server.engine.speculation.trial import MakeRequest
 from completion_server.engine.start_times import progress
 from completion_server.engine.warmup import Completed, run_to_end
 
-_NUM_TOKENS, _NUM_KEYS, _NUM_TRIES = 12, 3, 2
+_NUM_TOKENS, _NUM_NEW, _NUM_KEYS, _NUM_TRIES = 12, 4, 3, 2
 _SALT = "speed"
 
 
@@ -22,7 +22,7 @@ class Speed:
     first_word_s: float
     """From a request to its first token, after a key in a document whose prompt was cached."""
     tokens_per_s: float
-    """Of one completion at a time, with its drafts."""
+    """Of one completion at a time, with what drafts a document offers in which nothing was completed before."""
     num_in_time: int
     """Requests that began together and whose first tokens all came in time, at least 1."""
 
@@ -50,10 +50,9 @@ async def measure_speed(engine: Engine, make_request: MakeRequest, budget_s: flo
         return await run_to_end(engine, make_request(document, num_keys, _NUM_TOKENS, _SALT), step_timeout_s)
 
     with progress("measuring the speed"):
-        lengths = [len(make_request(document, 0, 1, _SALT).prompt_token_ids) for document in range(2)]
-        new = [await ask(document, 0) for document in range(2)]
+        lengths = [len(make_request(document, 0, 1, _SALT).prompt_token_ids) for document in range(_NUM_NEW)]
+        new = [await ask(document, 0) for document in range(_NUM_NEW)]
         keys = [await ask(0, number) for number in range(1, _NUM_KEYS + 1)]
-        alone = [*new, *keys]
         num_in_time, size, num_keys = 1, 2, _NUM_KEYS
         while size <= engine.info.max_num_seqs:
             await asyncio.gather(*(ask(document, 0) for document in range(size // 2, size)))
@@ -68,6 +67,6 @@ async def measure_speed(engine: Engine, make_request: MakeRequest, budget_s: flo
     return Speed(
         prompt_tokens_per_s=max(length / each.first_s for length, each in zip(lengths, new, strict=True)),
         first_word_s=median(each.first_s for each in keys),
-        tokens_per_s=sum(each.num_tokens - 1 for each in alone) / max(sum(each.rest_s for each in alone), 1e-6),
+        tokens_per_s=sum(each.num_tokens - 1 for each in new) / max(sum(each.rest_s for each in new), 1e-6),
         num_in_time=num_in_time,
     )

@@ -51,6 +51,8 @@ class Brackets:
         self._open: list[str] = []
         self.is_escaped = False
         """Whether the next character follows a backslash."""
+        self.is_in_hole = False
+        """Whether a value inside a string is read."""
         self._character = _Character.NONE
         self._tail = ""
         """The last characters read, since a string of several lines began or ended."""
@@ -75,6 +77,14 @@ class Brackets:
     def is_in_string(self) -> bool:
         """Whether a quote is open."""
         return bool(self._open) and self._open[-1][0] in _QUOTES
+
+    def read_hole(self, line: str) -> None:
+        """Read the value at the end of a `line` that was read up to inside a string, as in `f"{x`, as code."""
+        _, brace, value = line.rpartition("{")
+        if brace and "}" not in value and self._open[-1][0] not in value:
+            self._open.append("}")
+            self.is_in_hole = True
+            self.read(value)
 
     def read(self, text: str) -> None:
         """Read more text, without line breaks."""

@@ -2,14 +2,15 @@
 
 The rest of the line is of one of these kinds.
 
-A rest that begins with a bracket or quote closes a bracket or quote that is open left of the cursor. The completion may
-close all brackets that the cursor's line has open, except those that the rest closes; the next such closing character
-is taken for the repetition, if the whole line needs it. So between "f(" and ")" the text "g(x), y" is kept whole,
-"g(x))" ends after "g(x)", and "x) + g(y" is kept whole. Text from that character on is withheld to the end of its line.
+A rest that begins with a bracket or quote closes a bracket or quote that is open left of the cursor, also around a
+value inside a string, as in `f"{x}"`. The completion may close all brackets that the cursor's line has open, except
+those that the rest closes; the next such closing character is taken for the repetition, if the whole line needs it. So
+between "f(" and ")" the text "g(x), y" is kept whole, "g(x))" ends after "g(x)", and "x) + g(y" is kept whole. Text
+from that character on is withheld to the end of its line.
 
 A rest that begins with an opening bracket, right at the cursor, takes the place of the bracket that the completion
-would open there: before "(x)" the text "name(y)" ends after "name". A rest of one other character, such as "=", is
-repeated by a completion that begins with it.
+would open there: before "(x)" the text "name(y)" ends after "name", as does "name(z) as y:" before "(x) as y:". A rest
+of one other character, such as "=", is repeated by a completion that begins with it.
 
 A completion repeats any other rest if one of its whole lines ends with that rest. The repetition must begin at the
 beginning of a word, unless it is the whole line or the cursor is inside a word. Text that may be the beginning of a
@@ -46,6 +47,7 @@ class RestOfLine:
         """The word, or its end, right of the cursor."""
         self._is_cursor_in_word = self._word != "" and is_word(around.head[-1:])
         self._brackets = _read_head(around, has_angles=self._core.startswith(">"))
+        self._is_in_hole = self._brackets.is_in_hole
         self._brackets.start_here()
         self._kept = self._open_what_rest_closes(around) if self._core else self._brackets.opened
         self._opened = self._brackets.opened
@@ -102,7 +104,7 @@ class RestOfLine:
     @property
     def is_closing_bracket(self) -> bool:
         """Whether the rest begins with a bracket that closes one before the cursor."""
-        return self._closing != "" and self._closing in CLOSING
+        return self._closing != "" and self._closing in CLOSING and not self._is_in_hole
 
     @property
     def is_in_string(self) -> bool:
@@ -174,8 +176,8 @@ class RestOfLine:
             return 0 if not has_blanks and self._changes_rest(line) else None
         if ends_with_rest and at >= self._repeated_at and self._fits(line[:at]):
             return at
-        is_value = not self._closing and line[-1:] in _ENDS_OF_VALUES
-        return None if self._fits(line) and not is_value else self._repeated_at
+        is_value = line[-1:] in _ENDS_OF_VALUES or self._ends_like_rest(line)
+        return None if self._fits(line) and (self._closing or not is_value) else self._repeated_at
 
     def _fits(self, line: str) -> bool:
         """Return whether the rest closes what is open after a beginning of the current line, which repeats in part."""
@@ -196,9 +198,11 @@ class RestOfLine:
 
     def _changes_rest(self, line: str) -> bool:
         """Return whether a whole line begins and ends like the rest, and not with a comma."""
-        if not self._begins_like_rest(line) or self._core.endswith(","):
-            return False
-        return bool(_TOKEN.findall(line)[-1] == _TOKEN.findall(self._core)[-1])
+        return self._begins_like_rest(line) and not self._core.endswith(",") and self._ends_like_rest(line)
+
+    def _ends_like_rest(self, line: str) -> bool:
+        """Return whether a line ends with the last word or character of the rest."""
+        return bool(self._core) and _TOKEN.findall(line)[-1:] == _TOKEN.findall(self._core)[-1:]
 
     def _closes_own_tag(self, line: str) -> bool:
         """Return whether the rest is a closing tag, and the line has as many tags that open as such that close."""
@@ -243,6 +247,8 @@ def _read_head(around: Surroundings, *, has_angles: bool) -> Brackets:
     """Return the brackets that are open at the cursor; "<" is one only if it is open there."""
     brackets = Brackets(around.syntax, has_angles=has_angles)
     brackets.read(around.head)
+    if brackets.is_in_string and around.rest.strip(BLANKS)[:1] in tuple(CLOSING):
+        brackets.read_hole(around.head)
     return _read_head(around, has_angles=False) if has_angles and ">" not in brackets.opened else brackets
 
 

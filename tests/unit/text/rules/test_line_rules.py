@@ -84,6 +84,10 @@ def test_an_opening_bracket_or_a_single_character_right_of_the_cursor_is_not_rep
         ('print("‸")\n', 'say (\\"hi\\")")', 'say (\\"hi\\")'),
         ('print("abc‸)\n', 'def")', 'def"'),
         ("let s = `‸`;\n", "${a}`;", "${a}"),
+        ('print(f"{a} is {‸}")\n', 'b} years old.")  # x', "b"),
+        ('print(f"{‸}")\n', 'b.get({})}")', "b.get({})"),
+        ('print(f"{‸} is")\n', "a:>10", "a:>10"),
+        ("let s = `${f(‸)}`;\n", "a)} b`;", "a"),
     ],
 )
 def test_brackets_in_quotes_do_not_count_and_quotes_close_like_brackets(
@@ -128,6 +132,7 @@ def test_any_other_rest_of_the_line_is_not_repeated_at_the_end(document: str, te
         ("y = ‸x + 1  # noqa\n", "x + 2  # noqa", ""),
         ("with op‸en(path) as f:\n", "en(a) as e, open(path) as f:", "en(a) as e, op"),
         ("with op‸en(path) as f:\n", "encode(path) as f:", "encode(path) as f:"),
+        ("with op‸(path) as f:\n", "en(path, 'r') as f:", "en"),
         ("__‸all__ = ()\n", "all__ = x.__", "all__ = x.__"),
         ("f(‸a, b)\n", "a, c, ", "a, c, "),
         ("out(T x) -> (T y, T ‸x)\n", "x) z, T(y) ", "x) z, T(y) "),
