@@ -4,8 +4,8 @@ import json
 import os
 import signal
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from completion_server.core.files import cache_folder
 try:
     from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
     from target_model.core import check_writable, telling, write_atomically
-    from target_model.measure import Material, TargetFigures, measure_all, render, serving, to_json
+    from target_model.measure import Material, ServedModel, TargetFigures, measure_all, render, serving, to_json
     from target_model.prepare import prepare
     from target_model.quantise import Report, quantise_folder
     from target_model.sandbox import CheckedProgram, Limits, run_program
@@ -151,13 +151,15 @@ def evaluate(
         limits = Limits(allow_weak=allow_weak_sandbox)
         if material.functions or material.lines:
             run_program(CheckedProgram(""), limits)  # Reports missing kernel features before hours of measuring.
-        named = [named_model(text) for text in models]
-        serve = partial(serving, options=engine_options)
-        with telling(lambda: f"measuring {named[min(len(found), len(named) - 1)][0]}"):
-            for figures in measure_all(named, material, serve, limits):
-                found.append(figures)
-                if out is not None:
-                    write_atomically(out, to_json(found))
+
+        def serve(model: Path) -> AbstractContextManager[ServedModel]:
+            click.echo(f"measuring {model}", err=True)
+            return serving(model, engine_options)
+
+        for figures in measure_all([named_model(text) for text in models], material, serve, limits):
+            found.append(figures)
+            if out is not None:
+                write_atomically(out, to_json(found))
     finally:
         # Also after an error or a signal during a later model.
         if found:

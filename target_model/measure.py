@@ -86,12 +86,12 @@ class ServedModel:
 
     def complete(self, prompts: EvaluationPrompts, max_tokens: int) -> list[str]:
         """Greedy completions as text."""
-        outputs = self._generate(prompts.token_ids, max_tokens, stop_token_ids=prompts.stops)
+        outputs = self._generate(prompts.token_ids, max_tokens, use_tqdm=True, stop_token_ids=prompts.stops)
         return [output.outputs[0].text for output in outputs]
 
     def losses(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """Nats of every row, summed over its tokens behind the first."""
-        outputs = self._generate(rows, 1, prompt_logprobs=0)
+        outputs = self._generate(rows, 1, use_tqdm=True, prompt_logprobs=0)
         return [
             -sum(options[token].logprob for token, options in zip(row[1:], output.prompt_logprobs[1:], strict=True))
             for row, output in zip(rows, outputs, strict=True)
@@ -130,12 +130,15 @@ class ServedModel:
         self._generate(prompts, max_tokens, ignore_eos=True)
         return time.perf_counter() - begun
 
-    def _generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, **more: Any) -> list[Any]:  # noqa: ANN401
+    def _generate(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, *, use_tqdm: bool = False,
+        **more: Any,  # noqa: ANN401
+    ) -> list[Any]:  # fmt: skip
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, **more)
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs: list[Any] = self._llm.generate(requests, params, use_tqdm=False)
+        outputs: list[Any] = self._llm.generate(requests, params, use_tqdm=use_tqdm)
         return outputs
 
 
