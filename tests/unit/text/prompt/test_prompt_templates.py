@@ -1,7 +1,5 @@
 """Templates are found from the vocabulary, and the prompts of each family equal the formats in the models' cards."""
 
-import io
-import json
 import logging
 from pathlib import Path
 
@@ -9,7 +7,6 @@ import pytest
 
 from completion_server.core.errors import ConfigError
 from completion_server.core.request import Mode, Snippet
-from completion_server.text.prompt.__main__ import main
 from completion_server.text.prompt.builder import PromptBuilder
 from completion_server.text.prompt.loading import choose_template, detect_template, load_prompt_builder
 from completion_server.text.prompt.settings import PromptSettings
@@ -237,29 +234,3 @@ def test_missing_parts_are_refused(model: Path, tmp_path: Path) -> None:
         load_prompt_builder(str(tmp_path), max_prompt_tokens=64)
     with pytest.raises(ConfigError, match="has no <fim_prefix>"):
         load_prompt_builder(str(model), template="starcoder2", max_prompt_tokens=64)
-
-
-def test_requests_as_lines(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    requests = [
-        {"prefix": "import os\nx", "suffix": "\n"},
-        {"prefix": "import os\nx = ", "suffix": "\n"},
-        {"prefix": "word, " * 100, "suffix": ""},
-        {"prefix": "y", "suffix": "", "snippets": [{"uri": "b.py", "text": "a\nb\n"}], "mode": "multi_line"},
-    ]
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(json.dumps(request) + "\n" for request in requests)))
-    main([str(model), "--settings", '{"max_prompt_tokens": 64}'])
-    hello, first, second, refused, last = map(json.loads, capsys.readouterr().out.splitlines())
-    assert hello["template"]["name"] == "embedded"
-    assert hello["template"]["order"] == "prefix_first"
-    assert second["token_ids"][: len(first["token_ids"]) - 1] == first["token_ids"][:-1]
-    assert 0 < second["num_tokenised"] < 5
-    assert first["build_ms"] > 0
-    assert "may have" in refused["error"]
-    assert len(last["stop_token_ids"]) < len(first["stop_token_ids"])
-
-
-@pytest.mark.parametrize("settings", ['{"max_prompt_tokens": 1}', '{"nonsense": 1}', "no json"])
-def test_settings_that_can_not_work_end_it(model: Path, settings: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([str(model), "--settings", settings])
-    assert ended.value.code
