@@ -1,7 +1,7 @@
 """`loadtest simulate`: compares scheduling policies in virtual time."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, get_args
@@ -12,11 +12,9 @@ from rich.progress import track
 from rich.table import Table
 
 from completion_server.requests.scheduling.queue import ORDERS
-from completion_server.requests.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.requests.scheduling.shedding import Shedding
 from loadtest.simulation.workload import (
     PERCENTILES,
-    EditorModel,
     EngineName,
     Policy,
     PolicyFigures,
@@ -26,7 +24,6 @@ from loadtest.simulation.workload import (
 )
 from loadtest.simulation.world import simulate as simulate_one
 from loadtest.terminal import wide_console
-from loadtest.traffic.typist import TypingModel
 
 ALL = "all"
 PLAIN = Policy("first_come", "never", supersede=False)
@@ -65,12 +62,7 @@ _ms_option = partial(click.option, type=click.FloatRange(1), callback=_in_second
 @click.option("--order", type=click.Choice([*ORDERS, ALL]), default=ALL, help="scheduling.order.")
 @click.option("--shed", type=click.Choice([*(each.value for each in Shedding), ALL]), default=ALL, help="shed.when.")
 @click.option("--supersede/--no-supersede", default=True, help="scheduling.supersede.")
-@click.option(
-    "--slots",
-    "num_slots",
-    type=click.IntRange(1),
-    help="Requests in service at a time; the most of them on a measured engine.  [default: 8; measured: 32]",
-)
+@click.option("--slots", "num_slots", type=click.IntRange(1), default=8, help="Requests in service at a time.")
 @click.option(
     "--sessions",
     "num_sessions",
@@ -81,16 +73,15 @@ _ms_option = partial(click.option, type=click.FloatRange(1), callback=_in_second
     "--engine",
     type=click.Choice(get_args(EngineName)),
     default="slots",
-    help="slots: requests don't delay each other; steps: a prompt delays its whole batch; measured: the embedded "
-    "model's steps, compiled, on two cores, and all else as in bench-scheduler.",
+    help="slots: requests don't delay each other; steps: a prompt delays its whole batch.",
 )
 @_ms_option("--budget-ms", "budget_s", default=250.0, help="How late a first text may come.")
 @_ms_option("--hurried-ms", "hurried_s", help="Deadline of every second user's calls.  [default: none]")
 @click.option(
     "--hang-up/--no-hang-up",
     "hangs_up",
-    default=None,
-    help="Whether editors cancel at the next key or only with their next request.  [default: no; measured: yes]",
+    default=False,
+    help="Whether editors cancel at the next key or only with their next request.",
 )
 @click.option("--seconds", type=click.FloatRange(1), default=30.0, help="Virtual time of each run.")
 @click.option("--seed", type=int, default=1, help="The same seed gives the same figures.")
@@ -107,8 +98,7 @@ def simulate(
     """Compare scheduling policies under load.
 
     Simulated users type and pause. The server's own scheduler serves them in virtual time, on an engine that takes
-    45 ms to a first text and 205 ms in all (a 13B model on an A100). The typing model's values are assumptions. With
-    --engine measured it is the embedded model on two cores, which front end and editors use, too.
+    45 ms to a first text and 205 ms in all (a 13B model on an A100). The typing model's values are assumptions.
 
     A completion is seen if its first text comes within the budget and stands for a while before the next key. "seen/s"
     measures a policy; at each load the best ones are marked. "pauses" is the share answered in time of the requests
@@ -121,10 +111,8 @@ def simulate(
     Examples:
       loadtest simulate
       loadtest simulate --load 4 --shed late --hurried-ms 120
-      loadtest simulate --engine measured --order earliest_deadline --shed late
       loadtest simulate --sessions 10000 --slots 128 --load 2.4 --seconds 5
     """
-    conditions = _with_defaults(conditions)
     workloads = [Workload(load=load, **conditions) for load in loads]
     policies = _policies(order, shed, supersede=supersede)
     runs = _run(workloads, policies)
@@ -135,20 +123,6 @@ def simulate(
     console = wide_console()
     for number in range(len(workloads)):
         _print(console, runs[number * len(policies) : (number + 1) * len(policies)])
-
-
-def _with_defaults(conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a Workload; those that are not given are as the engine needs them."""
-    given = {name: value for name, value in conditions.items() if value is not None}
-    if conditions["engine"] != "measured":
-        return {"num_slots": 8, **given}
-    return {
-        "num_slots": SchedulingSettings().max_slots,
-        "shed_budget_s": ShedSettings().budget_ms / 1000,
-        "hangs_up": True,
-        "editors": EditorModel(TypingModel()),
-        **given,
-    }
 
 
 def _policies(order: str, shed: str, *, supersede: bool) -> list[Policy]:

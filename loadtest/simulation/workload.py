@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from completion_server.core.outcome import FinishReason
-from loadtest.simulation.engine import LARGE_MODEL, EngineProfile, measured_engine
+from loadtest.simulation.engine import FIRST_TEXT_S, SERVICE_S
 from loadtest.traffic.typist import TypingModel
 
-EngineName = Literal["slots", "steps", "measured"]
+EngineName = Literal["slots", "steps"]
 PERCENTILES = (50, 95, 99)
 
 _SETTLE_S = 30.0
@@ -131,29 +131,21 @@ class Workload:
     seconds: float = 30.0
     budget_s: float = 0.250
     """Time to the first text after which an answer is worthless."""
-    shed_budget_s: float | None = None
-    """The scheduler's own, shed.budget_ms; None is `budget_s`."""
     hurried_s: float | None = None
     """Deadline of every second user's calls; None sets none."""
     look_s: float = 0.200
     """A completion must stand for this long before the user's next key to be seen."""
     engine: EngineName = "slots"
-    """With "steps", the work of one step delays its whole batch, as in a real engine. "measured" is a real engine's
-    step times, with an adaptive number of slots."""
+    """With "steps", the work of one step delays its whole batch, as in a real engine."""
     hangs_up: bool = False
     """Whether editors cancel at the next key. If not, their next request, a debounce later, supersedes the old one."""
     seed: int = 1
     editors: EditorModel = field(default_factory=EditorModel)
 
     @property
-    def profile(self) -> EngineProfile:
-        """The engine's times and the size of its requests."""
-        return measured_engine() if self.engine == "measured" else LARGE_MODEL
-
-    @property
     def capacity_per_s(self) -> float:
         """Requests per second that the engine can serve to the end."""
-        return self.profile.capacity_per_s(self.num_slots)
+        return self.num_slots / SERVICE_S
 
     def budget_s_of(self, request: SimulatedRequest) -> float:
         """Return the time to first text that the request may take."""
@@ -262,7 +254,7 @@ def _is_in_time(result: SimulatedResult, workload: Workload) -> bool:
 
 
 def _is_seeable(result: SimulatedResult, workload: Workload) -> bool:
-    return result.request.at + workload.profile.first_text_s + workload.look_s <= result.request.next_key_at
+    return result.request.at + FIRST_TEXT_S + workload.look_s <= result.request.next_key_at
 
 
 def _percentiles_ms(results: Sequence[SimulatedResult]) -> tuple[float, ...] | None:

@@ -1,12 +1,11 @@
 """Runs a workload: joins simulated editors, the server's service and scheduler, and an engine that only takes time.
 
 Every request takes the path of a real one, from admission to streaming, in an event loop with virtual time. The wire,
-the text of prompts and typing through are left out. The number of slots is adaptive on a measured engine only.
+the text of prompts and typing through are left out. The number of slots is fixed.
 """
 
 import asyncio
 import contextlib
-import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import ClassVar, cast
 
@@ -23,7 +22,7 @@ from completion_server.requests.service import Service
 from completion_server.requests.settings import ServingSettings
 from completion_server.text.prompt.builder import Prompt
 from loadtest.simulation import virtual_time
-from loadtest.simulation.engine import SIMULATED_TOKENS, OtherWork, SlotEngine
+from loadtest.simulation.engine import NUM_TOKENS, SIMULATED_TOKENS, TIMES, SlotEngine
 from loadtest.simulation.virtual_time import LoopClock
 from loadtest.simulation.workload import Policy, SimulatedRequest, SimulatedResult, Workload
 
@@ -47,16 +46,13 @@ def simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedReq
 
 
 async def _simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedRequest]) -> list[SimulatedResult]:
-    recorder, profile = _Recorder(), workload.profile
-    others = OtherWork()
-    async with _serving(workload, policy, recorder, others) as (service, engine):
+    recorder = _Recorder()
+    async with _serving(workload, policy, recorder) as (service, engine):
         loop = asyncio.get_running_loop()
         for number, typed in enumerate(requests):
-            await asyncio.sleep(typed.at + profile.front_end_s - service.now())
-            others.add(profile.request_cpu_s)
+            await asyncio.sleep(typed.at - service.now())
             deadline = Deadline.after(workload.deadline_s_of(typed), service.now())
-            num_tokens = profile.draw_tokens(random.Random(f"{workload.seed} answer {number}"))
-            request = _request(number, typed, num_tokens, deadline, service.now())
+            request = _request(number, typed, deadline, service.now())
             recorder.open[request.id] = typed
             completion = service.open(request)
             if workload.hangs_up:
@@ -69,15 +65,15 @@ async def _simulate(workload: Workload, policy: Policy, requests: Sequence[Simul
 
 @contextlib.asynccontextmanager
 async def _serving(
-    workload: Workload, policy: Policy, recorder: "_Recorder", others: OtherWork
+    workload: Workload, policy: Policy, recorder: "_Recorder"
 ) -> AsyncIterator[tuple[Service, SupervisedEngine]]:
     """Run the server's service in front of an engine."""
     clock = LoopClock()
-    engine = SupervisedEngine(_engine_maker(workload, others), _Quiet(warm_up=False), clock)
+    engine = SupervisedEngine(_engine_maker(workload), _Quiet(warm_up=False), clock)
     service = Service(
         _settings(workload, policy),
         engine,
-        _Prompts(workload),
+        _Prompts(),
         clock,
         recorder.handle,
     )
@@ -95,7 +91,7 @@ async def _serving(
 def _settings(workload: Workload, policy: Policy) -> ServingSettings:
     scheduling = SchedulingSettings(
         max_slots=workload.num_slots,
-        step_tolerance=SchedulingSettings().step_tolerance if workload.engine == "measured" else 0,
+        step_tolerance=0,
         order=cast("OrderName", policy.order),
         supersede=policy.supersede,
         typing_through=False,
@@ -104,24 +100,19 @@ def _settings(workload: Workload, policy: Policy) -> ServingSettings:
     return ServingSettings(
         AdmissionSettings(user_requests_per_s=0, user_tokens_per_s=0),
         scheduling,
-        ShedSettings(
-            budget_ms=(workload.shed_budget_s or workload.budget_s) * 1000, when=cast("ShedWhen", policy.shed), lag_ms=0
-        ),
+        ShedSettings(budget_ms=workload.budget_s * 1000, when=cast("ShedWhen", policy.shed), lag_ms=0),
     )
 
 
-def _engine_maker(workload: Workload, others: OtherWork) -> Callable[[], Engine]:
-    times = workload.profile.times
+def _engine_maker(workload: Workload) -> Callable[[], Engine]:
     if workload.engine == "slots":
-        return lambda: SlotEngine(times)
-    return lambda: ScriptedEngine(
-        lambda _request: SIMULATED_TOKENS, times, max_num_seqs=workload.num_slots, lengthen=others.lengthen
-    )
+        return SlotEngine
+    return lambda: ScriptedEngine(lambda _request: SIMULATED_TOKENS, TIMES, max_num_seqs=workload.num_slots)
 
 
-def _request(number: int, typed: SimulatedRequest, num_tokens: int, deadline: Deadline, now: float) -> Request:
+def _request(number: int, typed: SimulatedRequest, deadline: Deadline, now: float) -> Request:
     caller = Caller(str(typed.user), str(typed.user))
-    return Request(str(number), caller, number, "", "", "", "", num_tokens, now, deadline=deadline)
+    return Request(str(number), caller, number, "", "", "", "", NUM_TOKENS, now, deadline=deadline)
 
 
 def _check_nothing_left(service: Service, engine: SupervisedEngine, recorder: "_Recorder") -> None:
@@ -138,19 +129,15 @@ def _check_nothing_left(service: Service, engine: SupervisedEngine, recorder: "_
 
 
 class _Prompts:
-    """Prompts that have no block in common, of the tokens that a real one computes after its cached ones."""
-
-    def __init__(self, workload: Workload) -> None:
-        self._profile, self._seed = workload.profile, workload.seed
+    """Prompts of one token, since a prompt takes the same time whatever its length."""
 
     def build(self, request: Request) -> Prompt:
-        """Return a prompt; the same for the same request and seed."""
-        num = self._profile.draw_prompt_tokens(random.Random(f"{self._seed} prompt {request.id}"))
-        return Prompt([request.sequence] * num, (), num, num)
+        """Return the prompt, another one for each request."""
+        return Prompt([request.sequence], (), 1, 1)
 
     def expected_new_tokens(self, _request: Request) -> int:
-        """Return the mean."""
-        return self._profile.mean_prompt_tokens
+        """Return the number of tokens."""
+        return 1
 
 
 class _Recorder:

@@ -185,13 +185,12 @@ class ScriptedBatch:
             generation.is_decoding = generation.num_prompt_left == 0
             num_decoding += generation.is_decoding
         budget = self._max_num_batched_tokens - num_decoding * (1 + num_speculative_tokens)
-        num_prefill_tokens = num_prompts = 0
+        num_prefill_tokens = 0
         for generation in self._running:
             num = max(0, min(generation.num_prompt_left, budget - num_prefill_tokens))
             generation.num_prompt_now = num
             num_prefill_tokens += num
-            num_prompts += num > 0
-        return self._times.step_s(num_prefill_tokens, num_decoding, num_speculative_tokens, num_prompts)
+        return self._times.step_s(num_prefill_tokens, num_decoding, num_speculative_tokens)
 
     def _plan_apart(self, num_speculative_tokens: int, now: float) -> float:
         """Plan a step without prompts, which are computed elsewhere. It decodes the first token after each of them."""
@@ -201,7 +200,7 @@ class ScriptedBatch:
             is_due = not generation.is_decoding and generation.prompt_due_at <= now
             generation.num_prompt_now = generation.num_prompt_left if is_due else 0
             num_decoding += generation.is_decoding or is_due
-        return self._times.step_s(0, num_decoding, num_speculative_tokens, 0)
+        return self._times.step_s(0, num_decoding, num_speculative_tokens)
 
     def idle_s(self, now: float) -> float:
         """Return how long to wait when there is nothing to compute.

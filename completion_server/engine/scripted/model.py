@@ -38,12 +38,8 @@ class ServiceTimes:
     """Durations in seconds. By default everything is instant."""
 
     start_s: float = 0.0
-    step_base_s: float = 0.0
-    """Once for every step."""
     prefill_base_s: float = 0.0
     """Once for a step in which any prompt token is computed."""
-    prefill_per_seq_s: float = 0.0
-    """For each prompt of which a step computes tokens."""
     prefill_per_token_s: float = 0.0
     """For each prompt token that is not in the prefix cache."""
     prefill_apart_s: float = 0.0
@@ -57,14 +53,11 @@ class ServiceTimes:
     verify_per_token_s: float = 0.0
     """For each draft token of each generation that decodes."""
 
-    def step_s(
-        self, num_prefill_tokens: int, num_decoding: int, num_speculative_tokens: int, num_prompts: int = 1
-    ) -> float:
-        """Return the duration of a step with K = `num_speculative_tokens`. The prefill tokens are of `num_prompts`."""
-        seconds = self.step_base_s if num_prefill_tokens or num_decoding else 0.0
+    def step_s(self, num_prefill_tokens: int, num_decoding: int, num_speculative_tokens: int) -> float:
+        """Return the duration of a step with K = `num_speculative_tokens`."""
+        seconds = 0.0
         if num_prefill_tokens:
-            seconds += self.prefill_base_s + num_prompts * self.prefill_per_seq_s
-            seconds += num_prefill_tokens * self.prefill_per_token_s
+            seconds += self.prefill_base_s + num_prefill_tokens * self.prefill_per_token_s
         if num_decoding:
             per_seq = self.decode_per_seq_s + num_speculative_tokens * self.verify_per_token_s
             seconds += self.decode_base_s + num_decoding * per_seq + num_speculative_tokens * self.draft_s

@@ -44,10 +44,3 @@ def test_impossible_options_are_refused_with_the_reason() -> None:
         refused = simulate("--load", loads)
         assert refused.exit_code == 2
         assert "--load" in refused.stderr
-
-
-def test_a_measured_engine_brings_the_conditions_of_the_scheduler_benchmark() -> None:
-    arguments = ("--engine", "measured", "--load", "0.5", "--order", "earliest_deadline", "--shed", "late", "--json")
-    workload = json.loads(simulate(*arguments).stdout)["scenario"]
-    assert (workload["num_slots"], workload["shed_budget_s"], workload["hangs_up"]) == (32, 0.2, True)
-    assert workload["editors"]["typing"]["keys_per_burst"] == 10

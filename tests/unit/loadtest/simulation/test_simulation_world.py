@@ -2,19 +2,15 @@
 
 import asyncio
 import logging
-import statistics
-from dataclasses import replace
 
 import pytest
 
 from completion_server.core.outcome import FinishReason
 from completion_server.engine.interface import EngineStats
-from completion_server.engine.scripted.model import ServiceTimes
 from completion_server.requests.scheduling.queue import ORDERS
 from completion_server.requests.scheduling.shedding import Shedding
 from loadtest.simulation import virtual_time
-from loadtest.simulation import workload as workload_module
-from loadtest.simulation.engine import LARGE_MODEL, EngineProfile, SlotEngine
+from loadtest.simulation.engine import SlotEngine
 from loadtest.simulation.virtual_time import DeadlockError, LoopClock
 from loadtest.simulation.workload import (
     Policy,
@@ -136,54 +132,6 @@ def test_ten_thousand_sessions_end_once_each_and_the_same_in_every_run(caplog: p
     assert 1200 < found.offered_per_s < 1800
     assert found.seen_per_s > 200
     assert figures_of(simulate(workload, Policy(), workload.requests()), workload) == found
-
-
-STEPS = EngineProfile(
-    ServiceTimes(step_base_s=0.010, prefill_per_seq_s=0.002, prefill_per_token_s=0.001, decode_per_seq_s=0.002),
-    mean_tokens=4,
-    most_tokens=4,
-    mean_prompt_tokens=1,
-    has_full_batch=True,
-)
-
-
-def served(
-    monkeypatch: pytest.MonkeyPatch, profile: EngineProfile, *requests: SimulatedRequest
-) -> list[tuple[int, float, float]]:
-    monkeypatch.setattr(workload_module, "measured_engine", lambda: profile)
-    return times_ms(simulate(Workload(engine="measured", num_slots=32), Policy(), requests))
-
-
-def test_the_capacity_of_steps_is_that_of_a_full_batch() -> None:
-    assert LARGE_MODEL.capacity_per_s(8) == pytest.approx(8 / 0.205), "independent slots"
-    # 16 answers of four tokens: four steps of 10 + 16 * 2 ms, and a millisecond for each prompt.
-    assert STEPS.capacity_per_s(32) == pytest.approx(16 / (4 * 0.042 + 16 * 0.001))
-    busy = replace(STEPS, request_cpu_s=0.003)
-    assert busy.capacity_per_s(32) == pytest.approx(16 / (4 * 0.042 + 16 * 0.004))
-    assert STEPS.capacity_per_s(1) == pytest.approx(1 / (4 * 0.012 + 0.001))
-    no_base = replace(STEPS, times=replace(STEPS.times, step_base_s=0.0))
-    assert no_base.capacity_per_s(32) == pytest.approx(16 / (4 * 0.032 + 16 * 0.001))
-
-
-def test_the_work_of_a_request_lengthens_the_step_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = replace(STEPS, request_cpu_s=0.005)
-    assert served(monkeypatch, STEPS, typed(0, 0.0)) == [(0, 13, 49)]
-    assert served(monkeypatch, busy, typed(0, 0.0)) == [(0, 18, 54)]
-    far = replace(STEPS, front_end_s=0.004)
-    assert served(monkeypatch, far, typed(0, 0.0)) == [(0, 17, 53)]
-    assert far.first_text_s == pytest.approx(0.017)
-
-
-def test_the_measured_engine_is_overloaded_at_four_times_its_capacity() -> None:
-    found = []
-    for load in (0.5, 4.0):
-        at = Workload(load=load, seconds=5, engine="measured", num_slots=32, hangs_up=True, shed_budget_s=0.2)
-        results = simulate(at, Policy(), at.requests())
-        ttfts = [result.ttft_s for result in results if result.ttft_s]
-        found.append((len(ttfts) / len(results), statistics.median(ttfts)))
-    assert found[0][0] > 0.75
-    assert found[1][0] < 0.5
-    assert found[0][1] < found[1][1] <= 0.25
 
 
 async def wait(seconds: float, log: list[tuple[str, float]], name: str) -> None:
