@@ -1,21 +1,16 @@
-"""Measures several replicas of the server, in three parts.
+"""Measures several replicas of the server, in two parts.
 
 supersede: two replicas with the scripted engine and a Redis. A user asks on one, and 30 ms after its first text, with
 another editor, on the other one. The time is from the send of the newer request until the older one's end was read.
 
 cache: typing users on servers with the real engine in turn: without the completion cache, with level 1, and with level
 2 alone, as a user finds it whose requests reach another replica each time. The editors keep no completions.
-
-outage: a server with the scripted engine and the cache. Twenty users ask at a constant rate, while Redis is killed and
-started, suspended and resumed. The 99th percentiles are of the time to the first text or end.
 """
 
 import asyncio
-import itertools
 import shutil
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -28,7 +23,7 @@ from rich.console import Console
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, ServiceError
 from loadtest.bench.runner.benchmark import COUNT, ServerOptions, benchmark, for_json, option, percentile, ratio
-from loadtest.bench.runner.contest import AsyncClosing, Contestant, open_loop, rotated
+from loadtest.bench.runner.contest import Contestant, rotated
 from loadtest.bench.runner.server import SCRIPTED, ServerProcess
 from loadtest.driving.run import run_scenario
 from loadtest.processes.child import Child, StartError, free_port
@@ -58,17 +53,9 @@ _ENDURING = (
 OFF, LOCAL, SHARED = "off", "l1", "l2"
 _EDITORS = 30
 
-_USERS, _TOKENS = 20, 8
-_DOCUMENT = "    value = compute(item, 3)\n" * 55
-"""About 1,500 characters."""
-_WINDOWS = 4
-_SETTLE_S = 1.0
-"""Left out after each change: a window has Redis for all its time, or not at all. The first second without Redis is
-measured apart."""
-
 
 class RedisProcess(Contestant):
-    """A `redis-server` on loopback that keeps nothing on disk. `restart` after `stop` has the same port."""
+    """A `redis-server` on loopback that keeps nothing on disk."""
 
     name = "redis"
 
@@ -79,12 +66,8 @@ class RedisProcess(Contestant):
             raise StartError("redis-server is not installed; on Debian: apt-get install redis-server")
         self._port = free_port()
         self.address = f"127.0.0.1:{self._port}"
-        self._command = [program, "--port", str(self._port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        self.restart()
-
-    def restart(self) -> None:
-        """Start it again after `stop`."""
-        self._begin(Child(self.name, self._command), lambda child: child.wait_until(self._answers, _REDIS_START_S))
+        command = [program, "--port", str(self._port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        self._begin(Child(self.name, command), lambda child: child.wait_until(self._answers, _REDIS_START_S))
 
     def _answers(self) -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1) as connection:
@@ -102,30 +85,18 @@ def _server(options: "_Options", redis_address: str, name: str, settings: Sequen
     return ServerProcess(options.config, (*settings, *_shared_by(redis_address, name), *options.overrides), name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The answer to a request."""
-
-    reason: str
-    """The finish reason, the reason of a shed request, or the status of a call that failed."""
-    first_ms: float
-    """Time from the send to the first text, or to the end of an answer without text."""
-
-
 async def _ask(
     client: CompletionClient, prefix: str, max_tokens: int, on_text: Callable[[str], object] | None = None
-) -> _Asked:
-    """Ask and read the answer to its end."""
+) -> str:
+    """Ask and read the answer to its end; return its finish reason, or the status of a call that failed."""
     request = pb.CompleteRequest(
         prefix=prefix, max_tokens=max_tokens, mode=pb.MODE_MULTI_LINE, document_uri="untitled:document"
     )
-    sent_at = time.perf_counter()
     try:
         found = await client.complete(request, timeout_s=_TIMEOUT_S, on_text=on_text)
     except ServiceError as error:
-        return _Asked(error.reason or error.status.name, (time.perf_counter() - sent_at) * 1000)
-    first_ms = found.total_ms if found.ttft_ms is None else found.ttft_ms
-    return _Asked(found.shed_reason or found.finish_reason or "", first_ms)
+        return error.status.name
+    return found.finish_reason or ""
 
 
 def _supersede(options: "_Options", _console: Console) -> dict[str, Any]:
@@ -160,10 +131,10 @@ async def _superseded_ms(number: int, older_at: str, newer_at: str) -> float | N
         await asyncio.sleep(_GAP_S)
         sent_at = time.perf_counter()
         newer = asyncio.create_task(_ask(second, f"second = {number} + ", 1))
-        ended = await older
+        reason = await older
         took_ms = (time.perf_counter() - sent_at) * 1000
         await newer
-    return took_ms if ended.reason == "superseded" else None
+    return took_ms if reason == "superseded" else None
 
 
 def _cache(options: "_Options", console: Console) -> dict[str, Any]:
@@ -204,80 +175,7 @@ def _turn(server: ServerProcess, name: str, scenario: Scenario) -> dict[str, flo
     return figures(result.stats_by_target[name], scenario.criteria)
 
 
-class _ConstantUsers(AsyncClosing):
-    """Twenty users who ask at a constant rate, whatever the answers take. Each has a document, and types at its end."""
-
-    def __init__(self, address: str, rate: float) -> None:
-        self._clients = [CompletionClient(address, user=f"user-{number}") for number in range(_USERS)]
-        self._rate = rate
-        self._numbers = itertools.count()
-        self.every: list[_Asked] = []
-        """All requests so far."""
-
-    async def aclose(self) -> None:
-        for client in self._clients:
-            await client.aclose()
-
-    async def open_documents(self) -> None:
-        """Ask once for each user in turn: the prefix cache has the documents then. These requests do not count."""
-        for _ in self._clients:
-            await self._ask(0, 0.0)
-
-    async def window(self, seconds: float) -> list[float]:
-        """Ask for some time, and return the milliseconds to the first text of each request."""
-        answers = await open_loop(self._rate, seconds, self._ask)
-        self.every += answers
-        return [each.first_ms for each in answers]
-
-    async def _ask(self, _number: int, _due: float) -> _Asked:
-        number = next(self._numbers)
-        user = number % _USERS
-        return await _ask(self._clients[user], f"# user-{user}\n{_DOCUMENT}value_{number} = ", _TOKENS)
-
-
-def _outage(options: "_Options", console: Console) -> dict[str, Any]:
-    settings = (*SCRIPTED, _TRUSTED, "shed.when=never", _CACHED)
-    with RedisProcess() as redis, _server(options, redis.address, "alone", settings) as server:
-        every, (up_ms, first_ms, down_ms) = asyncio.run(_take_redis_away(server, redis, options))
-    failures = Counter(each.reason for each in every if each.reason not in {"stop", "length"})
-    if failures:
-        console.print(f"failed requests: {dict(failures)}")
-    return {
-        "redis_down_requests": len(every),
-        "redis_down_failed": failures.total(),
-        "redis_up_p99_ms": up_ms,
-        "redis_down_p99_ms": down_ms,
-        "redis_down_first_second_p99_ms": first_ms,
-        "redis_down_p99_added_ms": max(down_ms, first_ms) - up_ms,
-    }
-
-
-async def _take_redis_away(
-    server: ServerProcess, redis: RedisProcess, options: "_Options"
-) -> tuple[list[_Asked], list[float]]:
-    """Ask while Redis is killed, started, suspended and resumed in turn.
-
-    Return the requests, and the 99th percentiles with Redis, in the first second without it, and after that.
-    """
-    up_ms, first_ms, down_ms = list[float](), list[float](), list[float]()
-    window_s = options.seconds / _WINDOWS
-    # A killed Redis is started as another process, so the process is looked up when it is suspended.
-    ways = ((redis.stop, redis.restart), (lambda: redis.process.pause(), lambda: redis.process.resume()))
-    async with _ConstantUsers(server.ready["address"], options.requests_per_s) as users:
-        await users.open_documents()
-        await users.window(_SETTLE_S)
-        for number in range(2 * options.rounds):
-            take, give = ways[number % len(ways)]
-            up_ms += await users.window(window_s)
-            await asyncio.to_thread(take)
-            first_ms += await users.window(_SETTLE_S)
-            down_ms += await users.window(window_s)
-            await asyncio.to_thread(give)
-            await users.window(2 * _SETTLE_S)
-        return users.every, [percentile(each, 99) for each in (up_ms, first_ms, down_ms)]
-
-
-PARTS = {"supersede": _supersede, "cache": _cache, "outage": _outage}
+PARTS = {"supersede": _supersede, "cache": _cache}
 """Each starts what it needs, measures, stops it, and returns its figures."""
 
 
@@ -286,7 +184,6 @@ class _Options(ServerOptions):
     part: tuple[str, ...] = option((), "May be repeated.  [all]", click.Choice(list(PARTS)))
     rounds: int = option(4, "Turns of each server.", COUNT, quick=1)
     seconds: float = option(20.0, "Length of a turn.", click.FloatRange(5), quick=5.0)
-    requests_per_s: float = option(40.0, "Asked by all users together.", click.FloatRange(1))
     seed: int = option(0, "Who types what and when.", int)
 
 

@@ -99,9 +99,8 @@ def test_attacks_are_measured_in_three_phases() -> None:
         assert found["calm_share_in_time"] > 0.5
 
 
-def test_replicas_supersede_each_others_requests_and_serve_without_redis() -> None:
+def test_replicas_supersede_each_others_requests() -> None:
     require_redis()
-    found = run("replicas", "--part", "supersede", "--part", "outage", "--json")
+    found = run("replicas", "--part", "supersede", "--json")
     assert 0 < found["supersede_p50_ms"] <= found["supersede_p99_ms"]
     assert found["supersede_missed"] == 0
-    assert found["redis_down_requests"] > 0
