@@ -185,6 +185,8 @@ class RestOfLine:
             return False
         brackets = self._brackets.copy()
         brackets.read(line[self._repeated_at :])
+        if self._is_in_hole and brackets.is_in_string:
+            brackets.read_hole(line[self._repeated_at :])
         if brackets.is_in_string and self._closing == brackets.opened[-1][0]:
             quote = brackets.opened[-1]
             return len(quote) == 1 or self._core.startswith(quote) or line.endswith(quote[1:])

@@ -154,6 +154,7 @@ def test_a_name_is_no_word_that_ends_a_block(language_id: str, after: str) -> No
 
 
 LINES = {
+    "a second value in a string": ("python", 'x = f"{‸}"\n', "a} of {b"),
     "an apostrophe in Markdown": ("markdown", "Here's the rule (‸)\n", "same as round(x)"),
     "an apostrophe in a comment": ("python", "x = 1  # it's the sum (‸)\n", "of f(x)"),
     "an apostrophe of an unknown language": ("", "Don't call this (‸)\n", "see round(x)"),
