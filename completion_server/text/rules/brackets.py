@@ -24,6 +24,8 @@ _RELEVANT = re.compile(r"\\.?|[()\[\]{}\"'`]", re.DOTALL)
 _RELEVANT_WITH_MORE = re.compile(r"'(?:\\.[^']*'?|.{0,2})|\\.?|<.?|[>()\[\]{}\"`]", re.DOTALL)
 """The same for apostrophes that quote one character, and for "<" and ">"."""
 _STRING_PREFIX = re.compile(r"(?:^|\W)(?:[rRbBuUfFtTLNE]|[rRbBfFtT]{2}|u8)$|-\w$")
+_HOLE = re.compile(r"\{((?:[^{}]|\{[^{}]*\})*)$")
+"""A value in a string up to the cursor, which may have braces of its own."""
 _TAIL_LENGTH = 4
 _MAX_OPENER = 2048
 
@@ -80,11 +82,11 @@ class Brackets:
 
     def read_hole(self, line: str) -> None:
         """Read the value at the end of a `line` that was read up to inside a string, as in `f"{x`, as code."""
-        _, brace, value = line.rpartition("{")
-        if brace and "}" not in value and self._open[-1][0] not in value:
+        hole = _HOLE.search(line)
+        if hole is not None and self._open[-1][0] not in hole[1]:
             self._open.append("}")
             self.is_in_hole = True
-            self.read(value)
+            self.read(hole[1])
 
     def read(self, text: str) -> None:
         """Read more text, without line breaks."""

@@ -12,9 +12,9 @@ A rest that begins with an opening bracket, right at the cursor, takes the place
 would open there: before "(x)" the text "name(y)" ends after "name", as does "name(z) as y:" before "(x) as y:". A rest
 of one other character, such as "=", is repeated by a completion that begins with it.
 
-A completion repeats any other rest if one of its whole lines ends with that rest. The repetition must begin at the
-beginning of a word, unless it is the whole line or the cursor is inside a word. Text that may be the beginning of a
-repetition is withheld.
+A completion repeats any other rest if one of its whole lines ends with that rest, and does not close brackets of its
+own with it. The repetition must begin at the beginning of a word, unless it is the whole line or the cursor is inside
+a word. Text that may be the beginning of a repetition is withheld.
 
 A line that begins with the word right of the cursor and ends with the last word or character of the rest is the rest
 with changes. It has no place before the rest and is dropped, such as "en(path, 'r')" between "op" and "en(path)". A
@@ -49,7 +49,10 @@ class RestOfLine:
         self._brackets = _read_head(around, has_angles=self._core.startswith(">"))
         self._is_in_hole = self._brackets.is_in_hole
         self._brackets.start_here()
-        self._kept = self._open_what_rest_closes(around) if self._core else self._brackets.opened
+        opened = self._brackets.opened
+        self._kept = self._open_what_rest_closes(around) if self._core else opened
+        self._is_opened_in_line = self._kept != () and self._kept == opened[: len(self._kept)]
+        """Whether the cursor's line opened what the rest closes."""
         self._opened = self._brackets.opened
         self._opened_before_line = self._opened
         """The closing characters of what was open at the start of the current line."""
@@ -171,7 +174,7 @@ class RestOfLine:
             is_repeated = (
                 ends_with_rest and not self._has_brackets_only and self._may_begin_at(line, at, is_whole=has_blanks)
             )
-            if is_repeated and not self._closes_own_tag(line):
+            if is_repeated and not self._closes_own_tag(line) and not self._closes_own_brackets(line):
                 return at
             return 0 if not has_blanks and self._changes_rest(line) else None
         if ends_with_rest and at >= self._repeated_at and self._fits(line[:at]):
@@ -213,6 +216,15 @@ class RestOfLine:
             return False
         return len(re.findall(rf"<{tag[1]}\b", line)) == line.count(f"</{tag[1]}")
 
+    def _closes_own_brackets(self, line: str) -> bool:
+        """Return whether a line that ends like the rest closes brackets of its own so, and leaves those of the rest open."""
+        if not self._is_opened_in_line:
+            return False
+        brackets = self._brackets.copy()
+        brackets.read(line[self._num_read :])
+        is_kept = self.has_own_open or (brackets.opened == self._opened and brackets.lowest == len(self._opened))
+        return is_kept and not brackets.is_in_string
+
     def num_possible(self, line: str, start: int) -> int:
         """Return how many characters at the end of an unfinished `line`, from `start` on, may be a repetition."""
         if self._repeated_at is not None:
@@ -249,7 +261,7 @@ def _read_head(around: Surroundings, *, has_angles: bool) -> Brackets:
     """Return the brackets that are open at the cursor; "<" is one only if it is open there."""
     brackets = Brackets(around.syntax, has_angles=has_angles)
     brackets.read(around.head)
-    if brackets.is_in_string and around.rest.strip(BLANKS)[:1] in tuple(CLOSING):
+    if brackets.is_in_string and "}" in around.rest.partition(brackets.opened[-1][0])[0]:
         brackets.read_hole(around.head)
     return _read_head(around, has_angles=False) if has_angles and ">" not in brackets.opened else brackets
 

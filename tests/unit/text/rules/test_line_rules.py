@@ -88,6 +88,8 @@ def test_an_opening_bracket_or_a_single_character_right_of_the_cursor_is_not_rep
         ('print(f"{‸}")\n', 'b.get({})}")', "b.get({})"),
         ('print(f"{‸} is")\n', "a:>10", "a:>10"),
         ("let s = `${f(‸)}`;\n", "a)} b`;", "a"),
+        ("let s = `${f({ a: 1 }, ‸)}`;\n", "b)} c`;", "b"),
+        ("print(f\"{d['‸']}\")\n", "key']:>10}\")", "key"),
     ],
 )
 def test_brackets_in_quotes_do_not_count_and_quotes_close_like_brackets(
@@ -116,6 +118,7 @@ def test_an_apostrophe_is_part_of_a_name_where_the_language_says_so() -> None:
         ("<b>‸</b>\n", "<i>x</i></b>", "<i>x</i>"),
         ("x = ‸  # noqa\n", "compile(y)  # noqa", "compile(y)"),
         ("x = ‸# noqa\n", "1  ", "1  "),
+        ("foo(‸, b)\n", "x=[1, 2], y=g(a, b)", "x=[1, 2], y=g(a, b)"),
     ],
 )
 def test_any_other_rest_of_the_line_is_not_repeated_at_the_end(document: str, text: str, expected: str) -> None:
@@ -389,3 +392,18 @@ def test_realistic_python_method() -> None:
     )
     body = "\n        if not self.items:\n            raise IndexError\n\n        return self.items.pop()"
     assert multi(document, body + "\n\n    def push(self, item):\n        self.items") == body
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ('app.get("/x", ‸);\n', "(req, res) => {\n  const x = f(req);\n  res.json(x);\n}"),
+        ("const f = () => {‸};\n", "\n  const o = {a: 1};\n  return o;\n"),
+        ("  items: [‸],\n", "\n    [1, 2],\n    [3, 4],\n  "),
+        ("foo(‸),\n", "\n    a(1),\n    b(2),\n"),
+    ],
+)
+def test_a_line_inside_that_ends_like_the_rest_of_the_line_does_not_end_the_completion(
+    document: str, text: str
+) -> None:
+    assert multi(document, text, language_id="javascript") == text
