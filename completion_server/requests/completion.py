@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 _WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 _MS_PER_S = 1000
+_LAST_S, _LAST_SHARE = 0.3, 0.1
+"""An answer of several lines ends so long before its deadline, or so much of its time if that is less: its end has to
+reach a caller who waits no longer than to the deadline, and the next output might come too late."""
 
 
 class CacheLookup(Protocol):
@@ -169,13 +172,19 @@ class Completion(LiveRequest):
             self._put(rules.feed(text))
         if rules.is_done:
             finish = FinishReason.STOP
-        elif finish is None:
+        elif finish is None and not (rules.has_whole_line and self._is_deadline_near()):
             return None
         else:
+            if finish is None:
+                finish, self.lookup = FinishReason.LENGTH, None  # not kept: a caller with more time gets more
             self._put(rules.finish(is_cut=finish is FinishReason.LENGTH))
         if self.edit_rules is not None and finish is FinishReason.STOP:
             self._edit = self.edit_rules.edit
         return Outcome(finish)
+
+    def _is_deadline_near(self) -> bool:
+        received, at = self.marks.received, self.deadline.at
+        return self.services.clock.now() >= at - min(_LAST_S, _LAST_SHARE * (at - received))
 
     def _end(self, outcome: Outcome, usage: Usage) -> None:
         services, marks = self.services, self.marks

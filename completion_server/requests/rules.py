@@ -27,6 +27,11 @@ class AnswerRules(Protocol):
         """Whether a rule ended the answer."""
         ...
 
+    @property
+    def has_whole_line(self) -> bool:
+        """Whether the answer goes on behind a line that is worth showing without the rest."""
+        ...
+
     def feed(self, text: str, /) -> str:
         """Take new text and return the text that can be sent now."""
         ...

@@ -41,6 +41,11 @@ class LineRules:
         self.is_done = False
         """Whether a rule ended the completion."""
 
+    @property
+    def has_whole_line(self) -> bool:
+        """Whether a line is whole, and further ones may follow."""
+        return self._block is not None and not self._is_first
+
     def read(self, text: str) -> int:
         """Read on in a text that begins with what was read before; return how many of its characters can be sent."""
         self._text = text
@@ -55,7 +60,7 @@ class LineRules:
 
     def finish(self, *, is_cut: bool) -> int:
         """Return how many characters can be sent at the end of the text; `is_cut` if the token limit ended it."""
-        if is_cut and self._block is not None and not self._is_first:
+        if is_cut and self.has_whole_line:
             self._end_before(self._line_start if self._withheld_at is None else self._withheld_at)
         else:
             self._complete_line()

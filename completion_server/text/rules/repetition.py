@@ -217,7 +217,7 @@ class RestOfLine:
         return len(re.findall(rf"<{tag[1]}\b", line)) == line.count(f"</{tag[1]}")
 
     def _closes_own_brackets(self, line: str) -> bool:
-        """Return whether a line that ends like the rest closes brackets of its own so, and leaves those of the rest open."""
+        """Return whether a line ends like the rest because it closes brackets of its own."""
         if not self._is_opened_in_line:
             return False
         brackets = self._brackets.copy()

@@ -83,6 +83,11 @@ class TextRules:
         """Whether a rule ended the completion: its text was sent whole and the engine can be stopped."""
         self._is_finished = False
 
+    @property
+    def has_whole_line(self) -> bool:
+        """Whether a line is whole, and further ones may follow."""
+        return self._lines is not None and self._lines.has_whole_line
+
     def feed(self, text: str) -> str:
         """Take new text and return the text that can be sent now, which may be "".
 

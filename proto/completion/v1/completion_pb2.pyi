@@ -94,7 +94,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
     """The completion is whole: the model or a text rule ended it."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
-    """max_tokens were generated."""
+    """max_tokens were generated, or the deadline was near: then the text has the lines that were whole."""
     FINISH_REASON_SUPERSEDED: _FinishReason.ValueType  # 3
     """A newer request of this user superseded it. A normal event."""
     FINISH_REASON_SHED: _FinishReason.ValueType  # 4
@@ -116,7 +116,7 @@ FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
 """The completion is whole: the model or a text rule ended it."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
-"""max_tokens were generated."""
+"""max_tokens were generated, or the deadline was near: then the text has the lines that were whole."""
 FINISH_REASON_SUPERSEDED: FinishReason.ValueType  # 3
 """A newer request of this user superseded it. A normal event."""
 FINISH_REASON_SHED: FinishReason.ValueType  # 4
@@ -470,8 +470,9 @@ class CompleteRequest(_message.Message):
     """
     timeout_ms: _builtins.int
     """Time from the server's receipt of the request to its deadline, 1 to 86,400,000 (a day). The request then ends with
-    FINISH_REASON_DEADLINE after the text so far. On a Session it is the request's only deadline; on a Complete call
-    the earlier of this and the call's holds. Not set or too long: the server's maximum (30 s by default).
+    FINISH_REASON_DEADLINE after the text so far; an answer of several lines ends a little before with
+    FINISH_REASON_LENGTH. On a Session it is the request's only deadline; on a Complete call the earlier of this and the
+    call's holds. Not set or too long: the server's maximum (30 s by default).
     """
     @_builtins.property
     def snippets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContextSnippet]:

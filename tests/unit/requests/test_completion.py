@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from completion_server.core.clock import MonotonicClock
+from completion_server.core.clock import Deadline, MonotonicClock
 from completion_server.core.events import AnswerClosed, RequestEnded
 from completion_server.core.outcome import End, FinishReason, Usage
 from completion_server.core.request import Caller, Mode, Sampling
@@ -68,6 +68,30 @@ def test_an_answer_without_text_is_told_from_one_with_text() -> None:
         assert {each.request.id: each.has_text for each in ended} == {"whole": True, "blank": False}
 
     in_virtual_time(scenario, script.engine)
+
+
+SLOW_LINES = tuple(piece for i in range(50) for piece in (f"\n    a{i}", f" = {i}"))
+SLOW_LINE = tuple(f" a{i} +" for i in range(100))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "words", "reason"),
+    [("def f():", SLOW_LINES, FinishReason.LENGTH), ("x =", SLOW_LINE, FinishReason.DEADLINE)],
+)
+def test_near_its_deadline_an_answer_is_the_lines_that_are_whole(
+    prefix: str, words: Sequence[str], reason: FinishReason
+) -> None:
+    async def scenario(running: RunningService) -> None:
+        deadline = Deadline.after(0.5, running.service.now())
+        answer = await read(running.open("slow", prefix, max_tokens=100, deadline=deadline))
+        ended = running.recorder.marks["slow"].ended
+        assert ended is not None
+        assert (answer.reason, ended < deadline.at) == (reason, reason is FinishReason.LENGTH)
+        if reason is FinishReason.LENGTH:
+            assert ended > 0.8 * deadline.at
+            assert answer.text == "".join(words[: answer.text.count(" = ") * 2])
+
+    in_virtual_time(scenario, Script(slow=words).engine)
 
 
 def test_an_answer_is_closed_once_with_the_time_at_which_its_end_was_written() -> None:

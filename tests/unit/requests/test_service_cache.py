@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from completion_server.core.clock import Deadline
 from completion_server.core.events import CacheHit, CacheMiss, Event, MissReason
 from completion_server.core.outcome import CacheLevel, FinishReason, Usage
 from completion_server.core.request import Caller, Trigger
@@ -169,6 +170,20 @@ def test_only_whole_answers_are_kept(outcome: FinishReason) -> None:
         assert cached.levels == []
 
     run(scenario)
+
+
+def test_an_answer_that_a_deadline_cut_is_not_kept() -> None:
+    lines = [f"\n    a{i} = {i}" for i in range(40)]
+
+    async def scenario(running: RunningService, cached: Cached) -> None:
+        deadline = Deadline.after(0.2, running.service.now())
+        cut = await text_of(running, "first", "def f():", max_tokens=50, deadline=deadline)
+        whole = await text_of(running, "second", "def f():", max_tokens=50)
+        assert (whole, cached.levels) == ("".join(lines), [])
+        assert cut
+        assert whole.startswith(cut)
+
+    run(scenario, words=lines)
 
 
 def test_redis_answers_a_request_that_computes_its_prompt() -> None:

@@ -67,6 +67,8 @@ class EditAnswer:
         self._is_stopped = False
         self.is_done = False
         """Whether a stop word was read, which ends the answer."""
+        self.has_whole_line = False
+        """Half an edit is none."""
 
     @property
     def edit(self) -> Edit | None:

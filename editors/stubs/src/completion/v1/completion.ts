@@ -69,7 +69,7 @@ export enum FinishReason {
   UNSPECIFIED = 0,
   /** STOP - The completion is whole: the model or a text rule ended it. */
   STOP = 1,
-  /** LENGTH - max_tokens were generated. */
+  /** LENGTH - max_tokens were generated, or the deadline was near: then the text has the lines that were whole. */
   LENGTH = 2,
   /** SUPERSEDED - A newer request of this user superseded it. A normal event. */
   SUPERSEDED = 3,
@@ -260,8 +260,9 @@ export interface CompleteRequest {
   withoutCompletionCache: boolean;
   /**
    * Time from the server's receipt of the request to its deadline, 1 to 86,400,000 (a day). The request then ends with
-   * FINISH_REASON_DEADLINE after the text so far. On a Session it is the request's only deadline; on a Complete call
-   * the earlier of this and the call's holds. Not set or too long: the server's maximum (30 s by default).
+   * FINISH_REASON_DEADLINE after the text so far; an answer of several lines ends a little before with
+   * FINISH_REASON_LENGTH. On a Session it is the request's only deadline; on a Complete call the earlier of this and the
+   * call's holds. Not set or too long: the server's maximum (30 s by default).
    */
   timeoutMs?:
     | number
