@@ -1,7 +1,8 @@
 /**
  * Carries out what the policy decides, with a session and a timer: asks, cancels, reports. Knows no VS Code.
  *
- * An editor tells it each event and then asks for an offer: the text to show at the present place, once it is whole.
+ * An editor tells it each event and then asks for an offer: the text to show at the present place, once it is whole, or
+ * what lines there are after a second.
  */
 import { status as Code } from "@grpc/grpc-js";
 import { FeedbackKind, FinishReason, Mode, Trigger } from "completion-server-stubs";
@@ -25,6 +26,8 @@ export const FEEDBACK: Record<FeedbackName, FeedbackKind> = {
   accepted_line: FeedbackKind.ACCEPTED_LINE,
   rejected: FeedbackKind.REJECTED,
 };
+/** Nobody waits longer for the rest of a block of lines, which a slow model writes word by word. */
+const BLOCK_MS = 1_000;
 /** Requests whose sequence numbers are kept for feedback. */
 const NUM_KEPT = 256;
 
@@ -49,7 +52,7 @@ export interface CompleterHooks {
 
 export class Completer {
   readonly #policy: EditingPolicy;
-  readonly #open = new Map<number, AbortController>();
+  readonly #open = new Map<number, { controller: AbortController; askedAtMs: number }>();
   /** The session's sequence numbers of the policy's requests. */
   readonly #sequences = new Map<number, number>();
   #text?: Text;
@@ -125,7 +128,7 @@ export class Completer {
 
   dispose(): void {
     clearTimeout(this.#timer);
-    for (const controller of this.#open.values()) controller.abort();
+    for (const { controller } of this.#open.values()) controller.abort();
     this.#waiting?.(undefined);
   }
 
@@ -141,12 +144,17 @@ export class Completer {
     this.#answerWaiting();
   }
 
-  /** Text that may still grow is not offered: it may yet turn out to be incomplete. */
   #answerWaiting(): void {
-    const isWhole = this.#shown !== undefined && !this.#open.has(this.#shown.request);
-    if (!isWhole && this.#policy.isPending) return;
-    this.#waiting?.(isWhole ? this.#shown : undefined);
+    const isReady = this.#shown !== undefined && this.#isReady(this.#shown);
+    if (!isReady && this.#policy.isPending) return;
+    this.#waiting?.(isReady ? this.#shown : undefined);
     this.#waiting = undefined;
+  }
+
+  /** Text that may still grow may yet turn out to be incomplete; but of several lines the server sends whole ones. */
+  #isReady({ request, text }: Offer): boolean {
+    const open = this.#open.get(request);
+    return !open || (text.includes("\n") && performance.now() - open.askedAtMs >= BLOCK_MS);
   }
 
   #carryOut(decision: Decision): void {
@@ -154,7 +162,7 @@ export class Completer {
       case "ask":
         return void this.#ask(decision.request, decision.trigger, decision.mode === "multi_line");
       case "cancel":
-        return this.#open.get(decision.request)?.abort();
+        return this.#open.get(decision.request)?.controller.abort();
       case "show":
         this.#shown = decision;
         return;
@@ -181,7 +189,7 @@ export class Completer {
     const text = this.#text;
     if (!text) return;
     const controller = new AbortController();
-    this.#open.set(request, controller);
+    this.#open.set(request, { controller, askedAtMs: performance.now() });
     const isLong = this.multiLine === "always" || (this.multiLine === "auto" && isMultiLine);
     const { earlier = "", ...described } = this.hooks.describe(text);
     const question: Question = {

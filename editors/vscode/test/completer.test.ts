@@ -74,6 +74,38 @@ test("a key is asked for, and its text is offered when it is whole", async () =>
   assert.deepEqual({ ...(await offer) }, { kind: "show", request: 1, text: "a + b", replaced: 0 });
 });
 
+test("the lines of a block that are there after a second are offered, and the rest after them", async (context) => {
+  let nowMs = performance.now();
+  context.mock.method(performance, "now", () => nowMs);
+  completer.changed(at("def f():\n    |\n"), "typed");
+  const offer = completer.offer(never);
+  const { question, onText, end } = asked[0]!;
+  assert.equal(question.mode, Mode.MULTI_LINE);
+  let isOffered = false;
+  void offer.then(() => (isOffered = true));
+  onText("a\n    b");
+  nowMs += 1_000;
+  await new Promise(setImmediate);
+  assert.equal(isOffered, false, "a block was offered before its time");
+  onText("\n    c");
+  assert.equal((await offer)?.text, "a\n    b\n    c");
+  onText("\n    d");
+  completer.accepted(1, at("def f():\n    a\n    b\n    c|\n"), "line", "a\n    b\n    c");
+  end();
+  assert.equal((await completer.offer(never))?.text, "\n    d");
+});
+
+test("half a line is not offered after a second, either", async (context) => {
+  let nowMs = performance.now();
+  context.mock.method(performance, "now", () => nowMs);
+  completer.changed(at("x = |"), "typed");
+  const offer = completer.offer(never);
+  nowMs += 1_500;
+  asked[0]!.onText("half a");
+  asked[0]!.end(FinishReason.DEADLINE, new ServiceError("late", Code.DEADLINE_EXCEEDED));
+  assert.equal(await offer, undefined);
+});
+
 test("what is typed along is offered from memory", async () => {
   completer.changed(at("x = |"), "typed");
   asked[0]!.onText("abc");

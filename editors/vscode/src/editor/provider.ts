@@ -18,6 +18,8 @@ export class Provider implements vscode.InlineCompletionItemProvider {
   /** A change of the document in front that the policy does not know yet: it lacks the cursor's new place. */
   #change?: { change: Change; extent?: Extent; inserted: string; shown?: Offer };
   #place?: { text: Text; line: number };
+  /** What VS Code was given last; more of its request may have come since. */
+  #offered?: Offer;
   /** The request whose whole acceptance was known by the change. Its command confirms that. */
   #acceptedWhole?: number;
 
@@ -66,6 +68,7 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     const offer = await this.completer.offer(abort.signal);
     if (!offer || token.isCancellationRequested) return [];
     const range = new vscode.Range(position, position.translate(0, offer.replaced));
+    this.#offered = offer;
     if (isDrawn(document, range, offer.text, context)) this.completer.drawn(offer.request);
     return [
       new vscode.InlineCompletionItem(offer.text, range, {
@@ -112,7 +115,8 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     if (!made) this.completer.moved(text);
     else if (made.extent && made.shown) {
       const { request } = made.shown;
-      if (made.extent === "whole") this.#acceptedWhole = request;
+      const isOffer = this.#offered?.request === request && this.#offered.text === made.inserted;
+      if (made.extent === "whole" || isOffer) this.#acceptedWhole = request;
       this.completer.accepted(request, text, made.extent, made.inserted);
       this.#follow(request, document, position, made.inserted);
     } else this.completer.changed(text, made.change);
