@@ -55,6 +55,14 @@ class Syntax:
         """Pattern of the beginning of a line that is a comment."""
         return re.compile("|".join(map(re.escape, self.comments)) or r"(?!)")
 
+    @cached_property
+    def comment_behind_code(self) -> re.Pattern[str]:
+        """Pattern of the beginning of a comment behind code and before none; also of a part of it at the text's end."""
+        marks = [mark for mark in self.comments if mark != "* " and not mark[0].isalnum()]
+        parts = {mark[:num] for mark in marks for num in range(1, len(mark))}
+        patterns = [*map(re.escape, marks), *(re.escape(part) + "$" for part in sorted(parts))]
+        return re.compile(rf"\s(?:{'|'.join(patterns) or '(?!)'})(?!.*(?:\*/|-->)\s*\S)")
+
 
 @dataclass(frozen=True)
 class Language:

@@ -143,6 +143,16 @@ class Brackets:
         copied._open = self._open.copy()
         return copied
 
+    def find(self, pattern: re.Pattern[str], text: str) -> int | None:
+        """Return where a pattern first matches outside quotes in a text that follows what was read; None if nowhere."""
+        brackets, num_read = self.copy(), 0
+        for match in pattern.finditer(text):
+            brackets.read(text[num_read : match.start()])
+            num_read = match.start()
+            if not brackets.is_in_string:
+                return num_read
+        return None
+
     def end_line(self) -> None:
         """Read a line break."""
         self.is_escaped = False

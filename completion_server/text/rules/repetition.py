@@ -14,7 +14,8 @@ of one other character, such as "=", is repeated by a completion that begins wit
 
 A completion repeats any other rest if one of its whole lines ends with that rest, and does not close brackets of its
 own with it. The repetition must begin at the beginning of a word, unless it is the whole line or the cursor is inside
-a word. Text that may be the beginning of a repetition is withheld.
+a word. Text that may be the beginning of a repetition is withheld. A comment hides no repetition: before ":" the text
+"x:  # why" ends after "x", and before ":  # why" so does "x:". A comment behind a repetition is withheld with it.
 
 A line that begins with the word right of the cursor and ends with the last word or character of the rest is the rest
 with changes. It has no place before the rest and is dropped, such as "en(path, 'r')" between "op" and "en(path)". A
@@ -54,8 +55,11 @@ class RestOfLine:
         self._is_opened_in_line = self._kept != () and self._kept == opened[: len(self._kept)]
         """Whether the cursor's line opened what the rest closes."""
         self._opened = self._brackets.opened
-        self._opened_before_line = self._opened
-        """The closing characters of what was open at the start of the current line."""
+        self._before_line = self._brackets.copy()
+        """The brackets at the start of the current line."""
+        self._comment = around.syntax.comment_behind_code
+        self._code = self._without_comment(self._core) or self._core
+        """The rest without a comment, unless it is one."""
         self.has_own_open = False
         """Whether a bracket or quote that the completion opened was open at the start of the current line."""
         self._closing = self._closing_of_rest()
@@ -112,11 +116,11 @@ class RestOfLine:
     @property
     def is_in_string(self) -> bool:
         """Whether the current line began inside a string of several lines."""
-        return self._opened_before_line[-1:] != () and self._opened_before_line[-1][0] in _QUOTES
+        return self._before_line.is_in_string
 
     def num_open(self, closing: str) -> int:
         """Return how many brackets with a closing character were open at the start of the current line."""
-        return self._opened_before_line.count(closing)
+        return self._before_line.opened.count(closing)
 
     def find_start(self, fragment: str) -> int | None:
         """Read more of the current line; return the index in `fragment` from which on it may repeat the rest.
@@ -159,28 +163,36 @@ class RestOfLine:
         num_read = self._num_read if self._repeated_at is None else self._repeated_at
         self._brackets.read(line[num_read:])
         self._brackets.end_line()
-        self._opened_before_line = self._brackets.opened
+        self._before_line = self._brackets.copy()
         self.has_own_open = self._brackets.depth > self._brackets.lowest
         self._num_read = 0
         self._repeated_at = None
 
     def find_end(self, line: str) -> int | None:
         """Return the index at which a whole `line` begins to repeat the rest, else None."""
-        has_blanks = line[-1:] in BLANKS
-        line = line.rstrip(BLANKS)
-        at = len(line) - len(self._core)
-        ends_with_rest = bool(self._core) and line.endswith(self._core)
+        visible = line.rstrip(BLANKS)
         if self._repeated_at is None:
-            is_repeated = (
-                ends_with_rest and not self._has_brackets_only and self._may_begin_at(line, at, is_whole=has_blanks)
-            )
-            if is_repeated and not self._closes_own_tag(line) and not self._closes_own_brackets(line):
-                return at
-            return 0 if not has_blanks and self._changes_rest(line) else None
-        if ends_with_rest and at >= self._repeated_at and self._fits(line[:at]):
+            for text, core in ((visible, self._core), (self._without_comment(line), self._code)):
+                if self._is_ended_by(text, core, is_whole=text != line):
+                    return len(text) - len(core)
+            return 0 if visible == line and self._changes_rest(line) else None
+        line = visible
+        at = len(line) - len(self._core)
+        if line.endswith(self._core) and at >= self._repeated_at and self._fits(line[:at]):
             return at
         is_value = line[-1:] in _ENDS_OF_VALUES or self._ends_like_rest(line)
         return None if self._fits(line) and (self._closing or not is_value) else self._repeated_at
+
+    def _is_ended_by(self, line: str, core: str, *, is_whole: bool) -> bool:
+        """Return whether a line ends with a repetition of the rest, of which `core` is left without a comment."""
+        if not core or self._has_brackets_only or not line.endswith(core):
+            return False
+        may_begin = self._may_begin_at(line, len(line) - len(core), is_whole=is_whole)
+        return may_begin and not self._closes_own_tag(line) and not self._closes_own_brackets(line)
+
+    def _without_comment(self, line: str) -> str:
+        """Return a line without blanks and a comment at its end."""
+        return line[: self._before_line.find(self._comment, line)].rstrip(BLANKS)
 
     def _fits(self, line: str) -> bool:
         """Return whether the rest closes what is open after a beginning of the current line, which repeats in part."""
@@ -217,7 +229,7 @@ class RestOfLine:
         return len(re.findall(rf"<{tag[1]}\b", line)) == line.count(f"</{tag[1]}")
 
     def _closes_own_brackets(self, line: str) -> bool:
-        """Return whether a line ends like the rest because it closes brackets of its own."""
+        """Return whether a line that ends like the rest closes brackets of its own so, and none of the rest's."""
         if not self._is_opened_in_line:
             return False
         brackets = self._brackets.copy()
@@ -234,9 +246,10 @@ class RestOfLine:
         if self._begins_like_rest(line):
             return len(line) - start
         stripped = line.rstrip(BLANKS)
-        at = line.find(self._core[0], max(start, len(stripped) - len(self._core)))
+        code = self._without_comment(line)
+        at = line.find(self._core[0], max(start, len(code) - len(self._core)))
         while at >= 0:
-            is_possible = self._core.startswith(line[at:]) or stripped[at:] == self._core
+            is_possible = self._core.startswith(line[at:]) or stripped[at:] == self._core or code[at:] == self._code
             if is_possible and self._may_begin_at(line, at):
                 return len(line) - at
             at = line.find(self._core[0], at + 1)

@@ -148,6 +148,34 @@ def test_a_line_that_begins_and_ends_like_the_rest_of_the_line_has_no_place_befo
     assert single(document, text) == expected
 
 
+@pytest.mark.parametrize(
+    ("document", "text", "expected", "language_id"),
+    [
+        ("if ‸:\n", "x > 0:  # don't ask\n    y", "x > 0", "python"),
+        ("if ‸:  # noqa\n", "x > 0:", "x > 0", "python"),
+        ("x = f(‸, 1)  # noqa\n", "a, 1)  # why", "a", "python"),
+        ("const x = ‸;\n", 'f(1); // the "x"', "f(1)", "javascript"),
+        ("  color: ‸;\n", "red; /* x */", "red", "css"),
+        ("<p>‸</p>\n", "Hello</p> <!-- x -->", "Hello", "html"),
+        ("if ‸; then\n", '[ -z "$1" ]; then  # none', '[ -z "$1" ]', "shellscript"),
+        ("x = ‸, 1)\n", 'f(a, 1) + " # b"', 'f(a, 1) + " # b"', "python"),
+        ("  border: 1px ‸;\n", "solid; #fff", "solid; #fff", "css"),
+        ("f(‸,\n", "a, /* c */ b", "a, /* c */ b", "c"),
+        ("x = ‸ / 2;\n", "a / 2; -- b", "a / 2; -- b", "c"),
+        ("x = ‸  # noqa\n", "f(1)  # why", "f(1)  # why", "python"),
+        ('x = "‸ # b"\n', "a # c", "a # c", "python"),
+    ],
+)
+def test_a_comment_hides_no_repetition(document: str, text: str, expected: str, language_id: str) -> None:
+    assert single(document, text, language_id=language_id) == expected
+
+
+def test_a_comment_is_withheld_only_behind_a_repetition() -> None:
+    pieces = ["y", " /", "/ 2"]
+    assert sent(request_at("x = ‸;\n", language_id="c"), pieces) == ["y", " /", "/ 2", ""]
+    assert sent(request_at("x = ‸ + 1;\n", language_id="c"), ["y + 1;", " /", " 2"]) == ["y", "", " + 1; / 2", ""]
+
+
 def test_only_a_possible_repetition_is_withheld() -> None:
     request = request_at("x = ‸ + 1\n")
     assert sent(request, ["y", " ", "+", " 2", "0", " + 1"]) == ["y", "", "", " + 2", "0", "", ""]
